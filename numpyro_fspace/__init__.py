@@ -1,0 +1,42 @@
+"""Bayesian neural networks with priors over functions, as NumPyro programs."""
+
+from numpyro_fspace import datasets, diagnostics, measurement, metrics, sgmcmc
+from numpyro_fspace.diagnostics import function_diagnostics
+from numpyro_fspace.infer import MCMC, SGHMC, SGLD, Warmup, fSGHMC, fSGLD
+from numpyro_fspace.inference_data import to_arviz
+from numpyro_fspace.networks import fan_in, flat, init_to_network, random_module
+from numpyro_fspace.plots import plot_functions
+from numpyro_fspace.prediction import predict
+from numpyro_fspace.primitives import functional_prior
+from numpyro_fspace.priors import GPPrior, NetworkPrior, StudentTPrior, fit_gp
+from numpyro_fspace.sgmcmc import preconditioners
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MCMC",
+    "SGHMC",
+    "SGLD",
+    "GPPrior",
+    "NetworkPrior",
+    "StudentTPrior",
+    "Warmup",
+    "datasets",
+    "diagnostics",
+    "fSGHMC",
+    "fSGLD",
+    "fan_in",
+    "fit_gp",
+    "flat",
+    "function_diagnostics",
+    "functional_prior",
+    "init_to_network",
+    "measurement",
+    "metrics",
+    "plot_functions",
+    "preconditioners",
+    "predict",
+    "random_module",
+    "sgmcmc",
+    "to_arviz",
+]

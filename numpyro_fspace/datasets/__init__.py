@@ -1,0 +1,26 @@
+"""Data sets of the experiments: files found on disk or downloaded on request, and toy problems.
+
+Nothing is read or downloaded at import. Files are looked for in a given ``data_dir``, else in the directory
+named by the environment variable ``NUMPYRO_FSPACE_DATA``, else in the user's cache, and are downloaded into
+that cache otherwise (see `numpyro_fspace.datasets.registry`).
+"""
+
+from numpyro_fspace.datasets.co2 import load_co2
+from numpyro_fspace.datasets.diabetes import load_diabetes
+from numpyro_fspace.datasets.registry import ChecksumError, DataNotFoundError
+from numpyro_fspace.datasets.split import Split
+from numpyro_fspace.datasets.toy import extrapolation, extrapolation_grid, extrapolation_truth
+from numpyro_fspace.datasets.uci import UCI_NAMES, load_uci
+
+__all__ = [
+    "UCI_NAMES",
+    "ChecksumError",
+    "DataNotFoundError",
+    "Split",
+    "extrapolation",
+    "extrapolation_grid",
+    "extrapolation_truth",
+    "load_co2",
+    "load_diabetes",
+    "load_uci",
+]

@@ -1,0 +1,158 @@
+"""Finding data files: a data directory, the user's cache, or a checked download into that cache."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import logging
+import os
+import tempfile
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DATA_ENV = "NUMPYRO_FSPACE_DATA"
+TIMEOUT = 30.0
+
+logger = logging.getLogger(__name__)
+
+
+class DataNotFoundError(FileNotFoundError):
+    """A data file is neither on disk nor to be downloaded; the message says what to do."""
+
+
+class ChecksumError(OSError):
+    """Downloaded bytes are not the expected ones; nothing was kept."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data file and the public files it is made from.
+
+    Args:
+        path: place of the file in a data directory, such as ``"uci/yacht.npz"``.
+        urls: the public files, downloaded in this order.
+        sha256: SHA-256 (hexadecimal) of the public files' bytes, joined in this order.
+        build: makes the content of the file from that of the public files; joins them by default.
+    """
+
+    path: str
+    urls: tuple[str, ...]
+    sha256: str
+    build: Callable[[Sequence[bytes]], bytes] = b"".join
+
+
+def cache_dir() -> Path:
+    """Directory of downloaded files: ``numpyro_fspace`` in the user's cache.
+
+    That is ``$XDG_CACHE_HOME`` where set, else ``%LOCALAPPDATA%`` on Windows and ``~/.cache`` elsewhere.
+    """
+    local = os.environ.get("LOCALAPPDATA") if os.name == "nt" else None
+    return Path(os.environ.get("XDG_CACHE_HOME") or local or "~/.cache").expanduser() / "numpyro_fspace"
+
+
+def find(source: Source, data_dir: str | os.PathLike[str] | None = None, *, timeout: float = TIMEOUT) -> Path:
+    """Path of a data file, downloaded into the user's cache when it is nowhere on disk.
+
+    Args:
+        source: the wanted file.
+        data_dir: the only directory to look in, without any download. With None: the directory that the
+            environment variable ``NUMPYRO_FSPACE_DATA`` names, then the user's cache, then the download.
+        timeout: seconds that the download waits for a silent server.
+
+    Returns:
+        The path of an existing file.
+
+    Raises:
+        DataNotFoundError: if the file is not there and could not be downloaded, or ``data_dir`` or
+            ``NUMPYRO_FSPACE_DATA`` is not a directory.
+        ChecksumError: if the downloaded files are not the expected ones.
+    """
+    places = _places(data_dir)
+    for place in places:
+        path = place / source.path
+        if path.is_file():
+            return path
+    if data_dir is not None:
+        raise DataNotFoundError(_not_found(source, places, "nothing is downloaded when data_dir is given"))
+    try:
+        parts = [_read(url, timeout) for url in source.urls]
+    except (OSError, http.client.HTTPException) as error:
+        reason = f"the download of {source.urls[0]} failed ({type(error).__name__}: {error})"
+        raise DataNotFoundError(_not_found(source, places, reason)) from error
+    _verify(source, parts)
+    path = cache_dir() / source.path
+    try:
+        _write(path, source.build(parts))
+    except OSError as error:
+        reason = f"what was downloaded could not be saved ({type(error).__name__}: {error})"
+        raise DataNotFoundError(_not_found(source, places, reason)) from error
+    logger.info("downloaded %s", path)
+    return path
+
+
+def _places(data_dir: str | os.PathLike[str] | None) -> list[Path]:
+    """Directories to look in; one that was named must exist."""
+    if data_dir is not None:
+        return [_directory("data_dir", data_dir)]
+    named = os.environ.get(DATA_ENV)
+    return [_directory(DATA_ENV, named), cache_dir()] if named else [cache_dir()]
+
+
+def _directory(name: str, value: str | os.PathLike[str]) -> Path:
+    path = Path(value).expanduser()
+    if not os.fspath(value) or not path.is_dir():
+        raise DataNotFoundError(f"{name} is {str(value)!r}, which is not a directory; correct or unset it.")
+    return path
+
+
+def _read(url: str, timeout: float) -> bytes:
+    """Content of a public file."""
+    logger.info("downloading %s", url)
+    with urllib.request.urlopen(url, timeout=timeout) as response:
+        return response.read()
+
+
+def _verify(source: Source, parts: Sequence[bytes]) -> None:
+    """Compare the SHA-256 of the joined parts with the expected one."""
+    digest = hashlib.sha256(b"".join(parts)).hexdigest()
+    if digest != source.sha256:
+        raise ChecksumError(
+            f"{source.path}: what was downloaded from {source.urls[0]}{_and_more(source)} has SHA-256 "
+            f"{digest}, expected {source.sha256}; nothing was kept. Try again: a proxy or a login page may "
+            "have answered in place of the server."
+        )
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all: into a temporary neighbour, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _and_more(source: Source) -> str:
+    return f" and {len(source.urls) - 1} files beside it" if len(source.urls) > 1 else ""
+
+
+def _not_found(source: Source, places: Sequence[Path], reason: str) -> str:
+    """What was looked for, where, and what to do."""
+    target = cache_dir() / source.path
+    if len(source.urls) == 1:
+        by_hand = f"download {source.urls[0]} and save it as {target}"
+    else:
+        by_hand = (
+            f"make the same call, without data_dir, on a machine with network access and copy the file it "
+            f"makes in its cache to {target} (it is made from {source.urls[0]}{_and_more(source)})"
+        )
+    return (
+        f"{source.path} was not found in {' or '.join(map(str, places))}, and {reason}. Either set "
+        f"{DATA_ENV} to a directory that holds {source.path}, or {by_hand}."
+    )

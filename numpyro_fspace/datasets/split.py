@@ -1,0 +1,121 @@
+"""A regression data set cut into a training and a test part, standardised on the training part."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from numpy.typing import DTypeLike
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Split:
+    """Training and test parts of a data set, as NumPy arrays.
+
+    Raw values are ``x * x_scale + x_mean`` and ``y * y_scale + y_mean``: a root mean squared error in raw
+    units is ``y_scale`` times the standardised one, a log predictive density is lower by ``log(y_scale)``.
+
+    Args:
+        name: name of the data set.
+        split: number of this split, from 0.
+        x_train: training inputs ``[N, D]``.
+        y_train: training targets ``[N]``.
+        x_test: test inputs ``[T, D]``.
+        y_test: test targets ``[T]``.
+        x_mean: subtracted from the raw inputs ``[D]``.
+        x_scale: the centred inputs were divided by it ``[D]``.
+        y_mean: subtracted from the raw targets.
+        y_scale: the centred targets were divided by it.
+        num_splits: how many splits the data set has.
+    """
+
+    name: str
+    split: int
+    x_train: Float[np.ndarray, "N D"]
+    y_train: Float[np.ndarray, " N"]
+    x_test: Float[np.ndarray, "T D"]
+    y_test: Float[np.ndarray, " T"]
+    x_mean: Float[np.ndarray, " D"]
+    x_scale: Float[np.ndarray, " D"]
+    y_mean: float
+    y_scale: float
+    num_splits: int
+
+    def __repr__(self) -> str:
+        num_train, num_inputs = self.x_train.shape
+        return (
+            f"Split({self.name!r}, split {self.split} of {self.num_splits}, {num_train} training and "
+            f"{len(self.y_test)} test points, {num_inputs} inputs, {self.x_train.dtype})"
+        )
+
+
+def check_split(name: str, split: int, num_splits: int) -> int:
+    """The number of a split as an int, or an error that says how many there are."""
+    try:
+        number = operator.index(split)
+    except TypeError:
+        raise TypeError(f"split must be an integer, got {split!r}.") from None
+    if not 0 <= number < num_splits:
+        raise ValueError(
+            f"split={number} is out of range: {name!r} has {num_splits} splits, 0 to {num_splits - 1}."
+        )
+    return number
+
+
+def check_dtype(dtype: DTypeLike) -> np.dtype:
+    """A floating point dtype of NumPy."""
+    checked = np.dtype(dtype)
+    if checked.kind != "f":
+        raise ValueError(f"dtype must be a floating point type such as 'float32', got {dtype!r}.")
+    return checked
+
+
+def make_split(
+    name: str,
+    x: Float[np.ndarray, "R D"],
+    y: Float[np.ndarray, " R"],
+    train_mask: Bool[np.ndarray, " R"],
+    *,
+    split: int,
+    num_splits: int,
+    standardise: bool,
+    dtype: np.dtype,
+) -> Split:
+    """Cut raw rows by a mask; with ``standardise``, subtract the training mean and divide by the training sd.
+
+    Columns that are constant on the training part are centred and left unscaled. The statistics are
+    computed in float64.
+
+    Returns:
+        The split; without ``standardise`` its means are 0 and its scales 1.
+    """
+    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    x_mean, x_scale = np.zeros(x.shape[1]), np.ones(x.shape[1])
+    y_mean, y_scale = np.zeros(()), np.ones(())
+    if standardise:
+        x_mean, x_scale = _moments(x[train_mask])
+        y_mean, y_scale = _moments(y[train_mask])
+    x, y = ((x - x_mean) / x_scale).astype(dtype), ((y - y_mean) / y_scale).astype(dtype)
+    return Split(
+        name=name,
+        split=split,
+        x_train=x[train_mask],
+        y_train=y[train_mask],
+        x_test=x[~train_mask],
+        y_test=y[~train_mask],
+        x_mean=x_mean.astype(dtype),
+        x_scale=x_scale.astype(dtype),
+        y_mean=float(y_mean),
+        y_scale=float(y_scale),
+        num_splits=num_splits,
+    )
+
+
+def _moments(rows: Float[np.ndarray, "N ..."]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation over rows, the latter 1 where all rows are equal."""
+    return rows.mean(axis=0), np.where(np.ptp(rows, axis=0) == 0, 1.0, rows.std(axis=0))

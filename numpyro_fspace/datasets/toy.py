@@ -1,0 +1,79 @@
+"""One-dimensional regression with a gap and unobserved borders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+
+
+def extrapolation(
+    key: Array, *, num_per_side: int = 10, noise: float = 0.5
+) -> tuple[Float[Array, "N 1"], Float[Array, " N"]]:
+    """Noisy observations of `extrapolation_truth` on both sides of a gap.
+
+    ``y = f(x) + noise * e`` with ``e ~ N(0, 1)``; half of the ``x`` from ``U(-0.75, -0.25)``, half from
+    ``U(0.25, 0.75)``.
+
+    Args:
+        key: random key.
+        num_per_side: number of points on each side of the gap.
+        noise: standard deviation of the observation noise.
+
+    Returns:
+        Inputs ``[N, 1]`` and targets ``[N]``, ``N = 2 * num_per_side``, not standardised.
+
+    Raises:
+        ValueError: if ``num_per_side`` is below 1 or ``noise`` is negative.
+
+    Example:
+        >>> import jax
+        >>> from numpyro_fspace.datasets import extrapolation
+        >>> x, y = extrapolation(jax.random.key(0))
+        >>> x.shape, y.shape
+        ((20, 1), (20,))
+
+    Reference:
+        fsgmcmc: the one-dimensional extrapolation example.
+    """
+    if num_per_side < 1:
+        raise ValueError(f"num_per_side must be at least 1, got {num_per_side}.")
+    if noise < 0:
+        raise ValueError(f"noise is a standard deviation and must not be negative, got {noise}.")
+    key_left, key_right, key_noise = jax.random.split(key, 3)
+    left = jax.random.uniform(key_left, (num_per_side, 1), minval=-0.75, maxval=-0.25)
+    right = jax.random.uniform(key_right, (num_per_side, 1), minval=0.25, maxval=0.75)
+    x = jnp.concatenate([left, right])
+    return x, extrapolation_truth(x) + noise * jax.random.normal(key_noise, (2 * num_per_side,))
+
+
+def extrapolation_truth(x: Float[Array, "N 1"]) -> Float[Array, " N"]:
+    """The noise-free function ``sin(3 pi x) + 0.3 cos(9 pi x) + 0.5 sin(7 pi x)``.
+
+    Args:
+        x: inputs ``[N, 1]``.
+
+    Returns:
+        Values ``[N]``.
+
+    Raises:
+        ValueError: if ``x`` has not one column.
+
+    Example:
+        >>> from numpyro_fspace.datasets import extrapolation_grid, extrapolation_truth
+        >>> extrapolation_truth(extrapolation_grid(5)).shape
+        (5,)
+    """
+    if jnp.ndim(x) != 2 or jnp.shape(x)[1] != 1:
+        raise ValueError(f"x must have shape [N, 1], got {list(jnp.shape(x))}.")
+    phase = jnp.pi * jnp.asarray(x)[:, 0]
+    return jnp.sin(3 * phase) + 0.3 * jnp.cos(9 * phase) + 0.5 * jnp.sin(7 * phase)
+
+
+def extrapolation_grid(num: int = 201, low: float = -1.0, high: float = 1.0) -> Float[Array, "num 1"]:
+    """Evenly spaced inputs ``[num, 1]`` for plots of the extrapolation example."""
+    return jnp.linspace(low, high, num)[:, None]

@@ -1,0 +1,1 @@
+"""The papers' experiments: one run, one record; ``fspace run`` is their command line."""

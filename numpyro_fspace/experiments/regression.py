@@ -1,0 +1,174 @@
+"""Regression with a network under a GP prior: the model, the methods, and the scores they share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_fspace import measurement, metrics
+from numpyro_fspace.diagnostics import function_diagnostics
+from numpyro_fspace.infer import MCMC, SGHMC, SGLD, fSGHMC, fSGLD
+from numpyro_fspace.networks import fan_in, random_module
+from numpyro_fspace.prediction import predict
+from numpyro_fspace.primitives import functional_prior
+from numpyro_fspace.priors import GPFit
+
+__all__ = ["METHODS", "Config", "Posterior", "build_model", "fit", "gp_scores", "scores"]
+
+KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
+METHODS = (*KERNELS, "gp")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every number of a run.
+
+    Attributes:
+        widths: hidden widths of the tanh network.
+        num_warmup, num_samples, num_chains: of ``MCMC``.
+        batch_size: minibatch; None is the full data.
+        weight_scale: sd of a weight's prior times √fan-in; None for N(0, 1) weights throughout, as in the papers.
+        noise_sd: sd of the log-normal prior of the noise, around the trained GP's.
+    """
+
+    widths: tuple[int, ...] = (50, 50)
+    num_warmup: int = 1000
+    num_samples: int = 1000
+    num_chains: int = 1
+    batch_size: int | None = None
+    weight_scale: float | None = 1.0
+    noise_sd: float = 0.3
+
+    def quick(self) -> Config:
+        """The same run at a size for tests."""
+        return replace(self, widths=(20,), num_warmup=100, num_samples=100)
+
+
+class Posterior(NamedTuple):
+    """What a method says of a regression at test inputs.
+
+    Attributes:
+        f: draws of the function [C, S, N], or None for an exact GP.
+        sigma: draws of the noise sd [C, S], or the GP's.
+        f_mean, f_sd: moments of the function [N].
+        seconds: wall time of fitting, compilation included.
+        num_gradients: gradient evaluations per chain, 0 for an exact GP.
+        num_diverging: undone draws.
+    """
+
+    f: np.ndarray | None
+    sigma: np.ndarray
+    f_mean: np.ndarray
+    f_sd: np.ndarray
+    seconds: float
+    num_gradients: int
+    num_diverging: int
+
+
+def build_model(config: Config, gp: GPFit, points, *, functional: bool):
+    """A tanh network with a log-normal noise prior and, if ``functional``, the trained GP as prior on it.
+
+    Args:
+        config: widths and minibatch.
+        gp: the trained GP: kernel of the functional prior, centre of the noise prior.
+        points: measurement points.
+        functional: whether the model declares the functional prior.
+    """
+    from flax import linen as nn
+
+    layers = [layer for width in config.widths for layer in (nn.Dense(width), jnp.tanh)]
+    network = nn.Sequential([*layers, nn.Dense(1)])
+    log_noise = 0.5 * float(np.log(gp.noise_variance))
+
+    weights = dist.Normal() if config.weight_scale is None else fan_in(config.weight_scale)
+
+    def model(x, y=None):
+        f = random_module("net", network, input_shape=(x.shape[-1],), prior=weights)
+        if functional:
+            f = functional_prior("f", f, gp.prior, points)
+        sigma = numpyro.sample("sigma", dist.LogNormal(log_noise, config.noise_sd))
+        with numpyro.plate("data", x.shape[0], subsample_size=config.batch_size):
+            xb = numpyro.subsample(x, event_dim=1)
+            yb = None if y is None else numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(f(xb).squeeze(-1), sigma), obs=yb)
+
+    return model
+
+
+def fit(method: str, config: Config, gp: GPFit, points, x, y, x_new, key, *, progress: bool = False) -> Posterior:
+    """Fit ``method`` to (x, y) and give its posterior of the function at ``x_new``."""
+    if method == "gp":
+        return _fit_gp(gp, x, y, x_new)
+    start = time.perf_counter()
+    kernel = KERNELS[method](build_model(config, gp, points, functional=method.startswith("f")))
+    mcmc = MCMC(
+        kernel,
+        num_warmup=config.num_warmup,
+        num_samples=config.num_samples,
+        num_chains=config.num_chains,
+        chain_method="vectorized",
+        progress_bar=progress,
+    )
+    key_run, key_predict = jax.random.split(key)
+    mcmc.run(key_run, x, y)
+    jax.block_until_ready(mcmc.last_state.z)
+    seconds = time.perf_counter() - start
+    draws = predict(mcmc, key_predict, x_new)["net"][..., 0]
+    return Posterior(
+        f=draws.reshape(config.num_chains, config.num_samples, -1),
+        sigma=np.asarray(mcmc.get_samples(group_by_chain=True)["sigma"]),
+        f_mean=draws.mean(0),
+        f_sd=draws.std(0),
+        seconds=seconds,
+        num_gradients=kernel.num_steps * (config.num_warmup + config.num_samples),
+        num_diverging=int(np.sum(mcmc.last_state.num_diverging)),
+    )
+
+
+def _fit_gp(gp, x, y, x_new):
+    start = time.perf_counter()
+    mean, variance = gp.predict(x, y, x_new)
+    sd = np.sqrt(np.maximum(np.asarray(variance) - gp.noise_variance, 0.0))
+    sigma = np.sqrt(gp.noise_variance)
+    return Posterior(None, sigma, np.asarray(mean), sd, time.perf_counter() - start, 0, 0)
+
+
+def gp_scores(posterior: Posterior, y) -> dict:
+    """rmse, lpd and coverage of a Gaussian predictive law."""
+    variance = posterior.f_sd**2 + posterior.sigma**2
+    return {
+        "rmse": metrics.rmse(y, posterior.f_mean),
+        "lpd": metrics.gaussian_lpd(y, posterior.f_mean, variance),
+        "coverage90": metrics.gaussian_coverage(y, posterior.f_mean, variance, 0.9),
+    }
+
+
+def scores(posterior: Posterior, y, key) -> dict:
+    """rmse, lpd (of the mixture over draws), coverage of 90 % intervals, worst R-hat and ESS of the function."""
+    if posterior.f is None:
+        return gp_scores(posterior, y) | {"rhat_max": None, "ess_min": None}
+    f, sigma = posterior.f.reshape(-1, posterior.f.shape[-1]), posterior.sigma.reshape(-1)
+    noise = np.asarray(jax.random.normal(key, f.shape))
+    diagnostics = function_diagnostics(posterior.f)
+    return {
+        "rmse": metrics.rmse(y, posterior.f_mean),
+        "lpd": metrics.gaussian_mixture_lpd(y, f, sigma),
+        "coverage90": metrics.coverage(y, f + sigma[:, None] * noise, 0.9),
+        "rhat_max": diagnostics.max_rhat,
+        "ess_min": diagnostics.min_ess,
+    }
+
+
+def training_points(x, num: int, key):
+    """All training inputs if there are at most ``num``, else a fixed random subset of that size."""
+    if len(x) <= num:
+        return measurement.fixed(x)
+    rows = np.sort(np.asarray(jax.random.permutation(key, len(x))[:num]))
+    return measurement.fixed(x[rows])

@@ -1,0 +1,107 @@
+"""Warm-up: find the mode's neighbourhood and a stable step size, then freeze.
+
+Three phases, counted in draws (each of ``num_steps`` gradient steps):
+
+1. **Warm start** (the first ``warm_start`` of warm-up): Adam on the potential, in the preconditioner's
+   coordinates, learning rate decayed by a cosine from ``learning_rate`` to a hundredth of it.
+2. **Calibration** (when the rest begins, and at its quarter, half and three quarters): the largest curvature λ
+   of the potential in the preconditioner's coordinates, by power iteration on Hessian-vector products. It gives
+   the sampler's step size; the last two calibrations can only shorten it.
+3. **Burn-in** in between: the sampler itself. A diverging draw halves the step size; one hotter than chance allows
+   shortens it by a tenth.
+
+All is frozen when warm-up ends, so the sampling phase is a homogeneous Markov chain.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["Warmup", "WarmupState", "largest_curvature"]
+
+NUM_POWER_ITERATIONS = 40
+
+
+class WarmupState(NamedTuple):
+    """What warm-up carries from draw to draw.
+
+    Attributes:
+        optimiser: state of Adam.
+        direction: estimate of the direction of largest curvature [P].
+        step_size: the current step size.
+    """
+
+    optimiser: tuple
+    direction: jax.Array
+    step_size: jax.Array
+
+
+class Warmup(NamedTuple):
+    """Settings of the warm-up.
+
+    Attributes:
+        warm_start: fraction of the warm-up draws spent on the optimiser; 0 skips it.
+        learning_rate: of Adam, in units of the preconditioner's scale (a prior standard deviation).
+    """
+
+    warm_start: float = 0.3
+    learning_rate: float = 0.01
+
+    def num_optimiser_draws(self, num_warmup: int) -> int:
+        """Draws of warm-up spent on the warm start."""
+        return round(self.warm_start * num_warmup)
+
+    def calibration_draws(self, num_warmup: int) -> list[int]:
+        """Indices of the draws before which the step size is calibrated."""
+        start = self.num_optimiser_draws(num_warmup)
+        rest = num_warmup - start
+        return [start + (rest * quarter) // 4 for quarter in range(4)] if rest else []
+
+    def optimiser(self, num_gradients: int):
+        """Adam with a cosine schedule over ``num_gradients`` steps."""
+        import optax
+
+        schedule = optax.cosine_decay_schedule(self.learning_rate, max(1, num_gradients), alpha=0.01)
+        return optax.adam(schedule)
+
+    def optimise(self, key, position, optimiser_state, potential, metric, num_steps, num_gradients):
+        """``num_steps`` Adam steps on u ↦ U(S u); a step that leaves the finite numbers is skipped."""
+        optimiser = self.optimiser(num_gradients)
+
+        def step(carry, key):
+            position, state = carry
+            gradient = metric.scale_gradient(jax.grad(potential)(position, key))
+            update, new_state = optimiser.update(gradient, state)
+            new = position + metric.scale(update)
+            good = jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(new))
+            return jax.tree.map(lambda a, b: jnp.where(good, a, b), (new, new_state), carry), None
+
+        (position, optimiser_state), _ = jax.lax.scan(
+            step, (position, optimiser_state), jax.random.split(key, num_steps)
+        )
+        return position, optimiser_state
+
+
+def largest_curvature(potential, position, direction, key, metric, num_iterations=NUM_POWER_ITERATIONS):
+    """Largest |eigenvalue| of Sᵀ ∇²U S at ``position`` by power iteration from ``direction``.
+
+    One key for all products: the curvature of one minibatch and one set of measurement points.
+
+    Returns:
+        ``(λ, direction)``.
+    """
+
+    def gradient(w):
+        return jax.grad(potential)(w, key)
+
+    def step(direction, _):
+        product = jax.jvp(gradient, (position,), (metric.scale(direction),))[1]
+        product = metric.scale_gradient(product)
+        norm = jnp.linalg.norm(product)
+        return product / jnp.where(norm > 0, norm, 1.0), norm
+
+    direction, norms = jax.lax.scan(step, direction / jnp.linalg.norm(direction), length=num_iterations)
+    return norms[-1], direction

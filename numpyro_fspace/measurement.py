@@ -1,0 +1,271 @@
+"""Samplers of the measurement points X_M, where a functional prior looks at a network.
+
+A sampler is a callable of a key to points [M, D], redrawn at each evaluation of the potential. With random
+points a chain targets exp(log likelihood + E log P0(f(X_M))), which depends on M and on the sampler's law;
+with fixed ones, the posterior under the prior at those points.
+
+Example:
+    >>> import jax, numpy as np
+    >>> x = np.linspace(-1, 1, 20)[:, None]
+    >>> points = union(subset(x, 5), uniform(-2.0, 2.0, 10))
+    >>> points(jax.random.key(0)).shape, points.num_points, points.is_random
+    ((15, 1), 15, True)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace.priors.base import as_inputs, as_positive, as_real
+from numpyro_fspace.priors.factor import is_traced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Array, Float, Int, Key
+
+__all__ = ["PointSampler", "as_points", "fixed", "perturb", "subset", "uniform", "union"]
+
+
+@runtime_checkable
+class PointSampler(Protocol):
+    """A sampler of measurement points.
+
+    Attributes:
+        num_points: M, or None if unknown.
+        num_inputs: D, or None if unknown.
+        is_random: whether the points depend on the key.
+        pool: all points that can occur, [N, D], or None if there is no finite list of them.
+    """
+
+    num_points: int | None
+    num_inputs: int | None
+    is_random: bool
+    pool: Float[Array, "N D"] | None
+
+    def __call__(self, key: Key[Array, ""]) -> Float[Array, "M D"]:
+        """Draws the points."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Sampler:
+    """The attributes that samplers share."""
+
+    num_points: int | None
+    num_inputs: int | None
+    is_random: bool = True
+    pool: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Fixed(_Sampler):
+    def __call__(self, key):
+        del key
+        return self.pool
+
+
+@dataclass(frozen=True, eq=False)
+class _Subset(_Sampler):
+    def __call__(self, key):
+        return self.pool[_distinct(key, len(self.pool), self.num_points)]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Uniform(_Sampler):
+    low: Array
+    high: Array
+
+    def __call__(self, key):
+        unit = jax.random.uniform(key, (self.num_points, self.num_inputs), self.low.dtype)
+        return self.low + (self.high - self.low) * unit
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Perturb(_Sampler):
+    x: Array
+    scale: Array
+
+    def __call__(self, key):
+        key_rows, key_noise = jax.random.split(key)
+        rows = jax.random.randint(key_rows, (self.num_points,), 0, len(self.x))
+        return self.x[rows] + self.scale * jax.random.normal(
+            key_noise, (self.num_points, self.num_inputs), self.x.dtype
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Union(_Sampler):
+    members: tuple[PointSampler, ...]
+
+    def __call__(self, key):
+        keys = jax.random.split(key, len(self.members))
+        draws = [member(one) for member, one in zip(self.members, keys, strict=True)]
+        _same_inputs([draw.shape[1] for draw in draws])
+        return jnp.concatenate(draws)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Own(_Sampler):
+    fn: Callable
+
+    def __call__(self, key):
+        points = jnp.asarray(self.fn(key))
+        if points.ndim != 2:
+            raise ValueError(f"points(key) must return shape [M, D], got {list(points.shape)}.")
+        return points
+
+
+def fixed(x: Float[Array, "M D"]) -> PointSampler:
+    """The same points at every step, so that a prior can factorise its covariance once.
+
+    Args:
+        x: points [M, D].
+
+    Raises:
+        TypeError, ValueError: x is not numeric, not [M, D], empty, or holds NaN.
+    """
+    x = _points(x, "x")
+    return _Fixed(*x.shape, is_random=False, pool=x)
+
+
+def subset(x: Float[Array, "N D"], num: int) -> PointSampler:
+    """``num`` distinct rows of x, all subsets equally likely; the cost of a draw does not grow with N.
+
+    Args:
+        x: pool [N, D], for example the training inputs.
+        num: M, at most N.
+
+    Raises:
+        TypeError, ValueError: bad x as in ``fixed``; num not a positive integer, or larger than the pool.
+    """
+    x, num = _points(x, "x"), _count(num)
+    if num > len(x):
+        raise ValueError(f"num={num} exceeds the {len(x)} rows of x: pass at most {len(x)}.")
+    return _Subset(num, x.shape[1], pool=x)
+
+
+def uniform(low: float | Float[Array, " D"], high: float | Float[Array, " D"], num: int) -> PointSampler:
+    """``num`` independent uniform points in the box [low, high).
+
+    Args:
+        low: lower corner [D]; a number if D = 1, or for all inputs alike if high is an array.
+        high: upper corner, likewise.
+        num: M.
+
+    Raises:
+        TypeError, ValueError: corners not numeric, of unlike shapes, NaN or infinite, or low ≥ high; bad num.
+    """
+    low, high, num = as_real(low, "low"), as_real(high, "high"), _count(num)
+    shapes = {corner.shape for corner in (low, high) if corner.ndim}
+    if len(shapes) > 1 or any(len(shape) > 1 for shape in shapes) or (0,) in shapes:
+        raise ValueError(
+            f"low and high must be numbers or arrays [D], got {list(low.shape)} and {list(high.shape)}."
+        )
+    size = shapes.pop() if shapes else (1,)
+    if not is_traced((low, high)) and not (low < high).all():
+        raise ValueError(f"low must be below high in every input, got low={low} and high={high}.")
+    low, high = (jnp.broadcast_to(_constant(corner), size) for corner in (low, high))
+    return _Uniform(num, *size, low=low, high=high)
+
+
+def perturb(x: Float[Array, "N D"], scale: float | Float[Array, " D"], num: int) -> PointSampler:
+    """``num`` rows of x, drawn with replacement, plus scale · N(0, I): a cloud around the data.
+
+    Args:
+        x: centres [N, D].
+        scale: standard deviation of the noise, a positive number or array [D].
+        num: M.
+
+    Raises:
+        TypeError, ValueError: bad x as in ``fixed``; scale of another shape or not positive; bad num.
+    """
+    x, scale, num = _points(x, "x"), as_positive(scale, "scale", ndim=1), _count(num)
+    if scale.shape not in [(), x.shape[1:]]:
+        raise ValueError(f"scale must be a number or have shape [{x.shape[1]}], got {list(scale.shape)}.")
+    return _Perturb(num, x.shape[1], x=x, scale=_constant(scale))
+
+
+def union(*samplers) -> PointSampler:
+    """The points of several samplers together, each with a key of its own; fixed ones stay fixed.
+
+    Args:
+        *samplers: samplers, callables of a key, or arrays [M, D].
+
+    Raises:
+        ValueError: no samplers, or different numbers of inputs.
+    """
+    members = tuple(as_points(one, f"samplers[{i}]") for i, one in enumerate(samplers))
+    if not members:
+        raise ValueError("samplers must name at least one sampler.")
+    known = [member.num_inputs for member in members if member.num_inputs is not None]
+    _same_inputs(known)
+    if all(isinstance(member, _Fixed) for member in members):
+        return fixed(np.concatenate([np.asarray(member.pool) for member in members]))
+    counts = [member.num_points for member in members]
+    total = None if None in counts else sum(counts)
+    return _Union(total, known[0] if known else None, any(m.is_random for m in members), members=members)
+
+
+def as_points(points, name: str = "points") -> PointSampler:
+    """Any sampler in one form: an array [M, D] becomes ``fixed``, a callable of a key gets the attributes.
+
+    A callable counts as random unless it has an attribute ``is_random`` that says otherwise; it may also
+    carry ``num_points``, ``num_inputs`` and ``pool``.
+
+    Raises:
+        TypeError: neither an array nor a callable.
+        ValueError: an array that ``fixed`` refuses.
+    """
+    if isinstance(points, _Sampler):
+        return points
+    if isinstance(points, type) or points is None or isinstance(points, str):
+        raise TypeError(f"{name} must be an array [M, D] or a callable of a key, got {points!r}.")
+    if callable(points):
+        known = {n: getattr(points, n, None) for n in ("num_points", "num_inputs", "pool")}
+        return _Own(**known, is_random=bool(getattr(points, "is_random", True)), fn=points)
+    x = _points(points, name)
+    return _Fixed(*x.shape, is_random=False, pool=x)
+
+
+def _distinct(key: Key[Array, ""], size: int, num: int) -> Int[Array, " num"]:
+    """A uniform subset of {0, ..., size - 1}, in O(num log num): Floyd's algorithm without its loop.
+
+    Floyd adds, for j = size - num, ..., size - 1, a uniform t ≤ j, or j itself if t is in the set already.
+    It is there if an earlier step drew the same t, or if the step of j = t added its own j; the latter chain
+    of steps, which only points backwards, is followed by pointer doubling.
+    """
+    last = jnp.arange(size - num, size)
+    drawn = jax.random.randint(key, (num,), 0, last + 1)
+    order = jnp.argsort(drawn, stable=True)
+    repeated = jnp.zeros(num, bool).at[order[1:]].set(drawn[order[1:]] == drawn[order[:-1]])
+    step = drawn - (size - num)
+    parent = jnp.where(step >= 0, step, jnp.arange(num))
+    for _ in range(max(num - 1, 0).bit_length()):
+        repeated, parent = repeated | repeated[parent], parent[parent]
+    return jnp.where(repeated, last, drawn)
+
+
+def _constant(value: np.ndarray | Array) -> Array:
+    """A JAX array, concrete even while an outer function is traced, unless the value itself is traced."""
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(value, float)
+
+
+def _points(x, name: str) -> Float[Array, "M D"]:
+    return _constant(as_inputs(x, name))
+
+
+def _count(num) -> int:
+    if isinstance(num, bool) or not isinstance(num, int | np.integer) or num < 1:
+        raise ValueError(f"num must be a positive integer, got {num!r}.")
+    return int(num)
+
+
+def _same_inputs(sizes: list[int]) -> None:
+    if len(set(sizes)) > 1:
+        raise ValueError(f"samplers must agree on the number of inputs D, got {sizes}.")

@@ -1,0 +1,208 @@
+"""Scores of predicted class probabilities, and of uncertainty as a detector of foreign inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from numpyro_fspace.metrics.checks import as_labels, as_probs, as_vector
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float, Int
+
+
+class Reliability(NamedTuple):
+    """Confidence against accuracy in bins of confidence; NaN where a bin is empty.
+
+    Attributes:
+        confidence: mean of the highest probability in each bin, ``[B]``.
+        accuracy: fraction of correct predictions in each bin, ``[B]``.
+        count: number of points in each bin, ``[B]``.
+    """
+
+    confidence: Float[np.ndarray, " B"]
+    accuracy: Float[np.ndarray, " B"]
+    count: Int[np.ndarray, " B"]
+
+
+def accuracy(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"]) -> float:
+    """Fraction of points whose most probable class is the label (of tied classes the first counts).
+
+    Args:
+        probs: predicted probabilities, averaged over draws, ``[N, K]``.
+        labels: true classes, integers from 0 to K - 1, ``[N]``.
+
+    Returns:
+        The fraction; higher is better.
+
+    Raises:
+        ValueError: if rows of ``probs`` do not sum to one, or shapes or labels do not fit.
+
+    Example:
+        >>> accuracy([[0.9, 0.1], [0.4, 0.6]], [0, 0])
+        0.5
+    """
+    probs = as_probs(probs)
+    return float(np.mean(probs.argmax(axis=1) == as_labels(labels, probs)))
+
+
+def nll(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"]) -> float:
+    r"""Mean negative log probability of the label, :math:`-\frac1N \sum_i \log p_{i y_i}`.
+
+    Args:
+        probs: predicted probabilities, averaged over draws, ``[N, K]``.
+        labels: true classes, ``[N]``.
+
+    Returns:
+        The score in nats; lower is better. Infinite if a label had probability zero (nothing is clipped).
+
+    Raises:
+        ValueError: as :func:`accuracy`.
+
+    Example:
+        >>> round(nll([[0.5, 0.5]], [1]), 4)
+        0.6931
+    """
+    probs = as_probs(probs)
+    labels = as_labels(labels, probs)
+    with np.errstate(divide="ignore"):
+        return float(-np.mean(np.log(probs[np.arange(len(labels)), labels])))
+
+
+def brier(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"]) -> float:
+    r"""Brier score over all classes, :math:`\frac1N \sum_i \sum_k (p_{ik} - [y_i = k])^2`, between 0 and 2.
+
+    With two classes this is twice the score of the second column alone.
+
+    Args:
+        probs: predicted probabilities, averaged over draws, ``[N, K]``.
+        labels: true classes, ``[N]``.
+
+    Returns:
+        The score; lower is better.
+
+    Raises:
+        ValueError: as :func:`accuracy`.
+
+    Example:
+        >>> brier([[0.5, 0.5]], [1])
+        0.5
+    """
+    probs = as_probs(probs)
+    labels = as_labels(labels, probs)
+    return float(np.mean(np.sum((probs - np.eye(probs.shape[1])[labels]) ** 2, axis=1)))
+
+
+def reliability_curve(
+    probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"], num_bins: int = 15
+) -> Reliability:
+    """Accuracy against confidence (the highest probability) in bins of equal width.
+
+    Bins are open below and closed above.
+
+    Args:
+        probs: predicted probabilities, averaged over draws, ``[N, K]``.
+        labels: true classes, ``[N]``.
+        num_bins: number of bins of (0, 1].
+
+    Returns:
+        A :class:`Reliability` of arrays ``[num_bins]``.
+
+    Raises:
+        ValueError: as :func:`accuracy`, or if ``num_bins`` is below 1.
+
+    Example:
+        >>> reliability_curve([[0.9, 0.1], [0.4, 0.6]], [0, 0], num_bins=2).accuracy
+        array([nan, 0.5])
+    """
+    probs = as_probs(probs)
+    labels = as_labels(labels, probs)
+    if num_bins < 1:
+        raise ValueError(f"num_bins must be at least 1, got {num_bins}.")
+    confidence = probs.max(axis=1)
+    edges = np.linspace(0, 1, num_bins + 1)
+    bins = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, num_bins - 1)
+    count = np.bincount(bins, minlength=num_bins)
+    correct = probs.argmax(axis=1) == labels
+    with np.errstate(invalid="ignore"):  # 0 / 0 in an empty bin
+        return Reliability(
+            np.bincount(bins, confidence, num_bins) / count,
+            np.bincount(bins, correct, num_bins) / count,
+            count,
+        )
+
+
+def ece(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"], num_bins: int = 15) -> float:
+    r"""Expected calibration error :math:`\sum_b \frac{n_b}{N} |\mathrm{accuracy}_b - \mathrm{confidence}_b|`.
+
+    Args:
+        probs: predicted probabilities, averaged over draws, ``[N, K]``.
+        labels: true classes, ``[N]``.
+        num_bins: bins of equal width, as in :func:`reliability_curve`; the value depends on it.
+
+    Returns:
+        The error; lower is better.
+
+    Raises:
+        ValueError: as :func:`reliability_curve`.
+
+    Example:
+        >>> round(ece([[0.9, 0.1], [0.4, 0.6]], [0, 0]), 6)
+        0.35
+
+    Reference:
+        Guo et al. (2017), On calibration of modern neural networks.
+    """
+    curve = reliability_curve(probs, labels, num_bins)
+    gap = np.nan_to_num(np.abs(curve.accuracy - curve.confidence))
+    return float(curve.count @ gap / curve.count.sum())
+
+
+def entropy(probs: Float[ArrayLike, "*B K"]) -> Float[np.ndarray, "*B"]:
+    r"""Entropy :math:`-\sum_k p_k \log p_k` over the last axis, in nats, with :math:`0 \log 0 = 0`.
+
+    Of the probabilities averaged over draws it is the total uncertainty, the usual score for :func:`ood_auc`.
+
+    Args:
+        probs: probabilities, ``[..., K]``.
+
+    Returns:
+        Entropies, ``[...]``, between 0 and log K.
+
+    Raises:
+        ValueError: if ``probs`` do not sum to one over the last axis.
+
+    Example:
+        >>> entropy([[1.0, 0.0], [0.5, 0.5]]).round(4)
+        array([0.    , 0.6931])
+    """
+    probs = as_probs(probs)
+    return -np.sum(probs * np.log(np.where(probs > 0, probs, 1.0)), axis=-1) + 0.0  # + 0.0: no negative zero
+
+
+def ood_auc(score_in: Float[ArrayLike, " N"], score_out: Float[ArrayLike, " M"]) -> float:
+    """Area under the ROC curve of an uncertainty score that should be *higher* on out-of-distribution inputs.
+
+    It is the probability that a random outside input scores above a random inside one, ties counting one
+    half.
+
+    Args:
+        score_in: scores of in-distribution inputs, ``[N]``.
+        score_out: scores of out-of-distribution inputs, ``[M]``.
+
+    Returns:
+        The area; 1 separates perfectly, .5 is chance.
+
+    Raises:
+        ValueError: if a score is empty, not a vector or not finite.
+
+    Example:
+        >>> ood_auc([0.0, 1.0], [1.0, 2.0])
+        0.875
+    """
+    inside = np.sort(as_vector(score_in, "score_in"))
+    outside = as_vector(score_out, "score_out")
+    below = np.searchsorted(inside, outside, side="left")
+    not_above = np.searchsorted(inside, outside, side="right")
+    return float(np.mean(below + not_above) / (2 * len(inside)))

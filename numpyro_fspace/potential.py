@@ -1,0 +1,151 @@
+"""From a NumPyro model to U(z, key): the potential of the unconstrained parameters, redrawn at each call.
+
+``ModelPotential`` traces the model once for its structure and then evaluates
+U(z) = -log p(y | z) - log p(z) - Σ log P0(f(X_M)) with a fresh minibatch and fresh measurement points for
+every key. The likelihood of a plate with ``subsample_size=B`` is scaled by N/B; the functional prior is not.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.infer.util import constrain_fn, potential_energy
+
+from numpyro_fspace.networks import init_to_network
+from numpyro_fspace.primitives import fresh_draws, full_plates, is_functional_prior
+from numpyro_fspace.validate import check_observations, check_sites
+
+__all__ = ["ModelPotential"]
+
+#: Prior draws from which the scale of a parameter without a closed form is estimated.
+NUM_SCALE_DRAWS = 200
+
+
+class ModelPotential:
+    """The potential of a NumPyro model, and what the samplers need to know of its structure.
+
+    Args:
+        model: a NumPyro model.
+        args, kwargs: its arguments.
+        key: draws the initial values.
+        init_strategy: a NumPyro init strategy; networks start from their own initialiser by default.
+
+    Attributes:
+        trace: the trace of the initial run.
+        latents: names of the latent sites, all continuous.
+
+    Raises:
+        ValueError: for a model that is seeded, has discrete or no latent sites, ``param`` sites, no
+            observation, or local latent variables in a subsampled plate.
+    """
+
+    def __init__(self, model, args=(), kwargs=None, *, key, init_strategy=init_to_network):
+        self.model, self.args, self.kwargs = model, args, {} if kwargs is None else kwargs
+        _refuse_seeded(model)
+        key_init, key_fresh, self._key_scale = jax.random.split(key, 3)
+        initial = handlers.substitute(
+            handlers.seed(fresh_draws(model, key_fresh), key_init), substitute_fn=init_strategy
+        )
+        self.trace = handlers.trace(initial).get_trace(*self.args, **self.kwargs)
+        check_sites(self.trace)
+        self.latents = [k for k, s in self.trace.items() if _is_latent(s)]
+
+    @property
+    def functional_priors(self) -> dict:
+        """The laws of the ``functional_prior`` sites, by name."""
+        return {k: s["fn"] for k, s in self.trace.items() if is_functional_prior(s)}
+
+    def check_data(self):
+        """Raise a ValueError for observations or measurement points no density can be computed at."""
+        check_observations(self.trace)
+        for law in self.functional_priors.values():
+            if hasattr(law.prior, "check") and not isinstance(law.x, jax.core.Tracer):
+                law.prior.check(law.x)
+
+    def init_params(self) -> dict:
+        """Unconstrained initial values of the latent sites."""
+        sites = {k: self.trace[k] for k in self.latents}
+        return {k: biject_to(s["fn"].support).inv(s["value"]) for k, s in sites.items()}
+
+    def scale(self) -> dict:
+        """Prior standard deviation of every unconstrained parameter, shaped like ``init_params``.
+
+        A site that names its own scale (a network's weights) keeps it; others use the standard deviation
+        of a normal prior, or the interquartile range of 200 prior draws divided by 1.349.
+        """
+        keys = jax.random.split(self._key_scale, len(self.latents))
+        values = self.init_params()
+        scales = {k: _prior_scale(self.trace[k], key) for k, key in zip(self.latents, keys, strict=True)}
+        return {k: jnp.broadcast_to(scales[k], v.shape).astype(v.dtype) for k, v in values.items()}
+
+    def __call__(self, z, key):
+        """``(U(z), log functional prior)`` with the randomness of ``key``."""
+        model = fresh_draws(self.model, key)
+        return potential_energy(model, self.args, self.kwargs, z), model.log_functional_prior
+
+    def constrain_fn(self):
+        """The function from unconstrained ``z`` to the values of latent and deterministic sites.
+
+        Deterministic sites inside a subsampled plate differ from minibatch to minibatch and are left out.
+        """
+        kept = [k for k, s in self.trace.items() if s["type"] == "deterministic" and not _in_minibatch(s, self.trace)]
+        if not kept and not any(_has_dynamic_support(self.trace[k]) for k in self.latents):
+            transforms = {k: biject_to(self.trace[k]["fn"].support) for k in self.latents}
+            return lambda z: {k: transforms[k](v) for k, v in z.items()}
+
+        def constrain(z):
+            model = full_plates(self.model)
+            values = constrain_fn(model, self.args, self.kwargs, z, return_deterministic=True)
+            return {k: values[k] for k in (*z, *kept)}
+
+        return constrain
+
+
+def _refuse_seeded(model):
+    layer = model
+    while layer is not None:
+        if isinstance(layer, handlers.seed):
+            raise ValueError(
+                "The model is wrapped in numpyro.handlers.seed, which would freeze one minibatch and one set "
+                "of measurement points for the whole run. Pass the bare model; the kernel supplies the keys."
+            )
+        layer = layer.func if isinstance(layer, functools.partial) else getattr(layer, "fn", None)
+
+
+def _is_latent(site):
+    return site["type"] == "sample" and not site["is_observed"] and not is_functional_prior(site)
+
+
+def _in_minibatch(site, trace):
+    plates = {k: s["args"] for k, s in trace.items() if s["type"] == "plate"}
+    small = {k for k, (size, batch) in plates.items() if batch is not None and batch != size}
+    return any(frame.name in small for frame in site["cond_indep_stack"])
+
+
+def _has_dynamic_support(site):
+    support = site["fn"].support
+    bounds = [getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound")]
+    return not all(isinstance(bound, int | float) for bound in bounds)
+
+
+def _prior_scale(site, key):
+    hint = site["infer"].get("fspace", {}).get("scale")
+    if hint is not None:
+        return jnp.asarray(hint)
+    law = site["fn"]
+    base = law
+    while isinstance(base, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+        base = base.base_dist
+    if isinstance(base, dist.Normal):
+        return jnp.sqrt(law.variance)
+    if isinstance(base, dist.ImproperUniform):
+        return jnp.ones(())
+    draws = biject_to(law.support).inv(law.sample(key, (NUM_SCALE_DRAWS,)))
+    low, high = jnp.quantile(draws, jnp.array([0.25, 0.75]), axis=0)
+    scale = (high - low) / 1.349
+    return jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1.0)

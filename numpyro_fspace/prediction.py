@@ -1,0 +1,162 @@
+"""From draws of weights to draws of functions and observations, in bounded memory.
+
+Everything here runs the model with its plates at full size, whatever ``subsample_size`` says, and recomputes
+deterministic sites instead of reusing those of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from numpyro.infer import MCMC
+
+from numpyro_fspace.arguments import split_arrays
+from numpyro_fspace.infer.mcmc import warn_of_trouble
+from numpyro_fspace.primitives import full_plates, is_functional_prior
+from numpyro_fspace.validate import check_count
+
+__all__ = ["log_likelihood", "map_draws", "posterior_draws", "predict"]
+
+#: Numbers per site held on the device at once: 2²² (16 MiB in float32).
+CHUNK = 2**22
+
+
+def predict(source, key, *args, model=None, inputs=None, batch_size=None, input_batch_size=2**16, **kwargs) -> dict:
+    """Draws of functions and observations at new inputs, one for each posterior draw.
+
+    Args:
+        source: an ``MCMC`` object that has run, or a dict of posterior draws [S, …] (then ``model`` is needed).
+        key: draws the observations.
+        *args: the model's arguments at the new inputs, without targets (``predict(mcmc, key, x_new)``).
+        model: the model; taken from ``source`` if that is an ``MCMC`` object.
+        inputs: where functions are evaluated, [N, D]; the first array among ``args`` and ``kwargs`` if None.
+        batch_size: draws evaluated together; chosen to bound memory if None.
+        input_batch_size: rows evaluated together. Every argument with as many rows as ``inputs`` is cut alike.
+        **kwargs: the model's keyword arguments.
+
+    Returns:
+        A dict of NumPy arrays [S, N] or [S, N, K]: the functions by name of their ``functional_prior`` or
+        ``random_module``, new observations by site, deterministic sites. Chains are concatenated.
+
+    Raises:
+        TypeError: if ``source`` is neither, or the model is missing.
+        ValueError: if the model cannot be run with these arguments.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> def model(x, y=None):
+        ...     slope = numpyro.sample("slope", dist.Normal())
+        ...     with numpyro.plate("data", x.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(slope * x[:, 0], 0.1), obs=y)
+        >>> draws = {"slope": jax.numpy.ones(5)}
+        >>> fs.predict(draws, jax.random.key(0), jax.numpy.ones((3, 1)), model=model)["y"].shape
+        (5, 3)
+    """
+    draws, model = posterior_draws(source, model)
+    inputs = _first_array(args, kwargs) if inputs is None else jnp.asarray(inputs)
+    check_count(input_batch_size, "input_batch_size")
+
+    def one_draw(draw, key, args, kwargs, inputs):
+        seeded = handlers.seed(full_plates(_condition(model, draw)), key)
+        trace = handlers.trace(handlers.uncondition(seeded)).get_trace(*args, **kwargs)
+        functions = {k: s["fn"].fn for k, s in trace.items() if is_functional_prior(s)}
+        functions |= {k: s["fn"] for k, s in trace.items() if s["type"] == "network"}
+        values = {} if inputs is None else {k: f(inputs) for k, f in functions.items()}
+        return values | {k: s["value"] for k, s in trace.items() if _is_output(s, draw)}
+
+    if inputs is None or inputs.shape[0] <= input_batch_size:
+        return map_draws(one_draw, draws, key, args, kwargs, inputs, batch_size=batch_size)
+    num, parts = inputs.shape[0], []
+    for start in range(0, num, input_batch_size):
+        rows = slice(start, start + input_batch_size)
+        part = jax.tree.map(
+            lambda a, rows=rows: a[rows] if jnp.ndim(a) and jnp.shape(a)[0] == num else a, (args, kwargs, inputs)
+        )
+        part_key = jax.random.fold_in(key, start)
+        parts.append(map_draws(one_draw, draws, part_key, *part, batch_size=batch_size))
+    return {k: np.concatenate([p[k] for p in parts], axis=1) for k in parts[0]}
+
+
+def log_likelihood(source, *args, model=None, batch_size=None, **kwargs) -> dict:
+    """Pointwise log-likelihood [S, N] of every observed site, at the full data and recomputed functions.
+
+    Args and errors are those of ``predict``; ``args`` include the targets. The functional prior and other
+    factors are no observations and are left out.
+    """
+    draws, model = posterior_draws(source, model)
+
+    def one_draw(draw, key, args, kwargs, inputs):
+        seeded = handlers.seed(full_plates(_condition(model, draw)), key)
+        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        return {k: s["fn"].log_prob(s["value"]) for k, s in trace.items() if is_observation(s)}
+
+    return map_draws(one_draw, draws, jax.random.key(0), args, kwargs, None, batch_size=batch_size)
+
+
+def is_observation(site) -> bool:
+    """Whether a trace's site is data under a likelihood (and no factor)."""
+    is_data = site["type"] == "sample" and site["is_observed"]
+    return is_data and not site["infer"].get("is_auxiliary", False)
+
+
+def posterior_draws(source, model: Callable | None):
+    """``(draws [S, …] by site, model)`` of an ``MCMC`` object or a dict; warns if the run was in trouble."""
+    if isinstance(source, MCMC):
+        if source.last_state is None:
+            raise ValueError("The MCMC object has no draws yet: call run first.")
+        warn_of_trouble(source)
+        return source.get_samples(), source.sampler.model if model is None else model
+    if not isinstance(source, dict):
+        raise TypeError(f"source must be an MCMC object or a dict of posterior draws, got {type(source).__name__}.")
+    if model is None:
+        raise TypeError("A dict of draws needs the model: pass model=.")
+    sizes = {k: jnp.shape(v)[0] if jnp.ndim(v) else None for k, v in source.items()}
+    if len(set(sizes.values())) != 1 or None in sizes.values():
+        raise ValueError(f"Every array of draws must have the same leading axis [S, …], got {sizes}.")
+    return source, model
+
+
+def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None) -> dict:
+    """``fn(draw, key, args, kwargs, inputs)`` for every draw, in chunks, collected as NumPy arrays.
+
+    Arrays among the arguments enter the compiled function as arguments, all else as constants.
+    """
+    num = jax.tree.leaves(draws)[0].shape[0]
+    arrays, _, join = split_arrays((args, kwargs, inputs))
+    if batch_size is None:
+        rows = max([1, *(a.shape[0] for a in arrays)])
+        batch_size = max(1, min(num, CHUNK // rows))
+    check_count(batch_size, "batch_size")
+
+    @jax.jit
+    def chunk(draws, keys, arrays):
+        filled = join(arrays)
+        return jax.vmap(lambda draw, key: fn(draw, key, *filled))(draws, keys)
+
+    keys, parts = jax.random.split(key, num), []
+    for start in range(0, num, batch_size):
+        rows = slice(start, start + batch_size)
+        part = chunk(jax.tree.map(lambda a, rows=rows: a[rows], draws), keys[rows], arrays)
+        parts.append(jax.device_get(part))
+    return {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+
+
+def _condition(model, draw):
+    return handlers.substitute(
+        model, substitute_fn=lambda site: draw.get(site["name"]) if site["type"] == "sample" else None
+    )
+
+
+def _is_output(site, draw):
+    if site["type"] == "deterministic":
+        return True
+    return site["type"] == "sample" and site["name"] not in draw and not site["infer"].get("is_auxiliary", False)
+
+
+def _first_array(args, kwargs):
+    arrays = [a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray | jax.Array) and a.ndim]
+    return jnp.asarray(arrays[0]) if arrays else None

@@ -1,0 +1,252 @@
+"""``functional_prior``: the NumPyro primitive that puts a prior over functions on a network.
+
+The statement adds log P0(fn(X_M)) to the model's density. It is a factor, so it must be there for every
+engine that evaluates a density (our kernels, HMC/NUTS, SVI, ``log_density``) and absent where NumPyro and
+ArviZ list observations (``Predictive``, ``log_likelihood``, ``observed_data``), which a bare
+``numpyro.factor`` is not. Which of the two is asked for can be read off the stack of effect handlers:
+
+====================================  =====================================  =========================
+who runs the model                    innermost sign on the stack            the site becomes
+====================================  =====================================  =========================
+our kernels                           ``fresh_draws``                        a sample site, not observed
+HMC, NUTS: the potential              ``substitute`` of unconstrained values  a sample site
+SVI                                   ``replay``, or ``substitute`` of data  a sample site, observed
+``log_density``, ``log_likelihood``   ``substitute`` of data                 a sample site, not observed
+``Predictive``                        ``mask(False)``                        a note in the trace
+initialisation, ArviZ, plain traces   none of these                          a note in the trace
+====================================  =====================================  =========================
+
+A *note* is a site of type ``"functional_prior"``, which no engine of NumPyro counts. "Not observed" keeps
+it out of ``log_likelihood``, which shares its stack with ``log_density``.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro import handlers, prng_key
+from numpyro.distributions import constraints
+from numpyro.infer.util import _unconstrain_params
+from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack, plate
+
+from numpyro_fspace.measurement import as_points
+from numpyro_fspace.priors import check_prior
+
+__all__ = [
+    "FunctionalPriorSite",
+    "fresh_draws",
+    "full_plates",
+    "functional_prior",
+    "is_functional_prior",
+    "minibatch",
+    "note",
+]
+
+
+class FunctionalPriorSite(dist.Distribution):
+    """The law attached to a ``functional_prior`` site: an empty value whose log density is the prior's.
+
+    Attributes:
+        fn: the network, a function of inputs [M, D].
+        prior: the prior over functions.
+        points: the sampler of measurement points.
+        x: the measurement points [M, D] of this evaluation, or None in a note.
+        log_factor: scale · log P0(fn(x)), or None in a note.
+    """
+
+    support = constraints.real_vector
+    pytree_aux_fields = ("fn", "prior", "points", "x")
+    pytree_data_fields = ("log_factor",)
+
+    def __init__(self, fn, prior, points, x=None, log_factor=None):
+        self.fn, self.prior, self.points, self.x, self.log_factor = fn, prior, points, x, log_factor
+        super().__init__(batch_shape=(), event_shape=(0,), validate_args=False)
+
+    def sample(self, key, sample_shape=()):
+        return jnp.zeros((*sample_shape, 0))
+
+    def log_prob(self, value):
+        return self.log_factor
+
+
+class fresh_draws(Messenger):
+    """Gives a model the randomness of one evaluation: minibatch indices, measurement points, other keys.
+
+    Args:
+        fn: the model.
+        key: the key of this evaluation; each site that asks gets its own split of it.
+
+    After the model has run, ``log_functional_prior`` holds the sum of its functional log priors.
+    """
+
+    def __init__(self, fn, key):
+        super().__init__(fn)
+        self.key = key
+        self.log_functional_prior = jnp.zeros(())
+
+    def next_key(self):
+        self.key, key = jax.random.split(self.key)
+        return key
+
+    def process_message(self, msg):
+        if msg["type"] == "plate" and msg["value"] is None:
+            msg["value"] = minibatch(self.next_key(), *msg["args"], name=msg["name"])
+        elif msg["type"] == "prng_key" and msg["value"] is None:
+            msg["value"] = self.next_key()
+
+
+class full_plates(Messenger):
+    """Runs a model with every plate at its full size, whatever its ``subsample_size``."""
+
+    def process_message(self, msg):
+        if msg["type"] == "plate" and msg["value"] is None:
+            size = msg["args"][0]
+            msg["args"], msg["value"] = (size, size), jnp.arange(size)
+
+
+def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
+    """``batch_size`` indices below ``size``; each index has the same chance, so gradients are unbiased.
+
+    Without replacement if at least 1/16 of the data is drawn, else with replacement, whose cost does not
+    grow with ``size``.
+
+    Raises:
+        ValueError: unless 1 ≤ batch_size ≤ size.
+    """
+    if not 1 <= batch_size <= size:
+        raise ValueError(f"plate {name!r}: subsample_size={batch_size} must lie between 1 and the plate's size {size}.")
+    if size <= 16 * batch_size:
+        return jax.random.permutation(key, size)[:batch_size]
+    return jax.random.randint(key, (batch_size,), 0, size)
+
+
+def is_functional_prior(site) -> bool:
+    """Whether a trace's site was made by ``functional_prior``."""
+    return isinstance(site.get("fn"), FunctionalPriorSite)
+
+
+def functional_prior(name, fn, prior, points, *, scale=1.0):
+    r"""Put a prior over functions on ``fn``, inside a NumPyro model.
+
+    .. math:: \log p \mathrel{+}= \text{scale} \cdot \log P_0\big(f(X_M)\big)
+
+    **Law.** With fixed points the model's density is p(y | f) · P0(f(X_M)) · p0(w): a product of the
+    functional prior at X_M and whatever prior the weights have. With random points our kernels draw X_M at
+    each gradient step and the chain targets exp(log-likelihood + log p0(w) + E[log P0(f(X_M))]), whose
+    strength grows with the number of points M; ``scale`` tempers it. The term is never rescaled by a data
+    plate.
+
+    Args:
+        name: name of the site.
+        fn: function of inputs [M, D] to values [M] or [M, K], such as ``random_module`` returns.
+        prior: a functional prior (``fs.GPPrior``, ``fs.StudentTPrior``, …): any object with
+            ``log_prob(x, f)`` and ``sample(key, x, sample_shape)``.
+        points: measurement points: an array [M, D] (fixed), a sampler of ``fs.measurement``, or any
+            callable of a key that returns [M, D].
+        scale: factor on the log prior, positive.
+
+    Returns:
+        ``fn``, unchanged.
+
+    Raises:
+        ValueError: for a scale that is not positive and finite; for random points under an engine that
+            needs a fixed density (HMC, NUTS, …).
+        TypeError: for a ``prior`` or ``points`` of the wrong kind.
+
+    Example:
+        >>> import numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tinygp, flax.linen as nn
+        >>> gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.3))
+        >>> points = fs.measurement.uniform(-1.0, 1.0, 40)
+        >>> def model(x, y=None):
+        ...     net = nn.Sequential([nn.Dense(50), nn.tanh, nn.Dense(1)])
+        ...     f = fs.random_module("net", net, input_shape=(1,))
+        ...     f = fs.functional_prior("f", f, gp, points)
+        ...     with numpyro.plate("data", x.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(f(x).squeeze(-1), 0.1), obs=y)
+
+    References: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural
+    networks*, eq. 6 and 9.
+    """
+    if not callable(fn):
+        raise TypeError(f"functional_prior({name!r}): fn must be a function of inputs [M, D], got {type(fn).__name__}.")
+    check_prior(prior)
+    points = as_points(points)
+    if not isinstance(scale, jax.core.Tracer) and not (jnp.ndim(scale) == 0 and 0 < float(scale) < float("inf")):
+        raise ValueError(f"functional_prior({name!r}): scale={scale} must be a positive finite number.")
+    if not _PYRO_STACK:
+        return fn
+    if not _density_is_wanted():
+        note("functional_prior", name, FunctionalPriorSite(fn, prior, points))
+        return fn
+    x = points(_measurement_key(name, points))
+    with handlers.block():
+        log_factor = jnp.asarray(scale * prior.log_prob(x, fn(x)))
+    _factor(name, FunctionalPriorSite(fn, prior, points, x, log_factor))
+    return fn
+
+
+def _density_is_wanted() -> bool:
+    """Whether somebody up the stack sums log densities (see the module's table)."""
+    for handler in reversed(_PYRO_STACK):
+        if isinstance(handler, handlers.mask) and handler.mask is False:
+            return False
+        if isinstance(handler, fresh_draws | handlers.replay | _unconstrain_params):
+            return True
+        if isinstance(handler, handlers.substitute) and handler.data is not None:
+            return True
+    return False
+
+
+def _measurement_key(name, points):
+    """A key for random points, or None for fixed ones; an error if the engine would freeze one set."""
+    if not points.is_random:
+        return None
+    kinds = [type(handler) for handler in _PYRO_STACK]
+    if fresh_draws not in kinds and _unconstrain_params in kinds:
+        outer = kinds[: kinds.index(_unconstrain_params)]
+        if handlers.seed not in outer:
+            raise ValueError(
+                f"functional_prior({name!r}): the measurement points are random, but this engine (HMC, NUTS, "
+                "…) needs a density that does not change. Freeze them: "
+                "points=fs.measurement.fixed(points(jax.random.key(0))); or sample with fs.fSGHMC or fs.fSGLD."
+            )
+    key = prng_key()
+    if key is None:
+        raise ValueError(
+            f"functional_prior({name!r}): the measurement points are random and there is no key to draw them. "
+            "Run the model under numpyro.handlers.seed, or freeze the points: "
+            "points=fs.measurement.fixed(points(jax.random.key(0)))."
+        )
+    return key
+
+
+def note(kind: str, name: str, fn):
+    """Leave a site of type ``kind`` in the trace, which handlers can read and no engine of NumPyro counts."""
+    if _PYRO_STACK:
+        apply_stack({"type": kind, "name": name, "fn": fn, "value": jnp.zeros((0,))})
+
+
+def _factor(name, law):
+    kinds = [type(handler) for handler in _PYRO_STACK]
+    for handler in _PYRO_STACK:
+        if isinstance(handler, fresh_draws):
+            handler.log_functional_prior = handler.log_functional_prior + law.log_factor
+    apply_stack(
+        {
+            "type": "sample",
+            "name": name,
+            "fn": law,
+            "args": (),
+            "kwargs": {"rng_key": None, "sample_shape": ()},
+            "value": jnp.zeros((0,)),
+            "scale": None,
+            "is_observed": handlers.seed in kinds or handlers.replay in kinds,
+            "intermediates": [],
+            "cond_indep_stack": [],
+            "infer": {
+                "is_auxiliary": True,
+                "block_plates": [h.name for h in _PYRO_STACK if isinstance(h, plate)],
+            },
+        }
+    )

@@ -1,0 +1,25 @@
+"""Priors over functions: anything with ``log_prob(x, f)`` and ``sample(key, x, sample_shape)``.
+
+``GPPrior`` is the usual one, ``fit_gp`` learns its kernel from data, and its ``condition`` gives the exact
+posterior, itself a prior. ``StudentTPrior`` has heavier tails; ``NetworkPrior`` is the law of a random
+network.
+"""
+
+from numpyro_fspace.priors.base import FunctionalPrior, check_prior
+from numpyro_fspace.priors.gaussian_process import GPPrior
+from numpyro_fspace.priors.network import NetworkPrior
+from numpyro_fspace.priors.pretrain import GPFit, fit_gp
+from numpyro_fspace.priors.process import ConditionedGP, GaussianProcess
+from numpyro_fspace.priors.student_t import StudentTPrior
+
+__all__ = [
+    "ConditionedGP",
+    "FunctionalPrior",
+    "GPFit",
+    "GPPrior",
+    "GaussianProcess",
+    "NetworkPrior",
+    "StudentTPrior",
+    "check_prior",
+    "fit_gp",
+]

@@ -1,0 +1,131 @@
+"""What a prior over functions is, and the checks of its arguments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace.priors.factor import is_traced
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, Key
+
+__all__ = ["FunctionalPrior", "as_inputs", "as_positive", "as_real", "as_values", "check_prior"]
+
+
+@runtime_checkable
+class FunctionalPrior(Protocol):
+    """A prior over functions, known by the law of the values f(x) at any finite set of inputs.
+
+    Any object with these two methods is one; nothing need be inherited. ``num_outputs`` is K, or None for
+    a function with a single output whose values are [M].
+    """
+
+    def log_prob(self, x: Float[Array, "M D"], f: Float[Array, "M K"]) -> Float[Array, ""]:
+        """log p(f(x)), differentiable in f."""
+
+    def sample(
+        self, key: Key[Array, ""], x: Float[Array, "M D"], sample_shape: tuple[int, ...] = ()
+    ) -> Float[Array, "*S M K"]:
+        """Draws of f(x)."""
+
+
+def check_prior(prior) -> FunctionalPrior:
+    """The prior itself.
+
+    Raises:
+        TypeError: it is a class, or lacks ``log_prob`` or ``sample``.
+
+    Example:
+        >>> check_prior(3.0)
+        Traceback (most recent call last):
+        TypeError: float is no prior: it lacks the methods log_prob(x, f), sample(key, x, sample_shape).
+    """
+    if isinstance(prior, type):
+        raise TypeError(f"prior must be an instance, got the class {prior.__name__}: call it first.")
+    methods = {"log_prob": "log_prob(x, f)", "sample": "sample(key, x, sample_shape)"}
+    missing = [text for name, text in methods.items() if not callable(getattr(prior, name, None))]
+    if missing:
+        raise TypeError(f"{type(prior).__name__} is no prior: it lacks the methods {', '.join(missing)}.")
+    return prior
+
+
+def as_real(value, name: str):
+    """A float64 NumPy array, or the traced array as it is; integers are cast to float.
+
+    Raises:
+        TypeError: not an array of real numbers.
+        ValueError: NaN or infinity among concrete values.
+    """
+    if is_traced(value):
+        value = jnp.asarray(value)
+        return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind in "cSU":
+            raise TypeError
+        array = array.astype(np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be an array of real numbers, got {type(value).__name__}.") from None
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} holds NaN or infinity: drop or impute those rows.")
+    return array
+
+
+def as_inputs(x, name: str = "x") -> Float[Array, "M D"]:
+    """Inputs [M, D] checked: float64 NumPy if concrete (integers are cast), as they are if traced.
+
+    Raises:
+        TypeError: not an array of real numbers.
+        ValueError: not two-dimensional, empty, or with NaN among concrete values.
+    """
+    x = as_real(x, name)
+    if x.ndim != 2:
+        cure = f": for one input pass {name}[:, None]" if x.ndim == 1 else ""
+        raise ValueError(f"{name} must have shape [M, D], got {list(x.shape)}{cure}.")
+    if 0 in x.shape:
+        raise ValueError(f"{name} must hold at least one point and one input, got shape {list(x.shape)}.")
+    return x
+
+
+def as_values(f, num_points: int, num_outputs: int | None, name: str = "f") -> Float[Array, "M K"]:
+    """Values of a function at M points as [M, K], float; [M] and [M, 1] are alike if num_outputs is None.
+
+    Raises:
+        ValueError: the shape does not fit the points or the prior's ``num_outputs``.
+    """
+    f = f if isinstance(f, jax.Array) else np.asarray(f)
+    if jnp.issubdtype(f.dtype, jnp.complexfloating):
+        raise TypeError(f"{name} must be real, got {f.dtype}.")
+    f = f.astype(jnp.promote_types(f.dtype, jnp.float32))  # integers and half precision as float32
+    if num_outputs is None and f.shape in [(num_points,), (num_points, 1)]:
+        return f.reshape(num_points, 1)
+    if num_outputs is not None and f.shape == (num_points, num_outputs):
+        return f
+    wanted = [num_points] if num_outputs is None else [num_points, num_outputs]
+    cure = ""
+    if f.ndim == 2 and f.shape[0] == num_points:
+        cure = f" (build the prior with num_outputs={f.shape[1]} for functions with {f.shape[1]} outputs)"
+    elif f.shape == (num_points,):
+        cure = f" (pass {name}[:, None], or build the prior without num_outputs)"
+    raise ValueError(
+        f"{name} must have shape {wanted}, as x holds {num_points} points and the prior has "
+        f"num_outputs={num_outputs}; got {list(f.shape)}{cure}."
+    )
+
+
+def as_positive(value, name: str, ndim: int = 0) -> Float[Array, "*shape"]:
+    """A positive float, or array of at most ``ndim`` dimensions; traced values pass unchecked.
+
+    Raises:
+        ValueError: zero, negative, or of too many dimensions.
+    """
+    value = as_real(value, name)
+    if value.ndim > ndim:
+        raise ValueError(f"{name} must have at most {ndim} dimensions, got shape {list(value.shape)}.")
+    if not is_traced(value) and not (value > 0).all():
+        raise ValueError(f"{name} must be positive, got {value.min():g}.")
+    return value

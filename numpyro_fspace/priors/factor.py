@@ -1,0 +1,146 @@
+"""Cholesky factors of covariances, computed once in float64 where nothing is traced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Array, Float
+
+__all__ = ["Factor", "at_compile_time", "factorise", "is_traced", "product"]
+
+
+def is_traced(value) -> bool:
+    """Whether an array, or any leaf of a pytree, is abstract: an argument of jit, grad or vmap."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+
+
+def at_compile_time(fn: Callable, x: Float[Array, "M D"], *, exact: bool = True) -> Array:
+    """``fn(x)`` evaluated now, even while an outer function is traced, if nothing it depends on is traced.
+
+    Args:
+        fn: function of x to one array.
+        x: inputs.
+        exact: evaluate in float64; otherwise in JAX's ambient precision.
+
+    Returns:
+        A float64 NumPy array; or, if x or what ``fn`` closes over is traced, a JAX array of the outer graph.
+    """
+    if is_traced(x):
+        return fn(x)
+    with jax.enable_x64(exact or jax.config.jax_enable_x64):
+        # A jaxpr of its own leaks nothing into the outer trace; what fn closes over are its constants.
+        if not is_traced(jax.make_jaxpr(fn)(x).consts):
+            with jax.ensure_compile_time_eval():
+                return np.asarray(jax.jit(fn)(x), np.float64)
+    return fn(jnp.asarray(x))
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """Cholesky factors L of B covariances, Σ = L Lᵀ.
+
+    Attributes:
+        cholesky: L, lower triangular.
+        half_log_det: log |L|, half the log determinant of Σ.
+        inverse: L⁻¹ if the factors are concrete, so that whitening is a product; None if they are traced.
+    """
+
+    cholesky: Float[Array, "B M M"]
+    half_log_det: Float[Array, " B"]
+    inverse: np.ndarray | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """B: one covariance shared by all outputs, or one for each."""
+        return self.cholesky.shape[0]
+
+    def whiten(self, columns: Float[Array, "B M R"]) -> Float[Array, "B M R"]:
+        """L⁻¹ r, in the precision of r."""
+        if self.inverse is not None:
+            return product(self.inverse.astype(columns.dtype), columns)
+        return jax.vmap(_solve_lower)(*_broadcast(self.cholesky, columns))
+
+    def solve(self, columns: Float[Array, "B M R"]) -> Float[Array, "B M R"]:
+        """Σ⁻¹ r, in the precision of r."""
+        white = self.whiten(columns)
+        if self.inverse is not None:
+            return product(np.swapaxes(self.inverse, -1, -2).astype(white.dtype), white)
+        return jax.vmap(_solve_upper)(*_broadcast(self.cholesky.mT, white))
+
+    def colour(self, columns: Float[Array, "*S B M R"]) -> Float[Array, "*S B M R"]:
+        """L r: of covariance Σ if the columns r are white."""
+        return product(self.cholesky.astype(columns.dtype), columns)
+
+
+def factorise(covariance: Float[Array, "B M M"], diagonal: Float[Array, "B M"], what: str) -> Factor:
+    """The Cholesky factors of covariance + diag(diagonal).
+
+    Concrete (NumPy) arguments are factorised by LAPACK in float64; traced ones in the graph, where a failure
+    makes the factor, and all that depends on it, NaN.
+
+    Args:
+        covariance: B covariance matrices.
+        diagonal: what is added to their diagonals.
+        what: the name of the diagonal, for the error's cure.
+
+    Raises:
+        ValueError: the covariance is concrete and not positive definite.
+    """
+    size = covariance.shape[-1]
+    if not (isinstance(covariance, np.ndarray) and isinstance(diagonal, np.ndarray)):
+        cholesky = jnp.linalg.cholesky(covariance + jnp.eye(size) * jnp.asarray(diagonal)[:, None])
+        half_log_det = jnp.log(jnp.diagonal(cholesky, axis1=-2, axis2=-1)).sum(-1)
+        return Factor(cholesky, half_log_det)
+
+    import scipy.linalg
+
+    cholesky = np.stack([_cholesky(c, d, what) for c, d in zip(covariance, diagonal, strict=True)])
+    inverse = np.stack([scipy.linalg.solve_triangular(l, np.eye(size), lower=True) for l in cholesky])
+    half_log_det = np.log(np.diagonal(cholesky, axis1=-2, axis2=-1)).sum(-1)
+    return Factor(cholesky, half_log_det, inverse)
+
+
+def _cholesky(covariance: np.ndarray, diagonal: np.ndarray, what: str) -> np.ndarray:
+    """The factor of one concrete covariance, or an error that says how far it is from having one."""
+    if not np.isfinite(covariance).all():
+        raise ValueError("the prior covariance holds NaN or infinity: check the kernel at these x.")
+    total = covariance + np.diag(diagonal)
+    try:
+        return np.linalg.cholesky(total)
+    except np.linalg.LinAlgError:
+        smallest, largest = np.linalg.eigvalsh(total)[[0, -1]]
+        raise ValueError(
+            f"the covariance at x plus {what} {diagonal.min():.3g} is not positive definite: its smallest "
+            f"eigenvalue is {smallest:.3g}, its largest {largest:.3g}. Pass a larger {what}, for example "
+            f"{diagonal.min() + max(-2 * smallest, 0) + 1e-6 * abs(largest):.1g}, or correct the kernel."
+        ) from None
+
+
+def product(left: Float[Array, "*B M N"], right: Float[Array, "*B N R"]) -> Float[Array, "*B M R"]:
+    """Matrix product at full precision on every device, in float64 if both are NumPy arrays."""
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        return left @ right
+    return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
+
+
+def _broadcast(triangular, columns) -> tuple[Array, Array]:
+    """Both with the same number of blocks."""
+    blocks = max(triangular.shape[0], columns.shape[0])
+    dtype = jnp.result_type(triangular, columns)
+    return tuple(jnp.broadcast_to(a, (blocks, *a.shape[1:])).astype(dtype) for a in (triangular, columns))
+
+
+def _solve_lower(triangular, columns) -> Array:
+    return jax.scipy.linalg.solve_triangular(triangular, columns, lower=True)
+
+
+def _solve_upper(triangular, columns) -> Array:
+    return jax.scipy.linalg.solve_triangular(triangular, columns, lower=False)

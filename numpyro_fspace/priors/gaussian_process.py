@@ -1,0 +1,111 @@
+"""Gaussian-process priors over functions, from tinygp kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace.priors.base import as_real
+from numpyro_fspace.priors.process import GaussianProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jaxtyping import Array, Float
+    from tinygp.kernels import Kernel
+
+__all__ = ["GPPrior"]
+
+
+class GPPrior(GaussianProcess):
+    """The Gaussian-process prior f ~ GP(m, k), K independent outputs sharing a kernel or with their own.
+
+    At measurement points, f(x) ~ N(m(x), k(x, x) + nugget · I). ``log_prob`` and ``sample`` follow this law;
+    ``moments`` and ``condition`` speak of the function itself, without nugget. The nugget bounds the
+    stiffness that the prior brings to a sampler: curvature in f is at most 1 / nugget.
+
+    If x and the kernel's parameters are concrete, the covariance is factorised once per x, in float64, and
+    ``log_prob`` costs one product with a constant matrix. Kernel, mean and nugget may also hold traced values
+    (kernel parameters sampled in a NumPyro model): the factor is then part of the program, in its precision,
+    and a covariance without one gives NaN. Build a prior with fixed parameters outside the model, as jit may
+    turn parameters made inside into traced ones.
+
+    Distances are the kernel's own: tinygp's ``Exp`` and ``Matern*`` default to the *L1* distance; pass
+    ``distance=tinygp.kernels.distance.L2Distance()`` for the usual isotropic kernel.
+
+    Args:
+        kernel: a tinygp kernel (any callable of x1 [M, D], x2 [L, D] to [M, L] will do), or a list of K
+            of them, one per output.
+        mean: a number, an array [K], or a function of x [M, D] to [M] or [M, K].
+        nugget: variance added to the covariance's diagonal at the points; None is 1e-2 times their mean
+            variance.
+        num_outputs: K, for values [M, K]; None for a single output with values [M].
+
+    Raises:
+        TypeError: the kernel is not callable, or a class.
+        ValueError: a nugget that is not positive; K that disagrees with the kernels or the mean.
+
+    Example:
+        >>> import jax.numpy as jnp, tinygp
+        >>> prior = GPPrior(2.0 * tinygp.kernels.ExpSquared(scale=0.5), nugget=0.1)
+        >>> print(round(float(prior.log_prob(jnp.zeros((1, 1)), jnp.zeros(1))), 4))
+        -1.2899
+
+    Reference: rasmussen2006.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel | Sequence[Kernel],
+        *,
+        mean: float | Float[Array, " K"] | Callable = 0.0,
+        nugget: float | None = None,
+        num_outputs: int | None = None,
+    ):
+        kernels = tuple(kernel) if isinstance(kernel, list | tuple) else (kernel,)
+        for one in kernels:
+            if isinstance(one, type) or not callable(one):
+                raise TypeError(f"kernel must be a tinygp kernel instance or a list of them, got {one!r}.")
+        if num_outputs is None and isinstance(kernel, list | tuple):
+            num_outputs = len(kernels)
+        if num_outputs is not None and (not isinstance(num_outputs, int | np.integer) or num_outputs < 1):
+            raise ValueError(f"num_outputs must be a positive integer or None, got {num_outputs!r}.")
+        if isinstance(kernel, list | tuple) and len(kernels) != num_outputs:
+            raise ValueError(
+                f"kernel lists {len(kernels)} kernels but num_outputs={num_outputs}: give one each."
+            )
+        if not callable(mean):
+            mean = as_real(mean, "mean")
+            if mean.shape not in [(), (num_outputs,)]:
+                raise ValueError(
+                    f"mean has shape {list(mean.shape)} but num_outputs={num_outputs}: pass a number, an "
+                    "array [num_outputs], or a function of x."
+                )
+        super().__init__(num_outputs, nugget)
+        self.kernel, self.mean = kernel, mean
+        self._kernels = kernels
+
+    def __repr__(self) -> str:
+        nugget = None if self.nugget is None else self.nugget.item() if self.nugget.ndim == 0 else self.nugget
+        return f"GPPrior({self.kernel}, nugget={nugget}, num_outputs={self.num_outputs})"
+
+    def mean_function(self, x):
+        shape = (len(x), self.num_outputs or 1)
+        if not callable(self.mean):
+            return jnp.broadcast_to(self.mean, shape)
+        mean = jnp.asarray(self.mean(x))
+        if mean.shape not in [(len(x),), shape]:
+            raise ValueError(f"mean must return shape [{len(x)}] or {list(shape)}, got {list(mean.shape)}.")
+        return jnp.broadcast_to(mean.reshape(len(x), -1), shape)
+
+    def covariance_function(self, x1, x2):
+        blocks = [kernel(x1, x2) for kernel in self._kernels]
+        for block in blocks:
+            if block.shape != (len(x1), len(x2)):
+                raise ValueError(
+                    f"kernel must return shape {[len(x1), len(x2)]}, got {list(block.shape)}: check the "
+                    f"shapes of its parameters against the {x1.shape[1]} inputs of x."
+                )
+        return jnp.stack(blocks)

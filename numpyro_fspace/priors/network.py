@@ -1,0 +1,95 @@
+"""Random networks as priors over functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_fspace.priors.base import as_inputs, as_values
+from numpyro_fspace.priors.process import GaussianProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Array, Float, Key
+
+__all__ = ["NetworkPrior"]
+
+
+class NetworkPrior(GaussianProcess):
+    """The law of a network with random weights, as a prior over the functions of another.
+
+    ``sample`` draws from the law itself. It has no density in closed form: ``log_prob``, ``moments`` and
+    ``condition`` use the *Gaussian approximation* with the sample mean and covariance of ``num_draws``
+    functions drawn once, from ``key``. It is biased where the law is not Gaussian (narrow networks, heavy
+    tails), has no correlation between outputs, and its covariance has rank below ``num_draws``: take several
+    draws per measurement point. The nugget fills the rest.
+
+    Args:
+        draw: draws one function and evaluates it, (key, x [M, D]) to [M] or [M, K]; the same key must give
+            the same function at every x.
+        key: of the functions that ``log_prob`` is fitted to.
+        num_draws: how many.
+        nugget: as for ``GPPrior``.
+        num_outputs: K, or None for a single output with values [M].
+
+    Raises:
+        TypeError: draw is not callable.
+        ValueError: fewer than two draws, or a nugget that is not positive.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def line(key, x):
+        ...     return x @ jax.random.normal(key, x.shape[1:])
+        >>> prior = NetworkPrior(line, jax.random.key(0), num_draws=2000)
+        >>> prior.sample(jax.random.key(1), jnp.ones((4, 2)), (3,)).shape
+        (3, 4)
+    """
+
+    exact = False  # random weights differ between precisions
+
+    def __init__(
+        self,
+        draw: Callable,
+        key: Key[Array, ""],
+        *,
+        num_draws: int = 500,
+        nugget: float | None = None,
+        num_outputs: int | None = None,
+    ):
+        if not callable(draw):
+            raise TypeError(f"draw must be a function of (key, x), got {type(draw).__name__}.")
+        if num_draws < 2:
+            raise ValueError(f"num_draws must be at least 2 to fit a covariance, got {num_draws}.")
+        super().__init__(num_outputs, nugget)
+        self.draw, self.key, self.num_draws = draw, key, num_draws
+
+    def sample(
+        self, key: Key[Array, ""], x: Float[Array, "M D"], sample_shape: tuple[int, ...] = ()
+    ) -> Float[Array, "*S M K"]:
+        """Draws of f(x), [*sample_shape, M] or [*sample_shape, M, K], from the law itself, without nugget."""
+        x = jnp.asarray(as_inputs(x))
+        draws = self._draws(jax.random.split(key, sample_shape), x)
+        return draws[..., 0] if self.num_outputs is None else draws
+
+    def mean_function(self, x):
+        return self._fitted(x).mean(0)
+
+    def covariance_function(self, x1, x2):
+        left, right = (self._fitted(x) for x in (x1, x2))
+        left, right = left - left.mean(0), right - right.mean(0)
+        highest = jax.lax.Precision.HIGHEST
+        return jnp.einsum("smk,slk->kml", left, right, precision=highest) / (self.num_draws - 1)
+
+    def _fitted(self, x) -> Float[Array, "S M K"]:
+        return self._draws(jax.random.split(self.key, self.num_draws), x)
+
+    def _draws(self, keys, x) -> Float[Array, "*S M K"]:
+        def one(key):
+            return as_values(self.draw(key, x), len(x), self.num_outputs, "the value of draw(key, x)")
+
+        for _ in keys.shape:
+            one = jax.vmap(one)
+        return one(keys)

@@ -1,0 +1,227 @@
+"""Kernel parameters and noise by marginal likelihood."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
+from numpyro_fspace.priors.factor import is_traced
+from numpyro_fspace.priors.gaussian_process import GPPrior
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Array, Float, Key
+    from tinygp.kernels import Kernel
+
+__all__ = ["GPFit", "fit_gp"]
+
+NOISE_FLOOR = 1e-6
+STEPS_PER_UPDATE = 20
+
+
+@dataclass(frozen=True, eq=False)
+class GPFit:
+    """A Gaussian process trained by ``fit_gp``.
+
+    Attributes:
+        prior: the zero-mean prior with the trained kernel (not conditioned on the data).
+        noise_variance: trained variance of the noise.
+        losses: negative log marginal likelihood per point before each step.
+        params: the trained positive kernel parameters, as passed to the kernel function.
+    """
+
+    prior: GPPrior
+    noise_variance: float
+    losses: np.ndarray = field(repr=False)
+    params: dict[str, np.ndarray]
+
+    def predict(
+        self, x_train: Float[Array, "N D"], y_train: Float[Array, "N K"], x_test: Float[Array, "M D"]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of y (noise included) at x_test, [M] or [M, K], given the training data."""
+        mean, covariance = self.prior.condition(x_train, y_train, self.noise_variance).moments(x_test)
+        variance = np.diagonal(covariance, axis1=-2, axis2=-1).T + self.noise_variance
+        return mean, variance
+
+
+def fit_gp(
+    kernel: Callable[[dict], Kernel] | Kernel | None,
+    x: Float[Array, "N D"],
+    y: Float[Array, "N K"],
+    *,
+    params: dict[str, Float[Array, "*shape"]] | None = None,
+    noise_variance: float = 0.1,
+    num_steps: int = 500,
+    learning_rate: float = 0.05,
+    max_points: int = 1000,
+    key: Key[Array, ""] | None = None,
+    progress: bool | None = None,
+) -> GPFit:
+    """Trains a zero-mean Gaussian process: maximises log N(y; 0, k(x, x) + noise · I) by Adam.
+
+    Parameters and noise are positive and optimised by their logarithms, in float64 whatever JAX's setting;
+    the best iterate is returned. The noise variance stays above 1e-6 times that of y. Standardise x and y
+    first.
+
+    Args:
+        kernel: None for the squared exponential with one lengthscale per input, started at median distances
+            and the variance of y; a tinygp kernel, whose (positive) parameters are the start; or a function
+            of a dict of positive parameters to a kernel, with ``params`` as the start.
+        x: inputs [N, D].
+        y: targets [N], or [N, K] for K outputs sharing kernel and noise.
+        params: start of a kernel function's parameters.
+        noise_variance: start of the noise variance.
+        num_steps: Adam steps.
+        learning_rate: of Adam, in log space.
+        max_points: if N is larger, a random subset of this size, drawn by ``key``, stands for the data.
+        key: needed only to draw the subset.
+        progress: show a progress bar; None shows it for fits that take long, in a terminal.
+
+    Returns:
+        The trained prior, noise variance, losses and parameters.
+
+    Raises:
+        TypeError, ValueError: bad shapes, NaN, parameters that are not positive, a missing key or params.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.linspace(-1, 1, 20)[:, None]
+        >>> fit = fit_gp(None, x, np.sin(3 * x[:, 0]), num_steps=100)
+        >>> bool(fit.losses[-1] < fit.losses[0])
+        True
+
+    Reference: rasmussen2006, chapter 5.
+    """
+    x, y = as_inputs(x), as_real(y, "y")
+    if is_traced((x, y)):
+        raise TypeError("fit_gp needs concrete x and y: call it outside jit, grad and vmap.")
+    num_outputs = None if y.ndim == 1 or y.shape[1:] == (1,) else y.shape[-1]
+    y = as_values(y, len(x), num_outputs, "y")
+    if num_steps < 1 or max_points < 1:
+        raise ValueError(f"num_steps and max_points must be positive, got {num_steps} and {max_points}.")
+    if len(x) > max_points:
+        if key is None:
+            raise ValueError(
+                f"x holds {len(x)} > max_points={max_points} points: pass a key to draw a subset by."
+            )
+        rows = np.asarray(jax.random.permutation(key, len(x))[:max_points])
+        x, y = x[rows], y[rows]
+
+    kernel_fn, params = _parametrise(kernel, params, x, y)
+    start = {"kernel": params, "noise": as_positive(noise_variance, "noise_variance")}
+    floor = NOISE_FLOOR * float(y.var() or 1.0)
+
+    def loss(logs):
+        values = jax.tree.map(jnp.exp, logs)
+        covariance = GPPrior(kernel_fn(values["kernel"]), num_outputs=y.shape[1]).covariance_function(x, x)
+        columns = y[None] if len(covariance) == 1 else y.T[:, :, None]
+        noise = (values["noise"] + floor) * jnp.eye(len(x))
+        return _negative_evidence(covariance + noise, jnp.asarray(columns)) / y.size
+
+    if progress is None:
+        progress = num_steps * len(x) ** 3 > 1e10 and sys.stderr.isatty()
+    with jax.enable_x64(True):
+        logs = jax.tree.map(lambda value: jnp.log(jnp.asarray(value, float)), start)
+        losses, path = _adam(loss, logs, num_steps, learning_rate, progress)
+    if not np.isfinite(losses).any():
+        raise ValueError("the marginal likelihood is not finite at the start: pass a larger noise_variance.")
+    best = int(np.nanargmin(losses))
+    values = jax.tree.map(lambda steps: np.exp(steps[best]), path)
+    prior = GPPrior(kernel_fn(values["kernel"]), num_outputs=num_outputs)
+    return GPFit(prior, float(values["noise"] + floor), losses, values["kernel"])
+
+
+def _parametrise(kernel, params, x, y) -> tuple[Callable[[dict], Kernel], dict]:
+    """The kernel as a function of positive parameters, and their start."""
+    import tinygp
+
+    if kernel is None:
+        return _squared_exponential, _median_start(x, y)
+    if isinstance(kernel, tinygp.kernels.Kernel):
+        leaves, structure = jax.tree.flatten(kernel)
+        params = {str(i): as_positive(leaf, f"kernel parameter {i}", ndim=2) for i, leaf in enumerate(leaves)}
+        return lambda values: structure.unflatten([values[str(i)] for i in range(len(leaves))]), params
+    if isinstance(kernel, type) or not callable(kernel):
+        raise TypeError(f"kernel must be None, a tinygp kernel or a function of a dict, got {kernel!r}.")
+    if not params:
+        raise ValueError(
+            "params must give a start for the kernel function: a dict of positive numbers or arrays."
+        )
+    return kernel, {name: as_positive(value, f"params[{name!r}]", ndim=2) for name, value in params.items()}
+
+
+def _squared_exponential(params: dict) -> Kernel:
+    import tinygp
+
+    unit = tinygp.transforms.Linear(1.0 / params["lengthscale"], tinygp.kernels.ExpSquared(scale=1.0))
+    return params["variance"] * unit
+
+
+def _median_start(x: np.ndarray, y: np.ndarray, max_points: int = 500) -> dict[str, np.ndarray]:
+    """Variance of y, and per input its spread times the median distance between points in units of spread."""
+    spread = x.std(0)
+    spread = np.where(spread > 0, spread, 1.0)
+    scaled = (x / spread)[:: -(-len(x) // max_points)]
+    squares = np.sum(scaled**2, axis=1)
+    distances = squares[:, None] + squares - 2 * scaled @ scaled.T
+    apart = distances[np.triu_indices(len(scaled), 1)]
+    median = np.sqrt(max(np.median(apart), 0.0)) if len(apart) else 0.0
+    return {"variance": np.asarray(y.var() or 1.0), "lengthscale": spread * (median or 1.0)}
+
+
+@jax.custom_vjp
+def _negative_evidence(covariance: Float[Array, "B N N"], y: Float[Array, "B N R"]) -> Float[Array, ""]:
+    """-log N(y; 0, Σ); its gradient (Σ⁻¹ - α αᵀ) / 2, α = Σ⁻¹ y, is cheaper than the factor's."""
+    return _evidence_and_gradient(covariance, y)[0]
+
+
+def _evidence_and_gradient(covariance, y):
+    cholesky = jnp.linalg.cholesky(covariance)
+    identity = jnp.broadcast_to(jnp.eye(covariance.shape[-1]), covariance.shape)
+    inverse = jax.scipy.linalg.cho_solve((cholesky, True), identity)
+    alpha = inverse @ y
+    half_log_det = jnp.log(jnp.diagonal(cholesky, axis1=-2, axis2=-1)).sum() * y.shape[-1]
+    value = 0.5 * jnp.sum(y * alpha) + half_log_det + 0.5 * y.size * math.log(2 * math.pi)
+    return value, (0.5 * (y.shape[-1] * inverse - alpha @ alpha.mT), alpha)
+
+
+def _scale_gradient(gradients, cotangent):
+    return tuple(cotangent * gradient for gradient in gradients)
+
+
+_negative_evidence.defvjp(_evidence_and_gradient, _scale_gradient)
+
+
+def _adam(loss: Callable, start, num_steps: int, learning_rate: float, progress: bool) -> tuple:
+    """Losses [num_steps] and parameters [num_steps, ...] before each step, as NumPy arrays."""
+    import optax
+    from tqdm import tqdm
+
+    optimiser = optax.adam(learning_rate)
+
+    def step(carry, _):
+        logs, state = carry
+        value, gradient = jax.value_and_grad(loss)(logs)
+        updates, state = optimiser.update(gradient, state)
+        return (optax.apply_updates(logs, updates), state), (value, logs)
+
+    @jax.jit
+    def several(carry):
+        return jax.lax.scan(step, carry, length=STEPS_PER_UPDATE)
+
+    carry, pieces = (start, optimiser.init(start)), []
+    with tqdm(total=num_steps, desc="fit_gp", leave=False, disable=not progress) as bar:
+        for done in range(0, num_steps, STEPS_PER_UPDATE):
+            carry, piece = several(carry)
+            pieces.append(jax.device_get(piece))
+            bar.update(min(STEPS_PER_UPDATE, num_steps - done))
+            bar.set_postfix(loss=f"{pieces[-1][0][-1]:.3f}")
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[:num_steps], *pieces)

@@ -1,0 +1,237 @@
+"""Gaussian laws of functions: what every Gaussian prior shares, and their exact posteriors."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
+from numpyro_fspace.priors.factor import Factor, at_compile_time, factorise, is_traced, product
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Array, Float, Key
+
+__all__ = ["ConditionedGP", "GaussianProcess"]
+
+RELATIVE_NUGGET = 1e-2
+CACHE_SIZE = 8
+
+
+class GaussianProcess(ABC):
+    """A prior whose values at any inputs are Gaussian, given its mean and covariance.
+
+    Inside, values are [M, K] with K = 1 for a single output, and covariances are B blocks [B, M, M]: one
+    shared by all outputs, or one for each. Where x and the prior are concrete, mean and factor are computed
+    once in float64, even while a program is being traced, and enter it as constants.
+
+    Attributes:
+        num_outputs: K, or None for a single output whose values are [M].
+        nugget: variance added to the covariance's diagonal at the points, or None for 1e-2 times the mean
+            variance there.
+    """
+
+    exact = True  # evaluate mean and covariance in float64 where they are concrete
+
+    def __init__(self, num_outputs: int | None, nugget: float | None):
+        self.num_outputs = num_outputs
+        self.nugget = None if nugget is None else as_positive(nugget, "nugget")
+        self._cache: OrderedDict[bytes, np.ndarray | Factor] = OrderedDict()
+
+    @abstractmethod
+    def mean_function(self, x: Float[Array, "M D"]) -> Float[Array, "M K"]:
+        """m(x), [M, 1] for a single output."""
+
+    @abstractmethod
+    def covariance_function(self, x1: Float[Array, "M D"], x2: Float[Array, "L D"]) -> Float[Array, "B M L"]:
+        """k(x1, x2) without nugget, in one block or K."""
+
+    def log_prob(self, x: Float[Array, "M D"], f: Float[Array, "M K"]) -> Float[Array, ""]:
+        """log N(f; m(x), k(x, x) + nugget · I), summed over outputs.
+
+        Args:
+            x: measurement points [M, D].
+            f: the function's values there, [M] (or [M, 1]), or [M, K] if the prior has ``num_outputs``.
+
+        Returns:
+            The log density, in the precision of f. If x or the kernel is traced, a covariance that is not
+            positive definite gives NaN.
+
+        Raises:
+            ValueError: wrong shapes, NaN in x, or a concrete covariance that is not positive definite.
+        """
+        return self._log_density(x, f, noise=None)
+
+    def log_marginal_likelihood(
+        self, x: Float[Array, "N D"], y: Float[Array, "N K"], noise_variance: float | Float[Array, " N"]
+    ) -> Float[Array, ""]:
+        """log N(y; m(x), k(x, x) + noise_variance · I), the evidence of targets y; no nugget is added.
+
+        Args:
+            x: inputs [N, D].
+            y: targets, [N] or [N, K].
+            noise_variance: of each target, scalar, [N] or [N, K].
+        """
+        return self._log_density(x, y, as_positive(noise_variance, "noise_variance", ndim=2))
+
+    def sample(
+        self, key: Key[Array, ""], x: Float[Array, "M D"], sample_shape: tuple[int, ...] = ()
+    ) -> Float[Array, "*S M K"]:
+        """Draws of f(x) from the law that ``log_prob`` evaluates, nugget included.
+
+        Returns:
+            Draws [*sample_shape, M], or [*sample_shape, M, K] if the prior has ``num_outputs``.
+        """
+        x = as_inputs(x)
+        factor, mean = self._factor(x), jnp.asarray(self._mean(x))
+        num_columns = mean.shape[1] // factor.num_blocks
+        noise = jax.random.normal(key, (*sample_shape, factor.num_blocks, len(x), num_columns), float)
+        draws = mean.astype(noise.dtype) + _rows(factor.colour(noise))
+        return draws[..., 0] if self.num_outputs is None else draws
+
+    def moments(self, x: Float[Array, "M D"]) -> tuple[Float[Array, "M K"], Float[Array, "K M M"]]:
+        """Mean and covariance of f(x) without nugget, float64 NumPy arrays if x and the prior are concrete.
+
+        Returns:
+            Mean [M] and covariance [M, M], or [M, K] and [K, M, M] if the prior has ``num_outputs``.
+        """
+        x = as_inputs(x)
+        mean, covariance = self._mean(x), self._covariance(x)
+        if self.num_outputs is None:
+            return mean[:, 0], covariance[0]
+        return mean, covariance.repeat(self.num_outputs // len(covariance), axis=0)
+
+    def condition(
+        self,
+        x: Float[Array, "N D"],
+        y: Float[Array, "N K"],
+        noise_variance: float | Float[Array, " N"],
+        *,
+        nugget: float | None = None,
+    ) -> ConditionedGP:
+        """The exact posterior of f given y = f(x) + noise, itself a prior.
+
+        As a prior of a network that is trained on the same y it counts the data twice.
+
+        Args:
+            x: inputs [N, D].
+            y: targets, [N] or [N, K].
+            noise_variance: of each target, scalar, [N] or [N, K].
+            nugget: of the posterior as a prior; None inherits this prior's (a relative nugget is then
+                relative to the posterior variance).
+        """
+        return ConditionedGP(self, x, y, noise_variance, self.nugget if nugget is None else nugget)
+
+    def check(self, x: Float[Array, "M D"]) -> None:
+        """Passes if k(x, x) + nugget · I has a Cholesky factor.
+
+        Raises:
+            ValueError: it has none; the message gives the smallest eigenvalue and the cure.
+            TypeError: x or the kernel is traced.
+        """
+        if self._factor(as_inputs(x)).inverse is None:
+            raise TypeError("check needs concrete x and kernel: call it outside jit, grad and vmap.")
+
+    def whitened_square(
+        self, x: Float[Array, "M D"], f: Float[Array, "M K"], noise: Float[Array, "*shape"] | None = None
+    ) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
+        """(f - m)ᵀ Σ⁻¹ (f - m) and log |Σ| / 2 of each output, with Σ = k(x, x) + nugget (or noise) · I."""
+        x = as_inputs(x)
+        f = jnp.asarray(as_values(f, len(x), self.num_outputs, "f" if noise is None else "y"))
+        factor = self._factor(x, noise)
+        residual = f - jnp.asarray(self._mean(x), f.dtype)
+        white = factor.whiten(_columns(residual, factor.num_blocks))
+        square = jnp.sum(white**2, axis=-2)
+        half_log_det = jnp.broadcast_to(jnp.asarray(factor.half_log_det, white.dtype)[:, None], square.shape)
+        return square.ravel(), half_log_det.ravel()
+
+    def _log_density(self, x, f, noise) -> Float[Array, ""]:
+        square, half_log_det = self.whitened_square(x, f, noise)
+        return -(0.5 * square + half_log_det + 0.5 * math.log(2 * math.pi) * len(x)).sum()
+
+    def _mean(self, x) -> Float[Array, "M K"]:
+        return self._once(("mean", x), lambda: at_compile_time(self.mean_function, x, exact=self.exact))
+
+    def _covariance(self, x) -> Float[Array, "B M M"]:
+        return at_compile_time(lambda a: self.covariance_function(a, a), x, exact=self.exact)
+
+    def _factor(self, x, noise=None) -> Factor:
+        """The factor of k(x, x) plus noise (scalar, [M] or [M, K]), or plus the nugget."""
+        nugget, name = (self.nugget, "nugget") if noise is None else (noise, "noise_variance")
+        return self._once(("factor", x, nugget), lambda: self._factorise(x, nugget, name))
+
+    def _factorise(self, x, nugget, name: str) -> Factor:
+        covariance = self._covariance(x)
+        if nugget is None:
+            nugget = RELATIVE_NUGGET * covariance.diagonal(axis1=-2, axis2=-1).mean(-1)[:, None]
+        elif nugget.ndim == 2:
+            nugget = as_values(nugget, len(x), self.num_outputs, name).T
+        elif nugget.shape not in [(), (len(x),)]:
+            raise ValueError(f"{name} must be a scalar or have shape [{len(x)}], got {list(nugget.shape)}.")
+        concrete = isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray)
+        xp = np if concrete else jnp
+        blocks = max(len(covariance), len(nugget) if nugget.ndim == 2 else 1)
+        covariance = xp.broadcast_to(covariance, (blocks, len(x), len(x)))
+        return factorise(covariance, xp.broadcast_to(nugget, (blocks, len(x))), name)
+
+    def _once(self, inputs: tuple, build: Callable):
+        """``build()``, remembered by the values of the inputs if they and the result are concrete."""
+        if is_traced(inputs[1:]):
+            return build()
+        digest = blake2b(inputs[0].encode())
+        for array in inputs[1:]:
+            digest.update(repr(np.shape(array)).encode() + np.asarray(array, np.float64).tobytes())
+        value = self._cache.pop(digest.digest(), None)
+        value = build() if value is None else value
+        if isinstance(value.inverse if isinstance(value, Factor) else value, np.ndarray):
+            self._cache[digest.digest()] = value
+            if len(self._cache) > CACHE_SIZE:
+                self._cache.popitem(last=False)
+        return value
+
+
+class ConditionedGP(GaussianProcess):
+    """The posterior of f under a Gaussian prior and data y = f(x) + noise, made by ``condition``.
+
+    m'(·) = m(·) + k(·, x) Σ⁻¹ (y - m(x)),  k'(·, ·) = k(·, ·) - k(·, x) Σ⁻¹ k(x, ·),  Σ = k(x, x) + noise.
+
+    k' is a difference. Where x is traced (random points under jit) it is formed in the program's precision,
+    and in float32 a small noise leaves it without a factor: ``log_prob`` is then NaN. Use fixed points, for
+    which all is done in float64, or enable float64.
+
+    Reference: rasmussen2006, equations 2.22 to 2.24.
+    """
+
+    def __init__(self, prior: GaussianProcess, x, y, noise_variance, nugget: float | None):
+        super().__init__(prior.num_outputs, nugget)
+        self.exact = prior.exact
+        self.prior, self.x = prior, as_inputs(x)
+        y = as_values(as_real(y, "y"), len(self.x), self.num_outputs, "y")
+        self._data = prior._factor(self.x, as_positive(noise_variance, "noise_variance", ndim=2))
+        self._weights = self._data.solve(_columns(y - prior._mean(self.x), self._data.num_blocks))
+
+    def mean_function(self, x):
+        cross = self.prior.covariance_function(x, self.x)
+        return self.prior.mean_function(x) + _rows(product(cross, self._weights))
+
+    def covariance_function(self, x1, x2):
+        white1, white2 = (self._data.whiten(self.prior.covariance_function(self.x, x)) for x in (x1, x2))
+        return self.prior.covariance_function(x1, x2) - product(jnp.swapaxes(white1, -1, -2), white2)
+
+
+def _columns(values: Float[Array, "M K"], num_blocks: int) -> Float[Array, "B M R"]:
+    """Values as the columns that each covariance block acts on: B = 1 and R = K, or B = K and R = 1."""
+    return values[None] if num_blocks == 1 else values.T[:, :, None]
+
+
+def _rows(columns: Float[Array, "*S B M R"]) -> Float[Array, "*S M K"]:
+    """The inverse of ``_columns``."""
+    return columns[..., 0, :, :] if columns.shape[-3] == 1 else jnp.swapaxes(columns[..., 0], -1, -2)

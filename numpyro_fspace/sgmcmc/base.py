@@ -1,0 +1,109 @@
+"""What the stochastic-gradient samplers share: potentials, noise, schedules, the non-finite guard.
+
+A *potential* is any function ``potential_fn(position, key) -> U`` with U = -log density (up to a
+constant); ``key`` feeds whatever randomness the estimate of U has (minibatch, measurement points) and
+is ignored by a deterministic potential. ``position`` is any pytree of floating-point arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+__all__ = [
+    "Info",
+    "finite",
+    "last_value",
+    "normal_like",
+    "scan_with_noise",
+    "size_and_dtype",
+    "squared_norm",
+    "step_size_at",
+]
+
+#: Most normals drawn ahead in one call (per chain): 4 MiB in float32.
+NOISE_BLOCK = 2**20
+
+
+class Info(NamedTuple):
+    """What a human wants to know of a transition; nothing of it is needed by the next one.
+
+    Attributes:
+        potential_energy: the last estimate of U within the transition.
+        gradient_norm: Euclidean norm of the gradient that came with it.
+        temperature: mean of |p|²/P over the inner steps, 1 in equilibrium at temperature 1 (SGHMC), or
+            the mean squared displacement in units of its noise, |Δu|²/(2εP) (SGLD).
+        step_size: the step size used last.
+        is_diverging: whether the transition left the finite numbers and was undone.
+        aux: the auxiliary output of the potential, at the same place as ``potential_energy``.
+    """
+
+    potential_energy: jax.Array
+    gradient_norm: jax.Array
+    temperature: jax.Array
+    step_size: jax.Array
+    is_diverging: jax.Array
+    aux: Any
+
+
+def step_size_at(step_size, count, dtype):
+    """The step size at gradient step ``count``: a number, or an optax schedule of the count."""
+    return jnp.asarray(step_size(count) if callable(step_size) else step_size, dtype)
+
+
+def last_value(potential_fn, position, key):
+    """Zeros shaped like ``potential_fn(position, key)``: where a loop keeps the last one it saw."""
+    shapes = jax.eval_shape(potential_fn, position, key)
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+
+def normal_like(key, tree, leading=()):
+    """Standard normals in the shape of ``tree``, with ``leading`` axes, from one call of the generator."""
+    flat, unravel = ravel_pytree(tree)
+    noise = jax.random.normal(key, (*leading, flat.size), flat.dtype)
+    for _ in leading:
+        unravel = jax.vmap(unravel)
+    return unravel(noise)
+
+
+def squared_norm(tree):
+    """Σ x² over all leaves."""
+    return sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree))
+
+
+def size_and_dtype(tree):
+    """Number of scalars P in ``tree``, and the floating-point type they share."""
+    leaves = jax.tree.leaves(tree)
+    return sum(leaf.size for leaf in leaves), jnp.result_type(*leaves)
+
+
+def finite(*trees):
+    """Whether every number in ``trees`` is finite (as one boolean)."""
+    return jnp.isfinite(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(trees)))
+
+
+def scan_with_noise(step, carry, key, num_steps, like):
+    """Run ``carry = step(carry, key_t, noise_t, t)`` for t = 0 … num_steps - 1.
+
+    ``noise_t`` is standard normal in the shape of ``like``. It is drawn in blocks outside the inner
+    loop, which costs a fraction of one call per step; the law is the same.
+    """
+    size, _ = size_and_dtype(like)
+    fits = [b for b in range(1, num_steps + 1) if num_steps % b == 0 and b * size <= NOISE_BLOCK]
+    block = max(fits, default=1)
+
+    def run_block(carry, xs):
+        block_key, times = xs
+        key_noise, key_steps = jax.random.split(block_key)
+        noise = normal_like(key_noise, like, (block,))
+        keys = jax.random.split(key_steps, block)
+        carry, _ = jax.lax.scan(lambda c, x: (step(c, *x), None), carry, (keys, noise, times))
+        return carry, None
+
+    times = jnp.arange(num_steps).reshape(-1, block)
+    carry, _ = jax.lax.scan(run_block, carry, (jax.random.split(key, num_steps // block), times))
+    return carry

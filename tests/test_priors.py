@@ -1,0 +1,430 @@
+"""Priors over functions against scipy, scikit-learn and closed forms."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+import tinygp
+from tinygp.kernels import Custom, DotProduct, ExpSquared, Matern32, distance
+
+from numpyro_fspace.priors import GPPrior, NetworkPrior, StudentTPrior, check_prior
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(12, 2))
+F = RNG.normal(size=12)
+SCALE, NUGGET = 0.8, 0.05
+
+
+def rbf(x1, x2, variance=1.0, scale=SCALE):
+    """The squared exponential in plain NumPy: the oracle."""
+    return variance * np.exp(-0.5 * np.sum((x1[:, None] - x2[None]) ** 2, -1) / np.asarray(scale) ** 2)
+
+
+def sigma(x=X, nugget=NUGGET):
+    return rbf(x, x) + nugget * np.eye(len(x))
+
+
+def normal_logpdf(f, mean, covariance):
+    return scipy.stats.multivariate_normal(None, covariance).logpdf(f - mean)
+
+
+def p_value(draws, covariance):
+    """χ² of whitened draws [S, M] against N(0, covariance): mean and variance together."""
+    white = np.linalg.solve(np.linalg.cholesky(covariance), np.asarray(draws, float).T)
+    return 2 * min(
+        scipy.stats.chi2(white.size).cdf(np.sum(white**2)), scipy.stats.chi2(white.size).sf(np.sum(white**2))
+    )
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("traced", [False, True])
+def test_log_prob_is_scipys(x64, traced):
+    """Concrete and traced points, in both precisions; condition number 1e2: 1e-4 in float32."""
+    with jax.enable_x64(x64):
+        prior = GPPrior(ExpSquared(scale=SCALE), nugget=NUGGET, mean=0.3)
+        value = jax.jit(prior.log_prob)(X, F) if traced else prior.log_prob(X, F)
+        assert value.dtype == (jnp.float64 if x64 else jnp.float32)
+        np.testing.assert_allclose(value, normal_logpdf(F, 0.3, sigma()), rtol=1e-10 if x64 else 1e-4)
+
+
+def l2(kernel, **parameters):
+    return kernel(distance=distance.L2Distance(), **parameters)
+
+
+@pytest.mark.parametrize(
+    "kernel, covariance",
+    [
+        (1.5 * ExpSquared(scale=SCALE) + DotProduct(), 1.5 * rbf(X, X) + X @ X.T),
+        (ExpSquared(scale=SCALE) * DotProduct(), rbf(X, X) * (X @ X.T)),
+        (
+            tinygp.transforms.Linear(np.array([2.0, 0.5]), ExpSquared()),
+            rbf(X * [2.0, 0.5], X * [2.0, 0.5], scale=1.0),
+        ),
+        (Custom(lambda a, b: jnp.exp(-jnp.sum((a - b) ** 2))), rbf(X, X, scale=np.sqrt(0.5))),
+    ],
+    ids=["sum", "product", "ard", "custom"],
+)
+def test_kernels(kernel, covariance):
+    """Sums, products, ARD, custom kernels; the relative nugget is 1e-2 of the points' mean variance."""
+    covariance = covariance + 1e-2 * np.trace(covariance) / len(X) * np.eye(len(X))
+    np.testing.assert_allclose(GPPrior(kernel).log_prob(X, F), normal_logpdf(F, 0.0, covariance), rtol=1e-4)
+
+
+def test_kernel_subclass_and_distance():
+    """A subclass works, and the distance is the kernel's own: Matern defaults to L1."""
+
+    class Brownian(tinygp.kernels.Kernel):
+        def evaluate(self, x1, x2):
+            return jnp.minimum(x1[0], x2[0])
+
+    x = np.arange(1.0, 5.0)[:, None]
+    expected = normal_logpdf(F[:4], 0.0, np.minimum(x, x.T) + 0.1 * np.eye(4))
+    np.testing.assert_allclose(GPPrior(Brownian(), nugget=0.1).log_prob(x, F[:4]), expected, rtol=1e-5)
+
+    r = np.sqrt(3) * np.sqrt(((X[:, None] - X) ** 2).sum(-1))
+    covariance = GPPrior(l2(Matern32, scale=1.0)).moments(X)[1]
+    np.testing.assert_allclose(covariance, (1 + r) * np.exp(-r), atol=1e-12)
+    assert np.abs(GPPrior(Matern32(scale=1.0)).moments(X)[1] - covariance).max() > 0.05
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+@pytest.mark.parametrize("traced", [False, True])
+def test_outputs_are_independent(own, traced):
+    """K outputs sum their log densities, with a mean per output."""
+    scales, means = ([0.8, 2.0, 0.8] if own else [0.8] * 3), np.array([0.0, 1.0, -2.0])
+    kernel = [ExpSquared(scale=s) for s in scales] if own else ExpSquared(scale=0.8)
+    prior = GPPrior(kernel, mean=means, nugget=NUGGET, num_outputs=3)
+    f = RNG.normal(size=(12, 3))
+    value = jax.jit(prior.log_prob)(X, f) if traced else prior.log_prob(X, f)
+    each = [
+        normal_logpdf(f[:, k], means[k] * np.ones(12), rbf(X, X, scale=scales[k]) + NUGGET * np.eye(12))
+        for k in range(3)
+    ]
+    np.testing.assert_allclose(value, sum(each), rtol=1e-4)
+    mean, covariance = prior.moments(X)
+    assert mean.shape == (12, 3) and covariance.shape == (3, 12, 12)
+    np.testing.assert_allclose(covariance[1], rbf(X, X, scale=scales[1]), atol=1e-12)
+
+
+def test_callable_mean_and_column_values():
+    prior = GPPrior(ExpSquared(scale=SCALE), nugget=NUGGET, mean=lambda x: jnp.sin(x[:, 0]))
+    expected = normal_logpdf(F, np.sin(X[:, 0]), sigma())
+    np.testing.assert_allclose(prior.log_prob(X, F), expected, rtol=1e-4)
+    np.testing.assert_allclose(prior.log_prob(X, F[:, None]), expected, rtol=1e-4)
+
+
+def test_gradient_in_values():
+    """∂ log p / ∂f = -Σ⁻¹ f, through the constant factor and through the traced one."""
+    prior = GPPrior(ExpSquared(scale=SCALE), nugget=NUGGET)
+    expected = -np.linalg.solve(sigma(), F)
+    np.testing.assert_allclose(jax.grad(prior.log_prob, 1)(X, F), expected, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(jax.jit(jax.grad(prior.log_prob, 1))(X, F), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_gradient_in_kernel_parameters():
+    """Traced kernel parameters, mean and nugget: central differences of scipy's density, in float64."""
+
+    def ours(parameters):
+        scale, mean, nugget = parameters
+        return GPPrior(ExpSquared(scale=scale), mean=mean, nugget=nugget).log_prob(X, F)
+
+    def scipys(parameters):
+        scale, mean, nugget = parameters
+        return normal_logpdf(F, mean * np.ones(12), rbf(X, X, scale=scale) + nugget * np.eye(12))
+
+    at, step = np.array([0.8, 0.2, 0.1]), 1e-5
+    expected = [(scipys(at + step * e) - scipys(at - step * e)) / (2 * step) for e in np.eye(3)]
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(jax.jit(jax.grad(ours))(jnp.asarray(at)), expected, rtol=1e-6)
+        stacked = jax.jit(jax.vmap(ours))(jnp.stack([at, 2 * at]))
+    np.testing.assert_allclose(stacked, [scipys(at), scipys(2 * at)], rtol=1e-8)
+
+
+def test_parameters_closed_over_by_a_custom_kernel():
+    """A traced value hidden in a closure, not a leaf of the kernel, is found too."""
+
+    def ours(scale):
+        return GPPrior(
+            Custom(lambda a, b: jnp.exp(-0.5 * jnp.sum((a - b) ** 2) / scale**2)), nugget=0.1
+        ).log_prob(X, F)
+
+    assert jnp.isfinite(jax.jit(jax.grad(ours))(0.8))
+    np.testing.assert_allclose(jax.jit(ours)(0.8), normal_logpdf(F, 0.0, sigma(nugget=0.1)), rtol=1e-4)
+
+
+def test_concrete_covariance_enters_as_a_constant():
+    """The jitted program at concrete x holds no factorisation, and factorises once for all traces."""
+    calls = []
+
+    def kernel(x1, x2):
+        calls.append(1)
+        return ExpSquared(scale=SCALE)(x1, x2)
+
+    prior = GPPrior(kernel, nugget=NUGGET)
+    at = jax.jit(lambda f: prior.log_prob(X, f))
+    text = at.lower(jnp.asarray(F)).as_text()
+    assert "cholesky" not in text and "triangular" not in text and "potrf" not in text
+    traced = jax.jit(prior.log_prob).lower(X, F).as_text()
+    assert "cholesky" in traced or "potrf" in traced
+    before = len(calls)
+    jax.jit(lambda f: 2 * prior.log_prob(X, f))(F)
+    assert len(calls) == before
+    np.testing.assert_allclose(at(F), normal_logpdf(F, 0.0, sigma()), rtol=1e-4)
+
+
+def test_cache_tells_points_apart():
+    prior = GPPrior(ExpSquared(scale=SCALE), nugget=NUGGET)
+    for x in (X, 2 * X, X.reshape(8, 3), *(X + i for i in range(10)), X):
+        f = F[: len(x)]
+        np.testing.assert_allclose(prior.log_prob(x, f), normal_logpdf(f, 0.0, sigma(x)), rtol=1e-4)
+
+
+def test_chains_share_a_constant_factor():
+    """vmap over values, not points."""
+    prior, f = GPPrior(ExpSquared(scale=SCALE), nugget=NUGGET), RNG.normal(size=(5, 12))
+    values = jax.jit(jax.vmap(lambda one: prior.log_prob(X, one)))(f)
+    np.testing.assert_allclose(values, normal_logpdf(f, 0.0, sigma()), rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int32, np.float64, np.int64])
+def test_values_of_other_types(dtype):
+    """Half precision and integers are lifted before the product with L⁻¹."""
+    f = jnp.asarray(np.round(F), dtype) if dtype in (jnp.bfloat16, jnp.int32) else np.round(F).astype(dtype)
+    value = GPPrior(ExpSquared(scale=SCALE), nugget=NUGGET).log_prob(X, f)
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, normal_logpdf(np.round(F), 0.0, sigma()), rtol=1e-4)
+
+
+def test_integer_inputs_are_cast():
+    x = np.arange(4)[:, None]
+    value = GPPrior(ExpSquared(scale=SCALE), nugget=NUGGET).log_prob(x, F[:4])
+    np.testing.assert_allclose(value, normal_logpdf(F[:4], 0.0, sigma(x * 1.0)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_sample_follows_log_prob(traced):
+    """Shapes, and the law with the nugget: false alarms 1e-5; 2 % more variance would give p < 1e-5."""
+    prior = GPPrior(ExpSquared(scale=SCALE), nugget=NUGGET, mean=2.0)
+    key = jax.random.key(1)
+    draws = (jax.jit(prior.sample, static_argnums=2) if traced else prior.sample)(key, X, (20000,))
+    assert draws.shape == (20000, 12) and prior.sample(key, X).shape == (12,)
+    assert p_value(draws - 2.0, sigma()) > 1e-5
+
+
+def test_sample_of_outputs():
+    """Each output has its own kernel and no correlation with the others."""
+    prior = GPPrior([ExpSquared(scale=0.3), ExpSquared(scale=3.0)], nugget=NUGGET)
+    draws = np.asarray(prior.sample(jax.random.key(2), X, (4, 5000)))
+    assert draws.shape == (4, 5000, 12, 2)
+    joint = draws.reshape(-1, 24, order="C").reshape(-1, 12, 2).transpose(0, 2, 1).reshape(-1, 24)
+    blocks = [rbf(X, X, scale=s) + NUGGET * np.eye(12) for s in (0.3, 3.0)]
+    assert p_value(joint, scipy.linalg.block_diag(*blocks)) > 1e-5
+    shared = GPPrior(ExpSquared(scale=0.3), nugget=NUGGET, num_outputs=2).sample(
+        jax.random.key(3), X, (9000,)
+    )
+    joint = np.asarray(shared).transpose(0, 2, 1).reshape(-1, 24)
+    assert p_value(joint, scipy.linalg.block_diag(blocks[0], blocks[0])) > 1e-5
+
+
+@pytest.mark.parametrize("noise", [0.1, np.linspace(0.05, 0.3, 12)], ids=["scalar", "each"])
+def test_condition_is_sklearns(noise):
+    """Posterior moments in float64 although JAX computes in float32, against scikit-learn."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF
+
+    reference = GaussianProcessRegressor(RBF(SCALE), alpha=noise, optimizer=None).fit(X, F)
+    new = RNG.normal(size=(7, 2))
+    prior = GPPrior(ExpSquared(scale=SCALE), nugget=1e-3)
+    posterior = prior.condition(X, F, noise)
+    mean, covariance = posterior.moments(new)
+    expected_mean, expected_covariance = reference.predict(new, return_cov=True)
+    assert mean.dtype == covariance.dtype == np.float64
+    np.testing.assert_allclose(mean, expected_mean, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(covariance, expected_covariance, atol=1e-7)
+    np.testing.assert_allclose(
+        prior.log_marginal_likelihood(X, F, noise), reference.log_marginal_likelihood_value_, rtol=1e-4
+    )
+
+    f = RNG.normal(size=7) * 0.1 + expected_mean
+    expected = normal_logpdf(f, expected_mean, expected_covariance + 1e-3 * np.eye(7))
+    np.testing.assert_allclose(posterior.log_prob(new, f), expected, rtol=1e-4)
+    np.testing.assert_allclose(jax.jit(posterior.log_prob)(new, f), expected, rtol=1e-2)
+    draws = posterior.sample(jax.random.key(5), new, (5000,))
+    assert p_value(draws - expected_mean, expected_covariance + 1e-3 * np.eye(7)) > 1e-5
+
+
+def test_condition_in_two_steps():
+    """Conditioning a posterior on more data is conditioning the prior on all of them."""
+    prior = GPPrior(ExpSquared(scale=SCALE))
+    both = prior.condition(X, F, 0.1).moments(X + 0.1)
+    steps = prior.condition(X[:5], F[:5], 0.1).condition(X[5:], F[5:], 0.1).moments(X + 0.1)
+    for a, b in zip(both, steps, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-10)
+
+
+def test_condition_of_outputs():
+    """Shared kernel; noise [N, K] gives each output its own factor."""
+    y, noise = RNG.normal(size=(12, 2)), np.stack([np.full(12, 0.1), np.linspace(0.1, 1, 12)], 1)
+    prior = GPPrior(ExpSquared(scale=SCALE), num_outputs=2, mean=np.array([1.0, -1.0]))
+    mean, covariance = prior.condition(X, y, noise).moments(X[:3])
+    for k, m in enumerate([1.0, -1.0]):
+        gain = rbf(X[:3], X) @ np.linalg.inv(rbf(X, X) + np.diag(noise[:, k]))
+        np.testing.assert_allclose(mean[:, k], m + gain @ (y[:, k] - m), atol=1e-10)
+        np.testing.assert_allclose(covariance[k], rbf(X[:3], X[:3]) - gain @ rbf(X, X[:3]), atol=1e-10)
+    shared = prior.condition(X, y, 0.1).moments(X[:3])
+    np.testing.assert_allclose(shared[0][:, 0], mean[:, 0], atol=1e-10)
+    assert shared[1].shape == (2, 3, 3)
+
+
+def test_condition_on_traced_data():
+    with jax.enable_x64(True):
+        prior = GPPrior(ExpSquared(scale=SCALE))
+        traced = jax.jit(lambda x, y: prior.condition(x, y, 0.1).moments(x + 0.1))(X, F)
+        for a, b in zip(prior.condition(X, F, 0.1).moments(X + 0.1), traced, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-10)
+
+
+def test_covariance_without_a_factor_is_reported():
+    """An error with the eigenvalue, at trace time too, if x is concrete; NaN, not -inf, if x is traced."""
+    prior = GPPrior(lambda x1, x2: -ExpSquared()(x1, x2), nugget=1e-3)
+    with pytest.raises(ValueError, match=r"smallest eigenvalue is -\d.*larger nugget"):
+        prior.check(X)
+    with pytest.raises(ValueError, match="not positive definite"):
+        prior.log_prob(X, F)
+    with pytest.raises(ValueError, match="not positive definite"):
+        jax.jit(lambda f: prior.log_prob(X, f))(F)
+    value, gradient = jax.jit(jax.value_and_grad(prior.log_prob, 1))(X, F)
+    assert jnp.isnan(value) and jnp.isnan(gradient).all()
+    with pytest.raises(TypeError, match="concrete"):
+        jax.jit(prior.check)(X)
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        GPPrior(ExpSquared(scale=np.nan)).log_prob(X, F)
+    assert GPPrior(ExpSquared()).check(X) is None
+
+
+GOOD = GPPrior(ExpSquared(scale=SCALE), nugget=NUGGET)
+TWO = GPPrior(ExpSquared(scale=SCALE), nugget=NUGGET, num_outputs=2)
+
+
+@pytest.mark.parametrize(
+    "call, error, text",
+    [
+        (lambda: GPPrior(ExpSquared(), nugget=0.0), ValueError, "nugget must be positive"),
+        (lambda: GPPrior(ExpSquared(), nugget=-1.0), ValueError, "nugget must be positive"),
+        (lambda: GPPrior(ExpSquared(), nugget=np.ones(3)), ValueError, "nugget must have at most 0"),
+        (lambda: GPPrior(ExpSquared(), nugget="small"), TypeError, "nugget"),
+        (lambda: GPPrior(ExpSquared), TypeError, "kernel must be a tinygp kernel instance"),
+        (lambda: GPPrior(1.0), TypeError, "kernel"),
+        (lambda: GPPrior([ExpSquared()] * 2, num_outputs=3), ValueError, "2 kernels but num_outputs=3"),
+        (lambda: GPPrior([]), ValueError, "num_outputs"),
+        (lambda: GPPrior(ExpSquared(), num_outputs=0), ValueError, "num_outputs"),
+        (
+            lambda: GPPrior(ExpSquared(), mean=np.zeros(3)),
+            ValueError,
+            "mean has shape .3. but num_outputs=None",
+        ),
+        (
+            lambda: GPPrior(ExpSquared(), mean=lambda x: x).log_prob(X, F),
+            ValueError,
+            r"mean must return shape \[12\]",
+        ),
+        (lambda: GOOD.log_prob(X[:, 0], F), ValueError, r"x\[:, None\]"),
+        (lambda: GOOD.log_prob(X[None], F), ValueError, r"x must have shape \[M, D\]"),
+        (lambda: GOOD.log_prob(X[:0], F[:0]), ValueError, "at least one point"),
+        (lambda: GOOD.log_prob(X.astype(str), F), (TypeError, ValueError), "x"),
+        (lambda: GOOD.log_prob(np.where(X > 1, np.nan, X), F), ValueError, "x holds NaN"),
+        (lambda: GOOD.log_prob(X + 1j, F), TypeError, "real numbers"),
+        (lambda: GOOD.log_prob(X, F[:5]), ValueError, r"f must have shape \[12\].*got \[5\]"),
+        (lambda: GOOD.log_prob(X, np.zeros((12, 2))), ValueError, "num_outputs=2"),
+        (lambda: TWO.log_prob(X, F), ValueError, "num_outputs=2"),
+        (lambda: TWO.log_prob(X, np.zeros((12, 3))), ValueError, "num_outputs=3"),
+        (lambda: GPPrior(lambda a, b: jnp.ones(3)).log_prob(X, F), ValueError, "kernel must return shape"),
+        (lambda: GOOD.condition(X, F, 0.0), ValueError, "noise_variance must be positive"),
+        (lambda: GOOD.condition(X, F, np.ones(5)), ValueError, "noise_variance"),
+        (lambda: GOOD.condition(X, F * np.nan, 0.1), ValueError, "y holds NaN"),
+        (lambda: GOOD.condition(X, F[:4], 0.1), ValueError, "y must have shape"),
+        (lambda: StudentTPrior(ExpSquared(), df=0.0), ValueError, "df must be positive"),
+        (lambda: NetworkPrior(3.0, jax.random.key(0)), TypeError, "draw"),
+        (lambda: NetworkPrior(lambda key, x: x, jax.random.key(0), num_draws=1), ValueError, "num_draws"),
+        (lambda: NetworkPrior(lambda key, x: x, jax.random.key(0)).log_prob(X, F), ValueError, "draw"),
+        (lambda: check_prior(GPPrior), TypeError, "instance"),
+        (lambda: check_prior(ExpSquared()), TypeError, "log_prob"),
+    ],
+)
+def test_errors(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_check_prior_accepts_any_object_with_the_two_methods():
+    class Own:
+        def log_prob(self, x, f):
+            return -jnp.sum(f**2)
+
+        def sample(self, key, x, sample_shape=()):
+            return jax.random.normal(key, (*sample_shape, len(x)))
+
+    own = Own()
+    assert check_prior(own) is own and check_prior(GOOD) is GOOD
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_student_t_is_scipys(x64):
+    with jax.enable_x64(x64):
+        prior = StudentTPrior(ExpSquared(scale=SCALE), df=3.5, mean=0.3, nugget=NUGGET)
+        value = prior.log_prob(X, F)
+    expected = scipy.stats.multivariate_t(0.3 * np.ones(12), sigma(), df=3.5).logpdf(F)
+    np.testing.assert_allclose(value, expected, rtol=1e-8 if x64 else 1e-4)
+
+
+def test_student_t_of_outputs_and_its_gaussian_limit():
+    f = RNG.normal(size=(12, 2))
+    prior = StudentTPrior(ExpSquared(scale=SCALE), df=4.0, nugget=NUGGET, num_outputs=2)
+    expected = scipy.stats.multivariate_t(np.zeros(12), sigma(), df=4.0).logpdf(f.T).sum()
+    np.testing.assert_allclose(prior.log_prob(X, f), expected, rtol=1e-4)
+    np.testing.assert_allclose(prior.moments(X)[1][0], 2 * rbf(X, X), atol=1e-6)
+    with jax.enable_x64(True):
+        wide = StudentTPrior(ExpSquared(scale=SCALE), df=1e7, nugget=NUGGET, num_outputs=2)
+        np.testing.assert_allclose(wide.log_prob(X, f), TWO.log_prob(X, f), rtol=1e-4)
+
+
+def test_student_t_sample():
+    """Mahalanobis squares over M are F(M, df), for each output on its own; false alarms 1e-5."""
+    prior = StudentTPrior(ExpSquared(scale=SCALE), df=3.0, mean=1.0, nugget=NUGGET, num_outputs=2)
+    draws = np.asarray(prior.sample(jax.random.key(0), X, (4000,)), float) - 1.0
+    white = np.linalg.solve(np.linalg.cholesky(sigma()), draws)
+    squares = np.sum(white**2, axis=1) / 12
+    for k in range(2):
+        assert scipy.stats.kstest(squares[:, k], scipy.stats.f(12, 3.0).cdf).pvalue > 1e-5
+    assert abs(scipy.stats.spearmanr(squares[:, 0], squares[:, 1]).statistic) < 0.08
+    assert prior.sample(jax.random.key(0), X).shape == (12, 2)
+
+
+def linear_draw(key, x):
+    return x @ jax.random.normal(key, (2, 2))
+
+
+def test_network_prior_fits_its_law():
+    """A linear network is exactly Gaussian with covariance x xᵀ: the fit misses it by Monte Carlo alone."""
+    prior = NetworkPrior(linear_draw, jax.random.key(0), num_draws=20000, nugget=0.5, num_outputs=2)
+    mean, covariance = prior.moments(X)
+    np.testing.assert_allclose(mean, 0.0, atol=0.1)
+    np.testing.assert_allclose(covariance[0], X @ X.T, atol=0.25)
+    f = RNG.normal(size=(12, 2))
+    expected = normal_logpdf(f.T, 0.0, X @ X.T + 0.5 * np.eye(12)).sum()
+    np.testing.assert_allclose(prior.log_prob(X, f), expected, rtol=1e-2)
+    np.testing.assert_allclose(jax.jit(prior.log_prob)(X, f), prior.log_prob(X, f), rtol=1e-4)
+
+
+def test_network_prior_samples_functions():
+    """Draws are of the network, not of the Gaussian: linear in x, fresh for each key, the same at all x."""
+    prior = NetworkPrior(linear_draw, jax.random.key(0), num_outputs=2)
+    draws = prior.sample(jax.random.key(1), X, (3, 5))
+    assert draws.shape == (3, 5, 12, 2)
+    np.testing.assert_allclose(prior.sample(jax.random.key(1), 2 * X, (3, 5)), 2 * draws, rtol=1e-5)
+    assert np.linalg.matrix_rank(np.asarray(draws).transpose(0, 1, 3, 2).reshape(-1, 12), tol=1e-3) == 2
+    single = NetworkPrior(lambda key, x: linear_draw(key, x)[:, 0], jax.random.key(0))
+    assert single.sample(jax.random.key(1), X).shape == (12,)
