@@ -192,9 +192,7 @@ def _diagnose(draws: Float[np.ndarray, "P C S"], names: tuple[str, ...]) -> Func
     return FunctionDiagnostics(names, *x.shape[1:], *stats, notes)
 
 
-def _notes(
-    names: tuple[str, ...], finite: np.ndarray, varies: np.ndarray, moves: np.ndarray
-) -> tuple[str, ...]:
+def _notes(names: tuple[str, ...], finite: np.ndarray, varies: np.ndarray, moves: np.ndarray) -> tuple[str, ...]:
     notes = []
     if not finite.all():
         notes.append(
@@ -210,7 +208,5 @@ def _notes(
         )
     stuck = np.flatnonzero(~moves[varies].any(axis=0)) if varies.any() else []
     if len(stuck):
-        notes.append(
-            f"f never moves in chain {', '.join(map(str, stuck))} though other chains differ from it."
-        )
+        notes.append(f"f never moves in chain {', '.join(map(str, stuck))} though other chains differ from it.")
     return tuple(notes)

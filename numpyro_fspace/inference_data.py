@@ -37,10 +37,15 @@ def to_arviz(mcmc, *, inputs=None, num_probes: int = 100, weights: bool = False,
     Returns:
         ``arviz.InferenceData`` (ArviZ 0.23) or ``xarray.DataTree`` (1.x).
 
+    Raises:
+        ValueError: if ``mcmc`` has not run.
+
     Example:
         >>> import arviz as az, numpyro_fspace as fs  # doctest: +SKIP
         >>> az.summary(fs.to_arviz(mcmc), var_names=["f"])  # doctest: +SKIP
     """
+    if mcmc.last_state is None:
+        raise ValueError("The MCMC object has no draws yet: call run first.")
     chains, args, kwargs = mcmc.num_chains, mcmc._args, mcmc._kwargs
     trace = _trace(mcmc.sampler.model, args, kwargs)
     hidden = set() if weights else {k for k, s in trace.items() if "fspace" in s.get("infer", {})}

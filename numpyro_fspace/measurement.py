@@ -163,9 +163,7 @@ def uniform(low: float | Float[Array, " D"], high: float | Float[Array, " D"], n
     low, high, num = as_real(low, "low"), as_real(high, "high"), _count(num)
     shapes = {corner.shape for corner in (low, high) if corner.ndim}
     if len(shapes) > 1 or any(len(shape) > 1 for shape in shapes) or (0,) in shapes:
-        raise ValueError(
-            f"low and high must be numbers or arrays [D], got {list(low.shape)} and {list(high.shape)}."
-        )
+        raise ValueError(f"low and high must be numbers or arrays [D], got {list(low.shape)} and {list(high.shape)}.")
     size = shapes.pop() if shapes else (1,)
     if not is_traced((low, high)) and not (low < high).all():
         raise ValueError(f"low must be below high in every input, got low={low} and high={high}.")

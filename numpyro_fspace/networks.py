@@ -141,10 +141,7 @@ def random_module(
     network = _read_network(name, module, shape)
     priors = _prior_of_each(name, network, prior)
     units = network.units() if any(isinstance(p, FanIn) for p in priors.values()) else set()
-    weights = {
-        path: _sample(f"{name}.{path}", path, network, priors[path], path in units)
-        for path in network.weights
-    }
+    weights = {path: _sample(f"{name}.{path}", path, network, priors[path], path in units) for path in network.weights}
 
     def f(x):
         x = jnp.asarray(x)
@@ -176,16 +173,14 @@ def init_to_network(site: dict | None = None):
     if site is None:
         return functools.partial(init_to_network)
     init = site["infer"].get("fspace", {}).get("init") if site["type"] == "sample" else None
-    if init is None or site["is_observed"] or site["value"] is not None:
+    if init is None or site["value"] is not None:
         return init_to_median(site, num_samples=15)
     return init(site["kwargs"]["rng_key"])
 
 
 def _check_name(name):
     if not isinstance(name, str) or not name or "/" in name:
-        raise ValueError(
-            f"random_module: name={name!r} must be a non-empty string without '/', such as 'net'."
-        )
+        raise ValueError(f"random_module: name={name!r} must be a non-empty string without '/', such as 'net'.")
 
 
 def _check_input_shape(input_shape) -> tuple[int, ...]:
@@ -367,9 +362,7 @@ def _by_path(tree, drop=0):
     flat_tree, structure = jax.tree_util.tree_flatten_with_path(tree)
     paths = [_join(path[: len(path) - drop]) for path, _ in flat_tree]
     if len(set(paths)) < len(paths):
-        raise ValueError(
-            f"two weights have the same path: {sorted(p for p in set(paths) if paths.count(p) > 1)}"
-        )
+        raise ValueError(f"two weights have the same path: {sorted(p for p in set(paths) if paths.count(p) > 1)}")
     leaves = dict(zip(paths, (leaf for _, leaf in flat_tree), strict=True))
     return leaves, lambda weights: jax.tree.unflatten(structure, [weights[path] for path in paths])
 
@@ -401,9 +394,7 @@ def _read_network(name, module, shape) -> _Network:
         raise ValueError(f"random_module({name!r}): the network has no weights to give a prior to.")
     for path, leaf in network.weights.items():
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise ValueError(
-                f"random_module({name!r}): the weight {path!r} is {leaf.dtype}, not a real number."
-            )
+            raise ValueError(f"random_module({name!r}): the weight {path!r} is {leaf.dtype}, not a real number.")
     wrong = [out.shape for out in jax.tree.leaves(outputs) if out.shape[:1] != (_ROWS,)]
     if wrong:
         raise ValueError(
@@ -448,9 +439,7 @@ def _linen(module, x) -> _Network:
         try:
             return module.apply({"params": rebuild(weights)}, x)
         except InvalidRngError as error:
-            raise _StatefulError(
-                f"a random stream ({error})", "give dropout layers deterministic=True."
-            ) from error
+            raise _StatefulError(f"a random stream ({error})", "give dropout layers deterministic=True.") from error
 
     return _Network(weights, apply, lambda key: _by_path(init_tree(key)["params"])[0])
 
@@ -469,9 +458,7 @@ def _nnx(module, x) -> _Network:
         pairs = zip(variables, before, strict=True)
         changed = sorted({type(v).__name__ for v, old in pairs if v.get_value() is not old})
         if changed:
-            raise _StatefulError(
-                f"the nnx state {changed}, which a call changes", "call module.eval() first."
-            )
+            raise _StatefulError(f"the nnx state {changed}, which a call changes", "call module.eval() first.")
         return out
 
     return _Network(weights, apply)

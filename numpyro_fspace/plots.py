@@ -70,9 +70,7 @@ def plot_functions(
     """
     x, f_draws, noise_draws = _check(x, f_draws, noise_draws, level, num_draws)
     if x.shape[1] == 1:
-        return _plot_line(
-            x[:, 0], f_draws, x_data, y_data, truth, reference, noise_draws, level, num_draws, ax
-        )
+        return _plot_line(x[:, 0], f_draws, x_data, y_data, truth, reference, noise_draws, level, num_draws, ax)
     if y_data is None:
         raise ValueError(f"y_data is required when x has {x.shape[1]} inputs: the targets at the rows of x.")
     for name, value in {"x_data": x_data, "truth": truth, "reference": reference}.items():
@@ -145,9 +143,7 @@ def _check(x, f_draws, noise_draws, level, num_draws):
                 f"chains into one axis of draws, and plot one output at a time."
             )
         if not np.isfinite(array).all():
-            raise ValueError(
-                f"{name} holds NaN or infinite values; drop the draws of the chain that diverged."
-            )
+            raise ValueError(f"{name} holds NaN or infinite values; drop the draws of the chain that diverged.")
         draws[name] = array
     if not 0 < level < 1:
         raise ValueError(f"level must lie strictly between 0 and 1, got {level}; write 0.9 for a 90 % band.")

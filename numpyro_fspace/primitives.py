@@ -6,13 +6,13 @@ ArviZ list observations (``Predictive``, ``log_likelihood``, ``observed_data``),
 ``numpyro.factor`` is not. Which of the two is asked for can be read off the stack of effect handlers:
 
 ====================================  =====================================  =========================
-who runs the model                    innermost sign on the stack            the site becomes
+who runs the model                    sign on the stack                      the site becomes
 ====================================  =====================================  =========================
 our kernels                           ``fresh_draws``                        a sample site, not observed
-HMC, NUTS: the potential              ``substitute`` of unconstrained values  a sample site
-SVI                                   ``replay``, or ``substitute`` of data  a sample site, observed
+HMC, NUTS: the potential              ``substitute``, unconstrained values   a sample site
+SVI                                   ``replay``                             a sample site, observed
 ``log_density``, ``log_likelihood``   ``substitute`` of data                 a sample site, not observed
-``Predictive``                        ``mask(False)``                        a note in the trace
+``Predictive``                        ``mask(False)``, anywhere              a note in the trace
 initialisation, ArviZ, plain traces   none of these                          a note in the trace
 ====================================  =====================================  =========================
 
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers, prng_key
 from numpyro.distributions import constraints
@@ -52,7 +53,8 @@ class FunctionalPriorSite(dist.Distribution):
         prior: the prior over functions.
         points: the sampler of measurement points.
         x: the measurement points [M, D] of this evaluation, or None in a note.
-        log_factor: scale · log P0(fn(x)), or None in a note.
+        log_factor: scale · log P0(fn(x)); None in a note, and where random points have no key, which is an error
+            only for those who ask for the density (``log_likelihood`` does not).
     """
 
     support = constraints.real_vector
@@ -67,6 +69,12 @@ class FunctionalPriorSite(dist.Distribution):
         return jnp.zeros((*sample_shape, 0))
 
     def log_prob(self, value):
+        if self.log_factor is None:
+            raise ValueError(
+                "functional_prior: the measurement points are random and there is no key to draw them. Run the model "
+                "under numpyro.handlers.seed, or freeze the points: "
+                "points=fs.measurement.fixed(points(jax.random.key(0)))."
+            )
         return self.log_factor
 
 
@@ -94,6 +102,11 @@ class fresh_draws(Messenger):
             msg["value"] = minibatch(self.next_key(), *msg["args"], name=msg["name"])
         elif msg["type"] == "prng_key" and msg["value"] is None:
             msg["value"] = self.next_key()
+
+    def postprocess_message(self, msg):
+        if msg["type"] == "sample" and is_functional_prior(msg):
+            scale = 1.0 if msg["scale"] is None else msg["scale"]
+            self.log_functional_prior = self.log_functional_prior + scale * msg["fn"].log_prob(msg["value"])
 
 
 class full_plates(Messenger):
@@ -151,7 +164,7 @@ def functional_prior(name, fn, prior, points, *, scale=1.0):
 
     Raises:
         ValueError: for a scale that is not positive and finite; for random points under an engine that
-            needs a fixed density (HMC, NUTS, …).
+            needs a fixed density (HMC, NUTS, …); for a prior whose ``log_prob`` returns no scalar.
         TypeError: for a ``prior`` or ``points`` of the wrong kind.
 
     Example:
@@ -172,25 +185,41 @@ def functional_prior(name, fn, prior, points, *, scale=1.0):
         raise TypeError(f"functional_prior({name!r}): fn must be a function of inputs [M, D], got {type(fn).__name__}.")
     check_prior(prior)
     points = as_points(points)
-    if not isinstance(scale, jax.core.Tracer) and not (jnp.ndim(scale) == 0 and 0 < float(scale) < float("inf")):
-        raise ValueError(f"functional_prior({name!r}): scale={scale} must be a positive finite number.")
+    _check_scale(name, scale)
     if not _PYRO_STACK:
         return fn
     if not _density_is_wanted():
         note("functional_prior", name, FunctionalPriorSite(fn, prior, points))
         return fn
-    x = points(_measurement_key(name, points))
+    key = _measurement_key(name, points)
+    if points.is_random and key is None:
+        _factor(name, FunctionalPriorSite(fn, prior, points))
+        return fn
+    x = points(key)
     with handlers.block():
-        log_factor = jnp.asarray(scale * prior.log_prob(x, fn(x)))
-    _factor(name, FunctionalPriorSite(fn, prior, points, x, log_factor))
+        log_prob = jnp.asarray(prior.log_prob(x, fn(x)))
+    if log_prob.ndim:
+        raise ValueError(
+            f"functional_prior({name!r}): prior.log_prob(x, f) must return a number, the log density of all values "
+            f"together; {type(prior).__name__} returned shape {log_prob.shape}."
+        )
+    _factor(name, FunctionalPriorSite(fn, prior, points, x, scale * log_prob))
     return fn
+
+
+def _check_scale(name, scale):
+    if isinstance(scale, jax.core.Tracer):
+        return
+    is_number = isinstance(scale, int | float | np.number | np.ndarray | jax.Array) and jnp.ndim(scale) == 0
+    if not (is_number and 0 < float(scale) < float("inf")):
+        raise ValueError(f"functional_prior({name!r}): scale={scale!r} must be a positive finite number.")
 
 
 def _density_is_wanted() -> bool:
     """Whether somebody up the stack sums log densities (see the module's table)."""
-    for handler in reversed(_PYRO_STACK):
-        if isinstance(handler, handlers.mask) and handler.mask is False:
-            return False
+    if any(isinstance(handler, handlers.mask) and handler.mask is False for handler in _PYRO_STACK):
+        return False
+    for handler in _PYRO_STACK:
         if isinstance(handler, fresh_draws | handlers.replay | _unconstrain_params):
             return True
         if isinstance(handler, handlers.substitute) and handler.data is not None:
@@ -199,7 +228,7 @@ def _density_is_wanted() -> bool:
 
 
 def _measurement_key(name, points):
-    """A key for random points, or None for fixed ones; an error if the engine would freeze one set."""
+    """A key for random points, None if there is none or need of none; an error if the engine would freeze one set."""
     if not points.is_random:
         return None
     kinds = [type(handler) for handler in _PYRO_STACK]
@@ -211,14 +240,7 @@ def _measurement_key(name, points):
                 "…) needs a density that does not change. Freeze them: "
                 "points=fs.measurement.fixed(points(jax.random.key(0))); or sample with fs.fSGHMC or fs.fSGLD."
             )
-    key = prng_key()
-    if key is None:
-        raise ValueError(
-            f"functional_prior({name!r}): the measurement points are random and there is no key to draw them. "
-            "Run the model under numpyro.handlers.seed, or freeze the points: "
-            "points=fs.measurement.fixed(points(jax.random.key(0)))."
-        )
-    return key
+    return prng_key()
 
 
 def note(kind: str, name: str, fn):
@@ -227,11 +249,16 @@ def note(kind: str, name: str, fn):
         apply_stack({"type": kind, "name": name, "fn": fn, "value": jnp.zeros((0,))})
 
 
-def _factor(name, law):
-    kinds = [type(handler) for handler in _PYRO_STACK]
+def _is_observed_there() -> bool:
+    """Whether the site must pass for observed: to SVI's guides, and to init strategies, which skip it then."""
     for handler in _PYRO_STACK:
-        if isinstance(handler, fresh_draws):
-            handler.log_functional_prior = handler.log_functional_prior + law.log_factor
+        is_substitute = isinstance(handler, handlers.substitute) and not isinstance(handler, _unconstrain_params)
+        if isinstance(handler, handlers.replay) or (is_substitute and handler.data is None):
+            return True
+    return False
+
+
+def _factor(name, law):
     apply_stack(
         {
             "type": "sample",
@@ -241,7 +268,7 @@ def _factor(name, law):
             "kwargs": {"rng_key": None, "sample_shape": ()},
             "value": jnp.zeros((0,)),
             "scale": None,
-            "is_observed": handlers.seed in kinds or handlers.replay in kinds,
+            "is_observed": _is_observed_there(),
             "intermediates": [],
             "cond_indep_stack": [],
             "infer": {

@@ -43,9 +43,7 @@ def load_diabetes(split: int = 0, *, standardise: bool = True, dtype: DTypeLike 
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise ImportError(
-            'load_diabetes needs scikit-learn: pip install "numpyro_fspace[examples]"'
-        ) from error
+        raise ImportError('load_diabetes needs scikit-learn: pip install "numpyro_fspace[examples]"') from error
     x, y = datasets.load_diabetes(return_X_y=True, scaled=False)
     train_mask = np.ones(len(y), dtype=bool)
     train_mask[np.random.default_rng(split).permutation(len(y))[: len(y) // 10]] = False

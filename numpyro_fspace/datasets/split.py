@@ -61,9 +61,7 @@ def check_split(name: str, split: int, num_splits: int) -> int:
     except TypeError:
         raise TypeError(f"split must be an integer, got {split!r}.") from None
     if not 0 <= number < num_splits:
-        raise ValueError(
-            f"split={number} is out of range: {name!r} has {num_splits} splits, 0 to {num_splits - 1}."
-        )
+        raise ValueError(f"split={number} is out of range: {name!r} has {num_splits} splits, 0 to {num_splits - 1}.")
     return number
 
 

@@ -1,6 +1,6 @@
 """The samplers as NumPyro kernels, their warm-up, and the driver."""
 
-from numpyro_fspace.infer.base import KernelState
+from numpyro_fspace.infer.chain import KernelState
 from numpyro_fspace.infer.kernels import SGHMC, SGLD, fSGHMC, fSGLD
 from numpyro_fspace.infer.mcmc import MCMC
 from numpyro_fspace.infer.warmup import Warmup

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +13,8 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_fspace.arguments import split_arrays
-from numpyro_fspace.infer.warmup import Warmup, WarmupState, largest_curvature
-from numpyro_fspace.networks import init_to_network
+from numpyro_fspace.infer.chain import Chain
+from numpyro_fspace.infer.warmup import Warmup
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, prior_scale
 from numpyro_fspace.validate import (
@@ -25,45 +24,7 @@ from numpyro_fspace.validate import (
     check_step_size,
 )
 
-__all__ = ["KernelState", "SGMCMCKernel"]
-
-
-class KernelState(NamedTuple):
-    """State of a chain under NumPyro's ``MCMC``; every field can be an ``extra_fields`` entry.
-
-    Attributes:
-        i: draws made so far, warm-up included.
-        z: unconstrained values of the latent sites.
-        potential_energy: U at the last gradient (an estimate, if minibatches or points are random).
-        log_functional_prior: Σ scale · log P0(f(X_M)) at the same place.
-        gradient_norm: Euclidean norm of that gradient.
-        temperature: mean kinetic temperature of the draw (see ``fs.sgmcmc.Info``).
-        mean_temperature: its running mean over the sampling phase.
-        step_size: the step size used last.
-        diverging: whether this draw left the finite numbers and was undone.
-        num_diverging: how many draws of the sampling phase were.
-        momentum: momentum of the chain, flat [P]; empty [0] for SGLD.
-        count: gradient steps of the sampler, read by schedules.
-        scale: prior standard deviations, flat [P].
-        warmup: what warm-up adapts, frozen afterwards.
-        rng_key: the chain's key.
-    """
-
-    i: jax.Array
-    z: dict
-    potential_energy: jax.Array
-    log_functional_prior: jax.Array
-    gradient_norm: jax.Array
-    temperature: jax.Array
-    mean_temperature: jax.Array
-    step_size: jax.Array
-    diverging: jax.Array
-    num_diverging: jax.Array
-    momentum: jax.Array
-    count: jax.Array
-    scale: jax.Array
-    warmup: WarmupState
-    rng_key: jax.Array
+__all__ = ["SGMCMCKernel"]
 
 
 class SGMCMCKernel(MCMCKernel):
@@ -138,9 +99,8 @@ class SGMCMCKernel(MCMCKernel):
         return self.postprocess_fn(model_args, model_kwargs)
 
     def refresh(self, state, model_args, model_kwargs):
-        potential = self._model_potential(model_args, model_kwargs)
-        one = partial(self._refresh_chain, potential)
-        return one(state) if is_prng_key(state.rng_key) else jax.vmap(one)(state)
+        chain = self._chain(model_args, model_kwargs)
+        return chain.refresh(state) if is_prng_key(state.rng_key) else jax.vmap(chain.refresh)(state)
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
         check_arguments(model_args, model_kwargs)
@@ -155,17 +115,29 @@ class SGMCMCKernel(MCMCKernel):
         return self._compiled_init(static, join, single)(rng_key, init_params, arrays)
 
     def sample(self, state, model_args, model_kwargs):
-        potential = self._model_potential(model_args, model_kwargs)
+        chain = self._chain(model_args, model_kwargs)
         if is_prng_key(state.rng_key):
-            return self._sample_chain(state.i, state, potential)
+            return chain.draw(state.i, state)
         # The draw index is the same for all chains: unbatched, so that phases are branches, not selects.
-        return jax.vmap(lambda chain: self._sample_chain(state.i[0], chain, potential))(state)
+        return jax.vmap(lambda one: chain.draw(state.i[0], one))(state)
 
-    # ---- one chain -----------------------------------------------------------------------------
+    # ---- parts ---------------------------------------------------------------------------------
 
     def _model_potential(self, args, kwargs, key=None):
         key = jax.random.key(0) if key is None else key
         return ModelPotential(self._model, args, kwargs, key=key, init_strategy=self.init_strategy)
+
+    def _chain(self, args, kwargs, key=None):
+        return Chain(
+            model=self._model_potential(args, kwargs, key),
+            warmup=self.warmup,
+            num_warmup=self._num_warmup,
+            num_steps=self.num_steps,
+            step_size=self.step_size,
+            transition=self._transition,
+            stable_step_size=self._stable_step_size,
+            preconditioner=self.preconditioner,
+        )
 
     def _checked_params(self, args, kwargs, key):
         potential, name = self._model_potential(args, kwargs, key), type(self).__name__
@@ -175,146 +147,24 @@ class SGMCMCKernel(MCMCKernel):
                 f"Add it, or sample with fs.{name[1:]}."
             )
         potential.check_data()
-        return potential.init_params()
+        params = potential.init_params()
+        self.preconditioner.build(ravel_pytree(params)[0])  # refuses a scale of another length
+        return params
 
     def _compiled_init(self, static, join, single):
         def init(rng_key, init_params, arrays):
             args, kwargs = join(arrays)
-            one = partial(self._init_chain, args, kwargs)
+
+            def one(key, init_params):
+                key, key_model = jax.random.split(key)
+                return self._chain(args, kwargs, key_model).start(key, init_params, self._initial_momentum)
+
             return one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
 
         try:
             return self._inits.setdefault((static, single), jax.jit(init))
         except TypeError:  # an argument that is neither an array nor hashable
             return jax.jit(init)
-
-    def _init_chain(self, args, kwargs, key, init_params):
-        key, key_model, key_momentum, key_direction = jax.random.split(key, 4)
-        model = self._model_potential(args, kwargs, key_model)
-        z = model.init_params() if init_params is None else init_params
-        position = ravel_pytree(z)[0]
-        zero, count = jnp.zeros((), position.dtype), jnp.zeros((), int)
-        warmup = WarmupState(
-            optimiser=self.warmup.optimiser(1).init(position),
-            direction=jax.random.normal(key_direction, position.shape, position.dtype),
-            step_size=zero,
-        )
-        return KernelState(
-            i=count,
-            z=z,
-            potential_energy=zero,
-            log_functional_prior=zero,
-            gradient_norm=zero,
-            temperature=zero,
-            mean_temperature=zero,
-            step_size=zero,
-            diverging=jnp.zeros((), bool),
-            num_diverging=count,
-            momentum=self._initial_momentum(key_momentum, position),
-            count=count,
-            scale=ravel_pytree(model.scale())[0],
-            warmup=warmup,
-            rng_key=key,
-        )
-
-    def _refresh_chain(self, model, state):
-        key, key_potential = jax.random.split(state.rng_key)
-        value, aux = model(state.z, key_potential)
-        return state._replace(potential_energy=value, log_functional_prior=aux, rng_key=key)
-
-    def _sample_chain(self, i, state, model):
-        _, unravel = ravel_pytree(state.z)
-        flat = _flatten(model, unravel)
-        metric = self.preconditioner.build(state.scale)
-        num_optimiser = self.warmup.num_optimiser_draws(self._num_warmup)
-        is_adapting = i < self._num_warmup
-        sample = partial(self._sampling_draw, flat, metric, unravel, is_adapting)
-        if self.step_size is None:
-            sample = partial(self._calibrated_draw, sample, flat, metric, i)
-        if num_optimiser == 0:
-            return sample(state)
-        optimise = partial(self._optimising_draw, flat, metric, unravel, num_optimiser)
-        return jax.lax.cond(i < num_optimiser, optimise, sample, state)
-
-    def _optimising_draw(self, flat, metric, unravel, num_draws, state):
-        key, key_steps, key_potential = jax.random.split(state.rng_key, 3)
-        position, optimiser = self.warmup.optimise(
-            key_steps,
-            ravel_pytree(state.z)[0],
-            state.warmup.optimiser,
-            lambda w, k: flat(w, k)[0],
-            metric,
-            self.num_steps,
-            num_draws * self.num_steps,
-        )
-        value, aux = flat(position, key_potential)
-        return state._replace(
-            i=state.i + 1,
-            z=unravel(position),
-            potential_energy=value,
-            log_functional_prior=aux,
-            warmup=state.warmup._replace(optimiser=optimiser),
-            rng_key=key,
-        )
-
-    def _calibrated_draw(self, sample, flat, metric, i, state):
-        draws = self.warmup.calibration_draws(self._num_warmup)
-        may_lengthen = i < draws[2]
-
-        def calibrate(state):
-            key, key_potential = jax.random.split(state.rng_key)
-            position, warmup = ravel_pytree(state.z)[0], state.warmup
-            curvature, direction = largest_curvature(
-                lambda w, k: flat(w, k)[0], position, warmup.direction, key_potential, metric
-            )
-            good = jnp.isfinite(curvature) & (curvature > 0)
-            found = jnp.where(good, self._stable_step_size(curvature), 0.5 * warmup.step_size)
-            step_size = jnp.where(may_lengthen, found, jnp.minimum(found, warmup.step_size))
-            direction = jnp.where(good, direction, warmup.direction)
-            return state._replace(warmup=warmup._replace(direction=direction, step_size=step_size), rng_key=key)
-
-        return sample(jax.lax.cond(jnp.any(jnp.array(draws) == i), calibrate, lambda s: s, state))
-
-    def _sampling_draw(self, flat, metric, unravel, is_adapting, state):
-        key, key_steps = jax.random.split(state.rng_key)
-        position = ravel_pytree(state.z)[0]
-        step_size = state.warmup.step_size if self.step_size is None else self.step_size
-        position, momentum, info = self._transition(
-            key_steps, position, state.momentum, state.count, flat, step_size, metric
-        )
-        warmup = state.warmup
-        if self.step_size is None:
-            hot = jnp.where(info.temperature > _hot(position.size), 0.9, 1.0)
-            factor = jnp.where(info.is_diverging | (info.temperature > 2.0), 0.5, hot)
-            factor = jnp.where(is_adapting, factor, 1.0).astype(position.dtype)
-            warmup = warmup._replace(step_size=warmup.step_size * factor)
-        num_sampled = jnp.maximum(state.i + 1 - self._num_warmup, 1)
-        mean = state.mean_temperature + (info.temperature - state.mean_temperature) / num_sampled
-        return state._replace(
-            i=state.i + 1,
-            z=unravel(position),
-            potential_energy=info.potential_energy,
-            log_functional_prior=info.aux,
-            gradient_norm=info.gradient_norm,
-            temperature=info.temperature,
-            mean_temperature=jnp.where(is_adapting, 0.0, mean).astype(mean.dtype),
-            step_size=info.step_size,
-            diverging=info.is_diverging,
-            num_diverging=jnp.where(is_adapting, 0, state.num_diverging + info.is_diverging),
-            momentum=momentum,
-            count=state.count + self.num_steps,
-            warmup=warmup,
-            rng_key=key,
-        )
-
-
-def _flatten(model, unravel):
-    return lambda position, key: model(unravel(position), key)
-
-
-def _hot(size):
-    """Kinetic temperature beyond which a draw is too hot to be chance: 1.1 plus four standard deviations."""
-    return 1.1 + 4.0 * (2.0 / size) ** 0.5
 
 
 def _check_init_params(given, expected, *, batched):

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 
-from numpyro_fspace.infer.base import KernelState
+from numpyro_fspace.infer.chain import KernelState
 from numpyro_fspace.infer.kernels import SGHMC
 
 __all__ = ["MCMC", "warn_of_trouble"]

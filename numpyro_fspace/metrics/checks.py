@@ -66,9 +66,7 @@ def positive(array: np.ndarray, name: str) -> np.ndarray:
 def as_level(level: float) -> float:
     """A probability strictly between 0 and 1."""
     if not 0 < level < 1:
-        raise ValueError(
-            f"level must lie strictly between 0 and 1, got {level}; write 0.9 for a 90 % interval."
-        )
+        raise ValueError(f"level must lie strictly between 0 and 1, got {level}; write 0.9 for a 90 % interval.")
     return float(level)
 
 
@@ -86,9 +84,7 @@ def as_probs(probs: ArrayLike, *, tolerance: float = 1e-3) -> np.ndarray:
 def as_labels(labels: ArrayLike, probs: np.ndarray) -> np.ndarray:
     """Integer labels ``[N]`` for ``probs`` ``[N, K]``."""
     if probs.ndim != 2:
-        raise ValueError(
-            f"probs must have shape [N, K], got {probs.shape}; average the draws' probabilities first."
-        )
+        raise ValueError(f"probs must have shape [N, K], got {probs.shape}; average the draws' probabilities first.")
     array = as_vector(labels, "labels")
     if len(array) != len(probs):
         raise ValueError(f"labels has {len(array)} entries, probs has {len(probs)} rows; they must agree.")

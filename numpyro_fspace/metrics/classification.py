@@ -94,9 +94,7 @@ def brier(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"]) -> float
     return float(np.mean(np.sum((probs - np.eye(probs.shape[1])[labels]) ** 2, axis=1)))
 
 
-def reliability_curve(
-    probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"], num_bins: int = 15
-) -> Reliability:
+def reliability_curve(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"], num_bins: int = 15) -> Reliability:
     """Accuracy against confidence (the highest probability) in bins of equal width.
 
     Bins are open below and closed above.

@@ -45,9 +45,7 @@ def _as_log_lik(log_lik: ArrayLike) -> np.ndarray:
             f"merge chains into one axis."
         )
     if np.isnan(array).any() or np.isposinf(array).any():
-        raise ValueError(
-            "log_lik holds NaN or +inf; check the draws for divergences and the scales for zeros."
-        )
+        raise ValueError("log_lik holds NaN or +inf; check the draws for divergences and the scales for zeros.")
     return array
 
 

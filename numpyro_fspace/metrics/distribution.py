@@ -207,16 +207,12 @@ def gaussian_w2(
     mean2 = per_point(mean2, "mean2", len(mean1))
     var1, var2 = per_point(var1, "var1", len(mean1)), per_point(var2, "var2", len(mean1))
     if min(var1.min(), var2.min()) < 0:
-        raise ValueError(
-            "var1 and var2 must not be negative; clip rounding errors with numpy.maximum(var, 0)."
-        )
+        raise ValueError("var1 and var2 must not be negative; clip rounding errors with numpy.maximum(var, 0).")
     w2_squared = (mean1 - mean2) ** 2 + (np.sqrt(var1) - np.sqrt(var2)) ** 2
     return float(np.mean(w2_squared if squared else np.sqrt(w2_squared)))
 
 
-def sample_w2(
-    draws1: Float[ArrayLike, "S N"], draws2: Float[ArrayLike, "S N"], *, squared: bool = False
-) -> float:
+def sample_w2(draws1: Float[ArrayLike, "S N"], draws2: Float[ArrayLike, "S N"], *, squared: bool = False) -> float:
     r"""Mean over points of the 2-Wasserstein distance between two samples' marginals.
 
     Two samples of one law are not at distance zero: for ``S = 1000`` and a standard normal the mean of

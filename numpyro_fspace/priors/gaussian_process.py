@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from tinygp.kernels import Kernel
 
 __all__ = ["GPPrior"]
+
+
+def _as_jax(leaf):
+    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
 
 
 class GPPrior(GaussianProcess):
@@ -73,9 +78,7 @@ class GPPrior(GaussianProcess):
         if num_outputs is not None and (not isinstance(num_outputs, int | np.integer) or num_outputs < 1):
             raise ValueError(f"num_outputs must be a positive integer or None, got {num_outputs!r}.")
         if isinstance(kernel, list | tuple) and len(kernels) != num_outputs:
-            raise ValueError(
-                f"kernel lists {len(kernels)} kernels but num_outputs={num_outputs}: give one each."
-            )
+            raise ValueError(f"kernel lists {len(kernels)} kernels but num_outputs={num_outputs}: give one each.")
         if not callable(mean):
             mean = as_real(mean, "mean")
             if mean.shape not in [(), (num_outputs,)]:
@@ -85,7 +88,8 @@ class GPPrior(GaussianProcess):
                 )
         super().__init__(num_outputs, nugget)
         self.kernel, self.mean = kernel, mean
-        self._kernels = kernels
+        # NumPy parameters, as jit may embed them in the precision it first met them in.
+        self._kernels = tuple(jax.tree.map(_as_jax, one) for one in kernels)
 
     def __repr__(self) -> str:
         nugget = None if self.nugget is None else self.nugget.item() if self.nugget.ndim == 0 else self.nugget

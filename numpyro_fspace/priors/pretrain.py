@@ -109,9 +109,7 @@ def fit_gp(
         raise ValueError(f"num_steps and max_points must be positive, got {num_steps} and {max_points}.")
     if len(x) > max_points:
         if key is None:
-            raise ValueError(
-                f"x holds {len(x)} > max_points={max_points} points: pass a key to draw a subset by."
-            )
+            raise ValueError(f"x holds {len(x)} > max_points={max_points} points: pass a key to draw a subset by.")
         rows = np.asarray(jax.random.permutation(key, len(x))[:max_points])
         x, y = x[rows], y[rows]
 
@@ -152,9 +150,7 @@ def _parametrise(kernel, params, x, y) -> tuple[Callable[[dict], Kernel], dict]:
     if isinstance(kernel, type) or not callable(kernel):
         raise TypeError(f"kernel must be None, a tinygp kernel or a function of a dict, got {kernel!r}.")
     if not params:
-        raise ValueError(
-            "params must give a start for the kernel function: a dict of positive numbers or arrays."
-        )
+        raise ValueError("params must give a start for the kernel function: a dict of positive numbers or arrays.")
     return kernel, {name: as_positive(value, f"params[{name!r}]", ndim=2) for name, value in params.items()}
 
 

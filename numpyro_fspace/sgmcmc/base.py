@@ -7,7 +7,6 @@ is ignored by a deterministic potential. ``position`` is any pytree of floating-
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax

@@ -1,0 +1,80 @@
+"""The command ``fspace``: ``fspace demo`` and ``fspace run``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+
+__all__ = ["main"]
+
+EXPERIMENTS = ("extrapolation", "uci")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``fspace`` with ``argv`` (the command line's if None); the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
+        print(f"fspace: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fspace: interrupted; records written so far are kept", file=sys.stderr)
+        return 130
+
+
+def _parser():
+    from numpyro_fspace import __version__
+    from numpyro_fspace.datasets import UCI_NAMES
+    from numpyro_fspace.experiments.regression import METHODS
+
+    parser = argparse.ArgumentParser(prog="fspace", description="Bayesian neural networks with priors over functions.")
+    parser.add_argument("--version", action="version", version=f"fspace {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="a real regression end to end, in about two minutes")
+    demo.add_argument("--out", default="fspace-demo", help="folder of the picture and the netCDF file")
+    demo.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
+    demo.set_defaults(run=_demo)
+
+    run = commands.add_parser("run", help="an experiment of the papers; one JSON record per run")
+    run.add_argument("experiment", choices=EXPERIMENTS)
+    run.add_argument("--dataset", nargs="+", choices=UCI_NAMES, default=["yacht"], help="of uci")
+    run.add_argument("--method", nargs="+", choices=METHODS, default=["fsghmc"])
+    run.add_argument("--splits", type=_positive, default=1, metavar="K", help="splits 0 to K-1 (uci)")
+    run.add_argument("--seed", type=int, default=0, metavar="S", help="of the run; of the data (extrapolation)")
+    run.add_argument("--seeds", type=_positive, default=1, metavar="K", help="seeds S to S+K-1")
+    run.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
+    run.add_argument("--out", metavar="FILE", help="append records to FILE instead of printing them")
+    run.set_defaults(run=_run)
+    return parser
+
+
+def _positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return value
+
+
+def _demo(args):
+    from numpyro_fspace.experiments.demo import run_demo
+
+    run_demo(args.out, quick=args.quick)
+    return 0
+
+
+def _run(args):
+    from numpyro_fspace.experiments import extrapolation, uci
+    from numpyro_fspace.experiments.records import write
+
+    options = {"quick": args.quick, "progress": sys.stderr.isatty()}
+    for seed in range(args.seed, args.seed + args.seeds):
+        if args.experiment == "extrapolation":
+            for method in args.method:
+                write(extrapolation.run_seed(method, seed, **options), args.out)
+            continue
+        for dataset, split, method in itertools.product(args.dataset, range(args.splits), args.method):
+            write(uci.run_split(dataset, method, split, seed, **options), args.out)
+    return 0

@@ -1,0 +1,202 @@
+"""One chain of a kernel: its state, where it starts, and its draws, in warm-up and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from numpyro_fspace.infer.warmup import Warmup, WarmupState, largest_curvature
+from numpyro_fspace.potential import ModelPotential
+
+__all__ = ["Chain", "KernelState"]
+
+
+class KernelState(NamedTuple):
+    """State of a chain under NumPyro's ``MCMC``; every field can be an ``extra_fields`` entry.
+
+    Attributes:
+        i: draws made so far, warm-up included.
+        z: unconstrained values of the latent sites.
+        potential_energy: U at the last gradient (an estimate, if minibatches or points are random).
+        log_functional_prior: Σ scale · log P0(f(X_M)) at the same place.
+        gradient_norm: Euclidean norm of that gradient.
+        temperature: mean kinetic temperature of the draw (see ``fs.sgmcmc.Info``).
+        mean_temperature: its running mean over the sampling phase.
+        step_size: the step size used last.
+        diverging: whether this draw left the finite numbers and was undone.
+        num_diverging: how many draws of the sampling phase were.
+        momentum: momentum of the chain, flat [P]; empty [0] for SGLD.
+        count: gradient steps of the sampler, read by schedules.
+        scale: prior standard deviations, flat [P].
+        warmup: what warm-up adapts, frozen afterwards.
+        rng_key: the chain's key.
+    """
+
+    i: jax.Array
+    z: dict
+    potential_energy: jax.Array
+    log_functional_prior: jax.Array
+    gradient_norm: jax.Array
+    temperature: jax.Array
+    mean_temperature: jax.Array
+    step_size: jax.Array
+    diverging: jax.Array
+    num_diverging: jax.Array
+    momentum: jax.Array
+    count: jax.Array
+    scale: jax.Array
+    warmup: WarmupState
+    rng_key: jax.Array
+
+
+class Chain(NamedTuple):
+    """What a chain's draws need besides its state.
+
+    Attributes:
+        model: the potential of the model.
+        warmup: settings of the warm-up.
+        num_warmup: its draws.
+        num_steps: gradient steps per draw.
+        step_size: fixed step size or schedule; None if warm-up finds it.
+        transition: the sampler, ``(key, position, momentum, count, potential, step_size, metric) -> (position,
+            momentum, Info)``.
+        stable_step_size: the sampler's step size for a largest curvature λ.
+        preconditioner: ``fs.preconditioners`` object.
+    """
+
+    model: ModelPotential
+    warmup: Warmup
+    num_warmup: int
+    num_steps: int
+    step_size: Any
+    transition: Callable
+    stable_step_size: Callable
+    preconditioner: Any
+
+    def start(self, key, init_params, initial_momentum) -> KernelState:
+        """The state of a chain at ``init_params``, or where the model's init strategy puts it."""
+        key, key_momentum, key_direction = jax.random.split(key, 3)
+        z = self.model.init_params() if init_params is None else init_params
+        position = ravel_pytree(z)[0]
+        zero, count = jnp.zeros((), position.dtype), jnp.zeros((), int)
+        warmup = WarmupState(
+            optimiser=self.warmup.optimiser(1).init(position),
+            direction=jax.random.normal(key_direction, position.shape, position.dtype),
+            step_size=zero,
+        )
+        return KernelState(
+            i=count,
+            z=z,
+            potential_energy=zero,
+            log_functional_prior=zero,
+            gradient_norm=zero,
+            temperature=zero,
+            mean_temperature=zero,
+            step_size=zero,
+            diverging=jnp.zeros((), bool),
+            num_diverging=count,
+            momentum=initial_momentum(key_momentum, position),
+            count=count,
+            scale=ravel_pytree(self.model.scale())[0],
+            warmup=warmup,
+            rng_key=key,
+        )
+
+    def draw(self, i, state: KernelState) -> KernelState:
+        """Draw number ``i``: a warm start or, with the step size calibrated first if it is time, a sample."""
+        num_optimising = self.warmup.num_optimiser_draws(self.num_warmup)
+        if num_optimising == 0:
+            return self._calibrate_and_sample(i, state)
+        return jax.lax.cond(
+            i < num_optimising,
+            lambda state: self._optimise(num_optimising, state),
+            lambda state: self._calibrate_and_sample(i, state),
+            state,
+        )
+
+    def refresh(self, state: KernelState) -> KernelState:
+        """``state`` with its potential energy evaluated anew."""
+        key, key_potential = jax.random.split(state.rng_key)
+        value, aux = self.model(state.z, key_potential)
+        return state._replace(potential_energy=value, log_functional_prior=aux, rng_key=key)
+
+    def _unpack(self, state):
+        position, unravel = ravel_pytree(state.z)
+        metric = self.preconditioner.build(state.scale)
+        return position, unravel, metric, lambda w, key: self.model(unravel(w), key)
+
+    def _optimise(self, num_draws, state):
+        position, unravel, metric, potential = self._unpack(state)
+        key, key_steps, key_potential = jax.random.split(state.rng_key, 3)
+        position, optimiser = self.warmup.optimise(
+            key_steps,
+            position,
+            state.warmup.optimiser,
+            lambda w, k: potential(w, k)[0],
+            metric,
+            self.num_steps,
+            num_draws * self.num_steps,
+        )
+        value, aux = potential(position, key_potential)
+        return state._replace(
+            i=state.i + 1,
+            z=unravel(position),
+            potential_energy=value,
+            log_functional_prior=aux,
+            warmup=state.warmup._replace(optimiser=optimiser),
+            rng_key=key,
+        )
+
+    def _calibrate_and_sample(self, i, state):
+        draws = self.warmup.calibration_draws(self.num_warmup)
+        if self.step_size is None and draws:
+            is_time = jnp.any(jnp.array(draws) == i)
+            state = jax.lax.cond(is_time, lambda s: self._calibrate(i < draws[2], s), lambda s: s, state)
+        return self._sample(i < self.num_warmup, state)
+
+    def _calibrate(self, may_lengthen, state):
+        position, _, metric, potential = self._unpack(state)
+        key, key_potential = jax.random.split(state.rng_key)
+        warmup = state.warmup
+        curvature, direction = largest_curvature(
+            lambda w, k: potential(w, k)[0], position, warmup.direction, key_potential, metric
+        )
+        good = jnp.isfinite(curvature) & (curvature > 0)
+        found = jnp.where(good, self.stable_step_size(curvature), 0.5 * warmup.step_size)
+        step_size = jnp.where(may_lengthen, found, jnp.minimum(found, warmup.step_size))
+        direction = jnp.where(good, direction, warmup.direction)
+        return state._replace(warmup=warmup._replace(direction=direction, step_size=step_size), rng_key=key)
+
+    def _sample(self, is_adapting, state):
+        position, unravel, metric, potential = self._unpack(state)
+        key, key_steps = jax.random.split(state.rng_key)
+        step_size = state.warmup.step_size if self.step_size is None else self.step_size
+        position, momentum, info = self.transition(
+            key_steps, position, state.momentum, state.count, potential, step_size, metric
+        )
+        warmup = state.warmup
+        if self.step_size is None:
+            factor = jnp.where(is_adapting, self.warmup.shortening(info, position.size), 1.0)
+            warmup = warmup._replace(step_size=warmup.step_size * factor.astype(position.dtype))
+        num_sampled = jnp.maximum(state.i + 1 - self.num_warmup, 1)
+        mean = state.mean_temperature + (info.temperature - state.mean_temperature) / num_sampled
+        return state._replace(
+            i=state.i + 1,
+            z=unravel(position),
+            potential_energy=info.potential_energy,
+            log_functional_prior=info.aux,
+            gradient_norm=info.gradient_norm,
+            temperature=info.temperature,
+            mean_temperature=jnp.where(is_adapting, 0.0, mean).astype(mean.dtype),
+            step_size=info.step_size,
+            diverging=info.is_diverging,
+            num_diverging=jnp.where(is_adapting, 0, state.num_diverging + info.is_diverging),
+            momentum=momentum,
+            count=state.count + self.num_steps,
+            warmup=warmup,
+            rng_key=key,
+        )
