@@ -9,6 +9,9 @@ from pathlib import Path
 import jax
 import pytest
 
+if os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # most programs of the tests compile in less than a second
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
 
 def pytest_collection_modifyitems(config, items):
     """Tests marked ``nightly`` run only when ``-m`` names the marker."""

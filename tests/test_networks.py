@@ -433,8 +433,7 @@ def test_init_to_network_falls_back_to_the_median():
 
     for strategy in (init_to_network, init_to_network()):
         starts = [
-            initialize_model(jax.random.key(3), model, init_strategy=s).param_info.z
-            for s in (strategy, init_to_median)
+            initialize_model(jax.random.key(3), model, init_strategy=s).param_info.z for s in (strategy, init_to_median)
         ]
         np.testing.assert_array_equal(starts[0]["a"], starts[1]["a"])
         np.testing.assert_array_equal(starts[0]["b"], starts[1]["b"])
@@ -498,9 +497,7 @@ def test_substitute_condition_and_block():
     np.testing.assert_array_equal(run(make_model(linen()), X, data=data)["f"]["value"], 0.0)
     observed = run(handlers.condition(make_model(linen()), data=data), X)
     assert all(s["is_observed"] for s in weights_of(observed).values())
-    blocked = run(
-        handlers.block(handlers.seed(make_model(linen()), 0), hide_fn=lambda s: "net" in s["name"]), X
-    )
+    blocked = run(handlers.block(handlers.seed(make_model(linen()), 0), hide_fn=lambda s: "net" in s["name"]), X)
     assert not weights_of(blocked) and np.any(blocked["f"]["value"] != 0)
 
 
@@ -626,6 +623,13 @@ def test_input_shape_must_fit_the_module(kind):
 def test_inputs_of_another_shape_are_refused(x, shape, match):
     with pytest.raises(ValueError, match=match):
         draw(nn.Dense(1), x=x, input_shape=shape)
+
+
+def test_scalar_inputs_have_the_empty_shape():
+    module = (lambda key, shape: jnp.ones(1), lambda w, x: x[:, None] * w)
+    assert draw(module, x=np.ones(5), input_shape=())[1].shape == (5,)
+    with pytest.raises(ValueError, match=r"x\[None\]"):
+        draw(module, x=np.ones(()), input_shape=())
 
 
 def test_outputs_must_keep_the_leading_axis():

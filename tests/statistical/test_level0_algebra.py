@@ -5,12 +5,15 @@ Nothing here is random but ``test_draws_of_the_potential_are_uniform`` and ``tes
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
 from support.broken import COMMON, HAMILTONIAN, HEALTHY, REFRESH, stale_draws
+from support.compilation import quick_jit
 from support.laws import Settings, Transition, relative_error
 from support.targets import FOUR_POINTS, LIKE, TARGETS, features
 
@@ -82,19 +85,22 @@ CASES = {
 }
 
 
+@functools.cache
+def compiled(name, refresh_every):
+    transition = Transition(name, skewed, LIKE, NUM_STEPS, refresh_every)
+    noise = NOISE[: transition.num_rows].ravel()
+    noise = noise if name == "sgld" else np.concatenate([noise, NOISE[-1]])
+    return quick_jit(transition), (STATE[: transition.num_state], noise, np.zeros(1))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_transition_is_the_textbooks(case):
     name, (refresh_every, resample, textbook) = case.split(",")[0], CASES[case]
-    transition = Transition(name, skewed, LIKE, NUM_STEPS, refresh_every)
-    noise = NOISE[: transition.num_rows].ravel()
-    if name != "sgld":
-        noise = np.concatenate([noise, NOISE[-1]])
-    settings = Settings(EPS, T, FRICTION, jnp.asarray(S), resample)
+    run, arguments = compiled(name, refresh_every)
+    settings = Settings(EPS, T, FRICTION, S, resample)
 
     def error(faults):
-        with jax.disable_jit():  # a hundred small operations cost less than a compilation
-            out = transition(jnp.asarray(STATE[: transition.num_state]), noise, jnp.zeros(1), settings, faults)
-        return np.abs(out[:3] - textbook()).max()
+        return np.abs(run(*arguments, settings, faults)[:3] - textbook()).max()
 
     assert error(HEALTHY) < 1e-13
     twins = COMMON if name == "sgld" else COMMON | HAMILTONIAN
@@ -140,7 +146,7 @@ def test_functional_prior_is_not_scaled_inside_the_plate(key):
             numpyro.sample("y", dist.Normal(w[0], 1.0), obs=jnp.zeros(2))
 
     w = jnp.array([0.3, -0.2, 0.8, 0.5])
-    value, log_prior = ModelPotential(model, key=key)({"w": w}, key)
+    value, log_prior = quick_jit(ModelPotential(model, key=key))({"w": w}, key)
     f = features(FOUR_POINTS[0]) @ w
     expected = scipy.stats.multivariate_normal(cov=target.covariance_at(FOUR_POINTS[0])).logpdf(f)
     rest = scipy.stats.norm.logpdf(w).sum() + 5 / 2 * 2 * scipy.stats.norm.logpdf(w[0])
@@ -158,7 +164,7 @@ def test_draws_of_the_potential_are_uniform(key):
     h, g = target.quadratics()
     outcomes = np.asarray(h @ w - g)
     potential = target.model_potential(key=key)
-    gradient_fn = jax.jit(jax.vmap(jax.grad(lambda w, k: potential({"w": w}, k)[0]), (None, 0)))
+    gradient_fn = quick_jit(jax.vmap(jax.grad(lambda w, k: potential({"w": w}, k)[0]), (None, 0)))
     gradients = np.asarray(gradient_fn(w, jax.random.split(key, 30_000)))
     distance = np.abs(gradients[:, None] - outcomes).max(-1)
     assert distance.min(1).max() < 1e-10, "every draw is one of the enumerated outcomes"
@@ -186,7 +192,7 @@ def test_each_step_draws_anew(key, algorithm):
             out, info = sghmc.build_kernel()(k, start, potential_fn, 1.0, 2, 0.5, 0.0)
         return jnp.stack([out.position[0], info.gradient_norm])
 
-    @jax.jit
+    @quick_jit
     def run(keys, is_stale):
         with stale_draws(is_stale):
             return jax.vmap(last)(keys)

@@ -96,47 +96,50 @@ def broken(faults, metric):
 
 
 @contextmanager
-def same_noise_on_all_leaves():
-    """Noise drawn leaf by leaf with one key: leaves of a common shape move together."""
+def shared_noise(is_shared):
+    """If ``is_shared``, noise is drawn leaf by leaf with one key: the leaves move together."""
+    real = base.normal_like
 
     def normal_like(key, tree, leading=()):
-        return jax.tree.map(lambda x: jax.random.normal(key, (*leading, *x.shape), x.dtype), tree)
+        def spoil(leaf, noise):
+            shared = jax.random.normal(key, (*leading, *leaf.shape), leaf.dtype)
+            return jax.lax.select(is_shared, shared, noise)
+
+        return jax.tree.map(spoil, tree, real(key, tree, leading))
 
     with mock.patch.object(base, "normal_like", normal_like):
         yield
 
 
 @contextmanager
-def stale_draws(is_stale):
-    """If ``is_stale``, the potential gets one key for all inner steps: its draw is made once per transition."""
+def spoiled_steps(spoil):
+    """Inner steps get ``key, noise = spoil(key, noise, key of all steps)``."""
     real = base.scan_with_noise
 
     def scan_with_noise(step, carry, first, *rest):
-        def stale_step(carry, key, *rest):
-            return step(carry, jax.lax.select(is_stale, first, key), *rest)
+        def spoiled(carry, key, noise, t):
+            return step(carry, *spoil(key, noise, first), t)
 
-        return real(stale_step, carry, first, *rest)
+        return real(spoiled, carry, first, *rest)
 
-    with ExitStack() as stack:
-        for module in (sgld, sghmc):
-            stack.enter_context(mock.patch.object(module, "scan_with_noise", scan_with_noise))
+    with (
+        mock.patch.object(sgld, "scan_with_noise", scan_with_noise),
+        mock.patch.object(sghmc, "scan_with_noise", scan_with_noise),
+    ):
         yield
 
 
-@contextmanager
-def noise_from_the_potentials_key():
-    """The noise of a step is drawn with the key its potential gets."""
+def stale_draws(is_stale):
+    """If ``is_stale``, the potential gets one key for all inner steps: its draw is made once per transition."""
+    return spoiled_steps(lambda key, noise, first: (jax.lax.select(is_stale, first, key), noise))
 
-    def scan_with_noise(step, carry, key, num_steps, like):
-        flat, unravel = ravel_pytree(like)
 
-        def one(carry, x):
-            key, t = x
-            return step(carry, key, unravel(jax.random.normal(key, flat.shape, flat.dtype)), t), None
+def noise_from_the_potentials_key(is_reused):
+    """If ``is_reused``, the noise of a step is drawn with the key its potential gets."""
 
-        return jax.lax.scan(one, carry, (jax.random.split(key, num_steps), jnp.arange(num_steps)))[0]
+    def spoil(key, noise, first):
+        flat, unravel = ravel_pytree(noise)
+        reused = jax.random.normal(key, flat.shape, flat.dtype)
+        return key, unravel(jax.lax.select(is_reused, reused, flat))
 
-    with ExitStack() as stack:
-        for module in (sgld, sghmc):
-            stack.enter_context(mock.patch.object(module, "scan_with_noise", scan_with_noise))
-        yield
+    return spoiled_steps(spoil)

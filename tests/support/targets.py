@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,9 @@ import numpyro
 import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
+
+from support.compilation import quick_jit
+from support.laws import AffineMap
 
 #: A position with leaves of two ranks; flat, it is (a, b).
 LIKE = {"a": np.zeros((1, 2)), "b": np.zeros(1)}
@@ -44,6 +48,12 @@ def correlated_gaussian() -> Gaussian:
     """Curvatures 1, 4 and 16 along directions that are no axes."""
     rotation = np.linalg.qr(np.array([[1.0, 2.0, -1.0], [0.5, -1.0, 1.0], [2.0, 0.3, 1.0]]))[0]
     return Gaussian(np.array([0.5, -1.0, 2.0]), rotation @ np.diag([1.0, 4.0, 16.0]) @ rotation.T)
+
+
+@functools.cache
+def gaussian_terms(name, num_steps=1, refresh_every=1):
+    """The affine map of a kernel on a Gaussian shaped like ``LIKE``; one program for all tests."""
+    return AffineMap(name, LIKE, num_steps, refresh_every)
 
 
 def features(x):
@@ -161,10 +171,11 @@ class LinearFeatures:
             return given({"w": w}, jax.random.key(0))[0]
 
         def terms(draw, *factors):
-            zero = jnp.zeros(self.num_weights)
-            return jax.hessian(potential_fn)(zero, draw, *factors), -jax.grad(potential_fn)(zero, draw, *factors)
+            zero, basis = jnp.zeros((1, self.num_weights)), jnp.eye(self.num_weights)
+            gradients = jax.vmap(lambda w: jax.grad(potential_fn)(w, draw, *factors))(jnp.concatenate([zero, basis]))
+            return (gradients[1:] - gradients[0]).T, -gradients[0]
 
-        return jax.jit(lambda *factors: jax.vmap(lambda draw: terms(draw, *factors))(draws))
+        return quick_jit(lambda *factors: jax.vmap(lambda draw: terms(draw, *factors))(draws))
 
     def quadratics(self, likelihood_factor=1.0, prior_factor=1.0):
         """The library's potential for each row of ``draws``, as (H [n, 4, 4], g [n, 4]): U = wᵀHw/2 - gᵀw."""

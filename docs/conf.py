@@ -1,0 +1,77 @@
+"""Sphinx configuration; ``sphinx-build -W -b html docs docs/_build/html`` builds the pages."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from sphinx.util import logging
+
+import numpyro_fspace
+
+project = "numpyro_fspace"
+author = "The numpyro_fspace authors"
+copyright = f"2025, {author}"
+release = version = numpyro_fspace.__version__
+
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "myst_parser"]
+exclude_patterns = ["_build"]
+default_role = "py:obj"
+
+html_theme = "furo"
+html_title = f"numpyro_fspace {release}"
+
+myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_custom_sections = ["Reference"]
+
+#: Namespaces whose every public name has an entry in the API pages.
+NAMESPACES = (
+    numpyro_fspace,
+    numpyro_fspace.measurement,
+    numpyro_fspace.metrics,
+    numpyro_fspace.preconditioners,
+    numpyro_fspace.sgmcmc,
+    numpyro_fspace.datasets,
+)
+
+
+#: Parts of a docstring's line that are not prose: literals, mathematics.
+MARKUP = re.compile(r"(``.*?``|:\w+:`.*?`)")
+
+
+def escape_plain_formulas(app, what, name, obj, options, lines):
+    """Keep ``|p|`` and ``[*shape, M]`` in prose from being read as substitutions and emphasis."""
+    skip_to = None
+    for i, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if skip_to is not None and line.strip() and indent <= skip_to:
+            skip_to = None
+        if line.lstrip().startswith(".. math::"):
+            skip_to = indent
+        if skip_to is None and not line.lstrip().startswith((">>>", "...")):
+            parts = MARKUP.split(line)
+            parts[::2] = [re.sub(r"\*(?=\w+[,\]])", r"\\*", part).replace("|", r"\|") for part in parts[::2]]
+            lines[i] = "".join(parts)
+
+
+def check_coverage(app, env):
+    """Warn of public names without an entry (with ``-W``, an error)."""
+    documented = set(env.get_domain("py").objects)
+    for namespace in NAMESPACES:
+        for name in namespace.__all__:
+            value = getattr(namespace, name)
+            full = value.__name__ if inspect.ismodule(value) else f"{namespace.__name__}.{name}"
+            if full not in documented:
+                logging.getLogger(__name__).warning("%s is public but has no entry in the API pages", full)
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", escape_plain_formulas, priority=100)
+    app.connect("env-check-consistency", check_coverage)

@@ -1,0 +1,148 @@
+"""What every pure kernel promises: keys used once, jit, vmap, scan, no second compilation, dtypes, guard."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.compilation import quick_jit
+
+from numpyro_fspace.sgmcmc import sghmc, sgld
+from numpyro_fspace.sgmcmc.preconditioners import Diagonal
+
+KERNELS = ["sgld", "baoab", "baoab, resampled", "euler, resampled"]
+
+
+def make(name, potential_fn, step_size=0.1, num_steps=4, **options):
+    """``(init(position, key), step(key, state))`` of an algorithm in BlackJAX's form."""
+    if name == "sgld":
+        return sgld.as_top_level_api(potential_fn, step_size, num_steps=num_steps, **options)
+    integrator, resample = name.split(",")[0], "resampled" in name
+    return sghmc.as_top_level_api(
+        potential_fn, step_size, num_steps=num_steps, integrator=integrator, resample_momentum=resample, **options
+    )
+
+
+def noisy(position, key):
+    """A quadratic with a random tilt: a potential that uses its key."""
+    flat = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(position)])
+    return 0.5 * jnp.sum(flat**2) + flat[0] * jax.random.normal(key, (), flat.dtype)
+
+
+def tree(dtype=None):
+    return {"a": jnp.ones((2, 2), dtype), "b": [jnp.zeros((), dtype), -jnp.ones(3, dtype)]}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_no_key_is_used_twice_and_nothing_is_compiled_twice(key, name):
+    """JAX's own checker follows every key; a step keeps the type of the state, so the next finds its program."""
+    algorithm = make(name, noisy)
+    key_init, *keys = jax.random.split(key, 4)
+    step = quick_jit(algorithm.step)
+    with jax.debug_key_reuse(True):
+        first = state = algorithm.init(tree(), key_init)
+        for one in keys:
+            state, info = step(one, state)
+    assert step._cache_size() == 1
+    assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, first)
+    assert all(leaf.shape == () for leaf in jax.tree.leaves(info))
+
+
+def test_the_checker_of_keys_sees_a_reused_key(key):
+    def reusing(position, k):
+        return noisy(position, k) + noisy(position, k)
+
+    algorithm = make("sgld", reusing)
+    with jax.debug_key_reuse(True), pytest.raises(jax.errors.KeyReuseError):
+        quick_jit(algorithm.step)(key, algorithm.init(tree()))
+
+
+@pytest.mark.parametrize("name", ["sgld", "baoab, resampled"])
+def test_scan_and_vmap_agree_with_single_steps(key, name):
+    algorithm = make(name, noisy)
+    key_init, *keys = jax.random.split(key, 4)
+    state = algorithm.init(tree(), key_init)
+    states = jax.tree.map(lambda x: jnp.stack([x, x]), state)
+
+    @quick_jit
+    def chains(states, keys):
+        return jax.lax.scan(lambda s, k: jax.vmap(algorithm.step)(k, s), states, keys)[0]
+
+    twice = jnp.stack([jnp.stack([one, one]) for one in keys])
+    out = chains(states, twice)
+    step = quick_jit(algorithm.step)
+    for one in keys:
+        state, _ = step(one, state)
+    for chain in range(2):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a[chain], b, rtol=1e-4, atol=1e-5), out, state)  # noqa: B023
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["sgld", "baoab", "euler, resampled"])
+@pytest.mark.usefixtures("x64")
+def test_the_position_keeps_its_dtype(key, name, dtype):
+    """Also float32 positions while float64 is enabled, with a schedule in float64."""
+    algorithm = make(name, noisy, lambda count: 0.1 / (1.0 + count.astype(np.float64)))
+    state = algorithm.init(tree(dtype), key)
+    out, info = jax.eval_shape(algorithm.step, key, state)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), out) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+    assert info.step_size.dtype == info.temperature.dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["sgld", "baoab"])
+def test_schedule_reads_the_count_of_gradient_steps(key, name):
+    """On U = -w, without noise or friction, the position tells which step sizes were used."""
+    options = {"temperature": 0.0} if name == "sgld" else {"temperature": 0.0, "friction": 0.0}
+    algorithm = make(name, lambda w, k: -jnp.sum(w), lambda t: 0.5**t, num_steps=3, **options)
+    state, step = algorithm.init(jnp.zeros(1), key), quick_jit(algorithm.step)
+    for k in jax.random.split(key, 2):
+        state, info = step(k, state)
+    assert int(state.count) == 6
+    assert float(info.step_size) == 0.5**5
+    epsilons = 0.5 ** np.arange(6)
+    force_so_far = np.cumsum(epsilons) - epsilons
+    expected = np.sum(epsilons) if name == "sgld" else np.sum(epsilons * force_so_far)
+    np.testing.assert_allclose(state.position, [expected], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgld", "baoab", "euler, resampled"])
+def test_a_transition_that_leaves_the_finite_numbers_is_undone(key, name):
+    """Only where it did: of three chains, NaN and infinity stop two. ``aux`` belongs to the potential reported."""
+
+    def potential_fn(w, k):
+        factor = jnp.where(w[0] > 200.0, jnp.inf, jnp.where(w[0] > 50.0, jnp.nan, 1.0))
+        return 0.5 * jnp.sum(w**2) * factor, {"w": w}
+
+    algorithm = make(name, potential_fn, metric=Diagonal(jnp.full(2, 0.5)), has_aux=True)
+    starts = jnp.array([[100.0, 101.0], [300.0, 2.0], [1.0, 2.0]])
+    keys = jax.random.split(key, (2, 3))
+    states = jax.vmap(algorithm.init)(starts, keys[0])
+    out, info = quick_jit(jax.vmap(algorithm.step))(keys[1], states)
+    assert info.is_diverging.tolist() == [True, True, False]
+    np.testing.assert_array_equal(out.position[:2], starts[:2])
+    assert (out.position[2] != starts[2]).all()
+    assert out.count.tolist() == [4, 4, 4]
+    if name != "sgld":  # a fresh, finite momentum: the next try differs
+        assert jnp.isfinite(out.momentum).all()
+        assert (out.momentum[:2] != states.momentum[:2]).all()
+    last = info.aux["w"][2]
+    np.testing.assert_allclose(info.potential_energy[2], 0.5 * jnp.sum(last**2), rtol=1e-6)
+    np.testing.assert_allclose(info.gradient_norm[2], jnp.linalg.norm(last), rtol=1e-6)
+
+
+def test_a_step_size_beyond_stability_is_reported(key):
+    """Finite overflow counts too: the kinetic temperature explodes before the numbers do."""
+    algorithm = make("baoab", lambda w, k: 0.5 * jnp.sum(w**2), 5.0, num_steps=8)
+    state = algorithm.init(jnp.ones(3), key)
+    out, info = quick_jit(algorithm.step)(key, state)
+    assert bool(info.is_diverging)
+    np.testing.assert_array_equal(out.position, state.position)
+
+
+def test_bad_options_are_refused(key):
+    with pytest.raises(ValueError, match="integrator='leap' is unknown; choose one of baoab, euler"):
+        sghmc.build_kernel(integrator="leap")
+    algorithm = make("baoab", noisy, num_steps=4, refresh_every=3)
+    with pytest.raises(ValueError, match="num_steps=4 must be a multiple of refresh_every=3"):
+        algorithm.step(key, algorithm.init(tree(), key))

@@ -1,0 +1,282 @@
+"""One table of mistakes: each is refused before anything is computed, naming what is wrong and what to do."""
+
+from __future__ import annotations
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points
+from numpyro import handlers
+from numpyro.infer import NUTS
+from numpyro_fspace.potential import ModelPotential
+from tinygp.kernels import ExpSquared
+
+import numpyro_fspace as fs
+
+KEY = jax.random.key(0)
+DRAWS = {"w": jnp.ones((3, 2))}
+TIMES = np.float64(1.6e9) + np.arange(8.0)[:, None]
+WRONG = 3.0
+
+
+def start(kernel, *data, num_warmup=4, init_params=None, **kwargs):
+    """What ``MCMC.run`` does first, up to the compilation."""
+    data = data or (X, Y)
+    return jax.eval_shape(lambda key: kernel.init(key, num_warmup, init_params, data, kwargs), KEY)
+
+
+def start_model(model, *data, **kwargs):
+    return start(fs.SGHMC(model), *data, **kwargs)
+
+
+def with_site(make):
+    """The linear model with one more site, made by ``make()``."""
+
+    def model(x, y=None):
+        make()
+        linear()(x, y)
+
+    return model
+
+
+def column_model(x, y=None):
+    """y of shape [N, 1] under a likelihood [N]."""
+    w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+    numpyro.sample("y", dist.Normal(line(w)(x), NOISE), obs=None if y is None else y[:, None])
+
+
+def local_model(x, y=None):
+    linear()(x, y)
+    with numpyro.plate("rows", 8, subsample_size=2):
+        numpyro.sample("z", dist.Normal())
+
+
+def indefinite(x1, x2):
+    return -jnp.ones((len(x1), len(x2)))
+
+
+def network(module=None, **settings):
+    def model(x, y=None):
+        settings.setdefault("input_shape", (1,))
+        f = fs.random_module("net", module or nn.Dense(1), **settings)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], NOISE).to_event(1), obs=y)
+
+    return model
+
+
+def prior_model(prior=None, points=POINTS, fn=None, **settings):
+    """Only the statement itself, with the linear network [M] as fn."""
+    fn = line(jnp.ones(2)) if fn is None else fn
+    return lambda: fs.functional_prior("f", fn, Independent() if prior is None else prior, points, **settings)
+
+
+def evaluate(prior, points, outputs=None):
+    """The functional prior's density, of values [M] or [M, K]."""
+    fn = line(jnp.ones(2)) if outputs is None else lambda x: jnp.zeros((len(x), outputs))
+    model = with_site(lambda: fs.functional_prior("f", fn, prior, points))
+    return start(fs.fSGHMC(model))
+
+
+class Sampler:
+    def sample(self, key, x, sample_shape=()):
+        return jnp.zeros((*sample_shape, len(x)))
+
+
+class NotSummed(Sampler):
+    def log_prob(self, x, f):
+        return dist.Normal().log_prob(f)
+
+
+def not_a_number():
+    y = Y.copy()
+    y[3] = np.nan
+    return y
+
+
+def gp(**settings):
+    return fs.GPPrior(ExpSquared(1.0), **settings)
+
+
+def nuts(points):
+    return NUTS(linear(points)).init(KEY, 1, None, (X, Y), {})
+
+
+CASES = [
+    # ---- the sampler's settings
+    ("model not callable", lambda: fs.SGHMC({"w": 1}), TypeError, "model must be a NumPyro model.*got dict"),
+    ("step_size 0", lambda: fs.SGHMC(linear(), step_size=0.0), ValueError, "step_size=0.0 must be positive"),
+    ("step_size < 0", lambda: fs.SGLD(linear(), step_size=-1e-3), ValueError, "step_size=-0.001 must be positive"),
+    ("step_size NaN", lambda: fs.SGLD(linear(), step_size=float("nan")), ValueError, "step_size=nan"),
+    ("step_size infinite", lambda: fs.SGLD(linear(), step_size=float("inf")), ValueError, "step_size=inf .*finite"),
+    ("step_size text", lambda: fs.SGLD(linear(), step_size="auto"), TypeError, "step_size must be a positive number"),
+    ("step_size array", lambda: fs.SGLD(linear(), step_size=np.ones(2)), TypeError, "step_size must be a positive"),
+    ("schedule negative", lambda: fs.SGLD(linear(), step_size=lambda t: -1.0), ValueError, r"step_size\(0\)=-1"),
+    ("schedule no args", lambda: fs.SGLD(linear(), step_size=lambda: 1.0), TypeError, r"step_size\(0\) failed"),
+    ("num_steps 0", lambda: fs.SGHMC(linear(), num_steps=0), ValueError, "num_steps=0 must be at least 1"),
+    ("num_steps float", lambda: fs.SGHMC(linear(), num_steps=2.0), TypeError, "num_steps must be an integer"),
+    ("num_steps bool", lambda: fs.SGLD(linear(), num_steps=True), TypeError, "num_steps must be an integer"),
+    ("friction 0", lambda: fs.SGHMC(linear(), friction=0.0), ValueError, "friction=0.0 must be positive"),
+    ("friction NaN", lambda: fs.SGHMC(linear(), friction=float("nan")), ValueError, "friction=nan"),
+    ("temperature < 0", lambda: fs.SGHMC(linear(), temperature=-1), ValueError, "temperature=-1 must be positive"),
+    ("temperature 0", lambda: fs.SGLD(linear(), temperature=0), ValueError, "temperature=0 must be positive"),
+    ("integrator", lambda: fs.SGHMC(linear(), integrator="leapfrog"), ValueError, "'leapfrog'.*'baoab', 'euler'"),
+    ("refresh_every", lambda: fs.SGHMC(linear(), refresh_every=3), ValueError, "refresh_every=3 must divide num_steps=20"),
+    ("refresh_every 0", lambda: fs.SGHMC(linear(), refresh_every=0), ValueError, "refresh_every=0 must be at least 1"),
+    ("resample text", lambda: fs.SGHMC(linear(), resample_momentum="yes"), TypeError, "resample_momentum must be True"),
+    ("preconditioner", lambda: fs.SGHMC(linear(), preconditioner="rms"), TypeError, "fs.preconditioners.*'rms'"),
+    ("preconditioner uncalled", lambda: fs.SGLD(linear(), preconditioner=fs.preconditioners.identity), TypeError,
+     "must come from fs.preconditioners"),
+    ("warmup number", lambda: fs.SGHMC(linear(), warmup=0.3), TypeError, "warmup must be a fs.Warmup"),
+    ("diagonal zero", lambda: fs.preconditioners.diagonal([1.0, 0.0]), ValueError, r"diagonal\(scale\).*positive"),
+    ("diagonal NaN", lambda: fs.preconditioners.diagonal(np.nan), ValueError, r"diagonal\(scale\).*positive"),
+    ("diagonal matrix", lambda: fs.preconditioners.diagonal(np.eye(2)), ValueError, r"diagonal\(scale\): scale=[\s\S]*or a vector"),
+    ("diagonal length", lambda: start(fs.SGLD(linear(), preconditioner=fs.preconditioners.diagonal([1.0] * 3))),
+     ValueError, r"diagonal\(scale\).*shape \(3,\).*has 2 unconstrained"),
+    ("no warm-up", lambda: start(fs.SGHMC(linear()), num_warmup=0), ValueError, "num_warmup=0.*give step_size"),
+    # ---- where chains start
+    ("init_params name", lambda: start(fs.SGLD(linear()), init_params={"v": np.ones(2)}), ValueError,
+     r"init_params.*\['w'\], got \['v'\]"),
+    ("init_params shape", lambda: start(fs.SGLD(linear()), init_params={"w": np.ones(3)}), ValueError,
+     r"init_params\['w'\] has shape \(3,\)"),
+    ("init_params array", lambda: start(fs.SGLD(linear()), init_params=np.ones(2)), ValueError,
+     "init_params must be a dict.*got ndarray"),
+    ("init_params per chain", lambda: fs.SGLD(linear()).init(jax.random.split(KEY, 2), 1, {"w": np.ones((2, 3))},
+                                                           (X, Y), {}),
+     ValueError, r"init_params\['w'\] has shape \(3,\) per chain"),
+    # ---- data
+    ("data NaN", lambda: start_model(linear(), X, not_a_number()), ValueError, "argument 1 .*1 NaN.*mask"),
+    ("data infinite", lambda: start_model(linear(), X * np.inf, Y), ValueError, "argument 0 .*NaN or infinite"),
+    ("data empty", lambda: start_model(linear(), X[:0], Y[:0]), ValueError, r"argument 0 of run is empty \(shape \(0, 1"),
+    ("data text", lambda: start_model(linear(), X, np.array(["a"] * 8)), TypeError, "argument 1 .*encode it as numbers"),
+    ("data objects", lambda: start_model(linear(), X, np.array([None] * 8)), TypeError, "argument 1 .*dtype object"),
+    ("data too large", lambda: start_model(linear(), X.astype(float) * 1e300, Y), ValueError, "float64.*Standardise"),
+    ("timestamps", lambda: start_model(linear(), TIMES, Y), ValueError, "argument 0 .*float32.*Standardise"),
+    ("keyword NaN", lambda: start(fs.SGLD(linear()), X, y=not_a_number()), ValueError, "argument 'y' .*NaN"),
+    ("y missing", lambda: start_model(linear(), X), ValueError, r"no observed site.*targets"),
+    ("y None", lambda: start_model(linear(), X, None), ValueError, r"no observed site.*y=None"),
+    ("y column", lambda: start_model(column_model), ValueError, r"'y' has shape \(8, 1\).*shape \(8,\).*squeeze"),
+    ("y short", lambda: start_model(linear(), X, Y[:5]), (ValueError, TypeError), "shape"),
+    ("B > N", lambda: start_model(linear(batch=9)), ValueError, "subsample_size=9 must lie between 1 and .*8"),
+    ("B = 0", lambda: start_model(linear(batch=0)), ValueError, "subsample_size=0 must lie between 1 and .*8"),
+    # ---- the model
+    ("functional prior missing", lambda: start(fs.fSGHMC(linear())), ValueError,
+     r"fSGHMC needs .*functional_prior.*fs\.SGHMC\."),
+    ("functional prior missing, SGLD", lambda: start(fs.fSGLD(linear())), ValueError,
+     r"fSGLD needs .*functional_prior.*fs\.SGLD\."),
+    ("model seeded", lambda: start_model(handlers.seed(linear(), KEY)), ValueError, "handlers.seed.*bare model"),
+    ("partial of seeded", lambda: start_model(functools.partial(handlers.seed(linear(), KEY))), ValueError, "bare model"),
+    ("discrete latent", lambda: start_model(with_site(lambda: numpyro.sample("k", dist.Bernoulli(0.5)))), ValueError,
+     "'k' is discrete.*Marginalise"),
+    ("param site", lambda: start_model(with_site(lambda: numpyro.param("a", 1.0))), ValueError,
+     "param site 'a'.*Give it a prior"),
+    ("local latent", lambda: start_model(local_model), ValueError, "'z' lies inside the subsampled plate 'rows'"),
+    ("no latent", lambda: start_model(lambda x, y: numpyro.sample("y", dist.Normal(x[:, 0], 1.0), obs=y)), ValueError,
+     "no latent site"),
+    # ---- functional_prior
+    ("scale 0", prior_model(scale=0.0), ValueError, "scale=0.0 must be a positive"),
+    ("scale < 0", prior_model(scale=-1.0), ValueError, "'f'.*scale=-1.0 must be a positive"),
+    ("scale NaN", prior_model(scale=float("nan")), ValueError, "scale=nan must be a positive finite"),
+    ("scale vector", prior_model(scale=np.ones(2)), ValueError, "scale=.*must be a positive finite number"),
+    ("scale text", prior_model(scale="1"), ValueError, "scale='1' must be a positive finite number"),
+    ("fn an array", prior_model(fn=WRONG), TypeError, "fn must be a function.*got float"),
+    ("prior a number", prior_model(prior=WRONG), TypeError, r"float is no prior.*log_prob\(x, f\)"),
+    ("prior without log_prob", prior_model(prior=Sampler()), TypeError, r"Sampler is no prior: it lacks .*log_prob\(x, f\)"),
+    ("prior not summed", lambda: evaluate(NotSummed(), POINTS), ValueError, r"must return a number.*shape \(3,\)"),
+    ("prior a class", prior_model(prior=fs.GPPrior), TypeError, "got the class GPPrior: call it"),
+    ("points [M]", prior_model(points=POINTS[:, 0]), ValueError, r"points must have shape \[M, D\].*points\[:, None\]"),
+    ("points rank 3", prior_model(points=POINTS[None]), ValueError, r"points must have shape \[M, D\], got \[1, 3, 1\]"),
+    ("points empty", prior_model(points=POINTS[:0]), ValueError, "points must hold at least one point"),
+    ("points NaN", prior_model(points=POINTS * np.nan), ValueError, "points holds NaN"),
+    ("points None", prior_model(points=None), TypeError, "points must be an array"),
+    ("points text", prior_model(points="grid"), TypeError, "points must be an array"),
+    ("own sampler [M]", lambda: evaluate(Independent(), lambda key: jnp.zeros(3)), ValueError, r"return shape \[M, D\]"),
+    ("random points, NUTS", lambda: nuts(random_points()), ValueError, r"Freeze them: points=fs\.measurement\.fixed"),
+    ("K for one output", lambda: evaluate(gp(), POINTS, outputs=2), ValueError, "num_outputs=2"),
+    ("K mismatch", lambda: evaluate(gp(num_outputs=3), POINTS, outputs=2), ValueError, "num_outputs"),
+    ("not positive definite", lambda: evaluate(fs.GPPrior(indefinite, nugget=0.1), POINTS), ValueError,
+     "not positive definite.*larger nugget"),
+    # ---- priors
+    ("nugget 0", lambda: gp(nugget=0.0), ValueError, "nugget must be positive"),
+    ("nugget < 0", lambda: gp(nugget=-1e-3), ValueError, "nugget must be positive"),
+    ("kernel a class", lambda: fs.GPPrior(ExpSquared), TypeError, "kernel must be a tinygp kernel instance"),
+    ("kernel a number", lambda: fs.GPPrior(1.0), TypeError, "kernel must be a tinygp kernel"),
+    ("kernel list", lambda: fs.GPPrior([ExpSquared(), ExpSquared()], num_outputs=3), ValueError,
+     "lists 2 kernels but num_outputs=3"),
+    ("num_outputs 0", lambda: gp(num_outputs=0), ValueError, "num_outputs must be a positive integer"),
+    ("mean length", lambda: gp(mean=np.ones(3), num_outputs=2), ValueError, "mean has shape .* num_outputs=2"),
+    ("df 0", lambda: fs.StudentTPrior(ExpSquared(), 0.0), ValueError, "df must be positive"),
+    ("noise 0", lambda: gp().condition(X, Y, 0.0), ValueError, "noise_variance must be positive"),
+    ("x [N]", lambda: gp().log_prob(X[:, 0], Y), ValueError, r"x must have shape \[M, D\].*x\[:, None\]"),
+    ("f length", lambda: gp().log_prob(X, Y[:3]), ValueError, r"f must have shape \[8\].*got \[3\]"),
+    ("fit_gp y", lambda: fs.fit_gp(None, X, Y[:3]), ValueError, "y"),
+    # ---- measurement
+    ("uniform low ≥ high", lambda: fs.measurement.uniform(1.0, 1.0, 3), ValueError, "low must be below high"),
+    ("uniform shapes", lambda: fs.measurement.uniform([0.0] * 2, [1.0] * 3, 3), ValueError, r"low and high.*\[D\]"),
+    ("uniform num 0", lambda: fs.measurement.uniform(0.0, 1.0, 0), ValueError, "num must be a positive integer"),
+    ("subset num", lambda: fs.measurement.subset(X, 9), ValueError, "num=9 exceeds the 8 rows"),
+    ("perturb scale", lambda: fs.measurement.perturb(X, 0.0, 3), ValueError, "scale must be positive"),
+    ("union inputs", lambda: fs.measurement.union(X, np.ones((3, 2))), ValueError, r"number of inputs D, got \[1, 2\]"),
+    ("union empty", lambda: fs.measurement.union(), ValueError, "at least one sampler"),
+    # ---- networks
+    ("input_shape 0", lambda: start_model(network(input_shape=0)), ValueError, "input_shape=0 must be the shape of one"),
+    ("input_shape text", lambda: start_model(network(input_shape="1")), ValueError, "input_shape='1'"),
+    ("x of another width", lambda: start_model(network(), np.ones((8, 3), np.float32), Y), ValueError,
+     r"input_shape=\(1,\)"),
+    ("x [N] to a network", lambda: start_model(network(), X[:, 0], Y), ValueError, r"pass x\[:, None\]"),
+    ("prior lacks a weight", lambda: start_model(network(prior={"kernel": dist.Normal()})), ValueError,
+     r"missing \['bias'\]"),
+    ("prior has an unknown", lambda: start_model(network(prior={"W": dist.Normal()})), ValueError, r"unknown \['W'\]"),
+    ("prior of a weight a number", lambda: start_model(network(prior=1.0)), TypeError, "is a float; give a NumPyro"),
+    ("name with slash", lambda: fs.random_module("a/b", nn.Dense(1), input_shape=1), ValueError, "name='a/b'"),
+    ("network a number", lambda: start_model(network(module=WRONG)), TypeError, "float"),
+    ("fan_in 0", lambda: fs.fan_in(0.0), ValueError, "scale=0.0 must be positive"),
+    # ---- after the run
+    ("predict without model", lambda: fs.predict(DRAWS, KEY, X), TypeError, "pass model="),
+    ("predict a list", lambda: fs.predict([DRAWS], KEY, X), TypeError, "MCMC object or a dict.*got list"),
+    ("predict ragged", lambda: fs.predict(DRAWS | {"v": jnp.ones(2)}, KEY, X, model=linear()), ValueError,
+     "same leading axis"),
+    ("predict no draws", lambda: fs.predict({}, KEY, X, model=linear()), ValueError, "draws"),
+    ("predict before run", lambda: fs.predict(fs.MCMC(fs.SGLD(linear()), num_warmup=1, num_samples=1), KEY, X),
+     ValueError, "call run first"),
+    ("to_arviz before run", lambda: fs.to_arviz(fs.MCMC(fs.SGLD(linear()), num_warmup=1, num_samples=1)), ValueError,
+     "call run first"),
+    ("predict batch_size 0", lambda: fs.predict(DRAWS, KEY, X, model=linear(), batch_size=0), ValueError, "batch_size=0"),
+    ("predict input_batch_size", lambda: fs.predict(DRAWS, KEY, X, model=linear(), input_batch_size=1.5), TypeError,
+     "input_batch_size must be an integer"),
+    ("rmse shapes", lambda: fs.metrics.rmse(Y, Y[:3]), ValueError, r"mean|shape"),
+    ("coverage shapes", lambda: fs.metrics.coverage(Y, np.ones((8, 3))), ValueError, r"shape \[S, 8\]"),
+    ("coverage level", lambda: fs.metrics.coverage(Y, np.ones((3, 8)), level=90), ValueError, "level.*0.9"),
+    ("ece logits", lambda: fs.metrics.ece(np.ones((3, 2)), [0, 1, 1]), ValueError, "softmax"),
+    ("data set unknown", lambda: fs.datasets.load_uci("iris"), ValueError, "'iris'.*yacht"),
+    ("split out of range", lambda: fs.datasets.load_uci("yacht", 20), ValueError, "split=20 is out of range.*0 to 19"),
+    ("split float", lambda: fs.datasets.load_uci("yacht", 1.5), TypeError, "split must be an integer"),
+    ("diagnostics rank", lambda: fs.function_diagnostics(Y), ValueError, r"\[chains, draws, \.\.\.\].*f\[None\]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call, error, message", [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_mistakes_are_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_the_table_is_long_and_its_names_are_unique():
+    names = [case[0] for case in CASES]
+    assert len(names) >= 45 and len(set(names)) == len(names)
+
+
+def test_good_inputs_pass():
+    """The helpers of the table do not fail by themselves."""
+    assert start(fs.SGHMC(linear())).z["w"].shape == (2,)
+    assert start(fs.fSGLD(linear(random_points()), preconditioner=fs.preconditioners.diagonal([1.0, 2.0])))
+    start(fs.SGHMC(linear()), X.astype(np.float64) * 1e3, Y.astype(np.float64))
+    start(fs.SGHMC(linear(batch=8)))
+    start_model(network(prior={"kernel": dist.Normal(), "bias": fs.fan_in()}))
+    evaluate(gp(num_outputs=2), POINTS, outputs=2)
+    assert ModelPotential(linear(POINTS), (X, Y), key=KEY).latents == ["w"]

@@ -1,0 +1,85 @@
+"""The command line: records hold what they promise, mistakes are named."""
+
+import json
+import math
+
+import pytest
+
+from numpyro_fspace.cli import main
+from numpyro_fspace.experiments.records import KEYS, record, write
+
+
+def run(capsys, *argv):
+    status = main(list(argv))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_gp_record_of_the_extrapolation(capsys):
+    status, out, _ = run(capsys, "run", "extrapolation", "--method", "gp", "--seeds", "2", "--seed", "3")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert status == 0
+    assert [line["seed"] for line in lines] == [3, 4]
+    for line in lines:
+        assert set(KEYS) <= set(line)
+        assert line["rmse"] == line["gp_rmse"] < 1.0
+        assert line["w2_gp"] == 0.0
+        assert line["rhat_max"] is None
+        assert line["sd_unseen"] > line["sd_seen"]  # the GP knows less where there is no data
+
+
+def test_quick_sampler_record(capsys, tmp_path):
+    path = tmp_path / "deep" / "records.jsonl"
+    status, out, _ = run(capsys, "run", "extrapolation", "--method", "fsghmc", "--quick", "--out", str(path))
+    assert status == 0
+    assert out == ""
+    (line,) = [json.loads(text) for text in path.read_text().splitlines()]
+    assert line["method"] == "fsghmc"
+    assert line["num_diverging"] == 0
+    assert line["num_gradients"] == 20 * 200
+    assert line["config"]["num_samples"] == 100
+    assert line["finite"]
+    assert line["version"]
+
+
+def test_uci_record_beside_the_gp(capsys, data_dir):
+    status, out, _ = run(capsys, "run", "uci", "--dataset", "yacht", "--method", "gp", "--quick", "--splits", "2")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert status == 0
+    assert [line["split"] for line in lines] == [0, 1]
+    assert all(line["rmse"] == line["gp_rmse"] < 0.2 for line in lines)
+    assert all(abs(line["rmse_raw"] / line["rmse"] - 15.1) < 0.5 for line in lines)  # yacht's target has sd 15.1
+
+
+def test_missing_data_is_explained(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMPYRO_FSPACE_DATA", str(tmp_path / "absent"))
+    status, _, err = run(capsys, "run", "uci", "--dataset", "boston", "--method", "gp", "--quick")
+    assert status == 2
+    assert "NUMPYRO_FSPACE_DATA" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["run", "uci", "--method", "nonesuch"], "fsghmc"),
+        (["run", "nonesuch"], "extrapolation"),
+        (["run", "uci", "--dataset", "iris"], "yacht"),
+        (["run", "uci", "--splits", "0"], "at least 1"),
+        ([], "COMMAND"),
+    ],
+)
+def test_unknown_words_list_the_known(capsys, argv, text):
+    with pytest.raises(SystemExit) as exit_info:
+        main(argv)
+    assert exit_info.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_records_keep_their_keys_in_order_and_nan_is_null(tmp_path):
+    line = record(method="gp", rmse=math.nan, extra=1)
+    assert tuple(line)[: len(KEYS)] == KEYS
+    assert line["rmse"] is None
+    assert line["extra"] == 1
+    for _ in range(2):
+        write(line, tmp_path / "records.jsonl")
+    assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 2

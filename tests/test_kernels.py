@@ -1,0 +1,385 @@
+"""The kernels under NumPyro's MCMC: chains, state, warm-up, randomness, trouble."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from models import NOISE, POINTS, Revealing, X, Y, linear, random_points, run
+from numpyro import handlers
+from numpyro.infer import MCMC as NumPyroMCMC
+from numpyro.infer.util import log_density
+
+import numpyro_fspace as fs
+
+KEY = jax.random.key(0)
+COLD = fs.Warmup(warm_start=0.0)
+pytestmark = pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning")
+
+
+def sghmc(model=None, **settings):
+    settings = {"step_size": 0.05, "num_steps": 2, "refresh_every": 1} | settings
+    return fs.fSGHMC(linear(POINTS) if model is None else model, **settings)
+
+
+def sgld(model=None, **settings):
+    settings = {"step_size": 0.01, "num_steps": 2} | settings
+    return fs.fSGLD(linear(POINTS) if model is None else model, **settings)
+
+
+KERNELS = {"SGHMC": sghmc, "SGLD": sgld}
+
+
+def draws_of(mcmc, **kwargs):
+    return np.asarray(mcmc.get_samples(**kwargs)["w"])
+
+
+# ---- chains ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("step_size", [0.02, None], ids=["given", "found"])
+def test_chains_do_not_depend_on_how_they_run(kernel, step_size):
+    """Float rounding only: 8 draws of 2 steps amplify it little. A shared key would make the chains equal."""
+    model = linear(random_points(), batch=4)
+    run_as = functools.partial(run, KERNELS[kernel](model, step_size=step_size), num_chains=2)
+    one = draws_of(run_as(chain_method="sequential"), group_by_chain=True)
+    two = draws_of(run_as(chain_method="vectorized"), group_by_chain=True)
+    assert one.shape == (2, 4, 2) and not np.allclose(one[0], one[1])
+    np.testing.assert_allclose(one, two, rtol=2e-3, atol=2e-4)
+
+
+def test_a_chain_is_its_key_s():
+    """Chain 1 of two is the single chain that runs on the second of the split keys."""
+    both = draws_of(run(sghmc(), num_chains=2, chain_method="sequential"), group_by_chain=True)
+    alone = fs.MCMC(sghmc(), num_warmup=4, num_samples=4, progress_bar=False)
+    alone.run(jax.random.split(jax.random.key(0), 2)[1], X, Y)
+    np.testing.assert_allclose(both[1], draws_of(alone), rtol=1e-4, atol=1e-5)
+
+
+PARALLEL = """
+import json, sys, warnings
+sys.path.insert(0, "tests")
+warnings.simplefilter("ignore")
+import jax, numpy as np
+import numpyro_fspace as fs
+from models import POINTS, X, Y, linear, random_points, run
+from tinygp.kernels import ExpSquared
+gp = fs.GPPrior(ExpSquared(1.0))
+kernel = fs.fSGHMC(linear(random_points(), prior=gp, batch=4), num_steps=2, refresh_every=1)
+runs = {m: run(kernel, data=(X.astype(float), Y.astype(float)), num_chains=2, chain_method=m,
+               extra_fields=("log_functional_prior",)) for m in ("parallel", "vectorized")}
+draws = {m: np.asarray(r.get_samples(group_by_chain=True)["w"]) for m, r in runs.items()}
+fields = runs["parallel"].get_extra_fields()
+print(json.dumps(dict(
+    devices=jax.local_device_count(),
+    method=runs["parallel"].chain_method,
+    gap=float(np.abs(draws["parallel"] - draws["vectorized"]).max()),
+    spread=float(draws["parallel"].std()),
+    dtypes=sorted({str(a.dtype) for a in (draws["parallel"], fields["log_functional_prior"])}),
+    float32=[str(a.dtype) for a in jax.tree.leaves(runs["parallel"].last_state) if str(a.dtype) == "float32"],
+)))
+"""
+
+
+@pytest.mark.slow
+def test_parallel_chains_in_float64():
+    """On two devices the draws are those of the vectorised chains up to rounding; float64 stays float64 throughout."""
+    root = Path(__file__).parents[1]
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_ENABLE_X64": "1",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(root),
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", PARALLEL], capture_output=True, text=True, cwd=root, env=environment, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report["devices"] == 2 and report["method"] == "parallel"
+    assert report["gap"] < 1e-8 < report["spread"]
+    assert report["dtypes"] == ["float64"] and report["float32"] == []
+
+
+def test_thinning_keeps_every_second_draw():
+    dense, thin = (run(sghmc(), num_samples=8, thinning=t) for t in (1, 2))
+    np.testing.assert_allclose(draws_of(thin), draws_of(dense)[1::2], rtol=1e-5)
+
+
+def test_the_progress_bar_changes_nothing(monkeypatch, capfd):
+    for name in ("CI", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(name, raising=False)
+    with_bar, without = (run(sghmc(), progress_bar=bar) for bar in (True, False))
+    np.testing.assert_array_equal(draws_of(with_bar), draws_of(without))
+    assert "step size 5.0e-02" in capfd.readouterr().err
+
+
+# ---- fields --------------------------------------------------------------------------------------------------
+
+FIELDS = ("potential_energy", "log_functional_prior", "gradient_norm", "temperature", "step_size", "z")
+
+
+def test_fields_are_those_of_the_draw():
+    """SGHMC ends on a gradient at the draw itself, so U, log P0 and |∇U| can be recomputed there."""
+    mcmc = run(sghmc(), extra_fields=FIELDS)
+    fields, draws = mcmc.get_extra_fields(), draws_of(mcmc)
+    assert set(fields) >= {*FIELDS, "diverging"} - {"z"}
+    density, prior_free = (lambda w, m=m: log_density(m, (X, Y), {}, {"w": w})[0] for m in (linear(POINTS), linear()))
+    np.testing.assert_allclose(fields["potential_energy"], [-density(w) for w in draws], rtol=1e-4)
+    gained = [density(w) - prior_free(w) for w in draws]
+    np.testing.assert_allclose(fields["log_functional_prior"], gained, rtol=1e-3)
+    norms = [jnp.linalg.norm(jax.grad(density)(w)) for w in draws]
+    np.testing.assert_allclose(fields["gradient_norm"], norms, rtol=1e-3)
+    np.testing.assert_allclose(fields["step_size"], 0.05, rtol=1e-6)
+    assert np.all(np.asarray(fields["temperature"]) > 0) and not np.any(fields["diverging"])
+
+
+# ---- state ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_run_can_be_continued(kernel):
+    """4 + 4 draws from the last state, pickled in between, are the 8 draws of one run, schedule included."""
+    make = functools.partial(KERNELS[kernel], step_size=optax.linear_schedule(0.02, 0.005, 40), warmup=COLD)
+    whole = run(make(), num_samples=8)
+    first = run(make(), num_samples=4)
+    second = fs.MCMC(make(), num_warmup=4, num_samples=4, progress_bar=False)
+    second.post_warmup_state = pickle.loads(pickle.dumps(first.last_state))
+    second.run(second.post_warmup_state.rng_key, X, Y)
+    both = np.concatenate([draws_of(first), draws_of(second)])
+    np.testing.assert_allclose(both, draws_of(whole), rtol=1e-4, atol=1e-6)
+    assert int(second.last_state.i) == 12 and int(second.last_state.count) == 24
+
+
+def test_warmup_alone_then_run():
+    whole, parts = run(sghmc(step_size=None)), fs.MCMC(
+        sghmc(step_size=None), num_warmup=4, num_samples=4, progress_bar=False
+    )
+    parts.warmup(jax.random.key(0), X, Y)
+    parts.run(parts.post_warmup_state.rng_key, X, Y)
+    np.testing.assert_allclose(draws_of(parts), draws_of(whole), rtol=1e-3, atol=1e-5)
+
+
+def test_warmup_draws_can_be_collected():
+    mcmc = fs.MCMC(sghmc(), num_warmup=4, num_samples=3, progress_bar=False)
+    mcmc.warmup(jax.random.key(0), X, Y, collect_warmup=True)
+    assert draws_of(mcmc).shape == (4, 2)
+
+
+def test_kernels_pickle():
+    """A kernel of a module-level model, also after a run; the copy gives the same draws."""
+    kernel = fs.SGHMC(pickled_model, step_size=0.05, num_steps=2, refresh_every=1)
+    before = run(kernel)
+    after = run(pickle.loads(pickle.dumps(kernel)))
+    np.testing.assert_array_equal(draws_of(before), draws_of(after))
+
+
+def pickled_model(x, y=None):
+    linear()(x, y)
+
+
+def test_wrap_model_makes_another_kernel():
+    kernel = sghmc()
+    wrapped = kernel.wrap_model(lambda model: handlers.condition(model, {"w": jnp.ones(2)}))
+    assert type(wrapped) is type(kernel) and wrapped.step_size == kernel.step_size
+    assert wrapped.model is not kernel.model and kernel.model.__name__ == "model"
+    with pytest.raises(ValueError, match="no latent site"):
+        wrapped.init(KEY, 1, None, (X, Y), {})
+
+
+def test_refresh_reevaluates_on_new_data():
+    kernel = sghmc()
+    state = kernel.init(KEY, 1, None, (X, Y), {})
+    fresh = kernel.refresh(state, (X, 2 * Y), {})
+    expected = -log_density(linear(POINTS), (X, 2 * Y), {}, {"w": state.z["w"]})[0]
+    assert float(fresh.potential_energy) == pytest.approx(float(expected), rel=1e-5)
+    np.testing.assert_array_equal(fresh.z["w"], state.z["w"])
+    assert not np.array_equal(jax.random.key_data(fresh.rng_key), jax.random.key_data(state.rng_key))
+
+
+def test_get_constrain_fn():
+    values = sghmc().get_constrain_fn((X, Y), {})({"w": jnp.ones(2)})
+    np.testing.assert_array_equal(values["w"], np.ones(2))
+
+
+@pytest.mark.parametrize("chains", [1, 2])
+def test_init_params_are_where_chains_start(chains):
+    """With steps of 1e-6 the draws are still there, each chain at its own."""
+    values = np.array([[3.0, -4.0], [5.0, 6.0]], np.float32)[:chains]
+    start = {"w": jnp.asarray(values if chains > 1 else values[0])}
+    mcmc = run(
+        sghmc(step_size=1e-6), init_params=start, num_warmup=0, num_samples=2, num_chains=chains,
+        chain_method="vectorized",
+    )  # fmt: skip
+    np.testing.assert_allclose(draws_of(mcmc, group_by_chain=True)[:, 1], values, rtol=1e-4)
+
+
+# ---- compilation ---------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_compiles_nothing(caplog):
+    mcmc = run(sghmc(), extra_fields=("potential_energy",))
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        mcmc.run(jax.random.key(0), X, Y, extra_fields=("potential_energy",))
+        again = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Compiling")]
+        jax.jit(lambda x: x * 12345.678)(jnp.ones(3)).block_until_ready()
+    assert any(r.getMessage().startswith("Compiling") for r in caplog.records), "the probe sees no compilation"
+    assert again == []
+
+
+# ---- randomness ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_step_has_its_own_minibatch_and_points(kernel):
+    """A model that tells which rows and points it was given: none comes twice in 5 draws of 2 steps."""
+    rows, points = [], []
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+
+        def f(x):
+            jax.debug.callback(lambda v: points.append(tuple(np.ravel(v).tolist())), x)
+            return w[0] * x[:, 0]
+
+        fs.functional_prior("f", f, Revealing(), random_points(3))
+        with numpyro.plate("data", 1000, subsample_size=5) as index:
+            jax.debug.callback(lambda v: rows.append(tuple(np.sort(v).tolist())), index)
+            numpyro.sample("y", dist.Normal(w[1], 1.0), obs=y[index])
+
+    settings = {"refresh_every": 1} if kernel == "SGHMC" else {}
+    kernel = getattr(fs, f"f{kernel}")(model, step_size=1e-4, num_steps=2, warmup=COLD, **settings)
+    mcmc = run(kernel, data=(X, np.zeros(1000, np.float32)), num_warmup=2, num_samples=3)
+    jax.block_until_ready(mcmc.last_state)
+    jax.effects_barrier()
+    assert len(set(rows)) >= 10 and len(set(points)) >= 10
+    assert all(len(set(row)) == 5 and 0 <= row[0] and row[-1] < 1000 for row in set(rows) if len(row) == 5)
+
+
+def test_temperature_scales_the_noise():
+    """One SGLD step from the same place and key: w' - (w - ε ∇U) grows by √T, exactly."""
+    start = jnp.array([0.5, 0.5])
+    gradient = jax.grad(lambda w: -log_density(linear(POINTS), (X, Y), {}, {"w": w})[0])(start)
+    noise = []
+    for temperature in (1.0, 4.0):
+        kernel = sgld(num_steps=1, temperature=temperature)
+        mcmc = run(kernel, num_warmup=0, num_samples=1, init_params={"w": start})
+        noise.append(draws_of(mcmc)[0] - np.asarray(start - 0.01 * gradient))
+    np.testing.assert_allclose(noise[1], 2.0 * noise[0], rtol=1e-3)
+    assert np.abs(noise[0]).max() < 6 * np.sqrt(0.02)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_schedules_are_read_at_every_gradient_step(kernel):
+    """The last of the two steps of draw i has step size s(2 i + 1), warm-up counted."""
+    schedule = optax.linear_schedule(0.02, 0.001, 30)
+    mcmc = run(KERNELS[kernel](step_size=schedule, warmup=COLD), extra_fields=("step_size", "count"))
+    steps = 2 * (4 + np.arange(4)) + 1
+    np.testing.assert_allclose(mcmc.get_extra_fields()["step_size"], [schedule(t) for t in steps], rtol=1e-5)
+    np.testing.assert_array_equal(mcmc.get_extra_fields()["count"], steps + 1)
+
+
+# ---- warm-up -------------------------------------------------------------------------------------------------
+
+
+def test_warm_start_moves_and_can_be_switched_off():
+    """With sampler steps of 1e-7 only the optimiser can move, and it lowers U."""
+    start = {"w": jnp.array([3.0, -3.0])}
+    ends = {}
+    for name, warmup in [("on", fs.Warmup(warm_start=0.8, learning_rate=0.1)), ("off", COLD)]:
+        kernel = sghmc(step_size=1e-7, num_steps=10, refresh_every=5, warmup=warmup)
+        ends[name] = draws_of(run(kernel, num_warmup=5, num_samples=1, init_params=start))[0]
+    np.testing.assert_allclose(ends["off"], start["w"], atol=1e-4)
+    energy = [-float(log_density(linear(POINTS), (X, Y), {}, {"w": w})[0]) for w in (start["w"], ends["on"])]
+    assert energy[1] < 0.5 * energy[0]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_step_size_fits_the_curvature_and_freezes(kernel):
+    """λ is the largest eigenvalue of S (I + ΦᵀΦ/σ² + Φ_MᵀΦ_M/s²) S; warm-up may shorten the step, not lengthen it."""
+    features, at_points = (np.stack([np.ones(len(x)), x[:, 0]], 1) for x in (X, POINTS))
+    hessian = np.eye(2) + features.T @ features / NOISE**2 + at_points.T @ at_points / 0.5**2
+    scale = np.array([0.5, 2.0])
+    curvature = np.linalg.eigvalsh(scale[:, None] * hessian * scale)[-1]
+    made = KERNELS[kernel](step_size=None, num_steps=5, preconditioner=fs.preconditioners.diagonal(scale))
+    mcmc = run(made, num_warmup=20, num_samples=5, extra_fields=("step_size",))
+    steps = np.asarray(mcmc.get_extra_fields()["step_size"])
+    stable = {"SGHMC": 0.7 / np.sqrt(curvature), "SGLD": 0.4 / curvature}[kernel]
+    assert len(set(steps.tolist())) == 1
+    assert 0.4 * stable < steps[0] < 1.01 * stable
+
+
+def test_a_model_s_own_length_scale_is_sampled():
+    """Constrained sites come back constrained, deterministic ones are kept, those of a minibatch are not."""
+    from tinygp.kernels import ExpSquared
+
+    def model(x, y=None):
+        length = numpyro.sample("length", dist.LogNormal(0.0, 0.5))
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        f = lambda x: w[0] + w[1] * x[:, 0]  # noqa: E731
+        fs.functional_prior("f", f, fs.GPPrior(ExpSquared(length), nugget=0.1), random_points())
+        numpyro.deterministic("double", 2 * length)
+        with numpyro.plate("data", 8, subsample_size=4):
+            xb, yb = numpyro.subsample(x, event_dim=1), numpyro.subsample(y, event_dim=0)
+            mean = numpyro.deterministic("local", f(xb))
+            numpyro.sample("y", dist.Normal(mean, NOISE), obs=yb)
+
+    samples = run(sghmc(model, step_size=0.02)).get_samples()
+    assert set(samples) == {"length", "w", "double"}
+    assert np.all(samples["length"] > 0) and len(np.unique(samples["length"])) == 4
+    np.testing.assert_allclose(samples["double"], 2 * samples["length"], rtol=1e-6)
+
+
+# ---- trouble -------------------------------------------------------------------------------------------------
+
+
+def cliff(x, y=None):
+    """log(1 - |w|²) is NaN outside the unit disc."""
+    w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+    numpyro.factor("disc", jnp.log(1.0 - jnp.sum(w**2)))
+    numpyro.sample("y", dist.Normal(w[0] + w[1] * x[:, 0], NOISE).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize("kernel", [fs.SGHMC, fs.SGLD])
+def test_divergences_keep_the_last_good_state_and_are_reported(kernel):
+    """Steps of size 3 leave the disc at once: every draw is the start, and who ran or uses the run is told."""
+    settings = {"refresh_every": 1} if kernel is fs.SGHMC else {}
+    made = kernel(cliff, step_size=3.0, num_steps=2, warmup=COLD, **settings)
+    start = {"w": jnp.array([0.1, 0.2])}
+    with pytest.warns(RuntimeWarning, match="4 of 4 draws diverged.*smaller step_size"):
+        mcmc = run(made, init_params=start)
+    np.testing.assert_array_equal(draws_of(mcmc), np.tile(start["w"], (4, 1)))
+    assert np.all(mcmc.get_extra_fields()["diverging"]) and int(mcmc.last_state.num_diverging) == 4
+    plain = NumPyroMCMC(made, num_warmup=4, num_samples=4, progress_bar=False)
+    plain.run(KEY, X, Y, init_params=start)
+    with pytest.warns(RuntimeWarning, match="4 of 4 draws diverged"):
+        fs.predict(plain, KEY, X)
+    with pytest.warns(RuntimeWarning, match="4 of 4 draws diverged"):
+        fs.to_arviz(plain)
+
+
+def test_numpyro_s_driver_gives_the_same_draws():
+    plain = NumPyroMCMC(sghmc(), num_warmup=4, num_samples=4, progress_bar=False)
+    plain.run(jax.random.key(0), X, Y)
+    np.testing.assert_array_equal(draws_of(plain), draws_of(run(sghmc())))
+
+
+@pytest.mark.filterwarnings("default:The chain runs hot:RuntimeWarning")
+def test_a_hot_chain_is_reported():
+    """Started far from the mode and without warm-up, the fall heats the momentum."""
+    with pytest.warns(RuntimeWarning, match="runs hot.*smaller step_size"):
+        run(sghmc(warmup=COLD), num_warmup=0, init_params={"w": jnp.array([30.0, 30.0])})

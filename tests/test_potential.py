@@ -1,0 +1,166 @@
+"""The potential of a model: closed forms, unbiased minibatches, fresh randomness, what is constrained."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.stats
+from models import NOISE, POINTS, Revealing, X, Y, linear, random_points
+
+import numpyro_fspace as fs
+from numpyro_fspace.potential import ModelPotential
+
+W = jnp.array([0.4, -0.7])
+KEYS = jax.random.split(jax.random.key(0), 2000)
+
+
+def potential(model, *args, **kwargs):
+    return ModelPotential(model, args or (X, Y), kwargs, key=jax.random.key(0))
+
+
+def energy_by_scipy(w=W):
+    """-log p(y | w) - log p(w) of the linear model, for each observation and for the weights."""
+    w = np.asarray(w, float)
+    likelihood = -scipy.stats.norm.logpdf(Y, w[0] + w[1] * X[:, 0], NOISE)
+    return likelihood, -scipy.stats.norm.logpdf(w).sum()
+
+
+def test_is_minus_the_log_density():
+    likelihood, weights = energy_by_scipy()
+    functional = scipy.stats.norm.logpdf(0.4 - 0.7 * POINTS[:, 0], POINTS[:, 0], 0.5).sum()
+    value, reported = potential(linear(POINTS))({"w": W}, KEYS[0])
+    assert float(reported) == pytest.approx(functional, rel=1e-5)
+    assert float(value) == pytest.approx(likelihood.sum() + weights - functional, rel=1e-5)
+
+
+def test_counts_the_jacobian():
+    """σ = e^z with σ ~ HalfNormal: U(z) = -log p(e^z) - z. Without the Jacobian it would lack z."""
+
+    def model(x, y=None):
+        sigma = numpyro.sample("sigma", dist.HalfNormal(2.0))
+        numpyro.sample("y", dist.Normal(0.0, sigma).expand([8]).to_event(1), obs=y)
+
+    z = 0.3
+    expected = -scipy.stats.halfnorm.logpdf(np.exp(z), scale=2.0) - z - scipy.stats.norm.logpdf(Y, 0, np.exp(z)).sum()
+    assert float(potential(model)({"sigma": jnp.array(z)}, KEYS[0])[0]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_minibatches_are_unbiased(batch):
+    """Value and variance over keys: N/B · Σ over a simple random sample without replacement. 5 standard errors."""
+    likelihood, weights = energy_by_scipy()
+    model = potential(linear(batch=batch))
+    values = np.asarray(jax.jit(jax.vmap(lambda key: model({"w": W}, key)[0]))(KEYS), float)
+    variance = 64 / batch * likelihood.var(ddof=1) * (1 - batch / 8)
+    assert abs(values.mean() - likelihood.sum() - weights) < 5 * np.sqrt(variance / len(KEYS))
+    assert values.var() == pytest.approx(variance, rel=0.25)
+
+
+def test_random_points_are_fresh_and_leave_the_rest_alone():
+    """U + log P0 is the same for every key, log P0 (the sum of the points) differs; a key gives one value."""
+    model = potential(linear(random_points(), prior=Revealing()))
+    evaluate = jax.jit(jax.vmap(lambda key: model({"w": W}, key)))
+    energy, functional = evaluate(KEYS[:100])
+    assert len(np.unique(functional)) == 100
+    np.testing.assert_allclose(energy + functional, energy[0] + functional[0], rtol=1e-4)
+    np.testing.assert_array_equal(evaluate(KEYS[:100])[0], energy)
+
+
+def test_every_site_has_a_key_of_its_own():
+    """Two priors and two plates of one evaluation draw different points and indices."""
+    seen = {}
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        for name in ("first", "second"):
+            fs.functional_prior(name, lambda x: w[0] * x[:, 0], Revealing(), random_points(5))
+            with numpyro.plate(f"{name} plate", 1000, subsample_size=5) as index:
+                seen[name] = index
+                numpyro.sample(f"{name} y", dist.Normal(w[1], 1.0), obs=jnp.zeros(5))
+
+    laws = potential(model).functional_priors
+    assert list(laws) == ["first", "second"]
+    assert not np.isin(laws["first"].x, laws["second"].x).any()
+    assert not np.array_equal(np.sort(seen["first"]), np.sort(seen["second"]))
+
+
+def test_keys_reach_the_model():
+    """numpyro.prng_key() in a model is fresh at every evaluation, too (data augmentation, say)."""
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal())
+        jitter = 10.0 * jax.random.normal(numpyro.prng_key())
+        numpyro.sample("y", dist.Normal(w + jitter, 1.0).expand([8]).to_event(1), obs=y)
+
+    values = [float(potential(model)({"w": jnp.zeros(())}, key)[0]) for key in KEYS[:3]]
+    assert len(set(values)) == 3
+
+
+def mixed(x, y=None):
+    positive = numpyro.sample("positive", dist.LogNormal(0.0, 0.5))
+    below = numpyro.sample("below", dist.Uniform(0.0, positive))
+    numpyro.sample("wide", dist.Normal(1.0, 3.0).expand([2]).to_event(1))
+    numpyro.deterministic("double", 2 * below)
+    with numpyro.plate("data", 8, subsample_size=2):
+        yb = numpyro.subsample(y, event_dim=0)
+        numpyro.deterministic("local", yb)
+        numpyro.sample("y", dist.Normal(below, 1.0), obs=yb)
+    with numpyro.plate("full", 8):
+        numpyro.deterministic("global", below + x[:, 0])
+
+
+def test_values_come_back_constrained():
+    """The law's support, also where it depends on another site; deterministic sites but not those of a minibatch."""
+    z = {"positive": jnp.array(-1.0), "below": jnp.array(0.0), "wide": jnp.zeros(2)}
+    values = potential(mixed).constrain_fn()(z)
+    assert set(values) == {"positive", "below", "wide", "double", "global"}
+    positive = np.exp(-1.0)
+    assert float(values["positive"]) == pytest.approx(positive, rel=1e-6)
+    assert float(values["below"]) == pytest.approx(positive / 2, rel=1e-6)
+    assert float(values["double"]) == pytest.approx(positive, rel=1e-6)
+    np.testing.assert_allclose(values["global"], positive / 2 + X[:, 0], rtol=1e-5)
+
+
+def test_initial_values_are_unconstrained_medians():
+    """The sample median of 15 draws of log σ ~ N(0, 0.5²); its standard error is 0.16."""
+    z = potential(mixed).init_params()
+    assert set(z) == {"positive", "below", "wide"} and z["wide"].shape == (2,)
+    assert abs(float(z["positive"])) < 0.8
+
+
+def test_scales_are_prior_standard_deviations():
+    """Exact for normals and fan-in weights; from 200 draws' quartiles (5 standard errors) for others."""
+
+    def model(x, y=None):
+        mixed(x, y)
+        fs.random_module("net", nn.Dense(4), input_shape=9)
+
+    scales = potential(model).scale()
+    np.testing.assert_allclose(scales["wide"], [3.0, 3.0])
+    np.testing.assert_allclose(scales["net.kernel"], np.full((9, 4), 1 / 3), rtol=1e-6)
+    np.testing.assert_allclose(scales["net.bias"], np.ones(4))
+    assert float(scales["positive"]) == pytest.approx(0.5, rel=0.4)
+    assert {k: v.shape for k, v in scales.items()} == {k: v.shape for k, v in potential(model).init_params().items()}
+
+
+def test_gradients_reach_the_prior_s_own_parameters():
+    """A length scale sampled in the model: the covariance is in the graph; compared with finite differences."""
+    from tinygp.kernels import ExpSquared
+
+    def model(x, y=None):
+        length = numpyro.sample("length", dist.LogNormal())
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        f = lambda x: w[0] + w[1] * x[:, 0]  # noqa: E731
+        fs.functional_prior("f", f, fs.GPPrior(ExpSquared(length), nugget=0.1), POINTS)
+        numpyro.sample("y", dist.Normal(f(x), NOISE).to_event(1), obs=y)
+
+    with jax.enable_x64(True):
+        energy = potential(model)
+        at = lambda z: energy({"length": z, "w": W.astype(float)}, KEYS[0])[0]  # noqa: E731
+        z, h = jnp.array(0.2), 1e-5
+        assert float(jax.grad(at)(z)) == pytest.approx(float(at(z + h) - at(z - h)) / (2 * h), rel=1e-5)
