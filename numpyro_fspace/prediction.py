@@ -71,14 +71,22 @@ def predict(source, key, *args, model=None, inputs=None, batch_size=None, input_
     if inputs is None or inputs.shape[0] <= input_batch_size:
         return map_draws(one_draw, draws, key, args, kwargs, inputs, batch_size=batch_size)
     num, parts = inputs.shape[0], []
-    for start in range(0, num, input_batch_size):
+    starts = range(0, num, input_batch_size)
+    for start in starts:
         rows = slice(start, start + input_batch_size)
         part = jax.tree.map(
             lambda a, rows=rows: a[rows] if jnp.ndim(a) and jnp.shape(a)[0] == num else a, (args, kwargs, inputs)
         )
         part_key = jax.random.fold_in(key, start)
         parts.append(map_draws(one_draw, draws, part_key, *part, batch_size=batch_size))
-    return {k: np.concatenate([p[k] for p in parts], axis=1) for k in parts[0]}
+    sizes = [min(input_batch_size, num - start) for start in starts]
+    return {k: _join_rows([part[k] for part in parts], sizes) for k in parts[0]}
+
+
+def _join_rows(parts, sizes):
+    """Parts [S, rows, …] joined; a site that does not have the rows of the inputs is the same in every part."""
+    has_rows = all(part.shape[1:2] == (size,) for part, size in zip(parts, sizes, strict=True))
+    return np.concatenate(parts, axis=1) if has_rows else parts[0]
 
 
 def log_likelihood(source, *args, model=None, batch_size=None, **kwargs) -> dict:

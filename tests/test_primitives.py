@@ -103,7 +103,8 @@ def test_nuts_sees_fixed_points():
     residual = (np.asarray(line(W)(POINTS)) - POINTS[:, 0]) / 0.25
     assert float(value) == pytest.approx(prior_by_scipy(np.asarray(W)), rel=1e-5)
     np.testing.assert_allclose(slope, [-residual.sum(), -(residual * POINTS[:, 0]).sum()], rtol=1e-4)
-    mcmc = MCMC(HMC(linear(POINTS), num_steps=2, trajectory_length=None), num_warmup=1, num_samples=2, progress_bar=False)
+    kernel = HMC(linear(POINTS), num_steps=2, trajectory_length=None)
+    mcmc = MCMC(kernel, num_warmup=1, num_samples=2, progress_bar=False)
     mcmc.run(jax.random.key(0), X, Y)
     assert set(mcmc.get_samples()) == {"w"}
 
@@ -181,7 +182,7 @@ class TestNotListed:
 
 def test_random_points_without_a_key():
     """A density cannot be computed, and says so; a likelihood can."""
-    with pytest.raises(ValueError, match="no key to draw them.*numpyro.handlers.seed"):
+    with pytest.raises(ValueError, match=r"no key to draw them.*numpyro\.handlers\.seed"):
         density(linear(random_points()))
     assert np.isfinite(density(handlers.seed(linear(random_points()), jax.random.key(0))))
 

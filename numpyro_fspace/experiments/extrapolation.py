@@ -23,13 +23,13 @@ NOISE = 0.5
 def build():
     """``(gp, points)``: the RBF prior of the experiment with the true noise, and the measurement points.
 
-    Points are redrawn at every gradient: 40 uniform ones on [-1, 1] beside the 20 inputs of the data.
+    M = 40 points: the 20 inputs of the data, and 20 uniform ones on [-1, 1] redrawn at every gradient.
     """
     import tinygp
 
-    prior = GPPrior(tinygp.kernels.ExpSquared(0.2))
+    prior = GPPrior(tinygp.kernels.ExpSquared(0.1))
     gp = GPFit(prior=prior, noise_variance=NOISE**2, losses=np.zeros(0), params={})
-    return gp, lambda x: measurement.union(measurement.fixed(x), measurement.uniform(-1.0, 1.0, 40))
+    return gp, lambda x: measurement.union(measurement.fixed(x), measurement.uniform(-1.0, 1.0, 20))
 
 
 def run_seed(method: str, seed: int, *, quick: bool = False, config=None, progress=False):

@@ -2,8 +2,8 @@
 
 The law of a transition with given noise is known exactly (level 0 and 1); here the noise itself is under test: its
 mean, its variance, its independence across leaves, of the momentum's, and of the draws of the potential. Every
-check is p > 1e-5 and a test makes at most 8, so a run has fewer than 3e-4 false alarms. Smallest error seen: 2 % in
-the noise (p < 1e-9).
+check is p > 1e-5 and a test makes at most 3, so a run has fewer than 2e-4 false alarms. Smallest errors seen: 2 % of
+the noise, 5 % of the drift or of a fresh momentum, 10 % of the friction, each with p < 1e-8 (most below 1e-100).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_one_transition(key, name):
 
     found = p_values()
     assert min(found.values()) > 1e-5, found
-    twins = {"noise": Faults(noise=1.02), "drift": Faults(drift=1.02), "metric": Faults(forgets_metric=1.0)}
+    twins = {"noise": Faults(noise=1.02), "drift": Faults(drift=1.05), "metric": Faults(forgets_metric=1.0)}
     if name != "sgld":
         twins["friction"] = Faults(friction=1.1)
     if name == "euler":

@@ -1,0 +1,119 @@
+"""predict and log_likelihood: the model's own functions at new inputs, however the work is cut."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.stats
+from models import NOISE, POINTS, X, Y, linear, random_points, run
+
+import numpyro_fspace as fs
+from numpyro_fspace.prediction import log_likelihood
+
+KEY = jax.random.key(0)
+NEW = np.linspace(-3.0, 3.0, 5, dtype=np.float32)[:, None]
+DRAWS = {"w": jax.random.normal(jax.random.key(1), (6, 2))}
+LINES = np.asarray(DRAWS["w"])[:, :1] + np.asarray(DRAWS["w"])[:, 1:] * NEW[:, 0]
+
+
+def test_functions_are_those_of_the_draws():
+    values = fs.predict(DRAWS, KEY, NEW, model=linear(POINTS))
+    assert set(values) == {"f", "y"} and all(type(v) is np.ndarray for v in values.values())
+    np.testing.assert_allclose(values["f"], LINES, rtol=1e-5, atol=1e-6)
+    assert values["y"].shape == (6, 5)
+
+
+def test_observations_have_the_likelihood_s_noise():
+    """y - f over 300 draws of 5 points is N(0, 0.5²): Kolmogorov–Smirnov, false alarms 1e-5; no draw shares noise."""
+    draws = {"w": jnp.tile(DRAWS["w"], (50, 1))}
+    values = fs.predict(draws, KEY, NEW, model=linear(POINTS))
+    noise = values["y"] - values["f"]
+    assert scipy.stats.kstest(noise.ravel() / NOISE, "norm").pvalue > 1e-5
+    assert len(np.unique(noise)) == noise.size
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_batches_of_draws_change_nothing(batch_size):
+    model = linear(POINTS)
+    cut, whole = (fs.predict(DRAWS, KEY, NEW, model=model, batch_size=b) for b in (batch_size, 6))
+    for name in ("f", "y"):
+        np.testing.assert_allclose(cut[name], whole[name], rtol=1e-5, atol=1e-6)
+
+
+def deterministic_model(x, y=None, offset=None):
+    w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+    mean = numpyro.deterministic("mean", w[0] + w[1] * x[:, 0] + (0.0 if offset is None else offset))
+    numpyro.deterministic("slope", w[1])
+    numpyro.deterministic("swapped", w[::-1])
+    numpyro.sample("y", dist.Normal(mean, NOISE).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_batches_of_inputs_change_no_function(rows):
+    """Arguments with as many rows are cut alike; sites that do not depend on the inputs are left whole."""
+    offset = jnp.arange(5.0)
+    values = fs.predict(DRAWS, KEY, NEW, offset=offset, model=deterministic_model, input_batch_size=rows)
+    np.testing.assert_allclose(values["mean"], LINES + np.arange(5.0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(values["slope"], DRAWS["w"][:, 1])
+    np.testing.assert_allclose(values["swapped"], DRAWS["w"][:, ::-1])
+    assert values["y"].shape == (6, 5)
+
+
+def test_batches_of_inputs_have_noise_of_their_own():
+    draws = {"w": jnp.zeros((4, 2))}
+    noise = fs.predict(draws, KEY, np.zeros((6, 1), np.float32), model=linear(), input_batch_size=2)["y"]
+    assert len(np.unique(noise)) == 24
+
+
+def test_plates_are_run_at_full_size():
+    values = fs.predict(DRAWS, KEY, NEW, model=linear(random_points(), batch=2))
+    assert values["y"].shape == (6, 5)
+    np.testing.assert_allclose(values["f"], LINES, rtol=1e-5, atol=1e-6)
+
+
+def test_functions_elsewhere_than_the_arguments():
+    values = fs.predict(DRAWS, KEY, X, Y, model=linear(POINTS), inputs=NEW)
+    np.testing.assert_allclose(values["f"], LINES, rtol=1e-5, atol=1e-6)
+    assert values["y"].shape == (6, 8)
+
+
+def test_given_targets_are_drawn_anew():
+    values = fs.predict(DRAWS, KEY, X, Y, model=linear(POINTS))
+    assert not np.isclose(values["y"], Y).all(axis=1).any()
+
+
+def test_an_mcmc_object_knows_its_model():
+    """Chains are concatenated in order."""
+    mcmc = run(fs.fSGHMC(linear(POINTS), step_size=0.02, num_steps=5), num_chains=2, chain_method="vectorized",
+               num_samples=3)  # fmt: skip
+    values, draws = fs.predict(mcmc, KEY, NEW), np.asarray(mcmc.get_samples(group_by_chain=True)["w"])
+    assert values["f"].shape == (6, 5)
+    np.testing.assert_allclose(values["f"][4], draws[1, 1, 0] + draws[1, 1, 1] * NEW[:, 0], rtol=1e-5)
+
+
+def test_networks_are_functions_too():
+    """A network without functional prior appears under its own name, [S, N, K]."""
+
+    def model(x, y=None):
+        f = fs.random_module("net", nn.Dense(3), input_shape=1)
+        numpyro.sample("y", dist.Normal(f(x), NOISE).to_event(2), obs=y)
+
+    draws = {"net.kernel": jnp.ones((2, 1, 3)), "net.bias": jnp.array([[0.0, 1.0, 2.0], [5.0, 5.0, 5.0]])}
+    values = fs.predict(draws, KEY, NEW, model=model)
+    np.testing.assert_allclose(values["net"], NEW + np.asarray(draws["net.bias"])[:, None], rtol=1e-5)
+    assert values["y"].shape == (2, 5, 3)
+
+
+@pytest.mark.parametrize("model", [linear(POINTS), linear(random_points(), batch=2)], ids=["full", "minibatch"])
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_log_likelihood_is_pointwise_over_all_data(model, batch_size):
+    values = log_likelihood(DRAWS, X, Y, model=model, batch_size=batch_size)
+    draws = np.asarray(DRAWS["w"])
+    expected = scipy.stats.norm.logpdf(Y, draws[:, :1] + draws[:, 1:] * X[:, 0], NOISE)
+    assert set(values) == {"y"}
+    np.testing.assert_allclose(values["y"], expected, rtol=1e-4)
