@@ -14,10 +14,10 @@ import pytest
 from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points
 from numpyro import handlers
 from numpyro.infer import NUTS
-from numpyro_fspace.potential import ModelPotential
 from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
+from numpyro_fspace.potential import ModelPotential
 
 KEY = jax.random.key(0)
 DRAWS = {"w": jnp.ones((3, 2))}

@@ -133,9 +133,7 @@ def test_download_keeps_the_built_file_and_is_not_repeated(cache, tmp_path):
 def test_wrong_checksum_of_any_part_keeps_nothing(cache, tmp_path, changed):
     source = source_of(tmp_path / "web", a=b"one", b=b"two")
     (tmp_path / "web" / changed).write_bytes(b"changed")
-    with pytest.raises(
-        ChecksumError, match=rf"timeseries/a\.csv.*expected {source.sha256}; nothing was kept"
-    ):
+    with pytest.raises(ChecksumError, match=rf"timeseries/a\.csv.*expected {source.sha256}; nothing was kept"):
         find(source)
     assert files_under(cache) == []
 
@@ -298,16 +296,12 @@ def test_load_uci_downloads_builds_and_loads(cache, tmp_path, monkeypatch):
         (folder / f"{file}.txt").write_bytes(part)
     digest = hashlib.sha256(b"".join(parts)).hexdigest()
     monkeypatch.setitem(uci._PUBLISHED, "yacht", ("yacht", 2, digest))
-    monkeypatch.setattr(
-        uci, "uci_source", functools.partial(uci.uci_source, base_url=(tmp_path / "web").as_uri())
-    )
+    monkeypatch.setattr(uci, "uci_source", functools.partial(uci.uci_source, base_url=(tmp_path / "web").as_uri()))
     split = datasets.load_uci("yacht", 1)
     assert (cache / "uci" / "yacht.npz").is_file()
     assert (split.name, split.split, split.num_splits) == ("yacht", 1, 2)
     np.testing.assert_allclose(split.y_test * split.y_scale + split.y_mean, [30], rtol=1e-6)
-    np.testing.assert_allclose(
-        split.x_train * split.x_scale + split.x_mean, [[1, 3], [2, 3], [7, 9]], rtol=1e-6
-    )
+    np.testing.assert_allclose(split.x_train * split.x_scale + split.x_mean, [[1, 3], [2, 3], [7, 9]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["wine", "../yacht", "", None])
@@ -316,9 +310,7 @@ def test_unknown_name_lists_the_known_ones(name):
         datasets.load_uci(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "split", "count"), [("yacht", 20, 20), ("yacht", -1, 20), ("protein", 5, 5)]
-)
+@pytest.mark.parametrize(("name", "split", "count"), [("yacht", 20, 20), ("yacht", -1, 20), ("protein", 5, 5)])
 def test_split_out_of_range_is_refused_before_any_file_is_sought(cache, name, split, count):
     with pytest.raises(ValueError, match=f"split={split} is out of range: '{name}' has {count} splits"):
         datasets.load_uci(name, split)

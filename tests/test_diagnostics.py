@@ -52,9 +52,7 @@ def test_statistics_are_arvizs_with_ties_and_shifted_chains(arviz):
     rng = np.random.default_rng(1)
     discrete = rng.integers(0, 3, size=(4, 200, 2)).astype(float)
     shifted = rng.normal(size=(4, 200, 2)) + np.arange(4)[:, None, None]
-    widened = (
-        rng.normal(size=(4, 200, 2)) * (1 + np.arange(4))[:, None, None]
-    )  # equal means: R-hat of the folded
+    widened = rng.normal(size=(4, 200, 2)) * (1 + np.arange(4))[:, None, None]  # equal means: R-hat of the folded
     draws = np.concatenate([discrete, shifted, widened], axis=2)
     diagnostics = function_diagnostics(draws)
     for name, expected in by_arviz(arviz, draws).items():

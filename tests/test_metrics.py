@@ -109,9 +109,7 @@ def test_crps_is_the_double_sum(regression, fair):
 
 def test_plain_crps_is_the_integral_it_stands_for():
     draws, y = np.array([-1.0, 0.5, 2.0]), 0.8
-    integral, _ = integrate.quad(
-        lambda t: ((draws <= t).mean() - (y <= t)) ** 2, -3, 4, points=[-1.0, 0.5, 0.8, 2.0]
-    )
+    integral, _ = integrate.quad(lambda t: ((draws <= t).mean() - (y <= t)) ** 2, -3, 4, points=[-1.0, 0.5, 0.8, 2.0])
     assert metrics.crps([y], draws[:, None], fair=False) == pytest.approx(integral, rel=1e-8)
 
 

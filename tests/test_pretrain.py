@@ -45,9 +45,7 @@ def test_loss_is_the_evidence():
     np.testing.assert_allclose(fit.losses, [expected], rtol=1e-5)
     assert fit.prior.num_outputs == 2
     with jax.enable_x64(True):
-        ours = jax.grad(
-            lambda s: _negative_evidence((s * jnp.eye(60) + s**2 * X @ X.T)[None], jnp.asarray(y)[None])
-        )
+        ours = jax.grad(lambda s: _negative_evidence((s * jnp.eye(60) + s**2 * X @ X.T)[None], jnp.asarray(y)[None]))
         plain = jax.grad(
             lambda s: -GPPrior(lambda a, b: s**2 * a @ b.T, num_outputs=2).log_marginal_likelihood(X, y, s)
         )

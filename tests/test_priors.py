@@ -147,9 +147,7 @@ def test_parameters_closed_over_by_a_custom_kernel():
     """A traced value hidden in a closure, not a leaf of the kernel, is found too."""
 
     def ours(scale):
-        return GPPrior(
-            Custom(lambda a, b: jnp.exp(-0.5 * jnp.sum((a - b) ** 2) / scale**2)), nugget=0.1
-        ).log_prob(X, F)
+        return GPPrior(Custom(lambda a, b: jnp.exp(-0.5 * jnp.sum((a - b) ** 2) / scale**2)), nugget=0.1).log_prob(X, F)
 
     assert jnp.isfinite(jax.jit(jax.grad(ours))(0.8))
     np.testing.assert_allclose(jax.jit(ours)(0.8), normal_logpdf(F, 0.0, sigma(nugget=0.1)), rtol=1e-4)
@@ -222,9 +220,7 @@ def test_sample_of_outputs():
     joint = draws.reshape(-1, 24, order="C").reshape(-1, 12, 2).transpose(0, 2, 1).reshape(-1, 24)
     blocks = [rbf(X, X, scale=s) + NUGGET * np.eye(12) for s in (0.3, 3.0)]
     assert p_value(joint, scipy.linalg.block_diag(*blocks)) > 1e-5
-    shared = GPPrior(ExpSquared(scale=0.3), nugget=NUGGET, num_outputs=2).sample(
-        jax.random.key(3), X, (9000,)
-    )
+    shared = GPPrior(ExpSquared(scale=0.3), nugget=NUGGET, num_outputs=2).sample(jax.random.key(3), X, (9000,))
     joint = np.asarray(shared).transpose(0, 2, 1).reshape(-1, 24)
     assert p_value(joint, scipy.linalg.block_diag(blocks[0], blocks[0])) > 1e-5
 
