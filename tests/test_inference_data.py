@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:The chain
 
 def run_on(model, **settings):
     kernel = fs.SGHMC(model, step_size=0.02, num_steps=5)
-    return run(kernel, num_chains=2, chain_method="vectorized", num_samples=12, **settings)
+    return run(kernel, num_chains=2, chain_method="vectorized", num_samples=60, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_log_likelihood_and_data_are_full(data, mcmc):
     expected = scipy.stats.norm.logpdf(Y, draws[..., :1] + draws[..., 1:] * X[:, 0], NOISE)
     np.testing.assert_allclose(data["log_likelihood"]["y"].values, expected, rtol=1e-3)
     np.testing.assert_array_equal(data["observed_data"]["y"].values, Y)
-    assert data["posterior_predictive"]["y"].shape == (2, 12, 8)
+    assert data["posterior_predictive"]["y"].shape == (2, 60, 8)
 
 
 def test_lp_is_minus_the_potential(data, mcmc):
@@ -76,10 +76,10 @@ def test_arviz_works_on_it(data):
 def test_own_probes_and_no_likelihood(mcmc):
     new = np.array([[0.0], [5.0]], np.float32)
     data = fs.to_arviz(mcmc, inputs=new, log_lik=False)
-    assert data["posterior"]["f"].shape == (2, 12, 2)
+    assert data["posterior"]["f"].shape == (2, 60, 2)
     np.testing.assert_array_equal(data["constant_data"]["probe_inputs"].values, new)
     assert not hasattr(data, "log_likelihood") and not hasattr(data, "posterior_predictive")
-    assert fs.to_arviz(mcmc, num_probes=3, log_lik=False)["posterior"]["f"].shape == (2, 12, 3)
+    assert fs.to_arviz(mcmc, num_probes=3, log_lik=False)["posterior"]["f"].shape == (2, 60, 3)
 
 
 @pytest.fixture(scope="module")

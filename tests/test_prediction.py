@@ -34,7 +34,7 @@ def test_observations_have_the_likelihood_s_noise():
     values = fs.predict(draws, KEY, NEW, model=linear(POINTS))
     noise = values["y"] - values["f"]
     assert scipy.stats.kstest(noise.ravel() / NOISE, "norm").pvalue > 1e-5
-    assert len(np.unique(noise)) == noise.size
+    assert len(np.unique(noise)) > 0.99 * noise.size
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
@@ -89,7 +89,7 @@ def test_given_targets_are_drawn_anew():
 
 def test_an_mcmc_object_knows_its_model():
     """Chains are concatenated in order."""
-    mcmc = run(fs.fSGHMC(linear(POINTS), step_size=0.02, num_steps=5), num_chains=2, chain_method="vectorized",
+    mcmc = run(fs.fSGLD(linear(POINTS), step_size=0.005, num_steps=2), num_chains=2, chain_method="vectorized",
                num_samples=3)  # fmt: skip
     values, draws = fs.predict(mcmc, KEY, NEW), np.asarray(mcmc.get_samples(group_by_chain=True)["w"])
     assert values["f"].shape == (6, 5)
