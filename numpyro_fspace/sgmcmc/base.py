@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 __all__ = [
     "Info",
+    "as_position",
     "finite",
     "last_value",
     "normal_like",
@@ -52,6 +53,19 @@ class Info(NamedTuple):
 def step_size_at(step_size, count, dtype):
     """The step size at gradient step ``count``: a number, or an optax schedule of the count."""
     return jnp.asarray(step_size(count) if callable(step_size) else step_size, dtype)
+
+
+def as_position(position):
+    """``position`` as JAX arrays.
+
+    Raises:
+        TypeError: unless its leaves are floating-point numbers of one type.
+    """
+    position = jax.tree.map(jnp.asarray, position)
+    types = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(position)})
+    if len(types) != 1 or not jnp.issubdtype(types[0], jnp.floating):
+        raise TypeError(f"position must hold floating-point arrays of one type, got {types}; cast it.")
+    return position
 
 
 def last_value(potential_fn, position, key):

@@ -43,6 +43,6 @@ def ornstein_uhlenbeck(momentum, noise, step_size, friction, temperature):
 
     γ = ∞ replaces the momentum by a fresh draw from N(0, T I).
     """
-    keep = jnp.exp(-friction * step_size)
-    fresh = jnp.sqrt(temperature * -jnp.expm1(-2.0 * friction * step_size))
+    decay = jnp.where(jnp.isinf(friction), jnp.inf, friction * step_size)
+    keep, fresh = jnp.exp(-decay), jnp.sqrt(temperature * -jnp.expm1(-2.0 * decay))
     return jax.tree.map(lambda p, xi: keep * p + fresh * xi, momentum, noise)

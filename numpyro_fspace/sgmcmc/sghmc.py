@@ -7,10 +7,10 @@ exp(-U(w)/T) N(p; 0, T I). Two discretisations:
   to half a kick at the very first and last step this is kick ε/2, drift ε/2, O, drift ε/2, kick ε/2 (BAOAB), so
   the positions have exactly BAOAB's law: second moments off by O(ε²), and not at all on Gaussian targets with exact
   gradients; stable for ε√λ < 2. Resampling the momentum replaces the first O of a transition by a fresh draw, which
-  leaves that law as it is for every number of inner steps.
+  keeps that law (exactly on Gaussians, to its order elsewhere) for every number of inner steps.
 * ``"euler"``: the papers' literal update w ← w + ε S p; p ← p - ε Sᵀ∇U - εγ p + √(2γεT) ξ. With the
   momentum resampled before each transition of L steps its last force goes unused and the variance of w
-  tends to L/(L-1) times the target as ε → 0; without resampling it is off by O(ε).
+  tends to L/(L-1) times the target as ε → 0. It refreshes at every step, whatever ``refresh_every``.
 
 References: T. Chen, E. Fox, C. Guestrin (2014), *Stochastic gradient Hamiltonian Monte Carlo*;
 B. Leimkuhler, C. Matthews (2013), *Rational construction of stochastic numerical methods for molecular
@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from numpyro_fspace.sgmcmc.base import (
     Info,
+    as_position,
     finite,
     last_value,
     normal_like,
@@ -61,6 +62,7 @@ class SGHMCState(NamedTuple):
 
 def init(position, key, *, temperature=1.0) -> SGHMCState:
     """The state of a chain that starts at ``position`` with momentum drawn from N(0, T I)."""
+    position = as_position(position)
     return SGHMCState(position, _fresh_momentum(key, position, temperature), jnp.zeros((), int))
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from numpyro_fspace.sgmcmc.base import (
     Info,
+    as_position,
     finite,
     last_value,
     scan_with_noise,
@@ -40,8 +41,8 @@ class SGLDState(NamedTuple):
 
 
 def init(position) -> SGLDState:
-    """The state of a chain that starts at ``position``."""
-    return SGLDState(position, jnp.zeros((), int))
+    """The state of a chain that starts at ``position``, a pytree of floating-point arrays of one type."""
+    return SGLDState(as_position(position), jnp.zeros((), int))
 
 
 def build_kernel(*, has_aux: bool = False):
@@ -64,7 +65,7 @@ def build_kernel(*, has_aux: bool = False):
             epsilon = step_size_at(step_size, state.count + t, dtype)
             value, gradient = gradient_fn(position, key)
             position, du = euler_maruyama(position, gradient, noise, epsilon, temperature, metric)
-            heat = heat + squared_norm(du) / (2.0 * epsilon * size * num_steps)
+            heat = heat + squared_norm(du) / jnp.where(epsilon > 0, 2.0 * epsilon * size * num_steps, 1.0)
             return position, heat, value, squared_norm(gradient), epsilon
 
         zero = jnp.zeros((), dtype)

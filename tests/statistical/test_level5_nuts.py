@@ -43,13 +43,13 @@ def functions(kernel, num_warmup, num_samples, seed):
         progress_bar=False,
     )
     mcmc.run(jax.random.key(seed), X, Y)
-    f = fs.predict(mcmc, jax.random.key(seed + 1), X, inputs=PROBES)["f"][..., 0]
+    f = fs.predict(mcmc, jax.random.key(seed + 1), X, inputs=PROBES)["net"][..., 0]
     return f.reshape(4, num_samples, len(PROBES))
 
 
 @pytest.fixture(scope="module")
 def oracle():
-    return functions(NUTS(model, init_strategy=fs.init_to_network), 500, 1500, 0)
+    return functions(NUTS(model, init_strategy=fs.init_to_network), 300, 800, 0)
 
 
 def compare(f, oracle, bias):
@@ -67,7 +67,7 @@ def compare(f, oracle, bias):
 
 @pytest.mark.slow
 def test_fsghmc_agrees_with_nuts(oracle):
-    mean_error, sd_error = compare(functions(fs.fSGHMC(model), 300, 1500, 10), oracle, bias=0.03)
+    mean_error, sd_error = compare(functions(fs.fSGHMC(model), 200, 800, 10), oracle, bias=0.03)
     assert mean_error < 1
     assert sd_error < 1
 
@@ -76,13 +76,13 @@ def test_fsghmc_agrees_with_nuts(oracle):
 def test_without_the_functional_prior_it_does_not(oracle):
     """The comparison has the power to see that the functional prior was left out."""
     blind = fs.SGHMC(numpyro.handlers.block(model, hide=["f"]))
-    mean_error, sd_error = compare(functions(blind, 300, 1500, 20), oracle, bias=0.03)
+    mean_error, sd_error = compare(functions(blind, 200, 800, 20), oracle, bias=0.03)
     assert max(mean_error, sd_error) > 2
 
 
 @pytest.mark.nightly
 def test_fsgld_agrees_with_nuts(oracle):
     """SGLD's second moments are off by ελ/2 ≤ 20 % in the stiffest direction, by far less in f."""
-    mean_error, sd_error = compare(functions(fs.fSGLD(model, num_steps=200), 300, 1500, 30), oracle, bias=0.1)
+    mean_error, sd_error = compare(functions(fs.fSGLD(model, num_steps=200), 200, 800, 30), oracle, bias=0.1)
     assert mean_error < 1
     assert sd_error < 1
