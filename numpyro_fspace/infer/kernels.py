@@ -109,7 +109,8 @@ class SGHMC(SGMCMCKernel):
         preconditioner: S, from ``fs.preconditioners``; ``prior_scale()`` if None. The mass matrix is (S Sᵀ)⁻¹.
         resample_momentum: redraw the momentum from N(0, T·Mass) at every draw.
         refresh_every: steps between the thermostat's partial refreshes of the momentum (BAOAB); divides
-            ``num_steps``. Fewer refreshes draw less noise and leave the law's order as it is.
+            ``num_steps``. None is the largest divisor up to 5. Fewer refreshes draw less noise and leave the
+            law's order as it is.
         integrator: ``"baoab"`` or ``"euler"``.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start; networks from their own initialiser by default.
@@ -142,7 +143,7 @@ class SGHMC(SGMCMCKernel):
         temperature: float = 1.0,
         preconditioner=None,
         resample_momentum: bool = False,
-        refresh_every: int = 5,
+        refresh_every: int | None = None,
         integrator: str = "baoab",
         warmup=None,
         init_strategy=init_to_network,
@@ -162,6 +163,8 @@ class SGHMC(SGMCMCKernel):
             raise TypeError(f"resample_momentum must be True or False, got {resample_momentum!r}.")
         self.friction = friction
         self.resample_momentum = resample_momentum
+        if refresh_every is None:
+            refresh_every = max(k for k in range(1, 6) if self.num_steps % k == 0)
         check_count(refresh_every, "refresh_every")
         if integrator == "baoab" and self.num_steps % refresh_every:
             raise ValueError(f"refresh_every={refresh_every} must divide num_steps={num_steps}.")
