@@ -28,6 +28,7 @@ def test_gp_record_of_the_extrapolation(capsys):
         assert line["sd_unseen"] > line["sd_seen"]  # the GP knows less where there is no data
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # 100 draws of warm-up are few
 def test_quick_sampler_record(capsys, tmp_path):
     path = tmp_path / "deep" / "records.jsonl"
     status, out, _ = run(capsys, "run", "extrapolation", "--method", "fsghmc", "--quick", "--out", str(path))

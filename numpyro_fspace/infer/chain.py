@@ -175,13 +175,18 @@ class Chain(NamedTuple):
         position, unravel, metric, potential = self._unpack(state)
         key, key_steps = jax.random.split(state.rng_key)
         step_size = state.warmup.step_size if self.step_size is None else self.step_size
-        position, momentum, info = self.transition(
+        new_position, momentum, info = self.transition(
             key_steps, position, state.momentum, state.count, potential, step_size, metric
         )
         warmup = state.warmup
         if self.step_size is None:
             factor = jnp.where(is_adapting, self.warmup.shortening(info, position.size), 1.0)
             warmup = warmup._replace(step_size=warmup.step_size * factor.astype(position.dtype))
+            # An unstable draw may end finite but far away, from where short steps never come back.
+            undo = factor <= 0.5
+            new_position = jnp.where(undo, position, new_position)
+            momentum = jnp.where(undo, state.momentum, momentum)
+        position = new_position
         num_sampled = jnp.maximum(state.i + 1 - self.num_warmup, 1)
         mean = state.mean_temperature + (info.temperature - state.mean_temperature) / num_sampled
         return state._replace(

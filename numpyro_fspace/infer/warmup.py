@@ -7,8 +7,8 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
 2. **Calibration** (when the rest begins, and at its quarter, half and three quarters): the largest curvature λ
    of the potential in the preconditioner's coordinates, by power iteration on Hessian-vector products. It gives
    the sampler's step size; the last two calibrations can only shorten it.
-3. **Burn-in** in between: the sampler itself. A diverging draw halves the step size; one hotter than chance allows
-   shortens it by a tenth.
+3. **Burn-in** in between: the sampler itself. A draw that diverges, or is more than twice as hot as chance allows, is
+   undone and halves the step size; one hotter than chance allows shortens it by a tenth.
 
 All is frozen when warm-up ends, so the sampling phase is a homogeneous Markov chain.
 """

@@ -21,7 +21,7 @@ X = np.linspace(-1.0, 1.0, 16, dtype=np.float32)[:, None]
 Y = np.sin(2.5 * X[:, 0]) + 0.2 * np.cos(37.0 * X[:, 0])
 PROBES = np.linspace(-1.5, 1.5, 100, dtype=np.float32)[:, None]
 POINTS = fs.measurement.fixed(np.linspace(-1.5, 1.5, 12, dtype=np.float32)[:, None])
-GP = fs.GPPrior(tinygp.kernels.ExpSquared(0.7), nugget=0.05)
+GP = fs.GPPrior(0.2 * tinygp.kernels.ExpSquared(0.7), nugget=0.02)
 
 
 def model(x, y=None):
