@@ -134,6 +134,7 @@ class SGMCMCKernel(MCMCKernel):
             num_warmup=self._num_warmup,
             num_steps=self.num_steps,
             step_size=self.step_size,
+            temperature=self.temperature,
             transition=self._transition,
             stable_step_size=self._stable_step_size,
             preconditioner=self.preconditioner,

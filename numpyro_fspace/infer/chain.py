@@ -62,6 +62,7 @@ class Chain(NamedTuple):
         num_warmup: its draws.
         num_steps: gradient steps per draw.
         step_size: fixed step size or schedule; None if warm-up finds it.
+        temperature: T of the sampler.
         transition: the sampler, ``(key, position, momentum, count, potential, step_size, metric) -> (position,
             momentum, Info)``.
         stable_step_size: the sampler's step size for a largest curvature λ.
@@ -73,6 +74,7 @@ class Chain(NamedTuple):
     num_warmup: int
     num_steps: int
     step_size: Any
+    temperature: float
     transition: Callable
     stable_step_size: Callable
     preconditioner: Any
@@ -180,12 +182,15 @@ class Chain(NamedTuple):
         )
         warmup = state.warmup
         if self.step_size is None:
-            factor = jnp.where(is_adapting, self.warmup.shortening(info, position.size), 1.0)
+            relative = info.temperature / self.temperature
+            factor = self.warmup.shortening(relative, info.is_diverging, position.size)
+            factor = jnp.where(is_adapting, factor, 1.0)
             warmup = warmup._replace(step_size=warmup.step_size * factor.astype(position.dtype))
-            # An unstable draw may end finite but far away, from where short steps never come back.
+            # An unstable draw may end finite but far away, from where short steps never come back; and the
+            # momentum it began with may already have been hot.
             undo = factor <= 0.5
             new_position = jnp.where(undo, position, new_position)
-            momentum = jnp.where(undo, state.momentum, momentum)
+            momentum = jnp.where(undo, _cooled(state.momentum, self.temperature), momentum)
         position = new_position
         num_sampled = jnp.maximum(state.i + 1 - self.num_warmup, 1)
         mean = state.mean_temperature + (info.temperature - state.mean_temperature) / num_sampled
@@ -205,3 +210,9 @@ class Chain(NamedTuple):
             warmup=warmup,
             rng_key=key,
         )
+
+
+def _cooled(momentum, temperature):
+    """``momentum``, shortened to the mean square ``temperature`` if it is longer."""
+    square = jnp.vdot(momentum, momentum)
+    return momentum * jnp.sqrt(jnp.minimum(1.0, temperature * momentum.size / jnp.where(square > 0, square, 1.0)))

@@ -60,11 +60,14 @@ class Warmup(NamedTuple):
         rest = num_warmup - start
         return [start + (rest * quarter) // 4 for quarter in range(4)] if rest else []
 
-    def shortening(self, info, size: int):
-        """Factor on the step size after a draw of burn-in over ``size`` parameters: 1 if all is well."""
+    def shortening(self, temperature, is_diverging, size: int):
+        """Factor on the step size after a draw of burn-in over ``size`` parameters: 1 if all is well.
+
+        ``temperature`` is relative to the sampler's own.
+        """
         chance = 1.1 + 4.0 * (2.0 / size) ** 0.5  # four standard deviations above a tenth too hot
-        hot = jnp.where(info.temperature > chance, 0.9, 1.0)
-        return jnp.where(info.is_diverging | (info.temperature > 2.0 * chance), 0.5, hot)
+        hot = jnp.where(temperature > chance, 0.9, 1.0)
+        return jnp.where(is_diverging | (temperature > 2.0 * chance), 0.5, hot)
 
     def optimiser(self, num_gradients: int):
         """Adam with a cosine schedule over ``num_gradients`` steps."""
