@@ -11,7 +11,7 @@ import numpyro_fspace
 
 project = "numpyro_fspace"
 author = "The numpyro_fspace authors"
-copyright = f"2025, {author}"
+copyright = f"2026, {author}"
 release = version = numpyro_fspace.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "myst_parser"]
