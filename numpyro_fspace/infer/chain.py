@@ -27,7 +27,7 @@ class KernelState(NamedTuple):
         temperature: mean kinetic temperature of the draw (see ``fs.sgmcmc.Info``).
         mean_temperature: its running mean over the sampling phase.
         step_size: the step size used last.
-        diverging: whether this draw left the finite numbers and was undone.
+        diverging: whether this draw left the finite numbers (or ran above temperature 10⁴) and was undone.
         num_diverging: how many draws of the sampling phase were.
         momentum: momentum of the chain, flat [P]; empty [0] for SGLD.
         count: gradient steps of the sampler, read by schedules.
