@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.distributions import biject_to
+from numpyro.distributions import biject_to, transforms
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_fspace.networks import init_to_network
@@ -83,6 +83,10 @@ class ModelPotential:
         scales = {k: _prior_scale(self.trace[k], key) for k, key in zip(self.latents, keys, strict=True)}
         return {k: jnp.broadcast_to(scales[k], v.shape).astype(v.dtype) for k, v in values.items()}
 
+    def is_location(self) -> dict:
+        """0 for the unconstrained parameters of positive sites (noise and other scales), 1 for all others."""
+        return {k: jnp.full_like(v, not _is_positive(self.trace[k])) for k, v in self.init_params().items()}
+
     def __call__(self, z, key):
         """``(U(z), log functional prior)`` with the randomness of ``key``."""
         model = fresh_draws(self.model, key)
@@ -95,8 +99,8 @@ class ModelPotential:
         """
         kept = [k for k, s in self.trace.items() if s["type"] == "deterministic" and not _in_minibatch(s, self.trace)]
         if not kept and not any(_has_dynamic_support(self.trace[k]) for k in self.latents):
-            transforms = {k: biject_to(self.trace[k]["fn"].support) for k in self.latents}
-            return lambda z: {k: transforms[k](v) for k, v in z.items()}
+            constrained = {k: biject_to(self.trace[k]["fn"].support) for k in self.latents}
+            return lambda z: {k: constrained[k](v) for k, v in z.items()}
 
         def constrain(z):
             model = full_plates(self.model)
@@ -119,6 +123,13 @@ def _refuse_seeded(model):
 
 def _is_latent(site):
     return site["type"] == "sample" and not site["is_observed"] and not is_functional_prior(site)
+
+
+def _is_positive(site):
+    transform = biject_to(site["fn"].support)
+    while isinstance(transform, transforms.IndependentTransform):
+        transform = transform.base_transform
+    return isinstance(transform, transforms.ExpTransform | transforms.SoftplusTransform)
 
 
 def _in_minibatch(site, trace):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
 from numpyro_fspace.infer.chain import _cooled
 from numpyro_fspace.infer.warmup import largest_curvature
+from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity
 
 
@@ -54,3 +58,111 @@ def test_momentum_of_an_undone_draw_is_cooled_and_never_heated():
     np.testing.assert_allclose(jnp.mean(_cooled(hot, 2.0) ** 2), 2.0, rtol=1e-6)
     np.testing.assert_array_equal(_cooled(0.1 * hot, 1.0), 0.1 * hot)
     assert _cooled(jnp.zeros((0,)), 1.0).shape == (0,)
+
+
+def hierarchical(y=None):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0).expand([2]).to_event(1))
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    share = numpyro.sample("share", dist.Uniform(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(mu + share, spread.sum() + rate).expand([50]).to_event(1), obs=y)
+
+
+def test_warm_start_moves_locations_and_holds_scales(key):
+    """At the joint mode of a wide model and its noise the noise is far too small; so it is left where it starts."""
+    y = jnp.full((50,), 5.0)
+    model = ModelPotential(hierarchical, (y,), key=key)
+    mask = model.is_location()
+    expected = {"mu": 1, "spread": 0, "rate": 0, "share": 1}
+    assert {name: float(jnp.mean(value)) for name, value in mask.items()} == expected
+
+    position, unravel = ravel_pytree(model.init_params())
+    flat_mask = ravel_pytree(mask)[0]
+
+    def potential(w, k):
+        return model(unravel(w), k)[0]
+
+    def optimise(mask):
+        state = fs.Warmup(learning_rate=0.1).optimiser(500).init(position)
+        arguments = (key, position, state, potential, Identity(), 500, 500)
+        return unravel(fs.Warmup(learning_rate=0.1).optimise(*arguments, mask)[0])
+
+    held, free = optimise(flat_mask), optimise(jnp.ones_like(flat_mask))
+    start = unravel(position)
+    np.testing.assert_array_equal(held["spread"], start["spread"])
+    np.testing.assert_array_equal(held["rate"], start["rate"])
+    assert abs(held["mu"] - 4.5) < 0.6
+    assert free["rate"] < start["rate"] - 1.0  # without the mask the noise collapses
+
+
+def two_scales(y=None):
+    """A posterior whose second coordinate has a hundredth of the prior's scale."""
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Normal(w[1], 0.01), obs=y)
+
+
+def run_states(kernel, num_warmup, num_draws, key, change=lambda state: state):
+    """The states of a chain of ``two_scales`` after each draw."""
+    y = jnp.array(0.3)
+    state = change(kernel.init(key, num_warmup, None, (y,), {}))
+    draw = jax.jit(lambda state: kernel.sample(state, (y,), {}))
+    states = []
+    for _ in range(num_draws):
+        state = draw(state)
+        states.append(state)
+    return states
+
+
+def test_rmsprop_learns_in_burn_in_and_is_frozen_after(key):
+    kernel = fs.SGLD(two_scales)
+    assert kernel.preconditioner.adapts
+    states = run_states(kernel, 200, 230, key)
+    start, second, third = (fs.Warmup().calibration_draws(200)[q] for q in (0, 1, 2))
+    squares = [np.asarray(state.warmup.mean_square) for state in states]
+    assert not squares[start].any() and not squares[second - 1].any()
+    assert squares[second][1] > 100.0 * squares[second][0]  # the Hessian's diagonal is 1 and 10001
+    assert 1e3 < squares[third][1] < 1e5
+    for later in squares[third:]:
+        np.testing.assert_array_equal(later, squares[third])
+    steps = {float(state.warmup.step_size) for state in states[200:]}
+    assert len(steps) == 1
+
+
+def test_rmsprop_map():
+    metric = fs.preconditioners.rmsprop().build(jnp.array([2.0, 3.0]), jnp.array([0.0, 16.0]))
+    np.testing.assert_allclose(metric.scale(jnp.ones(2)), [2.0, 1.5])
+
+
+def test_a_fixed_step_size_keeps_its_units():
+    """Without a step size to find, nothing changes under the user's number unless he asks for it."""
+    assert not fs.SGLD(two_scales, step_size=1e-4).preconditioner.adapts
+    assert not fs.SGHMC(two_scales).preconditioner.adapts
+
+
+def test_asked_for_it_rmsprop_learns_with_a_fixed_step_size(key):
+    kernel = fs.SGLD(two_scales, step_size=1e-5, preconditioner=fs.preconditioners.rmsprop())
+    last = run_states(kernel, 40, 45, key)[-1]
+    assert last.warmup.mean_square[1] > 100.0
+    np.testing.assert_allclose(last.step_size, 1e-5)
+
+
+def test_heat_left_in_the_momentum_does_not_shrink_the_step_without_end(key):
+    """Warm-up once shortened the step for old heat, and so could lose it only more slowly: 1e-3 became 1e-27."""
+    kernel = fs.SGHMC(wide, friction=1e-3, warmup=fs.Warmup(warm_start=0.0))
+    y = jnp.zeros(400)
+
+    def draw(state):
+        return kernel.sample(state, (y,), {})
+
+    state = kernel.init(key, 10**6, None, (y,), {})
+    state = draw(state)  # calibrated
+    found = float(state.warmup.step_size)
+    state = state._replace(momentum=1.4 * state.momentum)
+    for _ in range(60):
+        state = jax.jit(draw)(state)
+    assert float(state.warmup.step_size) > 0.3 * found
+
+
+def wide(y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([400]).to_event(1))
+    numpyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=y)

@@ -34,7 +34,9 @@ class Config:
         widths: hidden widths of the tanh network.
         num_warmup, num_samples, num_chains: of ``MCMC``.
         batch_size: minibatch; None is the full data.
-        weight_scale: sd of a weight's prior times √fan-in; None for N(0, 1) weights throughout, as in the papers.
+        weight_scale: sd of a weight's prior times √fan-in.
+        weight_sd: if given, the sd of every weight's prior instead.
+        max_lengthscale: cap on the GP's lengthscales, in whose units the network reads its inputs.
         noise_sd: sd of the log-normal prior of the noise, around the trained GP's.
     """
 
@@ -43,7 +45,9 @@ class Config:
     num_samples: int = 1000
     num_chains: int = 1
     batch_size: int | None = None
-    weight_scale: float | None = 1.0
+    weight_scale: float = 1.0
+    weight_sd: float | None = None
+    max_lengthscale: float = 5.0
     noise_sd: float = 0.3
 
     def quick(self) -> Config:
@@ -75,19 +79,21 @@ class Posterior(NamedTuple):
 def build_model(config: Config, gp: GPFit, points, *, functional: bool):
     """A tanh network with a log-normal noise prior and, if ``functional``, the trained GP as prior on it.
 
+    The network reads its inputs in units of the GP's lengthscales (see ``input_scale``).
+
     Args:
         config: widths and minibatch.
-        gp: the trained GP: kernel of the functional prior, centre of the noise prior.
+        gp: the trained GP: kernel of the functional prior, scale of the inputs, centre of the noise prior.
         points: measurement points.
         functional: whether the model declares the functional prior.
     """
     from flax import linen as nn
 
+    scale = input_scale(gp, config.max_lengthscale)
     layers = [layer for width in config.widths for layer in (nn.Dense(width), jnp.tanh)]
-    network = nn.Sequential([*layers, nn.Dense(1)])
+    network = nn.Sequential([lambda x: x * scale, *layers, nn.Dense(1)])
     log_noise = 0.5 * float(np.log(gp.noise_variance))
-
-    weights = dist.Normal() if config.weight_scale is None else fan_in(config.weight_scale)
+    weights = fan_in(config.weight_scale) if config.weight_sd is None else dist.Normal(0.0, config.weight_sd)
 
     def model(x, y=None):
         f = random_module("net", network, input_shape=(x.shape[-1],), prior=weights)
@@ -100,6 +106,18 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
             numpyro.sample("y", dist.Normal(f(xb).squeeze(-1), sigma), obs=yb)
 
     return model
+
+
+def input_scale(gp: GPFit, max_lengthscale: float) -> np.ndarray:
+    """√D / min(ℓ_d, max_lengthscale) for each of D inputs; 1 if the GP was not trained.
+
+    Weights with variance 1/D then give the first layer inputs that vary as fast as the process does. The cap keeps
+    a little of the inputs that the GP found irrelevant.
+    """
+    if "lengthscale" not in gp.params:
+        return np.ones((), np.float32)
+    lengthscale = np.asarray(gp.params["lengthscale"], np.float32)
+    return np.sqrt(np.float32(lengthscale.size)) / np.minimum(lengthscale, np.float32(max_lengthscale))
 
 
 def fit(method: str, config: Config, gp: GPFit, points, x, y, x_new, key, *, progress: bool = False) -> Posterior:

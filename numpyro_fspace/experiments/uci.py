@@ -14,14 +14,18 @@ from numpyro_fspace.datasets import Split, load_uci
 from numpyro_fspace.experiments.records import record
 from numpyro_fspace.experiments.regression import Config, Posterior, fit, scores, training_points
 from numpyro_fspace.measurement import PointSampler
-from numpyro_fspace.priors import GPFit, fit_gp
+from numpyro_fspace.priors import GPFit, GPPrior, fit_gp
 
 __all__ = ["FULL_BATCH", "run_split"]
 
+#: Weights half as wide again as the usual N(0, 1/fan-in): the functional prior has something to say.
+CONFIG = Config(weight_scale=1.5)
 #: Largest training set that is used whole at every gradient; larger ones by minibatches of ``BATCH``.
 FULL_BATCH, BATCH = 2000, 500
 #: Measurement points of the functional prior; points the GP is trained on; points it is conditioned on.
-NUM_MEASUREMENT, NUM_TRAINING, NUM_CONDITIONING = 300, 800, 1500
+NUM_MEASUREMENT, NUM_TRAINING, NUM_CONDITIONING = 300, 1000, 1500
+#: Nugget of the functional prior, relative to the GP's variance: how far the network may stray from the process.
+NUGGET = 0.1
 
 
 class Problem(NamedTuple):
@@ -36,13 +40,13 @@ class Problem(NamedTuple):
 def run_split(dataset: str, method: str, split: int, seed: int, *, quick: bool = False, config=None, progress=False):
     """One record: ``method`` on one split of ``dataset``, beside the exact GP of the functional prior's kernel.
 
-    The GP (squared exponential with a lengthscale per input, noise) is trained by marginal likelihood on up to 800
+    The GP (squared exponential with a lengthscale per input, noise) is trained by marginal likelihood on up to 1000
     training points and conditioned on up to 1500. Its kernel is the functional prior at up to 300 training
-    inputs; its noise centres the noise's prior.
+    inputs, its lengthscales are the units of the network's inputs, its noise centres the noise's prior.
     """
     problem = prepare(dataset, split, seed, quick)
     data, exact = problem.data, problem.exact
-    config = Config() if config is None else config
+    config = CONFIG if config is None else config
     if len(data.x_train) > FULL_BATCH and config.batch_size is None:
         config = replace(config, batch_size=BATCH)
     if quick:
@@ -79,9 +83,10 @@ def prepare(dataset: str, split: int, seed: int, quick: bool) -> Problem:
     data = load_uci(dataset, split)
     x, y = data.x_train, data.y_train
     key_gp, key_rows, key_points = jax.random.split(jax.random.fold_in(jax.random.key(seed), 2**16 + split), 3)
-    gp = fit_gp(None, x, y, num_steps=50 if quick else 200, max_points=NUM_TRAINING, key=key_gp)
+    gp = fit_gp(None, x, y, num_steps=50 if quick else 300, learning_rate=0.1, max_points=NUM_TRAINING, key=key_gp)
+    gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=NUGGET * float(gp.params["variance"])))
     rows = slice(None)
     if len(x) > NUM_CONDITIONING:
         rows = np.asarray(jax.random.permutation(key_rows, len(x))[:NUM_CONDITIONING])
-    exact = fit("gp", Config(), gp, None, x[rows], y[rows], data.x_test, None)
+    exact = fit("gp", CONFIG, gp, None, x[rows], y[rows], data.x_test, None)
     return Problem(data, gp, training_points(x, NUM_MEASUREMENT, key_points), exact)

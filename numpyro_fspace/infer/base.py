@@ -41,7 +41,7 @@ class SGMCMCKernel(MCMCKernel):
         check_positive(temperature, "temperature")
         if preconditioner is not None and not isinstance(preconditioner, Preconditioner):
             raise TypeError(
-                f"preconditioner must come from fs.preconditioners (prior_scale(), identity(), diagonal(s)), "
+                "preconditioner must come from fs.preconditioners (prior_scale(), rmsprop(), identity(), diagonal(s)), "
                 f"got {preconditioner!r}."
             )
         if warmup is not None and not isinstance(warmup, Warmup):
@@ -50,7 +50,7 @@ class SGMCMCKernel(MCMCKernel):
         self.step_size = step_size
         self.num_steps = int(num_steps)
         self.temperature = temperature
-        self.preconditioner = prior_scale() if preconditioner is None else preconditioner
+        self.preconditioner = self._default_preconditioner() if preconditioner is None else preconditioner
         self.warmup = Warmup() if warmup is None else warmup
         self.init_strategy = init_strategy
         self._num_warmup = 0
@@ -69,6 +69,9 @@ class SGMCMCKernel(MCMCKernel):
     @abstractmethod
     def _stable_step_size(self, curvature):
         """The step size for largest curvature λ (in the preconditioner's coordinates)."""
+
+    def _default_preconditioner(self):
+        return prior_scale()
 
     # ---- NumPyro's protocol --------------------------------------------------------------------
 
@@ -149,7 +152,8 @@ class SGMCMCKernel(MCMCKernel):
             )
         potential.check_data()
         params = potential.init_params()
-        self.preconditioner.build(ravel_pytree(params)[0])  # refuses a scale of another length
+        position = ravel_pytree(params)[0]
+        self.preconditioner.build(position, position)  # refuses a scale of another length
         return params
 
     def _compiled_init(self, static, join, single):

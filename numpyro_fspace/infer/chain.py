@@ -89,6 +89,9 @@ class Chain(NamedTuple):
             optimiser=self.warmup.optimiser(1).init(position),
             direction=jax.random.normal(key_direction, position.shape, position.dtype),
             step_size=zero,
+            mean_square=jnp.zeros_like(position) if self.preconditioner.adapts else jnp.zeros((0,), position.dtype),
+            squares=jnp.zeros_like(position) if self.preconditioner.adapts else jnp.zeros((0,), position.dtype),
+            num_squares=count,
         )
         return KernelState(
             i=count,
@@ -128,7 +131,7 @@ class Chain(NamedTuple):
 
     def _unpack(self, state):
         position, unravel = ravel_pytree(state.z)
-        metric = self.preconditioner.build(state.scale)
+        metric = self.preconditioner.build(state.scale, state.warmup.mean_square)
         return position, unravel, metric, lambda w, key: self.model(unravel(w), key)
 
     def _optimise(self, num_draws, state):
@@ -142,6 +145,7 @@ class Chain(NamedTuple):
             metric,
             self.num_steps,
             num_draws * self.num_steps,
+            ravel_pytree(self.model.is_location())[0],
         )
         value, aux = potential(position, key_potential)
         return state._replace(
@@ -155,15 +159,31 @@ class Chain(NamedTuple):
 
     def _calibrate_and_sample(self, i, state):
         draws = self.warmup.calibration_draws(self.num_warmup)
-        if self.step_size is None and draws:
-            is_time = jnp.any(jnp.array(draws) == i)
-            state = jax.lax.cond(is_time, lambda s: self._calibrate(i < draws[2], s), lambda s: s, state)
-        return self._sample(i < self.num_warmup, state)
+        if not draws or not (self.step_size is None or self.preconditioner.adapts):
+            return self._sample(i < self.num_warmup, state)
+        is_time = jnp.any(jnp.array(draws) == i)
+        may_lengthen = i < (draws[3] if self.preconditioner.adapts else draws[2])
+        state = jax.lax.cond(is_time, lambda s: self._calibrate(may_lengthen, s), lambda s: s, state)
+        state = self._sample(i < self.num_warmup, state)
+        if self.preconditioner.adapts:
+            is_learning = (i >= draws[0]) & (i < draws[2])
+            state = jax.lax.cond(is_learning, self._collect_square, lambda s: s, state)
+        return state
 
     def _calibrate(self, may_lengthen, state):
+        """``state`` with its preconditioner renewed, and the step size that suits it there."""
+        warmup = state.warmup
+        learned = warmup.squares / jnp.maximum(warmup.num_squares, 1)
+        warmup = warmup._replace(
+            mean_square=jnp.where(warmup.num_squares > 0, learned, warmup.mean_square),
+            squares=jnp.zeros_like(warmup.squares),
+            num_squares=jnp.zeros_like(warmup.num_squares),
+        )
+        state = state._replace(warmup=warmup)
+        if self.step_size is not None:
+            return state
         position, _, metric, potential = self._unpack(state)
         key, key_potential = jax.random.split(state.rng_key)
-        warmup = state.warmup
         curvature, direction = largest_curvature(
             lambda w, k: potential(w, k)[0], position, warmup.direction, key_potential, metric
         )
@@ -172,6 +192,18 @@ class Chain(NamedTuple):
         step_size = jnp.where(may_lengthen, found, jnp.minimum(found, warmup.step_size))
         direction = jnp.where(good, direction, warmup.direction)
         return state._replace(warmup=warmup._replace(direction=direction, step_size=step_size), rng_key=key)
+
+    def _collect_square(self, state):
+        """Add one squared gradient, in prior scales, to what the preconditioner learns from."""
+        position, _, _, potential = self._unpack(state)
+        key, key_potential = jax.random.split(state.rng_key)
+        gradient = state.scale * jax.grad(lambda w: potential(w, key_potential)[0])(position)
+        good = jnp.all(jnp.isfinite(gradient)) & ~state.diverging
+        warmup = state.warmup
+        warmup = warmup._replace(
+            squares=warmup.squares + jnp.where(good, gradient**2, 0.0), num_squares=warmup.num_squares + good
+        )
+        return state._replace(warmup=warmup, rng_key=key)
 
     def _sample(self, is_adapting, state):
         position, unravel, metric, potential = self._unpack(state)
@@ -186,11 +218,13 @@ class Chain(NamedTuple):
             factor = self.warmup.shortening(relative, info.is_diverging, position.size)
             factor = jnp.where(is_adapting, factor, 1.0)
             warmup = warmup._replace(step_size=warmup.step_size * factor.astype(position.dtype))
-            # An unstable draw may end finite but far away, from where short steps never come back; and the
-            # momentum it began with may already have been hot.
+            # An unstable draw may end finite but far away, from where short steps never come back. Whatever heat
+            # the momentum has must not outlive the step size it came from: short steps would take for ever to lose
+            # it, and be shortened for it again and again.
             undo = factor <= 0.5
             new_position = jnp.where(undo, position, new_position)
-            momentum = jnp.where(undo, _cooled(state.momentum, self.temperature), momentum)
+            momentum = jnp.where(undo, state.momentum, momentum)
+            momentum = jnp.where(factor < 1.0, _cooled(momentum, self.temperature), momentum)
         position = new_position
         num_sampled = jnp.maximum(state.i + 1 - self.num_warmup, 1)
         mean = state.mean_temperature + (info.temperature - state.mean_temperature) / num_sampled

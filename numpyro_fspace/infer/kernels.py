@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.sgmcmc import sghmc, sgld
+from numpyro_fspace.sgmcmc.preconditioners import prior_scale, rmsprop
 from numpyro_fspace.validate import check_choice, check_count, check_positive
 
 __all__ = ["SGHMC", "SGLD", "fSGHMC", "fSGLD"]
@@ -32,7 +33,8 @@ class SGLD(SGMCMCKernel):
             schedule of the gradient step is used as it is.
         num_steps: gradient steps per draw.
         temperature: T > 0.
-        preconditioner: S, from ``fs.preconditioners``; ``prior_scale()`` if None. Step sizes are in its units.
+        preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. None is ``rmsprop()`` if warm-up
+            finds the step size, and ``prior_scale()`` if it is given.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start; networks from their own initialiser by default.
 
@@ -75,6 +77,9 @@ class SGLD(SGMCMCKernel):
             warmup=warmup,
             init_strategy=init_strategy,
         )
+
+    def _default_preconditioner(self):
+        return rmsprop() if self.step_size is None else prior_scale()
 
     def _initial_momentum(self, key, position):
         return jnp.zeros((0,), position.dtype)

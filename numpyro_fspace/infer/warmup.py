@@ -3,10 +3,13 @@
 Three phases, counted in draws (each of ``num_steps`` gradient steps):
 
 1. **Warm start** (the first ``warm_start`` of warm-up): Adam on the potential, in the preconditioner's
-   coordinates, learning rate decayed by a cosine from ``learning_rate`` to a hundredth of it.
+   coordinates, learning rate decayed by a cosine from ``learning_rate`` to a hundredth of it. Positive sites (noise
+   and other scales) stay at their initial values: the joint mode of a wide network and its noise interpolates
+   the data with hardly any noise, far from where the posterior is, and so stiff that the chain stays there.
 2. **Calibration** (when the rest begins, and at its quarter, half and three quarters): the largest curvature λ
    of the potential in the preconditioner's coordinates, by power iteration on Hessian-vector products. It gives
-   the sampler's step size; the last two calibrations can only shorten it.
+   the sampler's step size. A preconditioner that adapts is renewed from the gradients seen since the last
+   calibration, at the second and third. Once it is fixed the step size can only be shortened.
 3. **Burn-in** in between: the sampler itself. A draw that diverges, or is more than twice as hot as chance allows, is
    undone and halves the step size; one hotter than chance allows shortens it by a tenth.
 
@@ -32,11 +35,16 @@ class WarmupState(NamedTuple):
         optimiser: state of Adam.
         direction: estimate of the direction of largest curvature [P].
         step_size: the current step size.
+        mean_square: the mean squared gradients [P] the preconditioner is built from; [0] if it needs none.
+        squares, num_squares: sum and number of the squared gradients since the last calibration.
     """
 
     optimiser: tuple
     direction: jax.Array
     step_size: jax.Array
+    mean_square: jax.Array
+    squares: jax.Array
+    num_squares: jax.Array
 
 
 class Warmup(NamedTuple):
@@ -76,15 +84,18 @@ class Warmup(NamedTuple):
         schedule = optax.cosine_decay_schedule(self.learning_rate, max(1, num_gradients), alpha=0.01)
         return optax.adam(schedule)
 
-    def optimise(self, key, position, optimiser_state, potential, metric, num_steps, num_gradients):
-        """``num_steps`` Adam steps on u ↦ U(S u); a step that leaves the finite numbers is skipped."""
+    def optimise(self, key, position, optimiser_state, potential, metric, num_steps, num_gradients, mask):
+        """``num_steps`` Adam steps on u ↦ U(S u) for the parameters where ``mask`` is 1, the others being held.
+
+        A step that leaves the finite numbers is skipped.
+        """
         optimiser = self.optimiser(num_gradients)
 
         def step(carry, key):
             position, state = carry
-            gradient = metric.scale_gradient(jax.grad(potential)(position, key))
+            gradient = mask * metric.scale_gradient(jax.grad(potential)(position, key))
             update, new_state = optimiser.update(gradient, state)
-            new = position + metric.scale(update)
+            new = position + mask * metric.scale(update)
             good = jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(new))
             return jax.tree.map(lambda a, b: jnp.where(good, a, b), (new, new_state), carry), None
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Diagonal", "Identity", "Preconditioner", "diagonal", "identity", "prior_scale"]
+__all__ = ["Diagonal", "Identity", "Preconditioner", "diagonal", "identity", "prior_scale", "rmsprop"]
 
 
 class Identity(NamedTuple):
@@ -42,13 +42,21 @@ class Diagonal(NamedTuple):
 
 
 class Preconditioner:
-    """How a NumPyro kernel makes its S: ``build(prior_scale [P]) -> Identity | Diagonal``.
+    """How a NumPyro kernel makes its S: ``build(prior_scale, mean_square) -> Identity | Diagonal``.
 
-    ``prior_scale`` holds the prior standard deviations of the unconstrained parameters.
+    Attributes:
+        adapts: whether S depends on ``mean_square``, which warm-up then estimates.
     """
 
-    def build(self, prior_scale):
-        """The linear map S for parameters of these prior scales."""
+    adapts = False
+
+    def build(self, prior_scale, mean_square=None):
+        """The linear map S.
+
+        Args:
+            prior_scale: prior standard deviations s of the unconstrained parameters, [P].
+            mean_square: mean of (s ∂U/∂w)² over burn-in, [P]; zeros before there is any.
+        """
         raise NotImplementedError
 
     def __repr__(self):
@@ -56,20 +64,27 @@ class Preconditioner:
 
 
 class _identity(Preconditioner):
-    def build(self, prior_scale):
+    def build(self, prior_scale, mean_square=None):
         return Identity()
 
 
 class _prior_scale(Preconditioner):
-    def build(self, prior_scale):
+    def build(self, prior_scale, mean_square=None):
         return Diagonal(prior_scale)
+
+
+class _rmsprop(Preconditioner):
+    adapts = True
+
+    def build(self, prior_scale, mean_square):
+        return Diagonal(prior_scale * jnp.maximum(mean_square, 1.0) ** -0.25)
 
 
 class _diagonal(Preconditioner):
     def __init__(self, values):
         self.values = values
 
-    def build(self, prior_scale):
+    def build(self, prior_scale, mean_square=None):
         if self.values.ndim and self.values.shape != prior_scale.shape:
             raise ValueError(
                 f"diagonal(scale): scale has shape {self.values.shape}, the model has {prior_scale.size} "
@@ -84,12 +99,26 @@ def identity() -> Preconditioner:
 
 
 def prior_scale() -> Preconditioner:
-    """S = diag(prior standard deviations), the default: the chain moves in standardised parameters.
+    """S = diag(prior standard deviations), the default of SGHMC: the chain moves in standardised parameters.
 
     A parameter with prior N(μ, s²) moves as u = w/s, so one step size serves layers of every fan-in. A
     parameter whose prior has no standard deviation (``fs.flat()``) uses the scale of its initialiser.
     """
     return _prior_scale()
+
+
+def rmsprop() -> Preconditioner:
+    """S = diag(s · max(1, v)^(-1/4)), the default of SGLD: prior scales s, shrunk where gradients are large.
+
+    v is the mean of (s ∂U/∂w)² over burn-in, which estimates the diagonal of the Hessian in standardised
+    parameters (E[∇U ∇Uᵀ] = E[∇²U] under exp(-U), plus the noise of the minibatch). Then S Sᵀ = s²/√v is the
+    preconditioner of pSGLD, but estimated at two points of burn-in and frozen, so that the target stays exact without
+    pSGLD's correction term.
+
+    Reference: C. Li, C. Chen, D. Carlson, L. Carin (2016), *Preconditioned stochastic gradient Langevin dynamics for
+    deep neural networks*.
+    """
+    return _rmsprop()
 
 
 def diagonal(scale) -> Preconditioner:
