@@ -9,6 +9,7 @@ from numpyro_fspace.plots import plot_functions
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import GPPrior, NetworkPrior, StudentTPrior, fit_gp
+from numpyro_fspace.report import report
 from numpyro_fspace.sgmcmc import preconditioners
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "preconditioners",
     "predict",
     "random_module",
+    "report",
     "sgmcmc",
     "to_arviz",
 ]

@@ -215,16 +215,18 @@ class Chain(NamedTuple):
         warmup = state.warmup
         if self.step_size is None:
             relative = info.temperature / self.temperature
-            factor = self.warmup.shortening(relative, info.is_diverging, position.size)
+            released = (state.potential_energy - info.potential_energy) / self.temperature
+            factor = self.warmup.shortening(relative, released, info.is_diverging, position.size)
             factor = jnp.where(is_adapting, factor, 1.0)
             warmup = warmup._replace(step_size=warmup.step_size * factor.astype(position.dtype))
-            # An unstable draw may end finite but far away, from where short steps never come back. Whatever heat
-            # the momentum has must not outlive the step size it came from: short steps would take for ever to lose
-            # it, and be shortened for it again and again.
+            # An unstable draw may end finite but far away, from where short steps never come back. And heat must not
+            # outlive the step size it came from: short steps would take for ever to lose it, and be shortened for it
+            # again and again.
             undo = factor <= 0.5
+            is_hot = is_adapting & self.warmup.is_hot(relative, position.size)
             new_position = jnp.where(undo, position, new_position)
             momentum = jnp.where(undo, state.momentum, momentum)
-            momentum = jnp.where(factor < 1.0, _cooled(momentum, self.temperature), momentum)
+            momentum = jnp.where(undo | is_hot, _cooled(momentum, self.temperature), momentum)
         position = new_position
         num_sampled = jnp.maximum(state.i + 1 - self.num_warmup, 1)
         mean = state.mean_temperature + (info.temperature - state.mean_temperature) / num_sampled

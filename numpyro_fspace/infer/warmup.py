@@ -10,8 +10,9 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
    of the potential in the preconditioner's coordinates, by power iteration on Hessian-vector products. It gives
    the sampler's step size. A preconditioner that adapts is renewed from the gradients seen since the last
    calibration, at the second and third. Once it is fixed the step size can only be shortened.
-3. **Burn-in** in between: the sampler itself. A draw that diverges, or is more than twice as hot as chance allows, is
-   undone and halves the step size; one hotter than chance allows shortens it by a tenth.
+3. **Burn-in** in between: the sampler itself. A draw hotter than chance allows loses its heat. If the potential it
+   released does not explain the heat, the step is too long and is shortened by a tenth; a draw that diverges, or is
+   more than twice as hot as chance allows, is undone and halves it.
 
 All is frozen when warm-up ends, so the sampling phase is a homogeneous Markov chain.
 """
@@ -68,14 +69,29 @@ class Warmup(NamedTuple):
         rest = num_warmup - start
         return [start + (rest * quarter) // 4 for quarter in range(4)] if rest else []
 
-    def shortening(self, temperature, is_diverging, size: int):
+    def is_hot(self, temperature, size: int):
+        """Whether a mean temperature (relative to the sampler's) of ``size`` parameters is beyond chance.
+
+        That is, four standard deviations above a tenth too hot.
+        """
+        return temperature > 1.1 + 4.0 * (2.0 / size) ** 0.5
+
+    def shortening(self, temperature, released, is_diverging, size: int):
         """Factor on the step size after a draw of burn-in over ``size`` parameters: 1 if all is well.
 
-        ``temperature`` is relative to the sampler's own.
+        A chain that slides down to where the posterior is runs hot with every step size. So heat counts only if the
+        potential energy released did not bring in half of it.
+
+        Args:
+            temperature: mean kinetic temperature of the draw, relative to the sampler's own.
+            released: by how much the draw lowered U, relative to the sampler's temperature.
+            is_diverging: whether the draw left the finite numbers.
+            size: P.
         """
-        chance = 1.1 + 4.0 * (2.0 / size) ** 0.5  # four standard deviations above a tenth too hot
-        hot = jnp.where(temperature > chance, 0.9, 1.0)
-        return jnp.where(is_diverging | (temperature > 2.0 * chance), 0.5, hot)
+        unexplained = released < 0.25 * size * (temperature - 1.0)
+        hot = jnp.where(self.is_hot(temperature, size) & unexplained, 0.9, 1.0)
+        is_far_too_hot = self.is_hot(0.5 * temperature, size) & unexplained
+        return jnp.where(is_diverging | is_far_too_hot, 0.5, hot)
 
     def optimiser(self, num_gradients: int):
         """Adam with a cosine schedule over ``num_gradients`` steps."""

@@ -1,0 +1,258 @@
+"""``report``: one page on whether a run of our kernels can be trusted, with a line of advice for each doubt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpyro.infer import MCMC
+
+from numpyro_fspace.diagnostics import FunctionDiagnostics, function_diagnostics
+from numpyro_fspace.infer.base import SGMCMCKernel
+from numpyro_fspace.infer.kernels import SGHMC
+from numpyro_fspace.prediction import predict
+from numpyro_fspace.sgmcmc.integrators import drift, kick
+
+__all__ = ["Report", "report"]
+
+MAX_POINTS = 100
+NUM_GRADIENTS = 16
+NUM_TRAJECTORIES = 8
+
+RHAT_LIMIT = 1.05
+ESS_LIMIT = 50.0
+ACCEPTANCE_LIMIT = 0.3
+NOISE_LIMIT = 0.1
+TEMPERATURE_LIMIT = 0.1
+DRIFT_LIMIT = 1.2
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``report`` found; ``print`` it.
+
+    Attributes:
+        functions: R-hat, effective sample sizes and moments of f at the probe inputs.
+        num_diverging: undone draws of the sampling phase, all chains.
+        temperature: mean kinetic temperature of each chain relative to the sampler's, [C]; NaN for SGLD, which has
+            no momentum.
+        acceptance: the mean acceptance probability a Metropolis test of one draw's steps would have had (one step
+            for SGLD), at the last state of each chain with minibatch and points frozen.
+        noise_share: variance of the stochastic gradient's noise relative to the sampler's own noise, per unit of
+            time: the relative excess of temperature that minibatches and random points cause, to leading order.
+        drift: mean square of the networks' standardised weights in the last quarter of each chain over that in the
+            first, [C].
+        advice: one line for each doubt; empty if there is none.
+    """
+
+    functions: FunctionDiagnostics
+    num_diverging: int
+    temperature: np.ndarray
+    acceptance: float
+    noise_share: float
+    drift: np.ndarray
+    advice: tuple[str, ...]
+
+    def __str__(self) -> str:
+        temperature = "" if np.isnan(self.temperature).all() else f"temperature {self._range(self.temperature)}, "
+        lines = [
+            str(self.functions),
+            f"Sampler: {temperature}acceptance {self.acceptance:.2f}, gradient-noise share {self.noise_share:.3f}, "
+            f"{self.num_diverging} diverging, weight drift × {self._range(self.drift)}",
+        ]
+        return "\n".join(lines + [f"Look: {line}" for line in self.advice] + ([] if self.advice else ["No doubts."]))
+
+    @staticmethod
+    def _range(values):
+        low, high = np.min(values), np.max(values)
+        return f"{low:.2f}" if high - low < 0.005 else f"{low:.2f}-{high:.2f}"
+
+
+def report(mcmc, *args, key=None, inputs=None, **kwargs) -> Report:
+    r"""Judge a run of ``SGLD``, ``SGHMC``, ``fSGLD`` or ``fSGHMC`` in function space.
+
+    It looks for each way in which such a run is known to go wrong: chains that have not met (R-hat, effective
+    sample size of f), steps that are too long (divergences, kinetic temperature, the acceptance a Metropolis
+    test would have had), minibatches that are too small (share of the gradient's noise), and improper laws
+    (drift of the weights).
+
+    With V the mean variance of a coordinate of :math:`S^\top \nabla \tilde U` over minibatches and points, the share is
+    :math:`\varepsilon V / (2 \gamma T)` for SGHMC and :math:`\varepsilon V / (2 T)` for SGLD.
+
+    Args:
+        mcmc: an ``MCMC`` object that has run one of our kernels.
+        *args, **kwargs: the arguments of that run.
+        key: of the probes; ``jax.random.key(0)`` if None.
+        inputs: where f is judged, [N, D]; up to 100 rows of the run's first argument if None.
+
+    Returns:
+        A :class:`Report`.
+
+    Raises:
+        TypeError: if ``mcmc`` ran another kernel.
+        ValueError: if it has not run, or the model has no network or functional prior to judge.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> from flax import linen as nn
+        >>> def model(x, y=None):
+        ...     f = fs.random_module("f", nn.Dense(1), input_shape=1)
+        ...     numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.5), obs=y)
+        >>> x = jax.numpy.linspace(-1, 1, 20)[:, None]
+        >>> mcmc = fs.MCMC(fs.SGHMC(model), num_warmup=200, num_samples=500, num_chains=2,
+        ...                chain_method="vectorized", progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), x, x[:, 0])
+        >>> fs.report(mcmc, x, x[:, 0]).num_diverging
+        0
+    """
+    kernel = _checked_kernel(mcmc)
+    key_predict, key_probe = jax.random.split(jax.random.key(0) if key is None else key)
+    f = _function_draws(mcmc, key_predict, args, kwargs, inputs)
+    functions = function_diagnostics(f)
+    acceptance, noise_share = _probe(kernel, mcmc.last_state, key_probe, args, kwargs)
+    state = mcmc.last_state
+    has_momentum = isinstance(kernel, SGHMC)
+    temperature = np.atleast_1d(state.mean_temperature) / kernel.temperature
+    found = {
+        "functions": functions,
+        "num_diverging": int(np.sum(state.num_diverging)),
+        "temperature": temperature if has_momentum else np.full_like(temperature, np.nan),
+        "acceptance": acceptance,
+        "noise_share": noise_share,
+        "drift": _weight_drift(mcmc, kernel, args, kwargs),
+    }
+    return Report(**found, advice=tuple(_advice(kernel, size=state.scale.shape[-1], **found)))
+
+
+def _checked_kernel(mcmc):
+    if not isinstance(mcmc, MCMC) or not isinstance(mcmc.sampler, SGMCMCKernel):
+        name = type(mcmc.sampler if isinstance(mcmc, MCMC) else mcmc).__name__
+        raise TypeError(
+            f"report judges runs of SGLD, SGHMC, fSGLD and fSGHMC, got {name}; for others use "
+            "fs.function_diagnostics on draws of f."
+        )
+    if mcmc.last_state is None:
+        raise ValueError("The MCMC object has no draws yet: call run first.")
+    return mcmc.sampler
+
+
+def _function_draws(mcmc, key, args, kwargs, inputs):
+    """Draws of every function of the model at the probe inputs, by name, [C, S, N, K]."""
+    if inputs is None:
+        arrays = [a for a in jax.tree.leaves((args, kwargs)) if np.ndim(a) > 0]
+        if not arrays:
+            raise ValueError("report needs inputs to judge f at: pass the run's arguments, or inputs=.")
+        rows = np.unique(np.linspace(0, len(arrays[0]) - 1, MAX_POINTS).astype(int))
+        inputs = np.asarray(arrays[0])[rows]
+    potential = mcmc.sampler._model_potential(args, kwargs)
+    names = list(potential.functional_priors)
+    names = names or [k for k, site in potential.trace.items() if site["type"] == "network"]
+    if not names:
+        raise ValueError("The model has no random_module and no functional_prior: there is no f to judge.")
+    draws = predict(mcmc, key, *args, inputs=inputs, **kwargs)
+    return {k: draws[k].reshape(mcmc.num_chains, -1, *draws[k].shape[1:]) for k in names}
+
+
+def _probe(kernel, state, key, args, kwargs):
+    """``(acceptance, noise share)``, means over chains, at their last states."""
+    potential = kernel._model_potential(args, kwargs)
+    batched = state.potential_energy.ndim > 0
+    has_momentum = isinstance(kernel, SGHMC)
+
+    def one_chain(key, z, scale, mean_square, step_size):
+        position, unravel = ravel_pytree(z)
+        metric = kernel.preconditioner.build(scale, mean_square)
+
+        def energy(w, key):
+            return potential(unravel(w), key)[0]
+
+        keys = jax.random.split(key, NUM_GRADIENTS)
+        gradients = jax.lax.map(lambda k: metric.scale_gradient(jax.grad(energy)(position, k)), keys)
+        variance = jnp.mean(jnp.var(gradients, axis=0, ddof=1))
+        friction = kernel.friction if has_momentum else 1.0
+        share = step_size * variance / (2.0 * friction * kernel.temperature)
+
+        # A step of SGLD is a leapfrog step of length √(2ε) from a fresh momentum.
+        time_step, num_steps = (step_size, kernel.num_steps) if has_momentum else (jnp.sqrt(2.0 * step_size), 1)
+
+        def accept(keys):
+            key_momentum, key_potential = keys
+            momentum = jnp.sqrt(kernel.temperature) * jax.random.normal(key_momentum, position.shape, position.dtype)
+            value_and_gradient = jax.value_and_grad(lambda w: energy(w, key_potential))
+
+            def leapfrog(carry, _):
+                w, p, gradient, _ = carry
+                p = kick(p, gradient, 0.5 * time_step, metric)
+                w = drift(w, p, time_step, metric)
+                value, gradient = value_and_gradient(w)
+                return (w, kick(p, gradient, 0.5 * time_step, metric), gradient, value), None
+
+            value, gradient = value_and_gradient(position)
+            start = (position, momentum, gradient, value)
+            (_, p, _, new_value), _ = jax.lax.scan(leapfrog, start, length=num_steps)
+            gain = value - new_value + 0.5 * jnp.sum((momentum - p) * (momentum + p))
+            return jnp.where(jnp.isfinite(gain), jnp.exp(jnp.minimum(0.0, gain / kernel.temperature)), 0.0)
+
+        keys = jax.random.split(key, (2, NUM_TRAJECTORIES))
+        return jnp.mean(jax.lax.map(accept, (keys[0], keys[1]))), share
+
+    fields = (state.z, state.scale, state.warmup.mean_square, state.step_size)
+    if not batched:
+        fields = jax.tree.map(lambda a: a[None], fields)
+    num_chains = fields[-1].shape[0]
+    acceptance, share = jax.jit(jax.vmap(one_chain))(jax.random.split(key, num_chains), *fields)
+    return float(jnp.mean(acceptance)), float(jnp.mean(share))
+
+
+def _weight_drift(mcmc, kernel, args, kwargs):
+    """Mean square of standardised network weights, last quarter of the draws over the first, [C]."""
+    potential = kernel._model_potential(args, kwargs)
+    names = [k for k in potential.latents if "fspace" in potential.trace[k]["infer"]] or potential.latents
+    scale, draws = potential.scale(), mcmc.get_samples(group_by_chain=True)
+    squares, size = 0.0, 0
+    for name in names:
+        standardised = np.asarray(draws[name] / scale[name]).reshape(*draws[name].shape[:2], -1)
+        squares = squares + np.sum(standardised.astype(np.float64) ** 2, axis=-1)
+        size += standardised.shape[-1]
+    quarter = max(1, squares.shape[1] // 4)
+    return squares[:, -quarter:].mean(1) / squares[:, :quarter].mean(1)
+
+
+def _advice(kernel, *, functions, num_diverging, temperature, acceptance, noise_share, drift, size):
+    rhat, ess = functions.max_rhat, functions.min_ess
+    if not rhat <= RHAT_LIMIT:
+        yield (
+            f"R-hat of f reaches {rhat:.2f}: the chains have not met. Run longer (num_samples, or num_steps for more "
+            "steps per draw), discard more (num_warmup), and do not read the spread of f."
+        )
+    elif not ess >= ESS_LIMIT * functions.num_chains:
+        yield (
+            f"the effective sample size of f falls to {ess:.0f}: means are rough and quantiles rougher. Run longer, or "
+            "raise num_steps."
+        )
+    if num_diverging:
+        yield f"{num_diverging} draws diverged: shorten step_size, warm up longer, or raise the prior's nugget."
+    chance = TEMPERATURE_LIMIT + 4.0 * np.sqrt(2.0 / (size * functions.num_draws))
+    if np.any(temperature > 1.0 + chance):
+        yield (
+            f"kinetic temperature {np.nanmax(temperature):.2f} times the target's: intervals are too wide. Shorten "
+            "step_size, raise friction, enlarge minibatches, or give the noise a tighter prior."
+        )
+    if acceptance < ACCEPTANCE_LIMIT:
+        yield (
+            f"a Metropolis test would accept {acceptance:.2f} of the draws: the discretisation may bias the law. "
+            "Compare f with a run at half the step size."
+        )
+    if noise_share > NOISE_LIMIT:
+        yield (
+            f"the gradient's noise adds {100 * noise_share:.0f} % to the temperature: enlarge the minibatch, fix the "
+            "measurement points or take more of them, or shorten step_size."
+        )
+    if np.all(drift > 1.0 + 0.5 * (DRIFT_LIMIT - 1.0)) and np.mean(drift) > DRIFT_LIMIT:
+        yield (
+            f"the weights' mean square grew by a factor {np.mean(drift):.2f} over the run: warm-up was too short, or "
+            "their law is improper (fs.flat())."
+        )

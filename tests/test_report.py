@@ -1,0 +1,150 @@
+"""``report`` is quiet on a good run and names what is wrong with each kind of bad one."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from flax import linen as nn
+from numpyro.infer import NUTS
+
+import numpyro_fspace as fs
+
+NUM_DATA = 64
+
+
+@pytest.fixture(scope="module")
+def data():
+    key_x, key_y = jax.random.split(jax.random.key(0))
+    x = jax.random.normal(key_x, (NUM_DATA, 3))
+    return x, x[:, 0] + 0.5 * jax.random.normal(key_y, (NUM_DATA,))
+
+
+def linear(weights=None, batch_size=None):
+    def model(x, y=None):
+        f = fs.random_module("f", nn.Dense(1, use_bias=False), input_shape=(x.shape[1],), prior=weights)
+        with numpyro.plate("data", len(x), subsample_size=batch_size):
+            xb = numpyro.subsample(x, event_dim=1)
+            yb = None if y is None else numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(f(xb)[:, 0], 0.5), obs=yb)
+
+    return model
+
+
+def run(kernel, data, num_warmup=200, num_samples=600, num_chains=2):
+    mcmc = numpyro.infer.MCMC(
+        kernel,
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(1), *data)
+    return mcmc
+
+
+@pytest.mark.parametrize("kernel", [fs.SGHMC, fs.SGLD])
+def test_quiet_on_a_good_run(kernel, data):
+    found = fs.report(run(kernel(linear()), data), *data)
+    assert found.advice == ()
+    assert "No doubts." in str(found)
+    assert found.functions.max_rhat < 1.05
+    assert found.acceptance > 0.7
+    np.testing.assert_allclose(found.drift, 1.0, atol=0.2)
+    assert np.isnan(found.temperature).all() == (kernel is fs.SGLD)
+
+
+def test_one_chain(data):
+    found = fs.report(run(fs.SGHMC(linear()), data, num_chains=1), *data)
+    assert found.temperature.shape == found.drift.shape == (1,)
+    assert found.advice == ()
+
+
+def test_names_chains_that_have_not_met(data):
+    kernel = fs.SGLD(linear(), step_size=1e-6, warmup=fs.Warmup(warm_start=0.0))
+    advice = fs.report(run(kernel, data, 10, 50), *data).advice
+    assert any(line.startswith("R-hat of f reaches") for line in advice)
+
+
+def test_names_few_effective_draws(data):
+    advice = fs.report(run(fs.SGHMC(linear(), num_steps=5), data, 200, 60), *data).advice
+    assert any(line.startswith(("the effective sample size", "R-hat")) for line in advice)
+
+
+def test_names_noisy_minibatches(data):
+    mcmc = run(fs.SGHMC(linear(batch_size=8), step_size=0.02), data)
+    with pytest.warns(RuntimeWarning, match="runs hot"):
+        found = fs.report(mcmc, *data)
+    assert found.noise_share > 0.5
+    assert any("the gradient's noise adds" in line for line in found.advice)
+    assert any("kinetic temperature" in line for line in found.advice)
+
+
+@pytest.mark.filterwarnings("ignore:The chain runs hot")  # one momentum, and too few steps to renew it
+def test_noise_share_is_the_one_of_the_formula(data):
+    """One weight, x = 1: the gradient of a row is (w - y_i) / σ², its batch estimate's variance is known."""
+    _, y = data
+    x = jnp.ones((NUM_DATA, 1))
+    batch, epsilon = 8, 2e-5
+    kernel = fs.SGHMC(linear(dist.Normal(), batch_size=batch), step_size=epsilon, friction=2.0)
+    found = fs.report(run(kernel, (x, y), 100, 100), x, y)
+    variance = NUM_DATA**2 / batch * (1 - batch / NUM_DATA) * np.var(np.asarray(y) / 0.25, ddof=1)
+    expected = epsilon * variance / (2.0 * 2.0)
+    assert 0.5 * expected < found.noise_share < 2.0 * expected
+
+
+def test_no_noise_without_minibatches(data):
+    assert fs.report(run(fs.SGHMC(linear()), data, 50, 50), *data).noise_share < 1e-6
+
+
+def test_names_a_drift_of_the_weights(data):
+    """A flat prior on a weight that the data never see: it walks away."""
+    x, y = data
+    x = x.at[:, 2].set(0.0)
+    kernel = fs.SGHMC(linear(fs.flat()), step_size=0.03, warmup=fs.Warmup(warm_start=0.0))
+    found = fs.report(run(kernel, (x, y), 10, 400), x, y)
+    assert (found.drift > 1.2).all()
+    assert any("improper" in line for line in found.advice)
+
+
+def test_names_steps_a_metropolis_test_would_refuse(data):
+    """Near the limit of stability BAOAB is exact on this Gaussian, so nothing but the acceptance can tell."""
+    x = jnp.eye(NUM_DATA)
+    y = jnp.zeros(NUM_DATA)
+    stiffest = np.sqrt(1.0 + 4.0)  # standardised: prior precision 1, likelihood 1 / .25
+    found = fs.report(run(fs.SGHMC(linear(dist.Normal()), step_size=1.8 / stiffest), (x, y)), x, y)
+    assert found.acceptance < 0.3
+    assert any("a Metropolis test would accept" in line for line in found.advice)
+
+
+def test_counts_divergences(data):
+    kernel = fs.SGHMC(linear(), step_size=1e3, warmup=fs.Warmup(warm_start=0.0))
+    mcmc = run(kernel, data, 10, 20)
+    with pytest.warns() as caught:
+        found = fs.report(mcmc, *data)
+    assert any("diverged" in str(warning.message) for warning in caught)
+    assert found.num_diverging == 40
+    assert any("draws diverged" in line for line in found.advice)
+
+
+def test_refuses_what_it_cannot_judge(data):
+    with pytest.raises(TypeError, match="got NUTS"):
+        fs.report(fs.MCMC(NUTS(linear()), num_warmup=1, num_samples=1), *data)
+    with pytest.raises(TypeError, match="got int"):
+        fs.report(3)
+    with pytest.raises(ValueError, match="call run first"):
+        fs.report(fs.MCMC(fs.SGHMC(linear()), num_warmup=1, num_samples=1), *data)
+
+    def no_network(y=None):
+        numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal()), 1.0), obs=y)
+
+    mcmc = fs.MCMC(fs.SGHMC(no_network), num_warmup=10, num_samples=10, progress_bar=False)
+    mcmc.run(jax.random.key(0), jnp.ones(()))
+    with pytest.raises(ValueError, match="inputs"):
+        fs.report(mcmc, 1.0)
+    with pytest.raises(ValueError, match="no f to judge"):
+        fs.report(mcmc, 1.0, inputs=jnp.ones((3, 1)))
