@@ -2,14 +2,14 @@
 
 from numpyro_fspace import datasets, diagnostics, measurement, metrics, sgmcmc
 from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.infer import MCMC, SGHMC, SGLD, Warmup, fSGHMC, fSGLD
+from numpyro_fspace.infer import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD
 from numpyro_fspace.inference_data import to_arviz
 from numpyro_fspace.networks import fan_in, flat, init_to_network, random_module
 from numpyro_fspace.plots import plot_functions
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import GPPrior, NetworkPrior, StudentTPrior, fit_gp
-from numpyro_fspace.report import report
+from numpyro_fspace.reporting import report
 from numpyro_fspace.sgmcmc import preconditioners
 
 __version__ = "0.1.0"
@@ -24,6 +24,8 @@ __all__ = [
     "Warmup",
     "datasets",
     "diagnostics",
+    "fHMC",
+    "fMALA",
     "fSGHMC",
     "fSGLD",
     "fan_in",

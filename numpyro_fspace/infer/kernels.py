@@ -31,7 +31,7 @@ class SGLD(SGMCMCKernel):
         model: a NumPyro model with continuous global latent sites.
         step_size: ε. None finds it in warm-up (0.4/λ for the largest curvature λ); a float or an optax
             schedule of the gradient step is used as it is.
-        num_steps: gradient steps per draw.
+        num_steps: gradient steps per draw; twice those of ``SGHMC``, as a step moves less.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. None is ``rmsprop()`` if warm-up
             finds the step size, and ``prior_scale()`` if it is given.
@@ -62,7 +62,7 @@ class SGLD(SGMCMCKernel):
         model,
         *,
         step_size=None,
-        num_steps: int = 20,
+        num_steps: int = 40,
         temperature: float = 1.0,
         preconditioner=None,
         warmup=None,

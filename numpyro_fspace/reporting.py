@@ -84,9 +84,10 @@ def report(mcmc, *args, key=None, inputs=None, **kwargs) -> Report:
 
     Args:
         mcmc: an ``MCMC`` object that has run one of our kernels.
-        *args, **kwargs: the arguments of that run.
+        *args: the arguments of that run.
         key: of the probes; ``jax.random.key(0)`` if None.
         inputs: where f is judged, [N, D]; up to 100 rows of the run's first argument if None.
+        **kwargs: the keyword arguments of that run.
 
     Returns:
         A :class:`Report`.
