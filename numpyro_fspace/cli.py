@@ -70,11 +70,18 @@ def _run(args):
     from numpyro_fspace.experiments.records import write
 
     options = {"quick": args.quick, "progress": sys.stderr.isatty()}
+
+    def finish(record):
+        write(record, args.out)
+        name = f"{record['method']} on {record['dataset']}, split {record['split']}, seed {record['seed']}"
+        for line in record.get("advice") or []:
+            print(f"fspace: {name}: {line}", file=sys.stderr)
+
     for seed in range(args.seed, args.seed + args.seeds):
         if args.experiment == "extrapolation":
             for method in args.method:
-                write(extrapolation.run_seed(method, seed, **options), args.out)
+                finish(extrapolation.run_seed(method, seed, **options))
             continue
         for dataset, split, method in itertools.product(args.dataset, range(args.splits), args.method):
-            write(uci.run_split(dataset, method, split, seed, **options), args.out)
+            finish(uci.run_split(dataset, method, split, seed, **options))
     return 0

@@ -31,7 +31,7 @@ def test_gp_record_of_the_extrapolation(capsys):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # 100 draws of warm-up are few
 def test_quick_sampler_record(capsys, tmp_path):
     path = tmp_path / "deep" / "records.jsonl"
-    status, out, _ = run(capsys, "run", "extrapolation", "--method", "fsghmc", "--quick", "--out", str(path))
+    status, out, err = run(capsys, "run", "extrapolation", "--method", "fsghmc", "--quick", "--out", str(path))
     assert status == 0
     assert out == ""
     (line,) = [json.loads(text) for text in path.read_text().splitlines()]
@@ -40,6 +40,10 @@ def test_quick_sampler_record(capsys, tmp_path):
     assert line["num_gradients"] == 20 * 200
     assert line["config"]["num_samples"] == 100
     assert line["finite"]
+    assert 0.0 < line["acceptance"] <= 1.0
+    assert line["noise_share"] >= 0.0  # the points are drawn anew at every gradient
+    assert line["advice"]  # so few draws cannot have converged
+    assert all(text in err for text in line["advice"])
     assert line["version"]
 
 

@@ -19,11 +19,14 @@ from numpyro_fspace.networks import fan_in, random_module
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import GPFit
+from numpyro_fspace.reporting import Report, report
 
 __all__ = ["METHODS", "Config", "Posterior", "build_model", "fit", "gp_scores", "scores"]
 
 KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
 METHODS = (*KERNELS, "gp")
+#: Test inputs at which a run's report looks.
+MAX_REPORTED = 100
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Posterior(NamedTuple):
         seconds: wall time of fitting, compilation included.
         num_gradients: gradient evaluations per chain, 0 for an exact GP.
         num_diverging: undone draws.
+        report: what ``fs.report`` says of the run at the test inputs; None for an exact GP.
     """
 
     f: np.ndarray | None
@@ -74,6 +78,7 @@ class Posterior(NamedTuple):
     seconds: float
     num_gradients: int
     num_diverging: int
+    report: Report | None = None
 
 
 def build_model(config: Config, gp: GPFit, points, *, functional: bool):
@@ -139,6 +144,7 @@ def fit(method: str, config: Config, gp: GPFit, points, x, y, x_new, key, *, pro
     jax.block_until_ready(mcmc.last_state.z)
     seconds = time.perf_counter() - start
     draws = predict(mcmc, key_predict, x_new)["net"][..., 0]
+    some = np.unique(np.linspace(0, len(x_new) - 1, MAX_REPORTED).astype(int))
     return Posterior(
         f=draws.reshape(config.num_chains, config.num_samples, -1),
         sigma=np.asarray(mcmc.get_samples(group_by_chain=True)["sigma"]),
@@ -147,6 +153,7 @@ def fit(method: str, config: Config, gp: GPFit, points, x, y, x_new, key, *, pro
         seconds=seconds,
         num_gradients=kernel.num_steps * (config.num_warmup + config.num_samples),
         num_diverging=int(np.sum(mcmc.last_state.num_diverging)),
+        report=report(mcmc, x, y, key=jax.random.fold_in(key_predict, 1), inputs=x_new[some]),
     )
 
 
@@ -181,6 +188,9 @@ def scores(posterior: Posterior, y, key) -> dict:
         "coverage90": metrics.coverage(y, f + sigma[:, None] * noise, 0.9),
         "rhat_max": diagnostics.max_rhat,
         "ess_min": diagnostics.min_ess,
+        "acceptance": posterior.report.acceptance,
+        "noise_share": posterior.report.noise_share,
+        "advice": list(posterior.report.advice),
     }
 
 
