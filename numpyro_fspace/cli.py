@@ -1,4 +1,4 @@
-"""The command ``fspace``: ``fspace demo`` and ``fspace run``."""
+"""The command ``fspace``: ``fspace demo``, ``fspace run``, ``fspace bench``."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser():
     from numpyro_fspace import __version__
     from numpyro_fspace.datasets import UCI_NAMES
+    from numpyro_fspace.experiments.bench import ESS_METHODS
     from numpyro_fspace.experiments.regression import METHODS
 
     parser = argparse.ArgumentParser(prog="fspace", description="Bayesian neural networks with priors over functions.")
@@ -48,6 +49,14 @@ def _parser():
     run.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
     run.add_argument("--out", metavar="FILE", help="append records to FILE instead of printing them")
     run.set_defaults(run=_run)
+
+    bench = commands.add_parser("bench", help="effective draws of f per gradient and per second")
+    bench.add_argument("benchmark", choices=("ess",))
+    bench.add_argument("--method", nargs="+", choices=ESS_METHODS, default=list(ESS_METHODS))
+    bench.add_argument("--repeats", type=_positive, default=1, metavar="R")
+    bench.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
+    bench.add_argument("--out", metavar="FILE", help="append records to FILE instead of printing them")
+    bench.set_defaults(run=_bench)
     return parser
 
 
@@ -62,6 +71,15 @@ def _demo(args):
     from numpyro_fspace.experiments.demo import run_demo
 
     run_demo(args.out, quick=args.quick)
+    return 0
+
+
+def _bench(args):
+    from numpyro_fspace.experiments.bench import bench_ess
+    from numpyro_fspace.experiments.records import write
+
+    for repeat, method in itertools.product(range(args.repeats), args.method):
+        write(bench_ess(method, repeat, quick=args.quick), args.out)
     return 0
 
 

@@ -56,6 +56,17 @@ def test_uci_record_beside_the_gp(capsys, data_dir):
     assert all(abs(line["rmse_raw"] / line["rmse"] - 15.1) < 0.5 for line in lines)  # yacht's target has sd 15.1
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # 100 draws of warm-up are few
+@pytest.mark.parametrize("method", ["fsghmc", "nuts"])
+def test_benchmark_of_effective_draws(capsys, data_dir, method):
+    status, out, _ = run(capsys, "bench", "ess", "--quick", "--method", method)
+    (line,) = [json.loads(text) for text in out.splitlines()]
+    assert status == 0
+    assert line["method"] == method
+    assert line["num_gradients"] > 0
+    assert line["ess_per_second"] == pytest.approx(line["ess_bulk_median"] / line["seconds"])
+
+
 def test_missing_data_is_explained(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("NUMPYRO_FSPACE_DATA", str(tmp_path / "absent"))
     status, _, err = run(capsys, "run", "uci", "--dataset", "boston", "--method", "gp", "--quick")
