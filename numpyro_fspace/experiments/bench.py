@@ -28,9 +28,10 @@ NUM_NUTS = (200, 200)
 def bench_ess(method: str, repeat: int = 0, *, quick: bool = False) -> dict:
     """One record: how many effective draws of f at the test inputs ``method`` makes of its gradients and seconds.
 
-    A 2×50 tanh network on boston, split 0, the functional prior of ``fspace run uci``; four chains, vectorised. Samplers
-    run at their defaults, ``fsgld_paper`` with the papers' schedule (10⁻³, times .9 every 5000 steps, in the weights' own
-    units; divided by ten until no draw diverges), ``nuts`` with NumPyro's defaults and trees of at most 255 steps.
+    A 2×50 tanh network on boston, split 0, the functional prior of ``fspace run uci``; four chains, vectorised.
+    Samplers run at their defaults, ``fsgld_paper`` with the papers' schedule (10⁻³, times .9 every 5000 steps, in the
+    weights' own units; divided by ten until no draw diverges), ``nuts`` with NumPyro's defaults and trees of at most
+    255 steps.
     Gradients are those of one chain, warm-up included; seconds are those of a second run of the compiled program.
     """
     problem = prepare(DATASET, SPLIT, 0, quick)
