@@ -43,23 +43,24 @@ def test_phases():
     [(1.0, False, 1.0), (1.05, False, 1.0), (1.4, False, 0.9), (5.0, False, 0.5), (1.0, True, 0.5), (0.2, False, 1.0)],
 )
 def test_heat_shortens_the_step(temperature, diverging, factor):
-    found = fs.Warmup().shortening(jnp.array(temperature), 0.0, jnp.array(diverging), 10_000)
+    found = fs.Warmup().shortening(jnp.array(temperature), 1e6, jnp.array(diverging), 10_000)
     np.testing.assert_allclose(found, factor)
 
 
-def test_heat_that_the_potential_released_is_no_sign_of_a_long_step():
-    """1000 parameters at temperature 3 hold 1000 units more than at 1; a fall of U by 900 explains them."""
+def test_heat_without_a_gain_of_energy_is_no_sign_of_a_long_step():
+    """1000 parameters at temperature 3 hold 1000 units of energy more than at 1."""
     shortening = fs.Warmup().shortening
-    assert shortening(3.0, 900.0, False, 1000) == 1.0
-    assert shortening(3.0, 100.0, False, 1000) < 1.0
-    assert shortening(3.0, -900.0, False, 1000) < 1.0
-    assert shortening(3.0, 900.0, True, 1000) == 0.5
+    assert shortening(3.0, -50.0, False, 1000) == 1.0
+    assert shortening(3.0, 900.0, False, 1000) < 1.0
+    assert shortening(10.0, 4500.0, False, 1000) == 0.5
+    assert shortening(3.0, -50.0, True, 1000) == 0.5
+    assert shortening(10.0, np.nan, False, 1000) == 0.5
 
 
 def test_few_parameters_fluctuate_more():
     """With 8 parameters a temperature of 2 is within chance, with 8000 it is not."""
-    assert fs.Warmup().shortening(jnp.array(2.0), 0.0, jnp.array(False), 8) == 1.0
-    assert fs.Warmup().shortening(jnp.array(2.0), 0.0, jnp.array(False), 8000) < 1.0
+    assert fs.Warmup().shortening(jnp.array(2.0), 1e6, jnp.array(False), 8) == 1.0
+    assert fs.Warmup().shortening(jnp.array(2.0), 1e6, jnp.array(False), 8000) < 1.0
 
 
 def test_momentum_of_an_undone_draw_is_cooled_and_never_heated():

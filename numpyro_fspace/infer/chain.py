@@ -84,6 +84,7 @@ class Chain(NamedTuple):
         key, key_momentum, key_direction = jax.random.split(key, 3)
         z = self.model.init_params() if init_params is None else init_params
         position = ravel_pytree(z)[0]
+        value, aux = self.model(z, jax.random.fold_in(key_direction, 0))
         zero, count = jnp.zeros((), position.dtype), jnp.zeros((), int)
         warmup = WarmupState(
             optimiser=self.warmup.optimiser(1).init(position),
@@ -96,8 +97,8 @@ class Chain(NamedTuple):
         return KernelState(
             i=count,
             z=z,
-            potential_energy=zero,
-            log_functional_prior=zero,
+            potential_energy=value,
+            log_functional_prior=aux,
             gradient_norm=zero,
             temperature=zero,
             mean_temperature=zero,
@@ -189,7 +190,9 @@ class Chain(NamedTuple):
         )
         good = jnp.isfinite(curvature) & (curvature > 0)
         found = jnp.where(good, self.stable_step_size(curvature), 0.5 * warmup.step_size)
-        step_size = jnp.where(may_lengthen, found, jnp.minimum(found, warmup.step_size))
+        # λ belongs to one minibatch and one set of points; a step that has proved itself is not cut by more than half.
+        shortened = jnp.clip(found, 0.5 * warmup.step_size, warmup.step_size)
+        step_size = jnp.where(may_lengthen, found, shortened)
         direction = jnp.where(good, direction, warmup.direction)
         return state._replace(warmup=warmup._replace(direction=direction, step_size=step_size), rng_key=key)
 
@@ -215,14 +218,18 @@ class Chain(NamedTuple):
         warmup = state.warmup
         if self.step_size is None:
             relative = info.temperature / self.temperature
-            released = (state.potential_energy - info.potential_energy) / self.temperature
-            factor = self.warmup.shortening(relative, released, info.is_diverging, position.size)
+            gained = info.potential_energy - state.potential_energy + _kinetic(momentum) - _kinetic(state.momentum)
+            factor = self.warmup.shortening(relative, gained / self.temperature, info.is_diverging, position.size)
             factor = jnp.where(is_adapting, factor, 1.0)
             warmup = warmup._replace(step_size=warmup.step_size * factor.astype(position.dtype))
             # An unstable draw may end finite but far away, from where short steps never come back. And heat must not
             # outlive the step size it came from: short steps would take for ever to lose it, and be shortened for it
             # again and again.
             undo = factor <= 0.5
+            info = info._replace(
+                potential_energy=jnp.where(undo, state.potential_energy, info.potential_energy),
+                aux=jnp.where(undo, state.log_functional_prior, info.aux),
+            )
             is_hot = is_adapting & self.warmup.is_hot(relative, position.size)
             new_position = jnp.where(undo, position, new_position)
             momentum = jnp.where(undo, state.momentum, momentum)
@@ -246,6 +253,10 @@ class Chain(NamedTuple):
             warmup=warmup,
             rng_key=key,
         )
+
+
+def _kinetic(momentum):
+    return 0.5 * jnp.vdot(momentum, momentum)
 
 
 def _cooled(momentum, temperature):

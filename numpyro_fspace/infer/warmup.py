@@ -9,10 +9,10 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
 2. **Calibration** (when the rest begins, and at its quarter, half and three quarters): the largest curvature λ
    of the potential in the preconditioner's coordinates, by power iteration on Hessian-vector products. It gives
    the sampler's step size. A preconditioner that adapts is renewed from the gradients seen since the last
-   calibration, at the second and third. Once it is fixed the step size can only be shortened.
-3. **Burn-in** in between: the sampler itself. A draw hotter than chance allows loses its heat. If the potential it
-   released does not explain the heat, the step is too long and is shortened by a tenth; a draw that diverges, or is
-   more than twice as hot as chance allows, is undone and halves it.
+   calibration, at the second and third. Once it is fixed the step size can only be shortened, by half at most.
+3. **Burn-in** in between: the sampler itself. A draw hotter than chance allows loses its heat. If it gained energy, the
+   step is too long and is shortened by a tenth; a draw that diverges, or gains energy and is more than twice as hot
+   as chance allows, is undone and halves it.
 
 All is frozen when warm-up ends, so the sampling phase is a homogeneous Markov chain.
 """
@@ -76,21 +76,21 @@ class Warmup(NamedTuple):
         """
         return temperature > 1.1 + 4.0 * (2.0 / size) ** 0.5
 
-    def shortening(self, temperature, released, is_diverging, size: int):
+    def shortening(self, temperature, gained, is_diverging, size: int):
         """Factor on the step size after a draw of burn-in over ``size`` parameters: 1 if all is well.
 
-        A chain that slides down to where the posterior is runs hot with every step size. So heat counts only if the
-        potential energy released did not bring in half of it.
+        A chain that slides down to where the posterior is runs hot with every step size, but only a long step makes it
+        gain energy. So heat counts only if the total energy grew by half of it.
 
         Args:
             temperature: mean kinetic temperature of the draw, relative to the sampler's own.
-            released: by how much the draw lowered U, relative to the sampler's temperature.
+            gained: by how much the draw raised U + |p|²/2, relative to the sampler's temperature.
             is_diverging: whether the draw left the finite numbers.
             size: P.
         """
-        unexplained = released < 0.25 * size * (temperature - 1.0)
-        hot = jnp.where(self.is_hot(temperature, size) & unexplained, 0.9, 1.0)
-        is_far_too_hot = self.is_hot(0.5 * temperature, size) & unexplained
+        is_unstable = ~(gained < 0.25 * size * (temperature - 1.0))  # also where a number is NaN
+        hot = jnp.where(self.is_hot(temperature, size) & is_unstable, 0.9, 1.0)
+        is_far_too_hot = self.is_hot(0.5 * temperature, size) & is_unstable
         return jnp.where(is_diverging | is_far_too_hot, 0.5, hot)
 
     def optimiser(self, num_gradients: int):
