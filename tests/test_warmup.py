@@ -192,3 +192,17 @@ def test_relaxation_from_a_bad_start_keeps_the_step(key):
     for _ in range(100):
         state = draw(state)
     assert float(state.warmup.step_size) > 0.5 * found
+
+
+def test_a_steadily_hot_sgld_shortens_its_step(key):
+    """Its potential does not rise any more, as it has risen before; nor does it fall, which would explain the heat."""
+    kernel = fs.SGLD(two_scales, warmup=fs.Warmup(warm_start=0.0))
+    y = jnp.array(0.3)
+    state = kernel.init(key, 10**6, None, (y,), {})
+    draw = jax.jit(lambda state: kernel.sample(state, (y,), {}))
+    state = draw(state)
+    too_long = 1.9 / 1e4  # the stiff variance is twenty times what it should be
+    state = state._replace(warmup=state.warmup._replace(step_size=jnp.asarray(too_long)))
+    for _ in range(100):
+        state = draw(state)
+    assert float(state.warmup.step_size) < 0.85 * too_long

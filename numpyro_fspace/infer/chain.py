@@ -218,7 +218,10 @@ class Chain(NamedTuple):
         warmup = state.warmup
         if self.step_size is None:
             relative = info.temperature / self.temperature
-            gained = info.potential_energy - state.potential_energy + _kinetic(momentum) - _kinetic(state.momentum)
+            heat = 0.5 * position.size * (info.temperature - self.temperature)  # SGLD's speed is not remembered
+            if momentum.size:
+                heat = _kinetic(momentum) - _kinetic(state.momentum)
+            gained = info.potential_energy - state.potential_energy + heat
             factor = self.warmup.shortening(relative, gained / self.temperature, info.is_diverging, position.size)
             factor = jnp.where(is_adapting, factor, 1.0)
             warmup = warmup._replace(step_size=warmup.step_size * factor.astype(position.dtype))
