@@ -196,13 +196,20 @@ def test_relaxation_from_a_bad_start_keeps_the_step(key):
 
 def test_a_steadily_hot_sgld_shortens_its_step(key):
     """Its potential does not rise any more, as it has risen before; nor does it fall, which would explain the heat."""
-    kernel = fs.SGLD(two_scales, warmup=fs.Warmup(warm_start=0.0))
-    y = jnp.array(0.3)
+
+    def stiff(y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([200]).to_event(1))
+        numpyro.sample("y", dist.Normal(w, 0.01).to_event(1), obs=y)
+
+    kernel = fs.SGLD(stiff, warmup=fs.Warmup(warm_start=0.0), preconditioner=fs.preconditioners.prior_scale())
+    y = jnp.zeros(200)
     state = kernel.init(key, 10**6, None, (y,), {})
     draw = jax.jit(lambda state: kernel.sample(state, (y,), {}))
     state = draw(state)
-    too_long = 1.9 / 1e4  # the stiff variance is twenty times what it should be
-    state = state._replace(warmup=state.warmup._replace(step_size=jnp.asarray(too_long)))
-    for _ in range(100):
+    too_long = 1.9 / 1e4  # the variance is twenty times what it should be
+    spread = 0.01 * jnp.sqrt(20.0) * jax.random.normal(key, (200,))
+    state = state._replace(z={"w": spread}, warmup=state.warmup._replace(step_size=jnp.asarray(too_long)))
+    state = kernel.refresh(state, (y,), {})
+    for _ in range(20):
         state = draw(state)
     assert float(state.warmup.step_size) < 0.85 * too_long
