@@ -125,7 +125,7 @@ def report(mcmc, *args, key=None, inputs=None, **kwargs) -> Report:
         "noise_share": noise_share,
         "drift": _weight_drift(mcmc, kernel, args, kwargs),
     }
-    return Report(**found, advice=tuple(_advice(kernel, size=state.scale.shape[-1], **found)))
+    return Report(**found, advice=tuple(_advice(size=state.scale.shape[-1], **found)))
 
 
 def _checked_kernel(mcmc):
@@ -170,7 +170,8 @@ def _probe(kernel, state, key, args, kwargs):
         def energy(w, key):
             return potential(unravel(w), key)[0]
 
-        keys = jax.random.split(key, NUM_GRADIENTS)
+        key_gradients, key_trajectories = jax.random.split(key)
+        keys = jax.random.split(key_gradients, NUM_GRADIENTS)
         gradients = jax.lax.map(lambda k: metric.scale_gradient(jax.grad(energy)(position, k)), keys)
         variance = jnp.mean(jnp.var(gradients, axis=0, ddof=1))
         friction = kernel.friction if has_momentum else 1.0
@@ -197,7 +198,7 @@ def _probe(kernel, state, key, args, kwargs):
             gain = value - new_value + 0.5 * jnp.sum((momentum - p) * (momentum + p))
             return jnp.where(jnp.isfinite(gain), jnp.exp(jnp.minimum(0.0, gain / kernel.temperature)), 0.0)
 
-        keys = jax.random.split(key, (2, NUM_TRAJECTORIES))
+        keys = jax.random.split(key_trajectories, (2, NUM_TRAJECTORIES))
         return jnp.mean(jax.lax.map(accept, (keys[0], keys[1]))), share
 
     fields = (state.z, state.scale, state.warmup.mean_square, state.step_size)
@@ -213,16 +214,15 @@ def _weight_drift(mcmc, kernel, args, kwargs):
     potential = kernel._model_potential(args, kwargs)
     names = [k for k in potential.latents if "fspace" in potential.trace[k]["infer"]] or potential.latents
     scale, draws = potential.scale(), mcmc.get_samples(group_by_chain=True)
-    squares, size = 0.0, 0
+    squares = 0.0
     for name in names:
         standardised = np.asarray(draws[name] / scale[name]).reshape(*draws[name].shape[:2], -1)
         squares = squares + np.sum(standardised.astype(np.float64) ** 2, axis=-1)
-        size += standardised.shape[-1]
     quarter = max(1, squares.shape[1] // 4)
     return squares[:, -quarter:].mean(1) / squares[:, :quarter].mean(1)
 
 
-def _advice(kernel, *, functions, num_diverging, temperature, acceptance, noise_share, drift, size):
+def _advice(*, functions, num_diverging, temperature, acceptance, noise_share, drift, size):
     rhat, ess = functions.max_rhat, functions.min_ess
     if not rhat <= RHAT_LIMIT:
         yield (
