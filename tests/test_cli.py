@@ -68,6 +68,9 @@ def test_benchmark_of_effective_draws(capsys, data_dir, method):
 
 
 def test_missing_data_is_explained(capsys, monkeypatch, tmp_path):
+    from numpyro_fspace.experiments.uci import prepare
+
+    prepare.cache_clear()  # another test may have loaded the same split
     monkeypatch.setenv("NUMPYRO_FSPACE_DATA", str(tmp_path / "absent"))
     status, _, err = run(capsys, "run", "uci", "--dataset", "boston", "--method", "gp", "--quick")
     assert status == 2
