@@ -102,7 +102,7 @@ def test_the_algorithms_stand_alone():
         ("tinygp", ("priors/", "experiments/", "cli.py")),
         ("matplotlib", ("plots.py", "experiments/", "cli.py")),
         ("blackjax", ("sgmcmc/",)),
-        ("equinox", ("networks.py", "experiments/")),
+        ("equinox", ("network_kinds.py", "experiments/")),
         ("sklearn", ("datasets/", "experiments/")),
     ],
 )
