@@ -111,10 +111,10 @@ def two_scales(y=None):
     numpyro.sample("y", dist.Normal(w[1], 0.01), obs=y)
 
 
-def run_states(kernel, num_warmup, num_draws, key, change=lambda state: state):
+def run_states(kernel, num_warmup, num_draws, key):
     """The states of a chain of ``two_scales`` after each draw."""
     y = jnp.array(0.3)
-    state = change(kernel.init(key, num_warmup, None, (y,), {}))
+    state = kernel.init(key, num_warmup, None, (y,), {})
     draw = jax.jit(lambda state: kernel.sample(state, (y,), {}))
     states = []
     for _ in range(num_draws):
