@@ -11,6 +11,7 @@ from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import GPPrior, NetworkPrior, StudentTPrior, fit_gp
 from numpyro_fspace.reporting import report
 from numpyro_fspace.sgmcmc import preconditioners
+from numpyro_fspace.variational import FunctionalELBO, PushforwardKL, RegularizedKL, guides, linearise
 
 __version__ = "0.1.0"
 
@@ -18,8 +19,11 @@ __all__ = [
     "MCMC",
     "SGHMC",
     "SGLD",
+    "FunctionalELBO",
     "GPPrior",
     "NetworkPrior",
+    "PushforwardKL",
+    "RegularizedKL",
     "StudentTPrior",
     "Warmup",
     "datasets",
@@ -33,7 +37,9 @@ __all__ = [
     "flat",
     "function_diagnostics",
     "functional_prior",
+    "guides",
     "init_to_network",
+    "linearise",
     "measurement",
     "metrics",
     "plot_functions",

@@ -28,7 +28,7 @@ def _parser():
     from numpyro_fspace import __version__
     from numpyro_fspace.datasets import UCI_NAMES
     from numpyro_fspace.experiments.bench import ESS_METHODS
-    from numpyro_fspace.experiments.regression import METHODS
+    from numpyro_fspace.experiments.methods import METHODS
 
     parser = argparse.ArgumentParser(prog="fspace", description="Bayesian neural networks with priors over functions.")
     parser.add_argument("--version", action="version", version=f"fspace {__version__}")

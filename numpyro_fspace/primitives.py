@@ -38,6 +38,7 @@ __all__ = [
     "FunctionalPriorSite",
     "fresh_draws",
     "full_plates",
+    "function_hook",
     "functional_prior",
     "is_functional_prior",
     "minibatch",
@@ -55,14 +56,16 @@ class FunctionalPriorSite(dist.Distribution):
         x: the measurement points [M, D] of this evaluation, or None in a note.
         log_factor: scale · log P0(fn(x)); None in a note, and where random points have no key, which is an error
             only for those who ask for the density (``log_likelihood`` does not).
+        scale: the factor on the log prior.
     """
 
     support = constraints.real_vector
     pytree_aux_fields = ("fn", "prior", "points", "x")
-    pytree_data_fields = ("log_factor",)
+    pytree_data_fields = ("log_factor", "scale")
 
-    def __init__(self, fn, prior, points, x=None, log_factor=None):
+    def __init__(self, fn, prior, points, x=None, log_factor=None, scale=1.0):
         self.fn, self.prior, self.points, self.x, self.log_factor = fn, prior, points, x, log_factor
+        self.scale = scale
         super().__init__(batch_shape=(), event_shape=(0,), validate_args=False)
 
     def sample(self, key, sample_shape=()):
@@ -104,7 +107,7 @@ class fresh_draws(Messenger):
             msg["value"] = self.next_key()
 
     def postprocess_message(self, msg):
-        if msg["type"] == "sample" and is_functional_prior(msg):
+        if msg["type"] == "sample" and is_functional_prior(msg) and msg["fn"].log_factor is not None:
             scale = 1.0 if msg["scale"] is None else msg["scale"]
             self.log_functional_prior = self.log_functional_prior + scale * msg["fn"].log_prob(msg["value"])
 
@@ -138,6 +141,36 @@ def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
     return (rows + jax.random.randint(key_angle, (), 0, size)) % size
 
 
+class function_hook(Messenger):
+    """While active, ``functional_prior(name, fn, …)`` speaks of ``replace(name, fn, values)`` in place of ``fn``.
+
+    The innermost hook counts.
+
+    Args:
+        replace: takes the name, the function, and the values of the latent sites so far; None replaces nothing.
+        density: whether the log density of functions is evaluated; False leaves it out of the sites.
+    """
+
+    def __init__(self, replace=None, *, density=True):
+        super().__init__()
+        self.replace, self.density, self.values = replace, density, {}
+
+    def postprocess_message(self, msg):
+        if msg["type"] == "sample" and not msg["is_observed"] and not is_functional_prior(msg):
+            self.values[msg["name"]] = msg["value"]
+
+
+def _hooks():
+    return [handler for handler in _PYRO_STACK if isinstance(handler, function_hook)]
+
+
+def _hooked(name, fn):
+    hooks = _hooks()
+    if not hooks or hooks[-1].replace is None:
+        return fn
+    return hooks[-1].replace(name, fn, dict(hooks[-1].values))
+
+
 def is_functional_prior(site) -> bool:
     """Whether a trace's site was made by ``functional_prior``."""
     return isinstance(site.get("fn"), FunctionalPriorSite)
@@ -164,7 +197,7 @@ def functional_prior(name, fn, prior, points, *, scale=1.0):
         scale: factor on the log prior, positive.
 
     Returns:
-        ``fn``, unchanged.
+        ``fn``, unchanged (its linearisation in a model that ``fs.linearise`` made).
 
     Raises:
         ValueError: for a scale that is not positive and finite; for random points under an engine that
@@ -192,14 +225,18 @@ def functional_prior(name, fn, prior, points, *, scale=1.0):
     _check_scale(name, scale)
     if not _PYRO_STACK:
         return fn
+    fn = _hooked(name, fn)
     if not _density_is_wanted():
-        note("functional_prior", name, FunctionalPriorSite(fn, prior, points))
+        note("functional_prior", name, FunctionalPriorSite(fn, prior, points, scale=scale))
         return fn
     key = _measurement_key(name, points)
     if points.is_random and key is None:
-        _factor(name, FunctionalPriorSite(fn, prior, points))
+        _factor(name, FunctionalPriorSite(fn, prior, points, scale=scale))
         return fn
     x = points(key)
+    if not all(hook.density for hook in _hooks()):
+        _factor(name, FunctionalPriorSite(fn, prior, points, x, scale=scale))
+        return fn
     with handlers.block():
         log_prob = jnp.asarray(prior.log_prob(x, fn(x)))
     if log_prob.ndim:
@@ -207,7 +244,7 @@ def functional_prior(name, fn, prior, points, *, scale=1.0):
             f"functional_prior({name!r}): prior.log_prob(x, f) must return a number, the log density of all values "
             f"together; {type(prior).__name__} returned shape {log_prob.shape}."
         )
-    _factor(name, FunctionalPriorSite(fn, prior, points, x, scale * log_prob))
+    _factor(name, FunctionalPriorSite(fn, prior, points, x, scale * log_prob, scale))
     return fn
 
 

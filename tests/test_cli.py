@@ -47,6 +47,17 @@ def test_quick_sampler_record(capsys, tmp_path):
     assert line["version"]
 
 
+@pytest.mark.parametrize("method", ["gfsvi", "tfsvi", "bbb"])
+def test_quick_variational_record(capsys, method):
+    status, out, _ = run(capsys, "run", "extrapolation", "--method", method, "--quick")
+    assert status == 0
+    line = json.loads(out)
+    assert line["method"] == method
+    assert line["num_gradients"] == 200
+    assert line["finite"]
+    assert line["rhat_max"] is None
+
+
 def test_uci_record_beside_the_gp(capsys, data_dir):
     status, out, _ = run(capsys, "run", "uci", "--dataset", "yacht", "--method", "gp", "--quick", "--splits", "2")
     lines = [json.loads(line) for line in out.splitlines()]

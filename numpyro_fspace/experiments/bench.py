@@ -10,7 +10,8 @@ import optax
 from numpyro.infer import NUTS
 
 from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.experiments.regression import KERNELS, build_model
+from numpyro_fspace.experiments.methods import KERNELS
+from numpyro_fspace.experiments.regression import build_model
 from numpyro_fspace.experiments.uci import CONFIG, prepare
 from numpyro_fspace.infer import MCMC, Warmup, fSGLD
 from numpyro_fspace.networks import init_to_network

@@ -10,8 +10,9 @@ import numpy as np
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import extrapolation, extrapolation_grid, extrapolation_truth
 from numpyro_fspace.diagnostics import function_diagnostics
+from numpyro_fspace.experiments.methods import fit
 from numpyro_fspace.experiments.records import record
-from numpyro_fspace.experiments.regression import Config, fit, scores
+from numpyro_fspace.experiments.regression import Config, scores
 from numpyro_fspace.priors import GPFit, GPPrior
 
 __all__ = ["CONFIG", "build", "run_seed"]
@@ -54,7 +55,7 @@ def run_seed(method: str, seed: int, *, quick: bool = False, config=None, progre
     y_test = truth + NOISE * np.asarray(jax.random.normal(key_test, truth.shape))
     result = scores(_at(posterior, seen), y_test[seen], key_scores)
     gp_result = scores(_at(exact, seen), y_test[seen], key_scores)
-    everywhere = None if posterior.f is None else function_diagnostics(posterior.f).max_rhat
+    everywhere = None if posterior.report is None else function_diagnostics(posterior.f).max_rhat
     return record(
         experiment="extrapolation",
         dataset="extrapolation",

@@ -1,8 +1,7 @@
-"""Regression with a network under a GP prior: the model, the methods, and the scores they share."""
+"""Regression with a network under a GP prior: the model that every method reads, and the scores they share."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,19 +13,12 @@ import numpyro.distributions as dist
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.infer import MCMC, SGHMC, SGLD, fSGHMC, fSGLD
 from numpyro_fspace.networks import fan_in, random_module
-from numpyro_fspace.prediction import predict
 from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import GPFit
-from numpyro_fspace.reporting import Report, report
+from numpyro_fspace.reporting import Report
 
-__all__ = ["METHODS", "Config", "Posterior", "build_model", "fit", "gp_scores", "scores"]
-
-KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
-METHODS = (*KERNELS, "gp")
-#: Test inputs at which a run's report looks.
-MAX_REPORTED = 100
+__all__ = ["Config", "Posterior", "build_model", "gp_scores", "scores", "training_points"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +33,7 @@ class Config:
         weight_sd: if given, the sd of every weight's prior instead.
         max_lengthscale: cap on the GP's lengthscales, in whose units the network reads its inputs.
         noise_sd: sd of the log-normal prior of the noise, around the trained GP's.
+        num_updates, learning_rate: of Adam, with a cosine decay, for the variational methods.
     """
 
     widths: tuple[int, ...] = (50, 50)
@@ -52,10 +45,12 @@ class Config:
     weight_sd: float | None = None
     max_lengthscale: float = 5.0
     noise_sd: float = 0.3
+    num_updates: int = 10_000
+    learning_rate: float = 5e-3
 
     def quick(self) -> Config:
         """The same run at a size for tests."""
-        return replace(self, widths=(20,), num_warmup=100, num_samples=100)
+        return replace(self, widths=(20,), num_warmup=100, num_samples=100, num_updates=200)
 
 
 class Posterior(NamedTuple):
@@ -68,7 +63,7 @@ class Posterior(NamedTuple):
         seconds: wall time of fitting, compilation included.
         num_gradients: gradient evaluations per chain, 0 for an exact GP.
         num_diverging: undone draws.
-        report: what ``fs.report`` says of the run at the test inputs; None for an exact GP.
+        report: what ``fs.report`` says of a chain at the test inputs; None for other methods.
     """
 
     f: np.ndarray | None
@@ -125,46 +120,6 @@ def input_scale(gp: GPFit, max_lengthscale: float) -> np.ndarray:
     return np.sqrt(np.float32(lengthscale.size)) / np.minimum(lengthscale, np.float32(max_lengthscale))
 
 
-def fit(method: str, config: Config, gp: GPFit, points, x, y, x_new, key, *, progress: bool = False) -> Posterior:
-    """Fit ``method`` to (x, y) and give its posterior of the function at ``x_new``."""
-    if method == "gp":
-        return _fit_gp(gp, x, y, x_new)
-    start = time.perf_counter()
-    kernel = KERNELS[method](build_model(config, gp, points, functional=method.startswith("f")))
-    mcmc = MCMC(
-        kernel,
-        num_warmup=config.num_warmup,
-        num_samples=config.num_samples,
-        num_chains=config.num_chains,
-        chain_method="vectorized",
-        progress_bar=progress,
-    )
-    key_run, key_predict = jax.random.split(key)
-    mcmc.run(key_run, x, y)
-    jax.block_until_ready(mcmc.last_state.z)
-    seconds = time.perf_counter() - start
-    draws = predict(mcmc, key_predict, x_new)["net"][..., 0]
-    some = np.unique(np.linspace(0, len(x_new) - 1, MAX_REPORTED).astype(int))
-    return Posterior(
-        f=draws.reshape(config.num_chains, config.num_samples, -1),
-        sigma=np.asarray(mcmc.get_samples(group_by_chain=True)["sigma"]),
-        f_mean=draws.mean(0),
-        f_sd=draws.std(0),
-        seconds=seconds,
-        num_gradients=kernel.num_steps * (config.num_warmup + config.num_samples),
-        num_diverging=int(np.sum(mcmc.last_state.num_diverging)),
-        report=report(mcmc, x, y, key=jax.random.fold_in(key_predict, 1), inputs=x_new[some]),
-    )
-
-
-def _fit_gp(gp, x, y, x_new):
-    start = time.perf_counter()
-    mean, variance = gp.predict(x, y, x_new)
-    sd = np.sqrt(np.maximum(np.asarray(variance) - gp.noise_variance, 0.0))
-    sigma = np.sqrt(gp.noise_variance)
-    return Posterior(None, sigma, np.asarray(mean), sd, time.perf_counter() - start, 0, 0)
-
-
 def gp_scores(posterior: Posterior, y) -> dict:
     """rmse, lpd and coverage of a Gaussian predictive law."""
     variance = posterior.f_sd**2 + posterior.sigma**2
@@ -181,11 +136,15 @@ def scores(posterior: Posterior, y, key) -> dict:
         return gp_scores(posterior, y) | {"rhat_max": None, "ess_min": None}
     f, sigma = posterior.f.reshape(-1, posterior.f.shape[-1]), posterior.sigma.reshape(-1)
     noise = np.asarray(jax.random.normal(key, f.shape))
-    diagnostics = function_diagnostics(posterior.f)
-    return {
+    result = {
         "rmse": metrics.rmse(y, posterior.f_mean),
         "lpd": metrics.gaussian_mixture_lpd(y, f, sigma),
         "coverage90": metrics.coverage(y, f + sigma[:, None] * noise, 0.9),
+    }
+    if posterior.report is None:
+        return result | {"rhat_max": None, "ess_min": None}
+    diagnostics = function_diagnostics(posterior.f)
+    return result | {
         "rhat_max": diagnostics.max_rhat,
         "ess_min": diagnostics.min_ess,
         "acceptance": posterior.report.acceptance,

@@ -11,8 +11,9 @@ import numpy as np
 
 from numpyro_fspace import metrics
 from numpyro_fspace.datasets import Split, load_uci
+from numpyro_fspace.experiments.methods import fit
 from numpyro_fspace.experiments.records import record
-from numpyro_fspace.experiments.regression import Config, Posterior, fit, scores, training_points
+from numpyro_fspace.experiments.regression import Config, Posterior, scores, training_points
 from numpyro_fspace.measurement import PointSampler
 from numpyro_fspace.priors import GPFit, GPPrior, fit_gp
 
@@ -25,7 +26,7 @@ CONFIG = Config(weight_scale=1.5, noise_sd=0.1, num_chains=4, num_samples=500)
 FULL_BATCH, BATCH = 2000, 500
 #: Measurement points of the functional prior; points the GP is trained on; points it is conditioned on.
 NUM_MEASUREMENT, NUM_TRAINING, NUM_CONDITIONING = 300, 1000, 1500
-#: Nugget of the functional prior, relative to the GP's variance: how far the network may stray from the process.
+#: Nugget of the functional prior beyond the GP's noise, in variances of the process: how far the network may stray.
 NUGGET = 0.1
 
 
@@ -85,7 +86,8 @@ def prepare(dataset: str, split: int, seed: int, quick: bool) -> Problem:
     x, y = data.x_train, data.y_train
     key_gp, key_rows, key_points = jax.random.split(jax.random.fold_in(jax.random.key(seed), 2**16 + split), 3)
     gp = fit_gp(None, x, y, num_steps=50 if quick else 300, learning_rate=0.1, max_points=NUM_TRAINING, key=key_gp)
-    gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=NUGGET * float(gp.params["variance"])))
+    nugget = gp.noise_variance + NUGGET * float(gp.params["variance"])
+    gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=nugget))
     rows = slice(None)
     if len(x) > NUM_CONDITIONING:
         rows = np.asarray(jax.random.permutation(key_rows, len(x))[:NUM_CONDITIONING])

@@ -109,6 +109,17 @@ class GaussianProcess(ABC):
             return mean[:, 0], covariance[0]
         return mean, covariance.repeat(self.num_outputs // len(covariance), axis=0)
 
+    def law(self, x: Float[Array, "M D"]) -> tuple[Float[Array, "M K"], Float[Array, "K M M"]]:
+        """``moments`` with the nugget: mean and covariance of the law that ``log_prob`` evaluates."""
+        mean, covariance = self.moments(x)
+        nugget = self.nugget
+        if nugget is None:
+            nugget = RELATIVE_NUGGET * covariance.diagonal(axis1=-2, axis2=-1).mean(-1)[..., None, None]
+        elif nugget.ndim:
+            nugget = nugget[:, None]
+        xp = np if isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray) else jnp
+        return mean, covariance + nugget * xp.eye(len(x))
+
     def condition(
         self,
         x: Float[Array, "N D"],

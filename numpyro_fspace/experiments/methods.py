@@ -1,0 +1,110 @@
+"""The methods that experiments compare, by name: one model in, a posterior of its function at new inputs out."""
+
+from __future__ import annotations
+
+import time
+
+import jax
+import numpy as np
+
+from numpyro_fspace.experiments.regression import Config, Posterior, build_model
+from numpyro_fspace.infer import MCMC, SGHMC, SGLD, fSGHMC, fSGLD
+from numpyro_fspace.prediction import predict
+from numpyro_fspace.priors import GPFit
+from numpyro_fspace.reporting import report
+from numpyro_fspace.variational import FunctionalELBO, PushforwardKL, RegularizedKL, linearise, mean_field
+
+__all__ = ["KERNELS", "METHODS", "fit"]
+
+KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
+#: Divergences of the functional bound; None is NumPyro's own bound, against the prior of the weights.
+DIVERGENCES = {"gfsvi": RegularizedKL(), "tfsvi": PushforwardKL(), "bbb": None}
+METHODS = (*KERNELS, *DIVERGENCES, "gp")
+#: Test inputs at which a run's report looks.
+MAX_REPORTED = 100
+
+
+def fit(method: str, config: Config, gp: GPFit, points, x, y, x_new, key, *, progress: bool = False) -> Posterior:
+    """Fit ``method``, one of ``METHODS``, to (x, y) and give its posterior of the function at ``x_new``.
+
+    Args:
+        method: its name.
+        config: every number of the run.
+        gp: the trained GP: functional prior, units of the inputs, centre of the noise's prior.
+        points: measurement points.
+        x, y: training data.
+        x_new: where the posterior is wanted.
+        key: of the run; None for ``"gp"``.
+        progress: show a progress bar.
+    """
+    if method == "gp":
+        return _condition(gp, x, y, x_new)
+    run = _sample if method in KERNELS else _optimise
+    return run(method, config, gp, points, x, y, x_new, key, progress)
+
+
+def _sample(method, config, gp, points, x, y, x_new, key, progress):
+    start = time.perf_counter()
+    kernel = KERNELS[method](build_model(config, gp, points, functional=method.startswith("f")))
+    mcmc = MCMC(
+        kernel,
+        num_warmup=config.num_warmup,
+        num_samples=config.num_samples,
+        num_chains=config.num_chains,
+        chain_method="vectorized",
+        progress_bar=progress,
+    )
+    key_run, key_predict = jax.random.split(key)
+    mcmc.run(key_run, x, y)
+    jax.block_until_ready(mcmc.last_state.z)
+    seconds = time.perf_counter() - start
+    draws = predict(mcmc, key_predict, x_new)["net"][..., 0]
+    some = np.unique(np.linspace(0, len(x_new) - 1, MAX_REPORTED).astype(int))
+    return Posterior(
+        f=draws.reshape(config.num_chains, config.num_samples, -1),
+        sigma=np.asarray(mcmc.get_samples(group_by_chain=True)["sigma"]),
+        f_mean=draws.mean(0),
+        f_sd=draws.std(0),
+        seconds=seconds,
+        num_gradients=kernel.num_steps * (config.num_warmup + config.num_samples),
+        num_diverging=int(np.sum(mcmc.last_state.num_diverging)),
+        report=report(mcmc, x, y, key=jax.random.fold_in(key_predict, 1), inputs=x_new[some]),
+    )
+
+
+def _optimise(method, config, gp, points, x, y, x_new, key, progress):
+    import optax
+    from numpyro.infer import SVI, Trace_ELBO
+
+    start = time.perf_counter()
+    is_functional = DIVERGENCES[method] is not None
+    model = build_model(config, gp, points, functional=is_functional)
+    guide = mean_field(model)
+    loss = FunctionalELBO(DIVERGENCES[method]) if is_functional else Trace_ELBO()
+    optimiser = optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.num_updates))
+    key_run, key_draws, key_predict = jax.random.split(key, 3)
+    svi = SVI(model, guide, optimiser, loss)
+    params = jax.block_until_ready(svi.run(key_run, config.num_updates, x, y, progress_bar=progress).params)
+    seconds = time.perf_counter() - start
+    draws = guide.sample_posterior(key_draws, params, sample_shape=(config.num_samples,))
+    name = "net"
+    if is_functional:
+        model, name = linearise(model, guide.median(params)), "f"
+    f = predict(draws, key_predict, x_new, model=model, inputs=x_new)[name].reshape(config.num_samples, -1)
+    return Posterior(
+        f=f[None],
+        sigma=np.asarray(draws["sigma"])[None],
+        f_mean=f.mean(0),
+        f_sd=f.std(0),
+        seconds=seconds,
+        num_gradients=config.num_updates,
+        num_diverging=0,
+    )
+
+
+def _condition(gp, x, y, x_new):
+    start = time.perf_counter()
+    mean, variance = gp.predict(x, y, x_new)
+    sd = np.sqrt(np.maximum(np.asarray(variance) - gp.noise_variance, 0.0))
+    sigma = np.sqrt(gp.noise_variance)
+    return Posterior(None, sigma, np.asarray(mean), sd, time.perf_counter() - start, 0, 0)

@@ -1,0 +1,47 @@
+"""Gaussian guides over all latent values of a model, started at the networks' own initialisers.
+
+They are NumPyro's, under names that say what they are; any guide whose ``get_posterior(params)`` is a normal or
+low-rank normal law serves ``fs.FunctionalELBO`` alike.
+"""
+
+from __future__ import annotations
+
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoLowRankMultivariateNormal
+
+from numpyro_fspace.networks import init_to_network
+from numpyro_fspace.validate import check_count, check_positive
+
+__all__ = ["low_rank", "mean_field"]
+
+#: Initial standard deviations: small, so that the mean is found before the spread.
+INIT_SCALE = 1e-2
+
+
+def mean_field(model, *, init_scale: float = INIT_SCALE):
+    """q(w) = N(m, diag(s²)): NumPyro's ``AutoDiagonalNormal``, with m from ``fs.init_to_network``.
+
+    Args:
+        model: a NumPyro model with continuous latent sites.
+        init_scale: s at the start, positive.
+
+    Returns:
+        A guide for ``numpyro.infer.SVI``.
+    """
+    check_positive(init_scale, "init_scale")
+    return AutoDiagonalNormal(model, init_loc_fn=init_to_network, init_scale=init_scale)
+
+
+def low_rank(model, rank: int, *, init_scale: float = INIT_SCALE):
+    """q(w) = N(m, diag(s²) + L Lᵀ) with L [P, rank]: NumPyro's ``AutoLowRankMultivariateNormal``.
+
+    Args:
+        model: a NumPyro model with continuous latent sites.
+        rank: columns of L.
+        init_scale: s at the start, positive; L starts at 0.
+
+    Returns:
+        A guide for ``numpyro.infer.SVI``.
+    """
+    check_positive(init_scale, "init_scale")
+    check_count(rank, "rank")
+    return AutoLowRankMultivariateNormal(model, init_loc_fn=init_to_network, init_scale=init_scale, rank=rank)

@@ -1,0 +1,353 @@
+"""Function-space variational inference: exact optima, closed forms, linearised models, errors."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+import tinygp
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation
+
+import numpyro_fspace as fs
+from numpyro_fspace.variational import divergences, elbo
+
+X = np.array([[-1.0], [-0.4], [0.1], [0.5], [0.9]])
+Y = np.array([0.3, -0.7, 0.2, 1.1, 0.6])
+POINTS = np.array([[-1.2], [-0.3], [0.4], [1.1], [1.5]])
+SIGMA, NUGGET = 0.5, 0.1
+PRIOR = fs.GPPrior(tinygp.kernels.ExpSquared(0.7), nugget=NUGGET)
+KEYS = jax.random.split(jax.random.key(0), 400)
+
+
+def features(x):
+    return jnp.stack([jnp.ones_like(x[:, 0]), x[:, 0], jnp.sin(2.0 * x[:, 0])], 1)
+
+
+def linear(x, y=None, *, batch=None, scale=1.0, likelihood=lambda f: dist.Normal(f, SIGMA)):
+    """f = Φ w under a GP prior at ``POINTS``."""
+    w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+    f = fs.functional_prior("f", lambda x: features(x) @ w, PRIOR, POINTS, scale=scale)
+    with numpyro.plate("data", len(x), subsample_size=batch):
+        xb = numpyro.subsample(x, event_dim=1)
+        yb = None if y is None else numpyro.subsample(y, event_dim=0)
+        numpyro.sample("y", likelihood(f(xb)), obs=yb)
+
+
+def posterior(scale=1.0):
+    """Exact mean and precision of w under the likelihood, the GP prior at the points and no prior of its own.
+
+    With a divergence of weight ``scale``, the optimum of E[log lik] - scale · KL: precision H_lik / scale + H_prior.
+    """
+    phi, phi_m = np.asarray(features(X)), np.asarray(features(POINTS))
+    covariance = np.exp(-0.5 * ((POINTS - POINTS.T) / 0.7) ** 2) + NUGGET * np.eye(len(POINTS))
+    precision = phi.T @ phi / SIGMA**2 + scale * phi_m.T @ np.linalg.solve(covariance, phi_m)
+    return np.linalg.solve(precision, phi.T @ Y / SIGMA**2), precision / scale
+
+
+def prepared(model, guide, loss, *args):
+    """``params -> loss`` for a key, and the guide's parameters at the start."""
+    svi = SVI(model, guide, optax.sgd(0.1), loss)
+    params = svi.get_params(svi.init(jax.random.key(0), *args))
+    return lambda params, key: loss.loss(key, params, model, guide, *args), params
+
+
+def gradient_size(model, guide, params, divergence):
+    """Largest derivative of the loss at ``params``."""
+    loss = fs.FunctionalELBO(divergence)
+    evaluate, _ = prepared(model, guide, loss, jnp.asarray(X), jnp.asarray(Y))
+    gradient = jax.grad(evaluate)(params, jax.random.key(1))
+    return max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(gradient))
+
+
+# ---- exact optima ------------------------------------------------------------------------------------------
+
+
+def optimum(guide_kind, scale=1.0):
+    """Guide and parameters of the best normal law: exact mean; variance 1/H_ii, or H⁻¹ if the guide has full rank."""
+    mean, precision = posterior(scale)
+    if guide_kind == "mean-field":
+        params = {"auto_loc": jnp.asarray(mean), "auto_scale": jnp.asarray(1 / np.sqrt(np.diag(precision)))}
+        return fs.guides.mean_field, params
+    covariance = np.linalg.inv(precision)
+    small = 0.5 * np.linalg.eigvalsh(covariance)[0] * np.ones(3)
+    factor = np.linalg.cholesky(covariance - np.diag(small)) / np.sqrt(small)[:, None]
+    params = {"auto_loc": mean, "auto_cov_factor": factor, "auto_scale": np.sqrt(small)}
+    return lambda model: fs.guides.low_rank(model, 3), {k: jnp.asarray(v) for k, v in params.items()}
+
+
+@pytest.mark.parametrize("guide_kind", ["mean-field", "low-rank"])
+def test_exact_posterior_is_the_optimum(x64, guide_kind):
+    """On linear features the gradient of GFSVI's bound is zero at the exact law; faults move the optimum away."""
+    make, params = optimum(guide_kind)
+    divergence = fs.RegularizedKL(1e-10)
+    assert gradient_size(linear, make(linear), params, divergence) < 1e-4
+    _, elsewhere = optimum(guide_kind, scale=2.0)
+    assert gradient_size(linear, make(linear), elsewhere, divergence) > 0.1, "another prior's optimum"
+
+    def tempered(x, y=None):
+        return linear(x, y, scale=2.0)
+
+    assert gradient_size(tempered, make(tempered), elsewhere, divergence) < 1e-4
+    assert gradient_size(tempered, make(tempered), params, divergence) > 0.1, "scale forgotten"
+
+
+def test_broken_divergences_are_noticed(x64, monkeypatch):
+    """No log determinant, no trace, no mean: each leaves a gradient at the exact optimum."""
+    make, params = optimum("mean-field")
+    right = divergences.regularised_kl
+
+    def without_mean(difference, *rest):
+        return right(0.0 * difference, *rest)
+
+    def frozen_spread(difference, root, *rest):
+        return right(difference, jax.lax.stop_gradient(root), *rest)
+
+    def reverse(difference, root, covariance, jitter):
+        spread = jnp.einsum("mkr,nkr->kmn", root, root)
+        return right(-difference, jnp.linalg.cholesky(covariance[0])[:, None], spread, jitter)
+
+    for twin in (without_mean, frozen_spread, reverse):
+        monkeypatch.setattr(divergences, "regularised_kl", twin)
+        assert gradient_size(linear, make(linear), params, fs.RegularizedKL(1e-6)) > 0.1, twin.__name__
+
+
+def test_svi_reaches_the_exact_mean():
+    """End to end in float32, in NumPyro's idiom."""
+    mean, precision = posterior()
+    guide = fs.guides.mean_field(linear)
+    svi = SVI(linear, guide, optax.adam(optax.cosine_decay_schedule(0.05, 1500)), fs.FunctionalELBO())
+    result = svi.run(jax.random.key(0), 1500, jnp.asarray(X), jnp.asarray(Y), progress_bar=False)
+    law = guide.get_posterior(result.params)
+    np.testing.assert_allclose(law.loc, mean, atol=0.01)
+    np.testing.assert_allclose(law.scale, 1 / np.sqrt(np.diag(precision)), rtol=0.02)
+
+
+# ---- divergences -------------------------------------------------------------------------------------------
+
+
+def test_regularised_kl_is_the_kl_between_normals(x64):
+    """Two outputs, each with its own covariance; q correlates them. Against NumPyro's KL of the joint laws."""
+    rng = np.random.default_rng(0)
+    difference, root = rng.normal(size=(3, 2)), rng.normal(size=(3, 2, 7))
+    blocks = [a @ a.T + np.eye(3) for a in rng.normal(size=(2, 3, 3))]
+    jitter = 0.3
+    flat = root.swapaxes(0, 1).reshape(6, 7)
+    q = dist.MultivariateNormal(difference.T.ravel(), flat @ flat.T + jitter * np.eye(6))
+    p = dist.MultivariateNormal(np.zeros(6), jax.scipy.linalg.block_diag(*blocks) + jitter * np.eye(6))
+    value = divergences.regularised_kl(*(jnp.asarray(v) for v in (difference, root, np.stack(blocks))), jitter)
+    assert float(value) == pytest.approx(float(dist.kl_divergence(q, p)), rel=1e-10)
+
+
+def test_pushforward_kl_is_the_kl_of_the_weights(x64):
+    """If the Jacobian has full column rank the pushforward loses nothing: KL(q(w) ‖ N(0, σ_p²)) as γ → 0."""
+    make, params = optimum("mean-field")
+    law = dist.Normal(params["auto_loc"], params["auto_scale"]).to_event(1)
+    expected = dist.kl_divergence(law, dist.Normal(jnp.zeros(3), 1.7).to_event(1))
+    guide = make(linear)
+    bound, _ = prepared(
+        linear, guide, fs.FunctionalELBO(fs.PushforwardKL(1.7, gamma=1e-9)), jnp.asarray(X), jnp.asarray(Y)
+    )
+    none, _ = prepared(linear, guide, fs.FunctionalELBO(lambda law, prior, x: 0.0), jnp.asarray(X), jnp.asarray(Y))
+    value = bound(params, KEYS[0]) - none(params, KEYS[0])
+    assert float(value) == pytest.approx(float(expected), rel=1e-4)
+
+
+# ---- the likelihood's expectation --------------------------------------------------------------------------
+
+
+def expected_log_likelihood(model, key=KEYS[0], num_particles=1, **changes):
+    loss = fs.FunctionalELBO(lambda law, prior, x: 0.0, num_particles=num_particles)
+    guide = fs.guides.mean_field(model, init_scale=0.3)
+    evaluate, params = prepared(model, guide, loss, jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32))
+    return -evaluate(params | changes, key)
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        lambda f: dist.Normal(f, SIGMA),
+        lambda f: dist.Normal(jnp.flip(2.0 * f) + 1.0, SIGMA),
+        lambda f: dist.Normal(jnp.exp(f), SIGMA),
+        lambda f: dist.Normal(f, jnp.exp(0.3 * f)),
+        lambda f: dist.StudentT(4.0, f, SIGMA),
+    ],
+    ids=["normal", "affine", "non-linear mean", "function in the scale", "not normal"],
+)
+def test_closed_form_is_the_mean_over_draws(monkeypatch, likelihood):
+    def model(x, y=None):
+        return linear(x, y, likelihood=likelihood)
+
+    value = expected_log_likelihood(model, num_particles=4000)
+    with monkeypatch.context() as patch:
+        patch.setattr(elbo._Problem, "closed_form", lambda self, key: None)
+        drawn = expected_log_likelihood(model, KEYS[1], num_particles=4000)
+    assert float(value) == pytest.approx(float(drawn), rel=0.05)
+
+
+def test_only_affine_normal_means_are_integrated():
+    """The closed form does not depend on the key, draws do."""
+
+    def nonlinear(x, y=None):
+        return linear(x, y, likelihood=lambda f: dist.Normal(jnp.exp(f), SIGMA))
+
+    assert expected_log_likelihood(linear) == expected_log_likelihood(linear, KEYS[1])
+    assert expected_log_likelihood(nonlinear) != expected_log_likelihood(nonlinear, KEYS[1])
+
+
+def test_minibatches_are_unbiased():
+    def batched(x, y=None):
+        return linear(x, y, batch=2)
+
+    full = expected_log_likelihood(linear)
+    guide = fs.guides.mean_field(batched, init_scale=0.3)
+    loss = fs.FunctionalELBO(lambda law, prior, x: 0.0)
+    evaluate, params = prepared(batched, guide, loss, jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32))
+    values = -np.asarray(jax.jit(jax.vmap(lambda key: evaluate(params, key)))(KEYS))
+    assert abs(values.mean() - full) < 5 * values.std() / np.sqrt(len(KEYS))
+    assert values.std() > 0.1
+
+
+def test_other_latents_keep_their_prior(x64):
+    """With a noise parameter the bound is that of the weights plus KL(q(σ) ‖ p(σ)), from the closed form."""
+
+    def model(x, y=None):
+        sigma = numpyro.sample("sigma", dist.LogNormal(-0.5, 0.2))
+        w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+        fs.functional_prior("f", lambda x: features(x) @ w, PRIOR, POINTS)
+        numpyro.sample("z", dist.Normal(0.0, 1.0), obs=0.0 * sigma)
+
+    guide = fs.guides.mean_field(model, init_scale=0.3)
+    loss = fs.FunctionalELBO(lambda law, prior, x: 0.0, num_particles=20_000)
+    evaluate, params = prepared(model, guide, loss, jnp.asarray(X))
+    place = int(guide._unpack_latent(jnp.arange(4))["sigma"])
+    law = guide.get_posterior(params)
+    expected = dist.kl_divergence(dist.Normal(law.loc[place], law.scale[place]), dist.Normal(-0.5, 0.2))
+    value = evaluate(params, KEYS[0]) - 0.5 * np.log(2 * np.pi)
+    assert float(value) == pytest.approx(float(expected), abs=0.03)
+
+
+# ---- linearised models -------------------------------------------------------------------------------------
+
+
+def network(x, y=None):
+    f = fs.random_module("net", nn.Sequential([nn.Dense(4), nn.tanh, nn.Dense(1)]), input_shape=1)
+    f = fs.functional_prior("f", f, PRIOR, fs.measurement.uniform(-1.0, 1.0, 6))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("y", dist.Normal(f(x).squeeze(-1), SIGMA), obs=y)
+
+
+def test_linearised_function_is_the_first_order_expansion():
+    """At the centre it is the function; along a line of weights, its tangent."""
+    draws = numpyro.infer.Predictive(network, num_samples=2)(jax.random.key(0), X)
+    weights = {k: v for k, v in draws.items() if k.startswith("net")}
+    centre, other = ({k: v[i] for k, v in weights.items()} for i in range(2))
+
+    def at(t, model):
+        values = {k: (centre[k] + t * (other[k] - centre[k]))[None] for k in centre}
+        return fs.predict(values, jax.random.key(0), X, model=model)["f"][0, :, 0]
+
+    linear_model = fs.linearise(network, centre)
+    np.testing.assert_allclose(at(0.0, linear_model), at(0.0, network), atol=1e-6)
+    slope = (at(1e-2, network) - at(-1e-2, network)) / 2e-2
+    np.testing.assert_allclose(at(1.0, linear_model), at(0.0, network) + slope, atol=2e-3)
+    assert np.abs(at(1.0, linear_model) - at(1.0, network)).max() > 0.05
+
+
+def test_a_network_with_random_points_is_fitted():
+    """The posterior of f is near the exact one of its prior; wider where there are no data."""
+    x = np.linspace(-0.5, 0.5, 20)[:, None].astype(np.float32)
+    y = np.sin(4 * x[:, 0])
+
+    def model(x, y=None):
+        f = fs.random_module("net", nn.Sequential([nn.Dense(20), nn.tanh, nn.Dense(1)]), input_shape=1)
+        f = fs.functional_prior("f", f, fs.GPPrior(tinygp.kernels.ExpSquared(0.5), nugget=1e-3), points)
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal(f(x).squeeze(-1), 0.1), obs=y)
+
+    points = fs.measurement.uniform(-1.0, 1.0, 20)
+    guide = fs.guides.mean_field(model)
+    svi = SVI(model, guide, optax.adam(0.01), fs.FunctionalELBO())
+    result = svi.run(jax.random.key(0), 1500, x, y, progress_bar=False)
+    draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(200,))
+    linear_model = fs.linearise(model, guide.median(result.params))
+    new = np.array([[-1.0], [0.0], [1.0]], np.float32)
+    f = fs.predict(draws, jax.random.key(2), new, model=linear_model)["f"][..., 0]
+    assert np.isfinite(result.losses).all()
+    assert f[:, [0, 2]].std(0).min() > 3 * f[:, 1].std()
+    assert abs(f[:, 1].mean()) < 0.1
+
+
+# ---- errors ------------------------------------------------------------------------------------------------
+
+
+def run_one_step(model, guide, loss):
+    return SVI(model, guide, optax.adam(0.1), loss).run(
+        jax.random.key(0), 1, jnp.asarray(X), jnp.asarray(Y), progress_bar=False
+    )
+
+
+def without_prior(x, y=None):
+    w = numpyro.sample("w", dist.Normal())
+    numpyro.sample("y", dist.Normal(w * x[:, 0], SIGMA).to_event(1), obs=y)
+
+
+def constrained(x, y=None):
+    w = numpyro.sample("w", dist.HalfNormal())
+    f = fs.functional_prior("f", lambda x: w * x[:, 0], PRIOR, POINTS)
+    numpyro.sample("y", dist.Normal(f(x), SIGMA).to_event(1), obs=y)
+
+
+def student(x, y=None):
+    w = numpyro.sample("w", dist.Normal())
+    f = fs.functional_prior("f", lambda x: w * x[:, 0], fs.StudentTPrior(tinygp.kernels.ExpSquared(), df=4.0), POINTS)
+    numpyro.sample("y", dist.Normal(f(x), SIGMA).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize(
+    "model, guide, error, message",
+    [
+        (without_prior, fs.guides.mean_field, ValueError, "no functional_prior"),
+        (constrained, fs.guides.mean_field, ValueError, r"\['w'\]"),
+        (student, fs.guides.mean_field, TypeError, "needs a Gaussian prior"),
+        (linear, AutoDelta, TypeError, "fs.guides.mean_field"),
+        (linear, AutoLaplaceApproximation, TypeError, "fs.guides.mean_field"),
+    ],
+)
+def test_models_and_guides_that_cannot_be_used(model, guide, error, message):
+    with pytest.raises(error, match=message):
+        run_one_step(model, guide(model), fs.FunctionalELBO())
+
+
+@pytest.mark.parametrize("gamma", [0.0, -1.0, float("nan"), "small"])
+def test_gamma_must_be_positive(gamma):
+    with pytest.raises((ValueError, TypeError), match="gamma"):
+        fs.RegularizedKL(gamma)
+    with pytest.raises((ValueError, TypeError), match="gamma"):
+        fs.PushforwardKL(gamma=gamma)
+
+
+def test_other_bad_arguments():
+    with pytest.raises(ValueError, match="prior_scale"):
+        fs.PushforwardKL(0.0)
+    with pytest.raises(TypeError, match="divergence"):
+        fs.FunctionalELBO(fs.RegularizedKL)
+    with pytest.raises(ValueError, match="num_particles"):
+        fs.FunctionalELBO(num_particles=0)
+    with pytest.raises(ValueError, match="rank"):
+        fs.guides.low_rank(linear, 0)
+    with pytest.raises(ValueError, match="init_scale"):
+        fs.guides.mean_field(linear, init_scale=0.0)
+    with pytest.raises(KeyError, match="centre"):
+        fs.predict({"w": jnp.zeros((1, 3))}, KEYS[0], X, model=fs.linearise(linear, {}))
+
+
+def test_numpyros_own_bound_still_reads_the_model():
+    """``Trace_ELBO`` sees the functional prior as a factor, as before."""
+    result = run_one_step(linear, fs.guides.mean_field(linear), Trace_ELBO())
+    assert np.isfinite(result.losses).all()
