@@ -23,6 +23,7 @@ from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer.util import log_density
 
 import numpyro_fspace as fs
+from numpyro_fspace.sgmcmc import sghmc as algorithm
 
 KEY = jax.random.key(0)
 COLD = fs.Warmup(warm_start=0.0)
@@ -245,6 +246,34 @@ def test_a_second_run_compiles_nothing(base, with_bar, caplog):
     assert compiled(lambda: jax.jit(lambda x: x * 12345.678)(np.ones(3))) != []
     assert compiled(lambda: with_bar.run(KEY, X, Y)) == []
     assert set(compiled(lambda: base.run(KEY, X, Y, extra_fields=FIELDS))) <= {"jit(_fori_collect_loop)"}
+
+
+# ---- damping -------------------------------------------------------------------------------------------------
+
+
+def slowest_damping(refresh_every, num_steps=20, friction=0.01):
+    """Decay per draw in units of γt/2, the least of all modes up to ε√λ = .715; from the map (q, p) ↦ (q', p')."""
+    transition = algorithm.build_kernel()
+
+    def rate(epsilon):
+        def image(start):
+            state = algorithm.SGHMCState(start[0], start[1], jnp.zeros((), int))
+            settings = {"friction": friction, "temperature": 1e-24, "refresh_every": refresh_every}
+            state, _ = transition(KEY, state, lambda q, key: 0.5 * q**2, epsilon, num_steps, **settings)
+            return jnp.stack([state.position, state.momentum])
+
+        return jax.vmap(image)(jnp.eye(2))
+
+    epsilons = np.linspace(0.05, 0.715, 120)
+    maps = np.asarray(jax.jit(jax.vmap(rate))(epsilons), float)
+    radius = np.abs(np.linalg.eigvals(maps)).max(-1)
+    return (-np.log(radius) / (0.5 * friction * num_steps * epsilons)).min()
+
+
+def test_every_mode_is_damped():
+    """With the default thermostat no mode within the step size's reach escapes; every fifth step would let one."""
+    assert slowest_damping(fs.SGHMC(linear()).refresh_every) > 0.9
+    assert slowest_damping(5) < 0.5
 
 
 # ---- randomness ----------------------------------------------------------------------------------------------

@@ -114,8 +114,8 @@ class SGHMC(SGMCMCKernel):
         preconditioner: S, from ``fs.preconditioners``; ``prior_scale()`` if None. The mass matrix is (S Sᵀ)⁻¹.
         resample_momentum: redraw the momentum from N(0, T·Mass) at every draw.
         refresh_every: steps between the thermostat's partial refreshes of the momentum (BAOAB); divides
-            ``num_steps``. None is the largest divisor up to 5. Fewer refreshes draw less noise and leave the
-            law's order as it is.
+            ``num_steps``. None is the largest divisor up to 3. Fewer refreshes draw less noise and leave the law's
+            order as it is, but a mode that turns by half a circle between two of them (k ε√λ = π) is hardly damped.
         integrator: ``"baoab"`` or ``"euler"``.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start; networks from their own initialiser by default.
@@ -169,7 +169,7 @@ class SGHMC(SGMCMCKernel):
         self.friction = friction
         self.resample_momentum = resample_momentum
         if refresh_every is None:
-            refresh_every = max(k for k in range(1, 6) if self.num_steps % k == 0)
+            refresh_every = max(k for k in range(1, 4) if self.num_steps % k == 0)
         check_count(refresh_every, "refresh_every")
         if integrator == "baoab" and self.num_steps % refresh_every:
             raise ValueError(f"refresh_every={refresh_every} must divide num_steps={num_steps}.")

@@ -82,8 +82,9 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False):
         metric=Identity(), resample_momentum=False, refresh_every=1) -> (SGHMCState, Info)``. With
         ``refresh_every`` = k the thermostat O acts at every k-th step, for a time kε: noise, which on a CPU costs
         more than the gradient of a small network, is drawn k times less often, and the law of the positions keeps
-        its order (and its exactness on Gaussians). A transition that ends in a non-finite number (or a kinetic
-        temperature above 10⁴) is undone, its momentum drawn afresh.
+        its order (and its exactness on Gaussians). Keep k ε√λ_max below 2.5: a mode that turns by π between refreshes
+        meets them at the same phase, is hardly damped, and collects the noise of gradients. A transition that ends
+        in a non-finite number (or a kinetic temperature above 10⁴) is undone, its momentum drawn afresh.
 
     Raises:
         ValueError: for an unknown integrator.
