@@ -232,6 +232,28 @@ def test_other_latents_keep_their_prior(x64):
     assert float(value) == pytest.approx(float(expected), abs=0.03)
 
 
+def test_parameters_of_the_model_are_learned():
+    """A lengthscale that is a ``numpyro.param`` gets a gradient from the divergence, a noise from the likelihood."""
+
+    def model(x, y=None):
+        scale = numpyro.param("lengthscale", 0.7, constraint=dist.constraints.positive)
+        sigma = numpyro.param("sigma", SIGMA, constraint=dist.constraints.positive)
+        w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+        prior = fs.GPPrior(tinygp.kernels.ExpSquared(scale), nugget=NUGGET)
+        f = fs.functional_prior("f", lambda x: features(x) @ w, prior, POINTS)
+        numpyro.sample("y", dist.Normal(f(x), sigma).to_event(1), obs=y)
+
+    evaluate, params = prepared(
+        model, fs.guides.mean_field(model), fs.FunctionalELBO(), jnp.asarray(X, float), jnp.asarray(Y, float)
+    )
+    assert {"lengthscale", "sigma"} <= set(params)
+    slope = jax.grad(evaluate)(params, KEYS[0])
+    for name in ("lengthscale", "sigma"):
+        up, down = (evaluate(params | {name: params[name] + step}, KEYS[0]) for step in (1e-2, -1e-2))
+        assert abs(float(slope[name])) > 0.1
+        assert float(slope[name]) == pytest.approx(float(up - down) / 2e-2, rel=0.05)
+
+
 # ---- linearised models -------------------------------------------------------------------------------------
 
 

@@ -128,12 +128,13 @@ class _Problem:
             raise TypeError(
                 f"FunctionalELBO needs a Gaussian guide, got {type(guide).__name__}: use fs.guides.mean_field(model)."
             )
-        self.model, self.args, self.kwargs, self.key = model, args, kwargs, key
+        self.model = handlers.substitute(model, data=params)  # the values of its ``numpyro.param`` sites
+        self.args, self.kwargs, self.key = args, kwargs, key
         self.unpack = guide._unpack_latent  # NumPyro offers no public name for the order of the flat values
         self.loc, self.spread, self.posterior = _gaussian(guide.get_posterior(params))
         self.sites = {name: guide.prototype_trace[name] for name in self.unpack(self.loc)}
         self.centre = self.constrain(self.loc)
-        self.functions = {k: s for k, s in self.trace(model, self.centre).items() if is_functional_prior(s)}
+        self.functions = {k: s for k, s in self.trace(self.model, self.centre).items() if is_functional_prior(s)}
         if not self.functions:
             raise ValueError(
                 "FunctionalELBO: the model declares no functional_prior. Add one, or use numpyro.infer.Trace_ELBO()."
