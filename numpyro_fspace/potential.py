@@ -20,7 +20,7 @@ from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.primitives import fresh_draws, full_plates, is_functional_prior
 from numpyro_fspace.validate import check_observations, check_sites
 
-__all__ = ["ModelPotential"]
+__all__ = ["ModelPotential", "base_transform"]
 
 #: Prior draws from which the scale of a parameter without a closed form is estimated.
 NUM_SCALE_DRAWS = 200
@@ -125,11 +125,16 @@ def _is_latent(site):
     return site["type"] == "sample" and not site["is_observed"] and not is_functional_prior(site)
 
 
-def _is_positive(site):
+def base_transform(site):
+    """The transform from unconstrained values to one element of a site's support."""
     transform = biject_to(site["fn"].support)
     while isinstance(transform, transforms.IndependentTransform):
         transform = transform.base_transform
-    return isinstance(transform, transforms.ExpTransform | transforms.SoftplusTransform)
+    return transform
+
+
+def _is_positive(site):
+    return isinstance(base_transform(site), transforms.ExpTransform | transforms.SoftplusTransform)
 
 
 def _in_minibatch(site, trace):

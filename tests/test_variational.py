@@ -128,6 +128,18 @@ def test_svi_reaches_the_exact_mean():
     np.testing.assert_allclose(law.scale, 1 / np.sqrt(np.diag(precision)), rtol=0.02)
 
 
+def test_a_low_rank_guide_learns_correlations():
+    """It reaches the exact covariance, which a factor that starts at 0 would never leave the diagonal for."""
+    mean, precision = posterior()
+    guide = fs.guides.low_rank(linear, 3)
+    svi = SVI(linear, guide, optax.adam(optax.cosine_decay_schedule(0.03, 3000)), fs.FunctionalELBO())
+    result = svi.run(jax.random.key(0), 3000, jnp.asarray(X), jnp.asarray(Y), progress_bar=False)
+    law = guide.get_posterior(result.params)
+    np.testing.assert_allclose(law.loc, mean, atol=0.01)
+    np.testing.assert_allclose(law.covariance_matrix, np.linalg.inv(precision), atol=0.005)
+    assert np.abs(np.linalg.inv(precision) - np.diag(np.diag(np.linalg.inv(precision)))).max() > 0.02
+
+
 # ---- divergences -------------------------------------------------------------------------------------------
 
 

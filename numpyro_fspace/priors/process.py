@@ -115,8 +115,6 @@ class GaussianProcess(ABC):
         nugget = self.nugget
         if nugget is None:
             nugget = RELATIVE_NUGGET * covariance.diagonal(axis1=-2, axis2=-1).mean(-1)[..., None, None]
-        elif nugget.ndim:
-            nugget = nugget[:, None]
         xp = np if isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray) else jnp
         return mean, covariance + nugget * xp.eye(len(x))
 

@@ -2,7 +2,7 @@
 
 A divergence is a callable ``(law, prior, x) -> D``. ``law`` is a ``LinearisedLaw``: the Gaussian law of the
 linearised function under the guide, by its ``mean(x)`` [M, K], ``root(x)`` [M, K, R] (whose product with its
-transpose is the covariance) and ``slope(x, step)`` [M, K], the Jacobian's product with a step of the weights.
+transpose is the covariance), ``jacobian(x)`` [M, K, P] and ``loc``, the mean of the weights [P].
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from numpyro.distributions import biject_to, transforms
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 from numpyro.infer import ELBO
 
+from numpyro_fspace.potential import base_transform
 from numpyro_fspace.primitives import fresh_draws, function_hook, is_functional_prior
 from numpyro_fspace.validate import check_count
 from numpyro_fspace.variational.divergences import RegularizedKL
@@ -45,7 +46,7 @@ class FunctionalELBO(ELBO):
     Args:
         divergence: ``fs.RegularizedKL()`` (the default: GFSVI), ``fs.PushforwardKL()`` (TFSVI), or any callable
             ``(law, prior, x) -> D``.
-        num_particles: draws for expectations without closed form.
+        num_particles: draws of the latent values, for expectations without closed form.
 
     Raises:
         TypeError: at the first step, for a guide whose posterior is not a (low-rank or diagonal) normal.
@@ -86,11 +87,12 @@ class FunctionalELBO(ELBO):
             strength = site["fn"].scale * (1.0 if site["scale"] is None else site["scale"])
             divergence += strength * self.divergence(problem.law(name), site["fn"].prior, site["fn"].x)
         keys = jax.random.split(key_draws, self.num_particles)
-        rest = jax.vmap(problem.rest_given_draw)(keys).mean()
-        likelihood = problem.closed_form(key_draws)
+        rest = jax.vmap(problem.rest_given_draw)(keys)
+        likelihood = jax.vmap(problem.closed_form)(keys)
         if likelihood is None:
-            likelihood = jax.vmap(problem.likelihood_given_draw)(keys).mean()
-        return {"loss": divergence - problem.entropy_of_rest() - rest - likelihood, "mutable_state": None}
+            likelihood = jax.vmap(problem.likelihood_given_draw)(keys)
+        expected = jnp.mean(rest + likelihood)
+        return {"loss": divergence - problem.entropy_of_rest() - expected, "mutable_state": None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,14 +292,11 @@ def _marginal(law, index):
 
 
 def _is_real(site) -> bool:
-    transform = biject_to(site["fn"].support)
-    while isinstance(transform, transforms.IndependentTransform):
-        transform = transform.base_transform
-    return isinstance(transform, transforms.IdentityTransform)
+    return isinstance(base_transform(site), transforms.IdentityTransform)
 
 
 def _observed(trace) -> dict:
-    """Data sites of a trace: observed, no factor."""
+    """Observed sites of a trace, data and factors; functional priors are none of them."""
     return {
         name: site
         for name, site in trace.items()

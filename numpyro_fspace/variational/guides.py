@@ -6,6 +6,8 @@ low-rank normal law serves ``fs.FunctionalELBO`` alike.
 
 from __future__ import annotations
 
+import jax
+from numpyro import handlers
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoLowRankMultivariateNormal
 
 from numpyro_fspace.networks import init_to_network
@@ -15,6 +17,8 @@ __all__ = ["low_rank", "mean_field"]
 
 #: Initial standard deviations: small, so that the mean is found before the spread.
 INIT_SCALE = 1e-2
+#: Size of a low-rank factor's entries at the start, relative to the standard deviations.
+INIT_FACTOR = 1e-2
 
 
 def mean_field(model, *, init_scale: float = INIT_SCALE):
@@ -32,16 +36,26 @@ def mean_field(model, *, init_scale: float = INIT_SCALE):
 
 
 def low_rank(model, rank: int, *, init_scale: float = INIT_SCALE):
-    """q(w) = N(m, diag(s²) + L Lᵀ) with L [P, rank]: NumPyro's ``AutoLowRankMultivariateNormal``.
+    """q(w) = N(m, D (I + L Lᵀ) D), D = diag(s), L [P, rank]: NumPyro's ``AutoLowRankMultivariateNormal``.
+
+    NumPyro starts L at 0, where the bound has a stationary point: without noise in its gradient L would stay there. So
+    L starts at small random numbers.
 
     Args:
         model: a NumPyro model with continuous latent sites.
         rank: columns of L.
-        init_scale: s at the start, positive; L starts at 0.
+        init_scale: s at the start, positive.
 
     Returns:
         A guide for ``numpyro.infer.SVI``.
     """
     check_positive(init_scale, "init_scale")
     check_count(rank, "rank")
-    return AutoLowRankMultivariateNormal(model, init_loc_fn=init_to_network, init_scale=init_scale, rank=rank)
+    return _LowRank(model, init_loc_fn=init_to_network, init_scale=init_scale, rank=rank)
+
+
+class _LowRank(AutoLowRankMultivariateNormal):
+    def _get_posterior(self, *args, **kwargs):
+        start = INIT_FACTOR * jax.random.normal(jax.random.key(0), (self.latent_dim, self.rank))
+        with handlers.substitute(data={f"{self.prefix}_cov_factor": start}):
+            return super()._get_posterior(*args, **kwargs)
