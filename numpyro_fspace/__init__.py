@@ -4,11 +4,11 @@ from numpyro_fspace import datasets, diagnostics, measurement, metrics, sgmcmc
 from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.infer import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD
 from numpyro_fspace.inference_data import to_arviz
-from numpyro_fspace.networks import fan_in, flat, init_to_network, random_module
+from numpyro_fspace.networks import fan_in, flat, init_to_network, random_function, random_module
 from numpyro_fspace.plots import plot_functions
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.primitives import functional_prior
-from numpyro_fspace.priors import GPPrior, NetworkPrior, StudentTPrior, fit_gp
+from numpyro_fspace.priors import CalibratedPrior, GPPrior, NetworkPrior, StudentTPrior, fit_gp
 from numpyro_fspace.reporting import report
 from numpyro_fspace.sgmcmc import preconditioners
 from numpyro_fspace.variational import FunctionalELBO, PushforwardKL, RegularizedKL, guides, linearise
@@ -19,6 +19,7 @@ __all__ = [
     "MCMC",
     "SGHMC",
     "SGLD",
+    "CalibratedPrior",
     "FunctionalELBO",
     "GPPrior",
     "NetworkPrior",
@@ -45,6 +46,7 @@ __all__ = [
     "plot_functions",
     "preconditioners",
     "predict",
+    "random_function",
     "random_module",
     "report",
     "sgmcmc",

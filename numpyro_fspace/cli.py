@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import itertools
 import sys
 
@@ -46,6 +47,9 @@ def _parser():
     run.add_argument("--splits", type=_positive, default=1, metavar="K", help="splits 0 to K-1 (uci)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of the run; of the data (extrapolation)")
     run.add_argument("--seeds", type=_positive, default=1, metavar="K", help="seeds S to S+K-1")
+    run.add_argument(
+        "--set", nargs="+", type=_setting, default=[], metavar="NAME=VALUE", help="change the run's config"
+    )
     run.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
     run.add_argument("--out", metavar="FILE", help="append records to FILE instead of printing them")
     run.set_defaults(run=_run)
@@ -65,6 +69,14 @@ def _positive(text):
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1")
     return value
+
+
+def _setting(text):
+    name, _, value = text.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value  # a word
 
 
 def _demo(args):
@@ -87,7 +99,8 @@ def _run(args):
     from numpyro_fspace.experiments import extrapolation, uci
     from numpyro_fspace.experiments.records import write
 
-    options = {"quick": args.quick, "progress": sys.stderr.isatty()}
+    config = (extrapolation if args.experiment == "extrapolation" else uci).CONFIG.updated(dict(args.set))
+    options = {"config": config, "quick": args.quick, "progress": sys.stderr.isatty()}
 
     def finish(record):
         write(record, args.out)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer import init_to_median
 
@@ -23,7 +24,7 @@ from numpyro_fspace.validate import check_positive
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FanIn", "Flat", "fan_in", "flat", "init_to_network", "random_module"]
+__all__ = ["FanIn", "Flat", "fan_in", "flat", "init_to_network", "random_function", "random_module"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +152,31 @@ def random_module(
 
     note("network", name, f)
     return f
+
+
+def random_function(module: Any, *, input_shape: int | tuple[int, ...], prior=None) -> Callable:
+    """The draw of a network's random function: what ``random_module`` puts into a model, outside of one.
+
+    Args:
+        module, input_shape, prior: as for ``random_module``; the prior must be proper.
+
+    Returns:
+        ``draw(key, x [M, *input_shape])``, the values at x of the function that the key draws: the argument of
+        ``fs.NetworkPrior``.
+
+    Example:
+        >>> import flax.linen as nn, jax
+        >>> draw = random_function(nn.Dense(1), input_shape=2, prior=fan_in(3.0))
+        >>> draw(jax.random.key(0), jax.numpy.ones((5, 2))).shape
+        (5, 1)
+    """
+
+    def draw(key, x):
+        with handlers.block(), handlers.seed(rng_seed=key):
+            return random_module("network", module, input_shape=input_shape, prior=prior)(x)
+
+    jax.eval_shape(draw, jax.random.key(0), jnp.zeros((1, *_check_input_shape(input_shape))))
+    return draw
 
 
 def init_to_network(site: dict | None = None):

@@ -17,7 +17,7 @@ from numpyro.distributions import biject_to, transforms
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_fspace.networks import init_to_network
-from numpyro_fspace.primitives import fresh_draws, full_plates, is_functional_prior
+from numpyro_fspace.primitives import fresh_draws, full_plates, function_hook, is_functional_prior
 from numpyro_fspace.validate import check_observations, check_sites
 
 __all__ = ["ModelPotential", "base_transform"]
@@ -91,6 +91,17 @@ class ModelPotential:
         """``(U(z), log functional prior)`` with the randomness of ``key``."""
         model = fresh_draws(self.model, key)
         return potential_energy(model, self.args, self.kwargs, z), model.log_functional_prior
+
+    def data_potential(self, z, key, *, full: bool = False):
+        """U(z) without the functional priors, with the minibatch that ``key`` gives ``__call__``, or on all data."""
+        model = fresh_draws(full_plates(self.model) if full else self.model, key)
+        with function_hook(density=False):
+            return potential_energy(model, self.args, self.kwargs, z)
+
+    def batches(self) -> float:
+        """N/B, the minibatches that make up the data (the most of any plate's); 1 without minibatches."""
+        sizes = [s["args"] for s in self.trace.values() if s["type"] == "plate"]
+        return max((size / batch for size, batch in sizes if batch), default=1.0)
 
     def constrain_fn(self):
         """The function from unconstrained ``z`` to the values of latent and deterministic sites.

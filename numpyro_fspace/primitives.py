@@ -148,7 +148,7 @@ class function_hook(Messenger):
 
     Args:
         replace: takes the name, the function, and the values of the latent sites so far; None replaces nothing.
-        density: whether the log density of functions is evaluated; False leaves it out of the sites.
+        density: whether the log density of functions counts; False puts 0 in its place.
     """
 
     def __init__(self, replace=None, *, density=True):
@@ -235,7 +235,7 @@ def functional_prior(name, fn, prior, points, *, scale=1.0):
         return fn
     x = points(key)
     if not all(hook.density for hook in _hooks()):
-        _factor(name, FunctionalPriorSite(fn, prior, points, x, scale=scale))
+        _factor(name, FunctionalPriorSite(fn, prior, points, x, jnp.zeros(()), scale))
         return fn
     with handlers.block():
         log_prob = jnp.asarray(prior.log_prob(x, fn(x)))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from numpyro.infer import MCMC
 
 from numpyro_fspace.diagnostics import FunctionDiagnostics, function_diagnostics
@@ -159,16 +158,16 @@ def _function_draws(mcmc, key, args, kwargs, inputs):
 
 def _probe(kernel, state, key, args, kwargs):
     """``(acceptance, noise share)``, means over chains, at their last states."""
-    potential = kernel._model_potential(args, kwargs)
+    chain = kernel._chain(args, kwargs)
     batched = state.potential_energy.ndim > 0
     has_momentum = isinstance(kernel, SGHMC)
 
-    def one_chain(key, z, scale, mean_square, step_size):
-        position, unravel = ravel_pytree(z)
-        metric = kernel.preconditioner.build(scale, mean_square)
+    def one_chain(key, state):
+        position, _, metric, potential = chain.dynamics(state)
+        step_size = state.step_size
 
         def energy(w, key):
-            return potential(unravel(w), key)[0]
+            return potential(w, key)[0]
 
         key_gradients, key_trajectories = jax.random.split(key)
         keys = jax.random.split(key_gradients, NUM_GRADIENTS)
@@ -201,11 +200,9 @@ def _probe(kernel, state, key, args, kwargs):
         keys = jax.random.split(key_trajectories, (2, NUM_TRAJECTORIES))
         return jnp.mean(jax.lax.map(accept, (keys[0], keys[1]))), share
 
-    fields = (state.z, state.scale, state.warmup.mean_square, state.step_size)
-    if not batched:
-        fields = jax.tree.map(lambda a: a[None], fields)
-    num_chains = fields[-1].shape[0]
-    acceptance, share = jax.jit(jax.vmap(one_chain))(jax.random.split(key, num_chains), *fields)
+    states = state if batched else jax.tree.map(lambda a: a[None], state)
+    keys = jax.random.split(key, states.potential_energy.shape[0])
+    acceptance, share = jax.jit(jax.vmap(one_chain))(keys, states)
     return float(jnp.mean(acceptance)), float(jnp.mean(share))
 
 

@@ -78,6 +78,29 @@ def test_benchmark_of_effective_draws(capsys, data_dir, method):
     assert line["ess_per_second"] == pytest.approx(line["ess_bulk_median"] / line["seconds"])
 
 
+def test_settings_change_the_config(capsys):
+    argv = ["run", "extrapolation", "--method", "bbb", "--quick", "--set", "noise_factor=10", "activation=relu"]
+    status, out, _ = run(capsys, *argv)
+    assert status == 0
+    config = json.loads(out)["config"]
+    assert (config["noise_factor"], config["activation"]) == (10, "relu")
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ("nonesuch=1", "noise_factor"),
+        ("activation=none", "relu"),
+        ("widths=3", "widths=3 must be"),
+        ("num_chains=2.5", "num_chains=2.5 must be"),
+    ],
+)
+def test_bad_settings_are_explained(capsys, setting, text):
+    status, _, err = run(capsys, "run", "extrapolation", "--set", setting)
+    assert status == 2
+    assert text in err
+
+
 def test_missing_data_is_explained(capsys, monkeypatch, tmp_path):
     from numpyro_fspace.experiments.uci import prepare
 

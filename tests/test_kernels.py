@@ -252,7 +252,7 @@ def test_a_second_run_compiles_nothing(base, with_bar, caplog):
 
 
 def slowest_damping(refresh_every, num_steps=20, friction=0.01):
-    """Decay per draw in units of γt/2, the least of all modes up to ε√λ = .715; from the map (q, p) ↦ (q', p')."""
+    """Decay per draw in units of γt/2, the least of all modes up to ε√λ = 1.02; from the map (q, p) ↦ (q', p')."""
     transition = algorithm.build_kernel()
 
     def rate(epsilon):
@@ -264,16 +264,16 @@ def slowest_damping(refresh_every, num_steps=20, friction=0.01):
 
         return jax.vmap(image)(jnp.eye(2))
 
-    epsilons = np.linspace(0.05, 0.715, 120)
+    epsilons = np.linspace(0.05, 1.02, 160)
     maps = np.asarray(jax.jit(jax.vmap(rate))(epsilons), float)
     radius = np.abs(np.linalg.eigvals(maps)).max(-1)
     return (-np.log(radius) / (0.5 * friction * num_steps * epsilons)).min()
 
 
 def test_every_mode_is_damped():
-    """With the default thermostat no mode within the step size's reach escapes; every fifth step would let one."""
+    """With the default thermostat no mode within the step size's reach escapes; every third step would let one."""
     assert slowest_damping(fs.SGHMC(linear()).refresh_every) > 0.9
-    assert slowest_damping(5) < 0.5
+    assert slowest_damping(3, num_steps=21) < 0.5
 
 
 # ---- randomness ----------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def test_the_step_size_fits_the_curvature_and_freezes(kernel):
     made = KERNELS[kernel](step_size=None, num_steps=5, warmup=None, preconditioner=fs.preconditioners.diagonal(scale))
     mcmc = run(made, num_warmup=20, num_samples=5, extra_fields=("step_size",))
     steps = np.asarray(mcmc.get_extra_fields()["step_size"])
-    stable = {"SGHMC": 0.7 / np.sqrt(curvature), "SGLD": 0.4 / curvature}[kernel]
+    stable = {"SGHMC": 1.0 / np.sqrt(curvature), "SGLD": 0.4 / curvature}[kernel]
     assert len(set(steps.tolist())) == 1
     assert 0.4 * stable < steps[0] < 1.01 * stable
 

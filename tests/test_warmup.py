@@ -146,7 +146,8 @@ def test_rmsprop_map():
 def test_a_fixed_step_size_keeps_its_units():
     """Without a step size to find, nothing changes under the user's number unless he asks for it."""
     assert not fs.SGLD(two_scales, step_size=1e-4).preconditioner.adapts
-    assert not fs.SGHMC(two_scales).preconditioner.adapts
+    assert not fs.SGHMC(two_scales, step_size=1e-2).preconditioner.adapts
+    assert fs.SGHMC(two_scales).preconditioner.adapts
 
 
 def test_asked_for_it_rmsprop_learns_with_a_fixed_step_size(key):

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.networks import fan_in, random_module
+from numpyro_fspace.networks import fan_in, random_function, random_module
 from numpyro_fspace.primitives import functional_prior
-from numpyro_fspace.priors import GPFit
+from numpyro_fspace.priors import CalibratedPrior, GPFit, NetworkPrior
 from numpyro_fspace.reporting import Report
 
 __all__ = ["Config", "Posterior", "build_model", "gp_scores", "scores", "training_points"]
+
+#: Random networks that the law of a network is fitted to, for each measurement point.
+DRAWS_PER_POINT = 10
 
 
 @dataclass(frozen=True)
@@ -26,17 +29,22 @@ class Config:
     """Every number of a run.
 
     Attributes:
-        widths: hidden widths of the tanh network.
+        widths: hidden widths of the network.
+        activation: of its hidden units, a name in ``jax.nn`` (or ``"tanh"``).
         num_warmup, num_samples, num_chains: of ``MCMC``.
         batch_size: minibatch; None is the full data.
         weight_scale: sd of a weight's prior times √fan-in.
         weight_sd: if given, the sd of every weight's prior instead.
         max_lengthscale: cap on the GP's lengthscales, in whose units the network reads its inputs.
+        calibrated: whether the functional prior takes the network's own law into account (``fs.CalibratedPrior``); the
+            measurement points must then be fixed.
         noise_sd: sd of the log-normal prior of the noise, around the trained GP's.
+        noise_factor: factor on that centre: a prior that is mistaken about the noise.
         num_updates, learning_rate: of Adam, with a cosine decay, for the variational methods.
     """
 
     widths: tuple[int, ...] = (50, 50)
+    activation: str = "tanh"
     num_warmup: int = 1000
     num_samples: int = 1000
     num_chains: int = 1
@@ -44,13 +52,37 @@ class Config:
     weight_scale: float = 1.0
     weight_sd: float | None = None
     max_lengthscale: float = 5.0
+    calibrated: bool = False
     noise_sd: float = 0.3
+    noise_factor: float = 1.0
     num_updates: int = 10_000
     learning_rate: float = 5e-3
+
+    def __post_init__(self):
+        if not callable(getattr(jax.nn, self.activation, None)):
+            raise ValueError(
+                f"activation={self.activation!r} is unknown; give the name of a function of jax.nn: relu, tanh."
+            )
 
     def quick(self) -> Config:
         """The same run at a size for tests."""
         return replace(self, widths=(20,), num_warmup=100, num_samples=100, num_updates=200)
+
+    def updated(self, settings: dict) -> Config:
+        """The same run with some numbers changed.
+
+        Raises:
+            ValueError: for a name that is none of the attributes, or a value of another type than its default.
+        """
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in settings.items():
+            if name not in known:
+                raise ValueError(f"unknown setting {name!r}; choose from {', '.join(known)}.")
+            default = known[name]
+            kinds = (int, float, type(None)) if default is None or type(default) is float else (type(default),)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                raise ValueError(f"setting {name}={value!r} must be of the kind of its default, {default!r}.")
+        return replace(self, **settings)
 
 
 class Posterior(NamedTuple):
@@ -77,7 +109,7 @@ class Posterior(NamedTuple):
 
 
 def build_model(config: Config, gp: GPFit, points, *, functional: bool):
-    """A tanh network with a log-normal noise prior and, if ``functional``, the trained GP as prior on it.
+    """A network with a log-normal noise prior and, if ``functional``, the trained GP as prior on it.
 
     The network reads its inputs in units of the GP's lengthscales (see ``input_scale``).
 
@@ -90,15 +122,21 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
     from flax import linen as nn
 
     scale = input_scale(gp, config.max_lengthscale)
-    layers = [layer for width in config.widths for layer in (nn.Dense(width), jnp.tanh)]
+    activation = getattr(jax.nn, config.activation)
+    layers = [layer for width in config.widths for layer in (nn.Dense(width), activation)]
     network = nn.Sequential([lambda x: x * scale, *layers, nn.Dense(1)])
-    log_noise = 0.5 * float(np.log(gp.noise_variance))
+    log_noise = 0.5 * float(np.log(gp.noise_variance)) + math.log(config.noise_factor)
     weights = fan_in(config.weight_scale) if config.weight_sd is None else dist.Normal(0.0, config.weight_sd)
+    prior = gp.prior
+    if functional and config.calibrated:
+        x = points(jax.random.key(0))
+        draw = random_function(network, input_shape=x.shape[1:], prior=weights)
+        prior = CalibratedPrior(prior, NetworkPrior(draw, jax.random.key(0), num_draws=DRAWS_PER_POINT * len(x)))
 
     def model(x, y=None):
         f = random_module("net", network, input_shape=(x.shape[-1],), prior=weights)
         if functional:
-            f = functional_prior("f", f, gp.prior, points)
+            f = functional_prior("f", f, prior, points)
         sigma = numpyro.sample("sigma", dist.LogNormal(log_noise, config.noise_sd))
         with numpyro.plate("data", x.shape[0], subsample_size=config.batch_size):
             xb = numpyro.subsample(x, event_dim=1)
@@ -147,6 +185,7 @@ def scores(posterior: Posterior, y, key) -> dict:
     return result | {
         "rhat_max": diagnostics.max_rhat,
         "ess_min": diagnostics.min_ess,
+        "temperature": float(np.max(posterior.report.temperature)),
         "acceptance": posterior.report.acceptance,
         "noise_share": posterior.report.noise_share,
         "advice": list(posterior.report.advice),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import abstractmethod
 from functools import partial
 
@@ -16,7 +17,7 @@ from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.infer.chain import Chain
 from numpyro_fspace.infer.warmup import Warmup
 from numpyro_fspace.potential import ModelPotential
-from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, prior_scale
+from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, prior_scale, rmsprop
 from numpyro_fspace.validate import (
     check_arguments,
     check_count,
@@ -33,7 +34,9 @@ class SGMCMCKernel(MCMCKernel):
     sample_field = "z"
     needs_functional_prior = False
 
-    def __init__(self, model, *, step_size, num_steps, temperature, preconditioner, warmup, init_strategy):
+    def __init__(
+        self, model, *, step_size, num_steps, temperature, preconditioner, control_variates, warmup, init_strategy
+    ):
         if not callable(model):
             raise TypeError(f"model must be a NumPyro model (a callable), got {type(model).__name__}.")
         check_step_size(step_size)
@@ -46,7 +49,10 @@ class SGMCMCKernel(MCMCKernel):
             )
         if warmup is not None and not isinstance(warmup, Warmup):
             raise TypeError(f"warmup must be a fs.Warmup or None, got {warmup!r}.")
+        if not isinstance(control_variates, bool):
+            check_count(control_variates, "control_variates")
         self._model = model
+        self.control_variates = control_variates
         self.step_size = step_size
         self.num_steps = int(num_steps)
         self.temperature = temperature
@@ -71,7 +77,7 @@ class SGMCMCKernel(MCMCKernel):
         """The step size for largest curvature λ (in the preconditioner's coordinates)."""
 
     def _default_preconditioner(self):
-        return prior_scale()
+        return rmsprop() if self.step_size is None else prior_scale()
 
     # ---- NumPyro's protocol --------------------------------------------------------------------
 
@@ -130,9 +136,16 @@ class SGMCMCKernel(MCMCKernel):
         key = jax.random.key(0) if key is None else key
         return ModelPotential(self._model, args, kwargs, key=key, init_strategy=self.init_strategy)
 
+    def _control_every(self, batches: float) -> int | None:
+        """Draws between renewals of the control variate, None for none; by default one full gradient per N/B steps."""
+        if batches <= 1.0 or not self.control_variates:
+            return None
+        return math.ceil(batches / self.num_steps) if self.control_variates is True else int(self.control_variates)
+
     def _chain(self, args, kwargs, key=None):
+        model = self._model_potential(args, kwargs, key)
         return Chain(
-            model=self._model_potential(args, kwargs, key),
+            model=model,
             warmup=self.warmup,
             num_warmup=self._num_warmup,
             num_steps=self.num_steps,
@@ -141,6 +154,7 @@ class SGMCMCKernel(MCMCKernel):
             transition=self._transition,
             stable_step_size=self._stable_step_size,
             preconditioner=self.preconditioner,
+            control_every=self._control_every(model.batches()),
         )
 
     def _checked_params(self, args, kwargs, key):

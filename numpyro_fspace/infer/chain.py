@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace.infer.warmup import Warmup, WarmupState, largest_curvature
 from numpyro_fspace.potential import ModelPotential
+from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_variate
 
 __all__ = ["Chain", "KernelState"]
 
@@ -33,6 +34,7 @@ class KernelState(NamedTuple):
         count: gradient steps of the sampler, read by schedules.
         scale: prior standard deviations, flat [P].
         warmup: what warm-up adapts, frozen afterwards.
+        control: centre of the control variate and the data's full gradient there, flat [P]; empty [0] without one.
         rng_key: the chain's key.
     """
 
@@ -50,6 +52,7 @@ class KernelState(NamedTuple):
     count: jax.Array
     scale: jax.Array
     warmup: WarmupState
+    control: ControlVariate
     rng_key: jax.Array
 
 
@@ -67,6 +70,7 @@ class Chain(NamedTuple):
             momentum, Info)``.
         stable_step_size: the sampler's step size for a largest curvature λ.
         preconditioner: ``fs.preconditioners`` object.
+        control_every: draws between renewals of the control variate's centre; None has no control variate.
     """
 
     model: ModelPotential
@@ -78,6 +82,7 @@ class Chain(NamedTuple):
     transition: Callable
     stable_step_size: Callable
     preconditioner: Any
+    control_every: int | None
 
     def start(self, key, init_params, initial_momentum) -> KernelState:
         """The state of a chain at ``init_params``, or where the model's init strategy puts it."""
@@ -109,6 +114,7 @@ class Chain(NamedTuple):
             count=count,
             scale=ravel_pytree(self.model.scale())[0],
             warmup=warmup,
+            control=ControlVariate(*(jnp.zeros_like(position if self.control_every else position[:0]),) * 2),
             rng_key=key,
         )
 
@@ -130,25 +136,38 @@ class Chain(NamedTuple):
         value, aux = self.model(state.z, key_potential)
         return state._replace(potential_energy=value, log_functional_prior=aux, rng_key=key)
 
-    def _unpack(self, state):
+    def dynamics(self, state: KernelState):
+        """``(position [P], unravel, metric, potential)`` of the sampler.
+
+        The potential is ``(position, key) -> (U, aux)``. With minibatches it is corrected by the control variate,
+        which the first draw after the warm start centres.
+        """
         position, unravel = ravel_pytree(state.z)
         metric = self.preconditioner.build(state.scale, state.warmup.mean_square)
-        return position, unravel, metric, lambda w, key: self.model(unravel(w), key)
+
+        def potential(w, key):
+            return self.model(unravel(w), key)
+
+        if self.control_every is not None:
+            potential = with_control_variate(
+                potential, lambda w, key: self.model.data_potential(unravel(w), key), state.control
+            )
+        return position, unravel, metric, potential
 
     def _optimise(self, num_draws, state):
-        position, unravel, metric, potential = self._unpack(state)
+        position, unravel, metric, _ = self.dynamics(state)
         key, key_steps, key_potential = jax.random.split(state.rng_key, 3)
         position, optimiser = self.warmup.optimise(
             key_steps,
             position,
             state.warmup.optimiser,
-            lambda w, k: potential(w, k)[0],
+            lambda w, k: self.model(unravel(w), k)[0],
             metric,
             self.num_steps,
             num_draws * self.num_steps,
             ravel_pytree(self.model.is_location())[0],
         )
-        value, aux = potential(position, key_potential)
+        value, aux = self.model(unravel(position), key_potential)
         return state._replace(
             i=state.i + 1,
             z=unravel(position),
@@ -159,6 +178,9 @@ class Chain(NamedTuple):
         )
 
     def _calibrate_and_sample(self, i, state):
+        if self.control_every is not None:
+            is_time = (i - self.warmup.num_optimiser_draws(self.num_warmup)) % self.control_every == 0
+            state = jax.lax.cond(is_time, self._renew_control, lambda s: s, state)
         draws = self.warmup.calibration_draws(self.num_warmup)
         if not draws or not (self.step_size is None or self.preconditioner.adapts):
             return self._sample(i < self.num_warmup, state)
@@ -170,6 +192,13 @@ class Chain(NamedTuple):
             is_learning = (i >= draws[0]) & (i < draws[2])
             state = jax.lax.cond(is_learning, self._collect_square, lambda s: s, state)
         return state
+
+    def _renew_control(self, state):
+        """``state`` with the control variate centred where the chain is."""
+        centre, unravel = ravel_pytree(state.z)
+        key, key_potential = jax.random.split(state.rng_key)
+        gradient = jax.grad(lambda w: self.model.data_potential(unravel(w), key_potential, full=True))(centre)
+        return state._replace(control=ControlVariate(centre, gradient), rng_key=key)
 
     def _calibrate(self, may_lengthen, state):
         """``state`` with its preconditioner renewed, and the step size that suits it there."""
@@ -183,7 +212,7 @@ class Chain(NamedTuple):
         state = state._replace(warmup=warmup)
         if self.step_size is not None:
             return state
-        position, _, metric, potential = self._unpack(state)
+        position, _, metric, potential = self.dynamics(state)
         key, key_potential = jax.random.split(state.rng_key)
         curvature, direction = largest_curvature(
             lambda w, k: potential(w, k)[0], position, warmup.direction, key_potential, metric
@@ -198,7 +227,7 @@ class Chain(NamedTuple):
 
     def _collect_square(self, state):
         """Add one squared gradient, in prior scales, to what the preconditioner learns from."""
-        position, _, _, potential = self._unpack(state)
+        position, _, _, potential = self.dynamics(state)
         key, key_potential = jax.random.split(state.rng_key)
         gradient = state.scale * jax.grad(lambda w: potential(w, key_potential)[0])(position)
         good = jnp.all(jnp.isfinite(gradient)) & ~state.diverging
@@ -209,7 +238,7 @@ class Chain(NamedTuple):
         return state._replace(warmup=warmup, rng_key=key)
 
     def _sample(self, is_adapting, state):
-        position, unravel, metric, potential = self._unpack(state)
+        position, unravel, metric, potential = self.dynamics(state)
         key, key_steps = jax.random.split(state.rng_key)
         step_size = state.warmup.step_size if self.step_size is None else self.step_size
         new_position, momentum, info = self.transition(

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.sgmcmc import sghmc, sgld
-from numpyro_fspace.sgmcmc.preconditioners import prior_scale, rmsprop
 from numpyro_fspace.validate import check_choice, check_count, check_positive
 
 __all__ = ["SGHMC", "SGLD", "fSGHMC", "fSGLD"]
@@ -23,9 +22,9 @@ class SGLD(SGMCMCKernel):
 
     .. math:: w \leftarrow w - \varepsilon\, S S^\top \nabla \tilde U(w) + \sqrt{2 \varepsilon T}\, S \xi
 
-    **Target.** exp(-U/T) for the model's own potential as ε → 0; second moments are off by O(ε), and the
-    noise of the minibatch adds to that. Minibatches come from ``numpyro.plate(..., subsample_size=B)`` and are
-    redrawn at every step.
+    **Target.** exp(-U/T) for the model's own potential as ε → 0; second moments are off by O(ε), and what noise of
+    the minibatch the control variate leaves adds to that. Minibatches come from ``numpyro.plate(...,
+    subsample_size=B)`` and are redrawn at every step.
 
     Args:
         model: a NumPyro model with continuous global latent sites.
@@ -35,6 +34,9 @@ class SGLD(SGMCMCKernel):
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. None is ``rmsprop()`` if warm-up
             finds the step size, and ``prior_scale()`` if it is given.
+        control_variates: with minibatches, correct each gradient by the minibatch's error at a centre where the full
+            gradient is known (``fs.sgmcmc.control_variates``). True renews the centre about every N/B gradient steps,
+            which makes a step cost three gradients in all; an integer renews it every so many draws; False does not.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start; networks from their own initialiser by default.
 
@@ -65,6 +67,7 @@ class SGLD(SGMCMCKernel):
         num_steps: int = 40,
         temperature: float = 1.0,
         preconditioner=None,
+        control_variates: bool | int = True,
         warmup=None,
         init_strategy=init_to_network,
     ):
@@ -74,12 +77,10 @@ class SGLD(SGMCMCKernel):
             num_steps=num_steps,
             temperature=temperature,
             preconditioner=preconditioner,
+            control_variates=control_variates,
             warmup=warmup,
             init_strategy=init_strategy,
         )
-
-    def _default_preconditioner(self):
-        return rmsprop() if self.step_size is None else prior_scale()
 
     def _initial_momentum(self, key, position):
         return jnp.zeros((0,), position.dtype)
@@ -101,22 +102,27 @@ class SGHMC(SGMCMCKernel):
     (one gradient per step), with a persistent momentum or one redrawn at every draw.
 
     **Target.** exp(-U/T) for the model's own potential as ε → 0, for every ``num_steps``; second moments are off
-    by O(ε²), and the noise of the minibatch adds O(ε). ``integrator="euler"`` is the papers' literal update; with
-    ``resample_momentum`` its variance tends to L/(L-1) times the target for L = ``num_steps``.
+    by O(ε²), and what noise of the minibatch the control variate leaves adds O(ε). ``integrator="euler"`` is the
+    papers' literal update; with ``resample_momentum`` its variance tends to L/(L-1) times the target for L =
+    ``num_steps``.
 
     Args:
         model: a NumPyro model with continuous global latent sites.
-        step_size: ε. None finds it in warm-up (0.7/√λ for the largest curvature λ; 2/√λ is the stability bound);
+        step_size: ε. None finds it in warm-up (1/√λ for the largest curvature λ; 2/√λ is the stability bound);
             a float or an optax schedule of the gradient step is used as it is.
         num_steps: gradient steps per draw.
         friction: γ > 0, relative to the mass, per unit of time.
         temperature: T > 0.
-        preconditioner: S, from ``fs.preconditioners``; ``prior_scale()`` if None. The mass matrix is (S Sᵀ)⁻¹.
+        preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. The mass matrix is (S Sᵀ)⁻¹. None
+            is ``rmsprop()`` if warm-up finds the step size, and ``prior_scale()`` if it is given.
         resample_momentum: redraw the momentum from N(0, T·Mass) at every draw.
         refresh_every: steps between the thermostat's partial refreshes of the momentum (BAOAB); divides
-            ``num_steps``. None is the largest divisor up to 3. Fewer refreshes draw less noise and leave the law's
+            ``num_steps``. None is 2, or 1 if ``num_steps`` is odd. Fewer refreshes draw less noise and leave the law's
             order as it is, but a mode that turns by half a circle between two of them (k ε√λ = π) is hardly damped.
         integrator: ``"baoab"`` or ``"euler"``.
+        control_variates: with minibatches, correct each gradient by the minibatch's error at a centre where the full
+            gradient is known (``fs.sgmcmc.control_variates``). True renews the centre about every N/B gradient steps,
+            which makes a step cost three gradients in all; an integer renews it every so many draws; False does not.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start; networks from their own initialiser by default.
 
@@ -147,6 +153,7 @@ class SGHMC(SGMCMCKernel):
         friction: float = 1.0,
         temperature: float = 1.0,
         preconditioner=None,
+        control_variates: bool | int = True,
         resample_momentum: bool = False,
         refresh_every: int | None = None,
         integrator: str = "baoab",
@@ -159,6 +166,7 @@ class SGHMC(SGMCMCKernel):
             num_steps=num_steps,
             temperature=temperature,
             preconditioner=preconditioner,
+            control_variates=control_variates,
             warmup=warmup,
             init_strategy=init_strategy,
         )
@@ -169,7 +177,7 @@ class SGHMC(SGMCMCKernel):
         self.friction = friction
         self.resample_momentum = resample_momentum
         if refresh_every is None:
-            refresh_every = max(k for k in range(1, 4) if self.num_steps % k == 0)
+            refresh_every = 1 if self.num_steps % 2 else 2
         check_count(refresh_every, "refresh_every")
         if integrator == "baoab" and self.num_steps % refresh_every:
             raise ValueError(f"refresh_every={refresh_every} must divide num_steps={num_steps}.")
@@ -196,7 +204,7 @@ class SGHMC(SGMCMCKernel):
         return state.position, state.momentum, info
 
     def _stable_step_size(self, curvature):
-        return 0.7 / jnp.sqrt(curvature)
+        return 1.0 / jnp.sqrt(curvature)
 
 
 class fSGLD(SGLD):

@@ -2,10 +2,11 @@
 
 ``GPPrior`` is the usual one, ``fit_gp`` learns its kernel from data, and its ``condition`` gives the exact
 posterior, itself a prior. ``StudentTPrior`` has heavier tails; ``NetworkPrior`` is the law of a random
-network.
+network; ``CalibratedPrior`` is a Gaussian prior relative to it.
 """
 
 from numpyro_fspace.priors.base import FunctionalPrior, check_prior
+from numpyro_fspace.priors.calibrated import CalibratedPrior
 from numpyro_fspace.priors.gaussian_process import GPPrior
 from numpyro_fspace.priors.network import NetworkPrior
 from numpyro_fspace.priors.pretrain import GPFit, fit_gp
@@ -13,6 +14,7 @@ from numpyro_fspace.priors.process import ConditionedGP, GaussianProcess
 from numpyro_fspace.priors.student_t import StudentTPrior
 
 __all__ = [
+    "CalibratedPrior",
     "ConditionedGP",
     "FunctionalPrior",
     "GPFit",

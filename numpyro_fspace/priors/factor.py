@@ -1,8 +1,10 @@
-"""Cholesky factors of covariances, computed once in float64 where nothing is traced."""
+"""Cholesky factors of covariances, computed once in float64 where nothing is traced, and remembered."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import jax
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, Float
 
-__all__ = ["Factor", "at_compile_time", "factorise", "is_traced", "product"]
+__all__ = ["Factor", "Memory", "as_columns", "as_rows", "at_compile_time", "factorise", "is_traced", "product"]
+
+CACHE_SIZE = 8
 
 
 def is_traced(value) -> bool:
@@ -80,6 +84,34 @@ class Factor:
         return product(self.cholesky.astype(columns.dtype), columns)
 
 
+class Memory:
+    """The last few things that were computed from concrete inputs."""
+
+    def __init__(self):
+        self._cache = OrderedDict()
+
+    def once(self, inputs: tuple, build: Callable):
+        """``build()``, remembered by the values of the inputs if they and the result are concrete.
+
+        Args:
+            inputs: the name of what is built, then arrays.
+            build: makes an array, a ``Factor``, or a tuple whose first entry is an array.
+        """
+        if is_traced(inputs[1:]):
+            return build()
+        digest = blake2b(inputs[0].encode())
+        for array in inputs[1:]:
+            digest.update(repr(np.shape(array)).encode() + np.asarray(array, np.float64).tobytes())
+        value = self._cache.pop(digest.digest(), None)
+        value = build() if value is None else value
+        first = value.inverse if isinstance(value, Factor) else value[0] if isinstance(value, tuple) else value
+        if isinstance(first, np.ndarray):
+            self._cache[digest.digest()] = value
+            if len(self._cache) > CACHE_SIZE:
+                self._cache.popitem(last=False)
+        return value
+
+
 def factorise(covariance: Float[Array, "B M M"], diagonal: Float[Array, "B M"], what: str) -> Factor:
     """The Cholesky factors of covariance + diag(diagonal).
 
@@ -129,6 +161,18 @@ def product(left: Float[Array, "*B M N"], right: Float[Array, "*B N R"]) -> Floa
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         return left @ right
     return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
+
+
+def as_columns(values: Float[Array, "M K"], num_blocks: int) -> Float[Array, "B M R"]:
+    """Values as the columns that each covariance block acts on: B = 1 and R = K, or B = K and R = 1."""
+    return values[None] if num_blocks == 1 else values.T[:, :, None]
+
+
+def as_rows(columns: Float[Array, "*S B M R"]) -> Float[Array, "*S M K"]:
+    """The inverse of ``as_columns``."""
+    if columns.shape[-3] == 1:
+        return columns[..., 0, :, :]
+    return columns[..., 0].swapaxes(-1, -2)
 
 
 def _broadcast(triangular, columns) -> tuple[Array, Array]:

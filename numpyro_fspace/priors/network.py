@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["NetworkPrior"]
 
+#: Functions evaluated side by side when the Gaussian approximation is fitted.
+MAX_TOGETHER = 250
+
 
 class NetworkPrior(GaussianProcess):
     """The law of a network with random weights, as a prior over the functions of another.
@@ -28,8 +31,8 @@ class NetworkPrior(GaussianProcess):
     draws per measurement point. The nugget fills the rest.
 
     Args:
-        draw: draws one function and evaluates it, (key, x [M, D]) to [M] or [M, K]; the same key must give
-            the same function at every x.
+        draw: draws one function and evaluates it, (key, x [M, D]) to [M] or [M, K], as ``fs.random_function`` makes
+            it; the same key must give the same function at every x.
         key: of the functions that ``log_prob`` is fitted to.
         num_draws: how many.
         nugget: as for ``GPPrior``.
@@ -55,7 +58,7 @@ class NetworkPrior(GaussianProcess):
         draw: Callable,
         key: Key[Array, ""],
         *,
-        num_draws: int = 500,
+        num_draws: int = 2000,
         nugget: float | None = None,
         num_outputs: int | None = None,
     ):
@@ -84,12 +87,16 @@ class NetworkPrior(GaussianProcess):
         return jnp.einsum("smk,slk->kml", left, right, precision=highest) / (self.num_draws - 1)
 
     def _fitted(self, x) -> Float[Array, "S M K"]:
-        return self._draws(jax.random.split(self.key, self.num_draws), x)
+        keys = jax.random.split(self.key, self.num_draws)
+        return jax.lax.map(lambda key: self._draw(key, x), keys, batch_size=MAX_TOGETHER)
 
     def _draws(self, keys, x) -> Float[Array, "*S M K"]:
         def one(key):
-            return as_values(self.draw(key, x), len(x), self.num_outputs, "the value of draw(key, x)")
+            return self._draw(key, x)
 
         for _ in keys.shape:
             one = jax.vmap(one)
         return one(keys)
+
+    def _draw(self, key, x) -> Float[Array, "M K"]:
+        return as_values(self.draw(key, x), len(x), self.num_outputs, "the value of draw(key, x)")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import jax
@@ -13,17 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
-from numpyro_fspace.priors.factor import Factor, at_compile_time, factorise, is_traced, product
+from numpyro_fspace.priors.factor import Factor, Memory, as_columns, as_rows, at_compile_time, factorise, product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jaxtyping import Array, Float, Key
 
 __all__ = ["ConditionedGP", "GaussianProcess"]
 
 RELATIVE_NUGGET = 1e-2
-CACHE_SIZE = 8
 
 
 class GaussianProcess(ABC):
@@ -44,7 +39,7 @@ class GaussianProcess(ABC):
     def __init__(self, num_outputs: int | None, nugget: float | None):
         self.num_outputs = num_outputs
         self.nugget = None if nugget is None else as_positive(nugget, "nugget")
-        self._cache: OrderedDict[bytes, np.ndarray | Factor] = OrderedDict()
+        self.memory = Memory()
 
     @abstractmethod
     def mean_function(self, x: Float[Array, "M D"]) -> Float[Array, "M K"]:
@@ -94,7 +89,7 @@ class GaussianProcess(ABC):
         factor, mean = self._factor(x), jnp.asarray(self._mean(x))
         num_columns = mean.shape[1] // factor.num_blocks
         noise = jax.random.normal(key, (*sample_shape, factor.num_blocks, len(x), num_columns), float)
-        draws = mean.astype(noise.dtype) + _rows(factor.colour(noise))
+        draws = mean.astype(noise.dtype) + as_rows(factor.colour(noise))
         return draws[..., 0] if self.num_outputs is None else draws
 
     def moments(self, x: Float[Array, "M D"]) -> tuple[Float[Array, "M K"], Float[Array, "K M M"]]:
@@ -157,7 +152,7 @@ class GaussianProcess(ABC):
         f = jnp.asarray(as_values(f, len(x), self.num_outputs, "f" if noise is None else "y"))
         factor = self._factor(x, noise)
         residual = f - jnp.asarray(self._mean(x), f.dtype)
-        white = factor.whiten(_columns(residual, factor.num_blocks))
+        white = factor.whiten(as_columns(residual, factor.num_blocks))
         square = jnp.sum(white**2, axis=-2)
         half_log_det = jnp.broadcast_to(jnp.asarray(factor.half_log_det, white.dtype)[:, None], square.shape)
         return square.ravel(), half_log_det.ravel()
@@ -167,7 +162,7 @@ class GaussianProcess(ABC):
         return -(0.5 * square + half_log_det + 0.5 * math.log(2 * math.pi) * len(x)).sum()
 
     def _mean(self, x) -> Float[Array, "M K"]:
-        return self._once(("mean", x), lambda: at_compile_time(self.mean_function, x, exact=self.exact))
+        return self.memory.once(("mean", x), lambda: at_compile_time(self.mean_function, x, exact=self.exact))
 
     def _covariance(self, x) -> Float[Array, "B M M"]:
         return at_compile_time(lambda a: self.covariance_function(a, a), x, exact=self.exact)
@@ -175,7 +170,7 @@ class GaussianProcess(ABC):
     def _factor(self, x, noise=None) -> Factor:
         """The factor of k(x, x) plus noise (scalar, [M] or [M, K]), or plus the nugget."""
         nugget, name = (self.nugget, "nugget") if noise is None else (noise, "noise_variance")
-        return self._once(("factor", x, nugget), lambda: self._factorise(x, nugget, name))
+        return self.memory.once(("factor", x, nugget), lambda: self._factorise(x, nugget, name))
 
     def _factorise(self, x, nugget, name: str) -> Factor:
         covariance = self._covariance(x)
@@ -190,21 +185,6 @@ class GaussianProcess(ABC):
         blocks = max(len(covariance), len(nugget) if nugget.ndim == 2 else 1)
         covariance = xp.broadcast_to(covariance, (blocks, len(x), len(x)))
         return factorise(covariance, xp.broadcast_to(nugget, (blocks, len(x))), name)
-
-    def _once(self, inputs: tuple, build: Callable):
-        """``build()``, remembered by the values of the inputs if they and the result are concrete."""
-        if is_traced(inputs[1:]):
-            return build()
-        digest = blake2b(inputs[0].encode())
-        for array in inputs[1:]:
-            digest.update(repr(np.shape(array)).encode() + np.asarray(array, np.float64).tobytes())
-        value = self._cache.pop(digest.digest(), None)
-        value = build() if value is None else value
-        if isinstance(value.inverse if isinstance(value, Factor) else value, np.ndarray):
-            self._cache[digest.digest()] = value
-            if len(self._cache) > CACHE_SIZE:
-                self._cache.popitem(last=False)
-        return value
 
 
 class ConditionedGP(GaussianProcess):
@@ -225,22 +205,12 @@ class ConditionedGP(GaussianProcess):
         self.prior, self.x = prior, as_inputs(x)
         y = as_values(as_real(y, "y"), len(self.x), self.num_outputs, "y")
         self._data = prior._factor(self.x, as_positive(noise_variance, "noise_variance", ndim=2))
-        self._weights = self._data.solve(_columns(y - prior._mean(self.x), self._data.num_blocks))
+        self._weights = self._data.solve(as_columns(y - prior._mean(self.x), self._data.num_blocks))
 
     def mean_function(self, x):
         cross = self.prior.covariance_function(x, self.x)
-        return self.prior.mean_function(x) + _rows(product(cross, self._weights))
+        return self.prior.mean_function(x) + as_rows(product(cross, self._weights))
 
     def covariance_function(self, x1, x2):
         white1, white2 = (self._data.whiten(self.prior.covariance_function(self.x, x)) for x in (x1, x2))
         return self.prior.covariance_function(x1, x2) - product(jnp.swapaxes(white1, -1, -2), white2)
-
-
-def _columns(values: Float[Array, "M K"], num_blocks: int) -> Float[Array, "B M R"]:
-    """Values as the columns that each covariance block acts on: B = 1 and R = K, or B = K and R = 1."""
-    return values[None] if num_blocks == 1 else values.T[:, :, None]
-
-
-def _rows(columns: Float[Array, "*S B M R"]) -> Float[Array, "*S M K"]:
-    """The inverse of ``_columns``."""
-    return columns[..., 0, :, :] if columns.shape[-3] == 1 else jnp.swapaxes(columns[..., 0], -1, -2)

@@ -99,7 +99,7 @@ def identity() -> Preconditioner:
 
 
 def prior_scale() -> Preconditioner:
-    """S = diag(prior standard deviations), the default of SGHMC: the chain moves in standardised parameters.
+    """S = diag(prior standard deviations), the default for a given step size: standardised parameters.
 
     A parameter with prior N(μ, s²) moves as u = w/s, so one step size serves layers of every fan-in. A
     parameter whose prior has no standard deviation (``fs.flat()``) uses the scale of its initialiser.
@@ -108,7 +108,7 @@ def prior_scale() -> Preconditioner:
 
 
 def rmsprop() -> Preconditioner:
-    """S = diag(s · max(1, v)^(-1/4)), the default of SGLD: prior scales s, shrunk where gradients are large.
+    """S = diag(s · max(1, v)^(-1/4)), the default: prior scales s, shrunk where gradients are large.
 
     v is the mean of (s ∂U/∂w)² over burn-in, which estimates the diagonal of the Hessian in standardised
     parameters (E[∇U ∇Uᵀ] = E[∇²U] under exp(-U), plus the noise of the minibatch). Then S Sᵀ = s²/√v is the

@@ -1,0 +1,154 @@
+"""A Gaussian prior over functions that takes the place of the weights' prior, where the network lets it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace.priors.base import as_inputs, as_values
+from numpyro_fspace.priors.factor import Memory, as_columns, as_rows, product
+from numpyro_fspace.priors.process import GaussianProcess
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, Key
+
+__all__ = ["CalibratedPrior"]
+
+
+class _Basis(NamedTuple):
+    """Coordinates v = Vᵀ (f - m) in which the prior is N(0, I) and the base N(β, diag(g)).
+
+    Attributes:
+        to: V [B, M, M].
+        back: V⁻ᵀ [B, M, M], f - m = V⁻ᵀ v.
+        mean: m of the prior, [M, K].
+        shift: β as columns [B, M, R].
+        variance: g [B, M, 1].
+    """
+
+    to: Array
+    back: Array
+    mean: Array
+    shift: Array
+    variance: Array
+
+
+class CalibratedPrior:
+    r"""P0 relative to what the weights' prior already says of the function: log P0(f) - log Q(f), where Q allows it.
+
+    A network with random weights has a law of its own at the measurement points, Q (the *base*). ``functional_prior``
+    with P0 makes the law of f the product Q · P0, tighter and smoother than either. With the density ratio instead,
+
+    .. math:: p_0(w)\, \frac{P_0(f(X_M; w))}{Q(f(X_M; w))},
+
+    f(X_M) has the law P0 itself, to the accuracy to which Q is the network's law. A ratio of Gaussians is only a
+    density where Q is the wider one. So both are taken to coordinates in which P0 is white and Q diagonal: a
+    direction in which Q has more variance than P0 gets P0's, any other keeps Q's. The correction is bounded by P0's own
+    precision, and stable whatever Q is. Give the weights a *wide* prior: what they cannot do, no ratio can ask of
+    them.
+
+    With Gaussian Q the ratio has mean one under Q, and ``sample``, ``law`` and ``log_prob`` speak of one law: f(X_M) ~
+    N(m, K ∧ Q). The base of a finite network is Gaussian only to order 1/width, and so is the calibration.
+
+    Args:
+        prior: P0, a Gaussian prior (``fs.GPPrior``); its nugget counts.
+        base: Q, a Gaussian law of the network's functions: ``fs.NetworkPrior`` of ``fs.random_function``. It is
+            evaluated once for fixed points, at each gradient for random ones: take fixed points unless it is cheap.
+
+    Raises:
+        TypeError: prior or base is not Gaussian.
+        ValueError: they differ in their number of outputs.
+
+    Example:
+        >>> import jax, tinygp, flax.linen as nn, numpyro_fspace as fs
+        >>> network = nn.Sequential([nn.Dense(50), nn.tanh, nn.Dense(1)])
+        >>> draw = fs.random_function(network, input_shape=1, prior=fs.fan_in(3.0))
+        >>> gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.3), nugget=0.01)
+        >>> prior = fs.CalibratedPrior(gp, fs.NetworkPrior(draw, jax.random.key(0)))
+        >>> prior.log_prob(jax.numpy.linspace(-1, 1, 20)[:, None], jax.numpy.zeros(20)).shape
+        ()
+
+    See ``docs/theory.md`` for how near the posterior comes to the exact one as the width grows.
+    """
+
+    def __init__(self, prior: GaussianProcess, base: GaussianProcess):
+        for name, law in {"prior": prior, "base": base}.items():
+            if not isinstance(law, GaussianProcess):
+                raise TypeError(
+                    f"CalibratedPrior: {name} must be Gaussian (fs.GPPrior, fs.NetworkPrior), got {type(law).__name__}."
+                )
+        if prior.num_outputs != base.num_outputs:
+            raise ValueError(
+                f"CalibratedPrior: prior has num_outputs={prior.num_outputs}, base num_outputs={base.num_outputs}."
+            )
+        self.prior, self.base, self._memory = prior, base, Memory()
+
+    def __repr__(self) -> str:
+        return f"CalibratedPrior({self.prior!r}, {self.base!r})"
+
+    @property
+    def num_outputs(self) -> int | None:
+        return self.prior.num_outputs
+
+    def log_prob(self, x: Float[Array, "M D"], f: Float[Array, "M K"]) -> Float[Array, ""]:
+        """log of the ratio of densities at f = f(x), in the directions in which the base is the wider law.
+
+        Args:
+            x: measurement points [M, D].
+            f: the function's values there, as for the prior.
+        """
+        x = as_inputs(x)
+        f = jnp.asarray(as_values(f, len(x), self.num_outputs, "f"))
+        basis = self._basis(x)
+        to, shift, variance = (jnp.asarray(part, f.dtype) for part in (basis.to, basis.shift, basis.variance))
+        v = product(to.swapaxes(-1, -2), as_columns(f - jnp.asarray(basis.mean, f.dtype), len(to)))
+        wide = jnp.maximum(variance, 1.0)
+        ratio = jnp.log(wide) + (v - shift) ** 2 / wide - v**2
+        return 0.5 * jnp.where(variance > 1.0, ratio, 0.0).sum()
+
+    def law(self, x: Float[Array, "M D"]) -> tuple[Float[Array, "M K"], Float[Array, "K M M"]]:
+        """Mean and covariance of f(x) under base and ratio together: N(m, K ∧ Q), in the form of ``GPPrior.law``."""
+        basis = self._basis(as_inputs(x))
+        xp = np if isinstance(basis.to, np.ndarray) else jnp
+        is_wide = basis.variance > 1.0
+        mean = basis.mean + as_rows(product(basis.back, xp.where(is_wide, 0.0, basis.shift)))
+        root = basis.back * xp.sqrt(xp.minimum(basis.variance, 1.0)).swapaxes(-1, -2)
+        covariance = product(root, root.swapaxes(-1, -2))
+        if self.num_outputs is None:
+            return mean[:, 0], covariance[0]
+        return mean, covariance.repeat(self.num_outputs // len(covariance), axis=0)
+
+    def sample(
+        self, key: Key[Array, ""], x: Float[Array, "M D"], sample_shape: tuple[int, ...] = ()
+    ) -> Float[Array, "*S M K"]:
+        """Draws from ``law``: of the functions that the network has under base and ratio together."""
+        x = as_inputs(x)
+        basis = jax.tree.map(jnp.asarray, self._basis(x))
+        blocks, size = basis.to.shape[:2]
+        noise = jax.random.normal(key, (*sample_shape, blocks, size, basis.shift.shape[-1]), float)
+        v = jnp.where(basis.variance > 1.0, noise, basis.shift + jnp.sqrt(basis.variance) * noise)
+        draws = basis.mean + as_rows(product(basis.back.astype(v.dtype), v))
+        return draws[..., 0] if self.num_outputs is None else draws
+
+    def check(self, x: Float[Array, "M D"]) -> None:
+        """Passes if the prior's covariance at x has a Cholesky factor; see ``GPPrior.check``."""
+        self.prior.check(x)
+
+    def _basis(self, x) -> _Basis:
+        return self._memory.once(("basis", x), lambda: self._find_basis(x))
+
+    def _find_basis(self, x) -> _Basis:
+        factor, mean = self.prior._factor(x), self.prior._mean(x)
+        base_mean, covariance = self.base._mean(x), self.base._covariance(x)
+        half = factor.whiten(covariance)
+        white = factor.whiten(half.swapaxes(-1, -2))
+        xp = np if isinstance(white, np.ndarray) else jnp
+        variance, rotation = xp.linalg.eigh(0.5 * (white + white.swapaxes(-1, -2)))
+        variance = xp.maximum(variance, 0.0)[..., None]
+        inverse = factor.whiten(xp.eye(len(x), dtype=white.dtype)[None])
+        to = product(inverse.swapaxes(-1, -2), rotation)
+        shift = product(to.swapaxes(-1, -2), as_columns(base_mean - mean, len(to)))
+        return _Basis(to, product(factor.cholesky, rotation), mean, shift, variance)
