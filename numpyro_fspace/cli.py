@@ -9,7 +9,7 @@ import sys
 
 __all__ = ["main"]
 
-EXPERIMENTS = ("extrapolation", "uci")
+EXPERIMENTS = ("extrapolation", "calibration", "uci")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,7 +45,7 @@ def _parser():
     run.add_argument("--dataset", nargs="+", choices=UCI_NAMES, default=["yacht"], help="of uci")
     run.add_argument("--method", nargs="+", choices=METHODS, default=["fsghmc"])
     run.add_argument("--splits", type=_positive, default=1, metavar="K", help="splits 0 to K-1 (uci)")
-    run.add_argument("--seed", type=int, default=0, metavar="S", help="of the run; of the data (extrapolation)")
+    run.add_argument("--seed", type=int, default=0, metavar="S", help="of the run; of the data (but uci)")
     run.add_argument("--seeds", type=_positive, default=1, metavar="K", help="seeds S to S+K-1")
     run.add_argument(
         "--set", nargs="+", type=_setting, default=[], metavar="NAME=VALUE", help="change the run's config"
@@ -96,10 +96,11 @@ def _bench(args):
 
 
 def _run(args):
-    from numpyro_fspace.experiments import extrapolation, uci
+    from numpyro_fspace.experiments import calibration, extrapolation, uci
     from numpyro_fspace.experiments.records import write
 
-    config = (extrapolation if args.experiment == "extrapolation" else uci).CONFIG.updated(dict(args.set))
+    module = {"extrapolation": extrapolation, "calibration": calibration, "uci": uci}[args.experiment]
+    config = module.CONFIG.updated(dict(args.set))
     options = {"config": config, "quick": args.quick, "progress": sys.stderr.isatty()}
 
     def finish(record):
@@ -109,9 +110,9 @@ def _run(args):
             print(f"fspace: {name}: {line}", file=sys.stderr)
 
     for seed in range(args.seed, args.seed + args.seeds):
-        if args.experiment == "extrapolation":
+        if module is not uci:
             for method in args.method:
-                finish(extrapolation.run_seed(method, seed, **options))
+                finish(module.run_seed(method, seed, **options))
             continue
         for dataset, split, method in itertools.product(args.dataset, range(args.splits), args.method):
             finish(uci.run_split(dataset, method, split, seed, **options))

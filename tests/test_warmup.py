@@ -128,7 +128,7 @@ def test_rmsprop_learns_in_burn_in_and_is_frozen_after(key):
     assert kernel.preconditioner.adapts
     states = run_states(kernel, 200, 230, key)
     start, second, third = (fs.Warmup().calibration_draws(200)[q] for q in (0, 1, 2))
-    squares = [np.asarray(state.warmup.mean_square) for state in states]
+    squares = [np.asarray(state.warmup.learned.mean_square) for state in states]
     assert not squares[start].any() and not squares[second - 1].any()
     assert squares[second][1] > 100.0 * squares[second][0]  # the Hessian's diagonal is 1 and 10001
     assert 1e3 < squares[third][1] < 1e5
@@ -139,7 +139,9 @@ def test_rmsprop_learns_in_burn_in_and_is_frozen_after(key):
 
 
 def test_rmsprop_map():
-    metric = fs.preconditioners.rmsprop().build(jnp.array([2.0, 3.0]), jnp.array([0.0, 16.0]))
+    metric = fs.preconditioners.rmsprop().build(
+        jnp.array([2.0, 3.0]), fs.preconditioners.Learned(jnp.array([0.0, 16.0]), None, None)
+    )
     np.testing.assert_allclose(metric.scale(jnp.ones(2)), [2.0, 1.5])
 
 
@@ -153,7 +155,7 @@ def test_a_fixed_step_size_keeps_its_units():
 def test_asked_for_it_rmsprop_learns_with_a_fixed_step_size(key):
     kernel = fs.SGLD(two_scales, step_size=1e-5, preconditioner=fs.preconditioners.rmsprop())
     last = run_states(kernel, 40, 45, key)[-1]
-    assert last.warmup.mean_square[1] > 100.0
+    assert last.warmup.learned.mean_square[1] > 100.0
     np.testing.assert_allclose(last.step_size, 1e-5)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from numpyro_fspace.experiments.regression import Config, Posterior, build_model
 from numpyro_fspace.infer import MCMC, SGHMC, SGLD, fSGHMC, fSGLD
+from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.priors import GPFit
 from numpyro_fspace.reporting import report
@@ -19,9 +20,11 @@ __all__ = ["KERNELS", "METHODS", "fit"]
 KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
 #: Divergences of the functional bound; None is NumPyro's own bound, against the prior of the weights.
 DIVERGENCES = {"gfsvi": RegularizedKL(), "tfsvi": PushforwardKL(), "bbb": None}
-METHODS = (*KERNELS, *DIVERGENCES, "gp")
+METHODS = (*KERNELS, "nuts", *DIVERGENCES, "gp")
 #: Test inputs at which a run's report looks.
 MAX_REPORTED = 100
+#: Trees of NUTS have at most 2^8 - 1 steps.
+NUTS_DEPTH = 8
 
 
 def fit(method: str, config: Config, gp: GPFit, points, x, y, x_new, key, *, progress: bool = False) -> Posterior:
@@ -39,13 +42,20 @@ def fit(method: str, config: Config, gp: GPFit, points, x, y, x_new, key, *, pro
     """
     if method == "gp":
         return _condition(gp, x, y, x_new)
-    run = _sample if method in KERNELS else _optimise
+    run = _optimise if method in DIVERGENCES else _sample
     return run(method, config, gp, points, x, y, x_new, key, progress)
 
 
 def _sample(method, config, gp, points, x, y, x_new, key, progress):
+    from numpyro.infer import NUTS
+
     start = time.perf_counter()
-    kernel = KERNELS[method](build_model(config, gp, points, functional=method.startswith("f")))
+    functional = method in ("fsgld", "fsghmc", "nuts")
+    model = build_model(config, gp, points, functional=functional)
+    is_nuts = method == "nuts"
+    kernel = (
+        NUTS(model, init_strategy=init_to_network, max_tree_depth=NUTS_DEPTH) if is_nuts else KERNELS[method](model)
+    )
     mcmc = MCMC(
         kernel,
         num_warmup=config.num_warmup,
@@ -55,20 +65,24 @@ def _sample(method, config, gp, points, x, y, x_new, key, progress):
         progress_bar=progress,
     )
     key_run, key_predict = jax.random.split(key)
-    mcmc.run(key_run, x, y)
+    mcmc.run(key_run, x, y, extra_fields=("num_steps",) if is_nuts else ())
     jax.block_until_ready(mcmc.last_state.z)
     seconds = time.perf_counter() - start
     draws = predict(mcmc, key_predict, x_new)["net"][..., 0]
     some = np.unique(np.linspace(0, len(x_new) - 1, MAX_REPORTED).astype(int))
+    fields = mcmc.get_extra_fields()
+    per_draw = float(np.mean(fields["num_steps"])) if is_nuts else kernel.num_steps
+    key_report = jax.random.fold_in(key_predict, 1)
     return Posterior(
         f=draws.reshape(config.num_chains, config.num_samples, -1),
         sigma=np.asarray(mcmc.get_samples(group_by_chain=True)["sigma"]),
         f_mean=draws.mean(0),
         f_sd=draws.std(0),
         seconds=seconds,
-        num_gradients=kernel.num_steps * (config.num_warmup + config.num_samples),
-        num_diverging=int(np.sum(mcmc.last_state.num_diverging)),
-        report=report(mcmc, x, y, key=jax.random.fold_in(key_predict, 1), inputs=x_new[some]),
+        num_gradients=round(per_draw * (config.num_warmup + config.num_samples)),
+        num_diverging=int(np.sum(fields["diverging"] if is_nuts else mcmc.last_state.num_diverging)),
+        is_chain=True,
+        report=None if is_nuts else report(mcmc, x, y, key=key_report, inputs=x_new[some]),
     )
 
 

@@ -95,7 +95,8 @@ class Posterior(NamedTuple):
         seconds: wall time of fitting, compilation included.
         num_gradients: gradient evaluations per chain, 0 for an exact GP.
         num_diverging: undone draws.
-        report: what ``fs.report`` says of a chain at the test inputs; None for other methods.
+        is_chain: whether the draws come from Markov chains, whose convergence is a question.
+        report: what ``fs.report`` says of our chains at the test inputs; None for other methods.
     """
 
     f: np.ndarray | None
@@ -105,6 +106,7 @@ class Posterior(NamedTuple):
     seconds: float
     num_gradients: int
     num_diverging: int
+    is_chain: bool = False
     report: Report | None = None
 
 
@@ -179,12 +181,11 @@ def scores(posterior: Posterior, y, key) -> dict:
         "lpd": metrics.gaussian_mixture_lpd(y, f, sigma),
         "coverage90": metrics.coverage(y, f + sigma[:, None] * noise, 0.9),
     }
+    found = function_diagnostics(posterior.f) if posterior.is_chain else None
+    result |= {"rhat_max": found and found.max_rhat, "ess_min": found and found.min_ess}
     if posterior.report is None:
-        return result | {"rhat_max": None, "ess_min": None}
-    diagnostics = function_diagnostics(posterior.f)
+        return result
     return result | {
-        "rhat_max": diagnostics.max_rhat,
-        "ess_min": diagnostics.min_ess,
         "temperature": float(np.max(posterior.report.temperature)),
         "acceptance": posterior.report.acceptance,
         "noise_share": posterior.report.noise_share,

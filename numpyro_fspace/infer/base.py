@@ -44,7 +44,8 @@ class SGMCMCKernel(MCMCKernel):
         check_positive(temperature, "temperature")
         if preconditioner is not None and not isinstance(preconditioner, Preconditioner):
             raise TypeError(
-                "preconditioner must come from fs.preconditioners (prior_scale(), rmsprop(), identity(), diagonal(s)), "
+                "preconditioner must come from fs.preconditioners (rmsprop(), prior_scale(), low_rank(rank), "
+                "diagonal(s), identity()), "
                 f"got {preconditioner!r}."
             )
         if warmup is not None and not isinstance(warmup, Warmup):
@@ -167,7 +168,7 @@ class SGMCMCKernel(MCMCKernel):
         potential.check_data()
         params = potential.init_params()
         position = ravel_pytree(params)[0]
-        self.preconditioner.build(position, position)  # refuses a scale of another length
+        self.preconditioner.build(position, self.preconditioner.start(position))  # refuses a scale of another length
         return params
 
     def _compiled_init(self, static, join, single):

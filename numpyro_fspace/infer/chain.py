@@ -9,11 +9,15 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from numpyro_fspace.infer.warmup import Warmup, WarmupState, largest_curvature
+from numpyro_fspace.infer.warmup import Warmup, WarmupState, largest_curvature, leading_curvatures
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_variate
+from numpyro_fspace.sgmcmc.preconditioners import Diagonal
 
 __all__ = ["Chain", "KernelState"]
+
+#: Curvature elsewhere over curvature here, for a low-rank preconditioner: where it was made, and elsewhere.
+TURNING, TURNED = 30.0, 3.0
 
 
 class KernelState(NamedTuple):
@@ -95,7 +99,7 @@ class Chain(NamedTuple):
             optimiser=self.warmup.optimiser(1).init(position),
             direction=jax.random.normal(key_direction, position.shape, position.dtype),
             step_size=zero,
-            mean_square=jnp.zeros_like(position) if self.preconditioner.adapts else jnp.zeros((0,), position.dtype),
+            learned=self.preconditioner.start(position),
             squares=jnp.zeros_like(position) if self.preconditioner.adapts else jnp.zeros((0,), position.dtype),
             num_squares=count,
         )
@@ -143,7 +147,7 @@ class Chain(NamedTuple):
         which the first draw after the warm start centres.
         """
         position, unravel = ravel_pytree(state.z)
-        metric = self.preconditioner.build(state.scale, state.warmup.mean_square)
+        metric = self.preconditioner.build(state.scale, state.warmup.learned)
 
         def potential(w, key):
             return self.model(unravel(w), key)
@@ -186,6 +190,8 @@ class Chain(NamedTuple):
             return self._sample(i < self.num_warmup, state)
         is_time = jnp.any(jnp.array(draws) == i)
         may_lengthen = i < (draws[3] if self.preconditioner.adapts else draws[2])
+        if self.preconditioner.rank:
+            state = jax.lax.cond(is_time & (i < draws[3]), self._find_directions, lambda s: s, state)
         state = jax.lax.cond(is_time, lambda s: self._calibrate(may_lengthen, s), lambda s: s, state)
         state = self._sample(i < self.num_warmup, state)
         if self.preconditioner.adapts:
@@ -200,16 +206,39 @@ class Chain(NamedTuple):
         gradient = jax.grad(lambda w: self.model.data_potential(unravel(w), key_potential, full=True))(centre)
         return state._replace(control=ControlVariate(centre, gradient), rng_key=key)
 
-    def _calibrate(self, may_lengthen, state):
-        """``state`` with its preconditioner renewed, and the step size that suits it there."""
+    def _learn_squares(self, state):
+        """``state`` with its preconditioner renewed from the gradients since the last calibration."""
         warmup = state.warmup
-        learned = warmup.squares / jnp.maximum(warmup.num_squares, 1)
+        mean = warmup.squares / jnp.maximum(warmup.num_squares, 1)
+        mean = jnp.where(warmup.num_squares > 0, mean, warmup.learned.mean_square)
         warmup = warmup._replace(
-            mean_square=jnp.where(warmup.num_squares > 0, learned, warmup.mean_square),
+            learned=warmup.learned._replace(mean_square=mean),
             squares=jnp.zeros_like(warmup.squares),
             num_squares=jnp.zeros_like(warmup.num_squares),
         )
-        state = state._replace(warmup=warmup)
+        return state._replace(warmup=warmup)
+
+    def _find_directions(self, state):
+        """``state`` with the leading directions of curvature where it is."""
+        state = self._learn_squares(state)
+        learned = state.warmup.learned
+        diagonal = self.preconditioner.build(state.scale, learned).s
+        position, _, _, potential = self.dynamics(state)
+        key, key_potential = jax.random.split(state.rng_key)
+        basis, curvatures = leading_curvatures(
+            lambda w, k: potential(w, k)[0], position, learned.basis, key_potential, Diagonal(diagonal)
+        )
+        good = jnp.all(jnp.isfinite(basis)) & jnp.all(jnp.isfinite(curvatures))
+        basis, curvatures = jax.tree.map(
+            lambda new, old: jnp.where(good, new, old), (basis, curvatures), (learned.basis, learned.curvatures)
+        )
+        warmup = state.warmup._replace(learned=learned._replace(basis=basis, curvatures=curvatures))
+        return state._replace(warmup=warmup, rng_key=key)
+
+    def _calibrate(self, may_lengthen, state):
+        """``state`` with its preconditioner renewed, and the step size that suits it there."""
+        state = self._learn_squares(state)
+        warmup = state.warmup
         if self.step_size is not None:
             return state
         position, _, metric, potential = self.dynamics(state)
@@ -218,6 +247,9 @@ class Chain(NamedTuple):
             lambda w, k: potential(w, k)[0], position, warmup.direction, key_potential, metric
         )
         good = jnp.isfinite(curvature) & (curvature > 0)
+        if self.preconditioner.rank:
+            curvature = curvature * jnp.where(may_lengthen, TURNING, TURNED)
+            may_lengthen = True  # at last calibration it is judged away from where it was made
         found = jnp.where(good, self.stable_step_size(curvature), 0.5 * warmup.step_size)
         # λ belongs to one minibatch and one set of points; a step that has proved itself is not cut by more than half.
         shortened = jnp.clip(found, 0.5 * warmup.step_size, warmup.step_size)

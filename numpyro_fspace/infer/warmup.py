@@ -9,7 +9,8 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
 2. **Calibration** (when the rest begins, and at its quarter, half and three quarters): the largest curvature λ
    of the potential in the preconditioner's coordinates, by power iteration on Hessian-vector products. It gives
    the sampler's step size. A preconditioner that adapts is renewed from the gradients seen since the last
-   calibration, at the second and third. Once it is fixed the step size can only be shortened, by half at most.
+   calibration, at the second and third; the directions of a low-rank one at the first three. Once it is fixed the
+   step size can only be shortened, by half at most (a low-rank one allows a longer step at last, judged elsewhere).
 3. **Burn-in** in between: the sampler itself. A draw hotter than chance allows loses its heat. If it gained energy, the
    step is too long and is shortened by a tenth; a draw that diverges, or gains energy and is more than twice as hot
    as chance allows, is undone and halves it.
@@ -24,9 +25,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Warmup", "WarmupState", "largest_curvature"]
+from numpyro_fspace.sgmcmc.preconditioners import Learned
+
+__all__ = ["Warmup", "WarmupState", "largest_curvature", "leading_curvatures"]
 
 NUM_POWER_ITERATIONS = 40
+NUM_SUBSPACE_ITERATIONS = 3
 
 
 class WarmupState(NamedTuple):
@@ -36,14 +40,14 @@ class WarmupState(NamedTuple):
         optimiser: state of Adam.
         direction: estimate of the direction of largest curvature [P].
         step_size: the current step size.
-        mean_square: the mean squared gradients [P] the preconditioner is built from; [0] if it needs none.
+        learned: what the preconditioner is built from.
         squares, num_squares: sum and number of the squared gradients since the last calibration.
     """
 
     optimiser: tuple
     direction: jax.Array
     step_size: jax.Array
-    mean_square: jax.Array
+    learned: Learned
     squares: jax.Array
     num_squares: jax.Array
 
@@ -130,14 +134,33 @@ def largest_curvature(potential, position, direction, key, metric, num_iteration
         ``(λ, direction)``.
     """
 
-    def gradient(w):
-        return jax.grad(potential)(w, key)
-
     def step(direction, _):
-        product = jax.jvp(gradient, (position,), (metric.scale(direction),))[1]
-        product = metric.scale_gradient(product)
+        product = _curve(potential, position, direction, key, metric)
         norm = jnp.linalg.norm(product)
         return product / jnp.where(norm > 0, norm, 1.0), norm
 
     direction, norms = jax.lax.scan(step, direction / jnp.linalg.norm(direction), length=num_iterations)
     return norms[-1], direction
+
+
+def leading_curvatures(potential, position, basis, key, metric, num_iterations=NUM_SUBSPACE_ITERATIONS):
+    """Leading eigenvectors [P, R] and |eigenvalues| [R] of Sᵀ ∇²U S at ``position``; subspace iteration from ``basis``.
+
+    One column is multiplied at a time, so that memory holds a few gradients and two bases.
+    """
+
+    def multiply(basis):
+        return jax.lax.map(lambda column: _curve(potential, position, column, key, metric), basis.T).T
+
+    basis, _ = jax.lax.scan(
+        lambda basis, _: (jnp.linalg.qr(multiply(basis))[0], None), jnp.linalg.qr(basis)[0], length=num_iterations
+    )
+    projected = basis.T @ multiply(basis)
+    values, rotation = jnp.linalg.eigh(0.5 * (projected + projected.T))
+    return basis @ rotation, jnp.abs(values)
+
+
+def _curve(potential, position, direction, key, metric):
+    """Sᵀ ∇²U S d."""
+    product = jax.jvp(lambda w: jax.grad(potential)(w, key), (position,), (metric.scale(direction),))[1]
+    return metric.scale_gradient(product)

@@ -12,7 +12,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Diagonal", "Identity", "Preconditioner", "diagonal", "identity", "prior_scale", "rmsprop"]
+__all__ = [
+    "Diagonal",
+    "Identity",
+    "Learned",
+    "LowRank",
+    "Preconditioner",
+    "diagonal",
+    "identity",
+    "low_rank",
+    "prior_scale",
+    "rmsprop",
+]
 
 
 class Identity(NamedTuple):
@@ -41,50 +52,100 @@ class Diagonal(NamedTuple):
         return jax.tree.map(jnp.multiply, self.s, gradient)
 
 
-class Preconditioner:
-    """How a NumPyro kernel makes its S: ``build(prior_scale, mean_square) -> Identity | Diagonal``.
+class LowRank(NamedTuple):
+    """S = diag(s) (I + V diag(c) Vᵀ) for flat positions [P], with V [P, R] orthonormal and c [R] > -1."""
+
+    s: jax.Array
+    basis: jax.Array
+    stretch: jax.Array
+
+    def scale(self, u):
+        """S u."""
+        return self.s * self._stretched(u)
+
+    def scale_gradient(self, gradient):
+        """Sᵀ ∇U."""
+        return self._stretched(self.s * gradient)
+
+    def _stretched(self, v):
+        return v + self.basis @ (self.stretch * (v @ self.basis))
+
+
+class Learned(NamedTuple):
+    """What warm-up learns for a preconditioner.
 
     Attributes:
-        adapts: whether S depends on ``mean_square``, which warm-up then estimates.
+        mean_square: mean of (s ∂U/∂w)² over burn-in, for prior scales s, [P]; zeros before there is any, [0] if unused.
+        basis: leading directions of curvature in the coordinates of the diagonal, orthonormal, [P, R]; R = 0 if unused.
+        curvatures: |curvature| along them, [R]; ones before they are known.
+    """
+
+    mean_square: jax.Array
+    basis: jax.Array
+    curvatures: jax.Array
+
+
+class Preconditioner:
+    """How a NumPyro kernel makes its S: ``build(prior_scale, learned)`` gives one of the maps of this module.
+
+    Attributes:
+        adapts: whether S depends on the mean squared gradient, which warm-up then estimates.
+        rank: how many directions of curvature it depends on.
     """
 
     adapts = False
+    rank = 0
 
-    def build(self, prior_scale, mean_square=None):
+    def build(self, prior_scale, learned: Learned | None = None):
         """The linear map S.
 
         Args:
             prior_scale: prior standard deviations s of the unconstrained parameters, [P].
-            mean_square: mean of (s ∂U/∂w)² over burn-in, [P]; zeros before there is any.
+            learned: what warm-up has found; None if the preconditioner learns nothing.
         """
         raise NotImplementedError
+
+    def start(self, position) -> Learned:
+        """What is known before warm-up, for flat ``position`` [P]."""
+        size, dtype = position.size, position.dtype
+        basis = jax.random.normal(jax.random.key(0), (size, min(self.rank, size)), dtype)
+        return Learned(jnp.zeros(size if self.adapts else 0, dtype), basis, jnp.ones(basis.shape[1], dtype))
 
     def __repr__(self):
         return f"fs.preconditioners.{type(self).__name__.strip('_')}"
 
 
 class _identity(Preconditioner):
-    def build(self, prior_scale, mean_square=None):
+    def build(self, prior_scale, learned=None):
         return Identity()
 
 
 class _prior_scale(Preconditioner):
-    def build(self, prior_scale, mean_square=None):
+    def build(self, prior_scale, learned=None):
         return Diagonal(prior_scale)
 
 
 class _rmsprop(Preconditioner):
     adapts = True
 
-    def build(self, prior_scale, mean_square):
-        return Diagonal(prior_scale * jnp.maximum(mean_square, 1.0) ** -0.25)
+    def build(self, prior_scale, learned):
+        return Diagonal(prior_scale * jnp.maximum(learned.mean_square, 1.0) ** -0.25)
+
+
+class _low_rank(_rmsprop):
+    def __init__(self, rank):
+        self.rank = rank
+
+    def build(self, prior_scale, learned):
+        stretch = jnp.maximum(learned.curvatures, 1.0) ** -0.5 - 1.0
+        return LowRank(super().build(prior_scale, learned).s, learned.basis, stretch)
 
 
 class _diagonal(Preconditioner):
     def __init__(self, values):
         self.values = values
 
-    def build(self, prior_scale, mean_square=None):
+    def build(self, prior_scale, learned=None):
         if self.values.ndim and self.values.shape != prior_scale.shape:
             raise ValueError(
                 f"diagonal(scale): scale has shape {self.values.shape}, the model has {prior_scale.size} "
@@ -119,6 +180,26 @@ def rmsprop() -> Preconditioner:
     deep neural networks*.
     """
     return _rmsprop()
+
+
+def low_rank(rank: int = 50) -> Preconditioner:
+    """S = D (I + V (Λ^(-1/2) - I) Vᵀ): the diagonal D of ``rmsprop``, and ``rank`` directions of its largest curvature.
+
+    V and Λ are the leading eigenvectors and |eigenvalues| (at least 1) of D ∇²U D where the chain is at the start of
+    burn-in, at its quarter and at its half, by subspace iteration on products of the Hessian with vectors; nothing of
+    size P x P is formed. The target is exact, as S is frozen for the second half of burn-in and after.
+
+    It helps where curvature is the same everywhere the posterior is: linear features, or few parameters and much data.
+    In a network the stiff directions turn as the chain moves; see *Preconditioners* in ``docs/theory.md`` for figures,
+    and watch the temperature. A step costs 6 P · rank multiplications more.
+
+    Raises:
+        ValueError, TypeError: rank is not a positive integer.
+    """
+    from numpyro_fspace.validate import check_count
+
+    check_count(rank, "rank")
+    return _low_rank(int(rank))
 
 
 def diagonal(scale) -> Preconditioner:
