@@ -413,3 +413,12 @@ def test_a_hot_chain_is_reported():
     """Started far from the mode and without warm-up, the fall heats the momentum."""
     with pytest.warns(RuntimeWarning, match="runs hot.*smaller step_size"):
         run(sghmc(), num_warmup=0, init_params={"w": jnp.array([4.0, 4.0])})
+
+
+def test_cyclical_steps_come_from_optax():
+    """Two gradient steps per draw, cycles of six: the step that ended each draw follows the cosine and starts anew."""
+    cycle = {"init_value": 1e-2, "peak_value": 1e-2, "warmup_steps": 0, "decay_steps": 6, "end_value": 1e-3}
+    kernel = fs.SGLD(linear(), step_size=optax.sgdr_schedule([cycle] * 3), num_steps=2, warmup=COLD)
+    mcmc = run(kernel, num_warmup=0, num_samples=6, extra_fields=("step_size",))
+    cosine = [1e-3 + 9e-3 * 0.5 * (1 + np.cos(np.pi * (t % 6) / 6)) for t in (1, 3, 5, 7, 9, 11)]
+    np.testing.assert_allclose(mcmc.get_extra_fields()["step_size"], cosine, rtol=1e-4)
