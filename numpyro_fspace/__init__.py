@@ -11,7 +11,15 @@ from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import CalibratedPrior, GPPrior, NetworkPrior, StudentTPrior, fit_gp
 from numpyro_fspace.reporting import report
 from numpyro_fspace.sgmcmc import preconditioners
-from numpyro_fspace.variational import FunctionalELBO, PushforwardKL, RegularizedKL, guides, linearise
+from numpyro_fspace.variational import (
+    FunctionalELBO,
+    PushforwardKL,
+    RegularizedKL,
+    SpectralSteinKL,
+    Wasserstein2,
+    guides,
+    linearise,
+)
 
 __version__ = "0.1.0"
 
@@ -25,8 +33,10 @@ __all__ = [
     "NetworkPrior",
     "PushforwardKL",
     "RegularizedKL",
+    "SpectralSteinKL",
     "StudentTPrior",
     "Warmup",
+    "Wasserstein2",
     "datasets",
     "diagnostics",
     "fHMC",

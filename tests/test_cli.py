@@ -47,7 +47,7 @@ def test_quick_sampler_record(capsys, tmp_path):
     assert line["version"]
 
 
-@pytest.mark.parametrize("method", ["gfsvi", "tfsvi", "bbb"])
+@pytest.mark.parametrize("method", ["gfsvi", "tfsvi", "gwi", "fbnn", "bbb"])
 def test_quick_variational_record(capsys, method):
     status, out, _ = run(capsys, "run", "extrapolation", "--method", method, "--quick")
     assert status == 0

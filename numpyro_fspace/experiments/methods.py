@@ -13,13 +13,27 @@ from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.priors import GPFit
 from numpyro_fspace.reporting import report
-from numpyro_fspace.variational import FunctionalELBO, PushforwardKL, RegularizedKL, linearise, mean_field
+from numpyro_fspace.variational import (
+    FunctionalELBO,
+    PushforwardKL,
+    RegularizedKL,
+    SpectralSteinKL,
+    Wasserstein2,
+    linearise,
+    mean_field,
+)
 
 __all__ = ["KERNELS", "METHODS", "fit"]
 
 KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
 #: Divergences of the functional bound; None is NumPyro's own bound, against the prior of the weights.
-DIVERGENCES = {"gfsvi": RegularizedKL(), "tfsvi": PushforwardKL(), "bbb": None}
+DIVERGENCES = {
+    "gfsvi": RegularizedKL(),
+    "tfsvi": PushforwardKL(),
+    "gwi": Wasserstein2(),
+    "fbnn": SpectralSteinKL(),
+    "bbb": None,
+}
 METHODS = (*KERNELS, "nuts", *DIVERGENCES, "gp")
 #: Test inputs at which a run's report looks.
 MAX_REPORTED = 100
@@ -91,10 +105,10 @@ def _optimise(method, config, gp, points, x, y, x_new, key, progress):
     from numpyro.infer import SVI, Trace_ELBO
 
     start = time.perf_counter()
-    is_functional = DIVERGENCES[method] is not None
-    model = build_model(config, gp, points, functional=is_functional)
+    divergence = DIVERGENCES[method]
+    model = build_model(config, gp, points, functional=divergence is not None)
     guide = mean_field(model)
-    loss = FunctionalELBO(DIVERGENCES[method]) if is_functional else Trace_ELBO()
+    loss = Trace_ELBO() if divergence is None else FunctionalELBO(divergence)
     optimiser = optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.num_updates))
     key_run, key_draws, key_predict = jax.random.split(key, 3)
     svi = SVI(model, guide, optimiser, loss)
@@ -102,7 +116,7 @@ def _optimise(method, config, gp, points, x, y, x_new, key, progress):
     seconds = time.perf_counter() - start
     draws = guide.sample_posterior(key_draws, params, sample_shape=(config.num_samples,))
     name = "net"
-    if is_functional:
+    if divergence is not None and getattr(divergence, "linearised", True):
         model, name = linearise(model, guide.median(params)), "f"
     f = predict(draws, key_predict, x_new, model=model, inputs=x_new)[name].reshape(config.num_samples, -1)
     return Posterior(

@@ -1,9 +1,19 @@
 """Function-space variational inference on the models that the samplers read."""
 
 from numpyro_fspace.variational import guides
-from numpyro_fspace.variational.divergences import PushforwardKL, RegularizedKL
+from numpyro_fspace.variational.divergences import PushforwardKL, RegularizedKL, SpectralSteinKL, Wasserstein2
 from numpyro_fspace.variational.elbo import FunctionalELBO
 from numpyro_fspace.variational.guides import low_rank, mean_field
 from numpyro_fspace.variational.linearise import linearise
 
-__all__ = ["FunctionalELBO", "PushforwardKL", "RegularizedKL", "guides", "linearise", "low_rank", "mean_field"]
+__all__ = [
+    "FunctionalELBO",
+    "PushforwardKL",
+    "RegularizedKL",
+    "SpectralSteinKL",
+    "Wasserstein2",
+    "guides",
+    "linearise",
+    "low_rank",
+    "mean_field",
+]

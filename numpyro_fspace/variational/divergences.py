@@ -2,7 +2,8 @@
 
 A divergence is a callable ``(law, prior, x) -> D``. ``law`` is a ``LinearisedLaw``: the Gaussian law of the
 linearised function under the guide, by its ``mean(x)`` [M, K], ``root(x)`` [M, K, R] (whose product with its
-transpose is the covariance), ``jacobian(x)`` [M, K, P] and ``loc``, the mean of the weights [P].
+transpose is the covariance), ``jacobian(x)`` [M, K, P] and ``loc``, the mean of the weights [P]. A divergence with the
+attribute ``linearised = False`` gets a ``SampledLaw`` instead, with ``sample(x, num_draws)`` [S, M, K].
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_fspace.validate import check_positive
+from numpyro_fspace.validate import check_count, check_positive
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-__all__ = ["PushforwardKL", "RegularizedKL", "regularised_kl"]
+__all__ = ["PushforwardKL", "RegularizedKL", "SpectralSteinKL", "Wasserstein2", "regularised_kl"]
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,8 @@ class RegularizedKL:
             check_positive(self.gamma, "gamma")
 
     def __call__(self, law, prior, x) -> Float[Array, ""]:
-        if not hasattr(prior, "law"):
-            raise TypeError(
-                f"{type(self).__name__} needs a Gaussian prior such as fs.GPPrior; {type(prior).__name__} is known by "
-                "its log density and draws only."
-            )
         mean, root = law.mean(x), law.root(x)
-        prior_mean, prior_covariance = (jnp.asarray(part, mean.dtype) for part in prior.law(x))
-        if prior_mean.ndim == 1:
-            prior_mean, prior_covariance = prior_mean[:, None], prior_covariance[None]
+        prior_mean, prior_covariance = _moments(self, prior, x, mean.dtype)
         jitter = len(x) * default_gamma(self.gamma, mean.dtype)
         return regularised_kl(mean - prior_mean, root, prior_covariance, jitter)
 
@@ -97,6 +91,113 @@ class PushforwardKL:
         root = jnp.swapaxes(law.root(x), 0, 1).reshape(num_outputs * num_points, 1, -1)
         jitter = num_points * default_gamma(self.gamma, flat.dtype)
         return regularised_kl(difference, root, (flat @ flat.T)[None], jitter)
+
+
+@dataclass(frozen=True)
+class Wasserstein2:
+    r"""GWI's divergence: the squared 2-Wasserstein distance between the Gaussian laws at X_M.
+
+    .. math:: W_2^2 = \|m_Q - m_P\|^2 + \mathrm{tr}\, \Sigma_Q + \mathrm{tr}\, \Sigma_P
+              - 2\, \mathrm{tr}\big(\Sigma_P^{1/2} \Sigma_Q \Sigma_P^{1/2}\big)^{1/2}
+
+    It is finite where a KL is not, so nothing need be added to either law; Σ_P includes the prior's nugget. What
+    maximises the bound is a posterior of generalised variational inference, not that of Bayes' rule.
+
+    Raises:
+        TypeError: the prior is not Gaussian.
+
+    Reference: V. Wild, R. Hu, D. Sejdinovic (2022), *Generalized variational inference in function spaces: Gaussian
+    measures meet Bayesian deep learning*.
+    """
+
+    def __call__(self, law, prior, x) -> Float[Array, ""]:
+        mean, root = law.mean(x), jnp.swapaxes(law.root(x), 0, 1)
+        prior_mean, prior_covariance = _moments(self, prior, x, mean.dtype)
+        factor = jnp.linalg.cholesky(prior_covariance)
+        flat = (factor.mT @ root).reshape(-1, root.shape[-1])
+        values = jnp.linalg.eigvalsh(flat @ flat.T)
+        floor = jnp.finfo(mean.dtype).eps * jnp.max(values)  # below it eigenvalues are rounding, and the root is steep
+        overlap = jnp.sqrt(jnp.maximum(values, floor)).sum()
+        spread = jnp.sum(root**2) + jnp.trace(prior_covariance, axis1=-2, axis2=-1).sum() - 2.0 * overlap
+        return jnp.sum((mean - prior_mean) ** 2) + spread
+
+
+@dataclass(frozen=True)
+class SpectralSteinKL:
+    r"""FBNN's divergence: KL(Q‖P0) at X_M from draws of the function, by the spectral Stein estimate of Q's score.
+
+    .. math:: \nabla \mathrm{KL} = E_{f \sim Q}\big[\nabla f(X_M)^\top
+              \big(\nabla_f \log q(f) - \nabla_f \log p_0(f)\big)\big]
+
+    The gradient is the estimate. The *value* is E[-log p0(f)], which differs from the KL by Q's entropy; no estimate of
+    that is made. Any prior with a differentiable log density will do, and any continuous guide.
+
+    Args:
+        num_draws: S, functions drawn at each step.
+        noise: variance of the white noise added to the drawn values, so that Q has a density; part of the prior's
+            nugget, say.
+        explained: share of the kernel matrix's eigenvalues that the estimate keeps.
+
+    Raises:
+        ValueError, TypeError: an argument is out of its range.
+
+    Reference: S. Sun, G. Zhang, J. Shi, R. Grosse (2019), *Functional variational Bayesian neural networks*.
+    """
+
+    num_draws: int = 100
+    noise: float = 1e-2
+    explained: float = 0.99
+    linearised = False
+
+    def __post_init__(self):
+        check_count(self.num_draws, "num_draws", 2)
+        check_positive(self.noise, "noise")
+        check_positive(self.explained, "explained")
+        if self.explained > 1.0:
+            raise ValueError(f"explained={self.explained} must be at most 1.")
+
+    def __call__(self, law, prior, x) -> Float[Array, ""]:
+        f = law.sample(x, self.num_draws)
+        noise = jax.random.normal(jax.random.fold_in(law.key, 1), f.shape, f.dtype)
+        f = f + jnp.sqrt(self.noise) * noise
+        score = spectral_stein_score(jax.lax.stop_gradient(f).reshape(len(f), -1), self.explained).reshape(f.shape)
+        entropy_term = jnp.sum(score * (f - jax.lax.stop_gradient(f)))  # zero, with the gradient of -H
+        single = getattr(prior, "num_outputs", f.shape[-1]) is None
+        log_prior = jax.vmap(lambda v: prior.log_prob(x, v[:, 0] if single else v))(f)
+        return (entropy_term - log_prior.sum()) / len(f)
+
+
+def spectral_stein_score(draws: Float[Array, "S D"], explained: float = 0.99) -> Float[Array, "S D"]:
+    """∇ log q at each of S draws from q: the spectral Stein estimate with a squared exponential kernel.
+
+    The kernel's width is the median distance between draws; eigenfunctions are kept until they explain a share
+    ``explained`` of the kernel matrix's trace.
+
+    Reference: J. Shi, S. Sun, J. Zhu (2018), *A spectral approach to gradient estimation for implicit distributions*.
+    """
+    num = len(draws)
+    squares = jnp.sum((draws[:, None] - draws[None]) ** 2, -1)
+    width = jnp.median(squares[jnp.triu_indices(num, 1)])
+    kernel = jnp.exp(-0.5 * squares / width)
+    values, vectors = jnp.linalg.eigh(kernel)
+    values, vectors = values[::-1], vectors[:, ::-1]
+    before = (jnp.cumsum(values) - values) / jnp.sum(values)
+    kept = (before < explained) & (values > num * jnp.finfo(draws.dtype).eps)
+    # With ψ_j = √S Σ_i u_ij k(·, x_i) / λ_j, the mean over draws of ∇ψ_j is -β_j, and √S u_j are the ψ_j at the draws.
+    slopes = -(kernel @ draws - kernel.sum(1)[:, None] * draws) / width
+    beta = -(vectors.T @ slopes) / (jnp.where(kept, values, 1.0)[:, None] * jnp.sqrt(num))
+    return jnp.sqrt(num) * (vectors * kept) @ beta
+
+
+def _moments(divergence, prior, x, dtype):
+    """Mean [M, K] and covariance [K, M, M] of a Gaussian prior at x."""
+    if not hasattr(prior, "law"):
+        raise TypeError(
+            f"{type(divergence).__name__} needs a Gaussian prior such as fs.GPPrior; {type(prior).__name__} is known "
+            "by its log density and draws only. fs.SpectralSteinKL() takes any prior."
+        )
+    mean, covariance = (jnp.asarray(part, dtype) for part in prior.law(x))
+    return (mean[:, None], covariance[None]) if mean.ndim == 1 else (mean, covariance)
 
 
 def default_gamma(gamma: float | None, dtype) -> float:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -12,19 +11,19 @@ from numpyro import handlers
 from numpyro.distributions import biject_to, transforms
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 from numpyro.infer import ELBO
+from numpyro.infer.autoguide import AutoLaplaceApproximation
 
 from numpyro_fspace.potential import base_transform
 from numpyro_fspace.primitives import fresh_draws, function_hook, is_functional_prior
 from numpyro_fspace.validate import check_count
 from numpyro_fspace.variational.divergences import RegularizedKL
+from numpyro_fspace.variational.laws import LinearisedLaw, SampledLaw, as_normal, entropy, mean_and_spread
 from numpyro_fspace.variational.linearise import function_of, linearise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jaxtyping import Array, Float
-
-__all__ = ["FunctionalELBO", "LinearisedLaw"]
+__all__ = ["FunctionalELBO"]
 
 
 class FunctionalELBO(ELBO):
@@ -40,16 +39,20 @@ class FunctionalELBO(ELBO):
 
     The model must use the function that ``functional_prior`` returns: it is that one which is linearised.
 
+    A divergence that needs draws only (``linearised = False``) leaves the network as it is: f in place of f_L
+    everywhere, and any guide over the flat latent values will do.
+
     A Gaussian likelihood whose mean is an affine function of one network's values is integrated in closed form; any
     other by ``num_particles`` draws of the weights.
 
     Args:
-        divergence: ``fs.RegularizedKL()`` (the default: GFSVI), ``fs.PushforwardKL()`` (TFSVI), or any callable
-            ``(law, prior, x) -> D``.
+        divergence: ``fs.RegularizedKL()`` (the default: GFSVI), ``fs.PushforwardKL()`` (TFSVI), ``fs.Wasserstein2()``
+            (GWI), ``fs.SpectralSteinKL()`` (FBNN), or any callable ``(law, prior, x) -> D``.
         num_particles: draws of the latent values, for expectations without closed form.
 
     Raises:
-        TypeError: at the first step, for a guide whose posterior is not a (low-rank or diagonal) normal.
+        TypeError: at the first step, for a guide whose posterior is not normal where the divergence needs it (or other
+            latent values do).
         ValueError: for a model without functional prior, or whose functions depend on constrained values.
 
     Example:
@@ -78,62 +81,49 @@ class FunctionalELBO(ELBO):
         self.divergence = RegularizedKL() if divergence is None else divergence
         if isinstance(self.divergence, type) or not callable(self.divergence):
             raise TypeError(f"divergence must be an object such as fs.RegularizedKL(), got {divergence!r}.")
+        self.linearised = getattr(self.divergence, "linearised", True)
 
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
-        key_model, key_draws = jax.random.split(rng_key)
-        problem = _Problem(model, guide, param_map, args, kwargs, key_model)
+        key_model, key_law, key_draws = jax.random.split(rng_key, 3)
+        problem = _Problem(model, guide, param_map, args, kwargs, key_model, self.linearised)
         divergence = 0.0
-        for name, site in problem.functions.items():
+        for i, (name, site) in enumerate(problem.functions.items()):
             strength = site["fn"].scale * (1.0 if site["scale"] is None else site["scale"])
-            divergence += strength * self.divergence(problem.law(name), site["fn"].prior, site["fn"].x)
+            law = problem.law(name) if self.linearised else problem.sampled(name, jax.random.fold_in(key_law, i))
+            divergence += strength * self.divergence(law, site["fn"].prior, site["fn"].x)
         keys = jax.random.split(key_draws, self.num_particles)
         rest = jax.vmap(problem.rest_given_draw)(keys)
-        likelihood = jax.vmap(problem.closed_form)(keys)
+        likelihood = jax.vmap(problem.closed_form)(keys) if self.linearised else None
         if likelihood is None:
             likelihood = jax.vmap(problem.likelihood_given_draw)(keys)
         expected = jnp.mean(rest + likelihood)
         return {"loss": divergence - problem.entropy_of_rest() - expected, "mutable_state": None}
 
 
-@dataclass(frozen=True, eq=False)
-class LinearisedLaw:
-    """GP(f(·; m), J S Jᵀ), the law of the linearised function under w ~ N(m, S).
-
-    Attributes:
-        function: ``(flat weights, x [M, D]) -> [M, K]``.
-        loc: m, flat [P].
-        spread: ``[…, P] -> […, R]``, the product with a square root of S.
-    """
-
-    function: Any
-    loc: Float[Array, " P"]
-    spread: Any
-
-    def mean(self, x):
-        """f(x; m), [M, K]."""
-        return self.function(self.loc, x)
-
-    def jacobian(self, x):
-        """J(x; m), [M, K, P], row by row: a function's value at an input depends on that input alone."""
-        return jax.vmap(lambda row: jax.jacrev(lambda w: self.function(w, row[None])[0])(self.loc))(x)
-
-    def root(self, x):
-        """A [M, K, R] with A Aᵀ = J S Jᵀ."""
-        return self.spread(self.jacobian(x))
-
-
 class _Problem:
     """One step's model, guide and randomness: what the terms of the bound are made of."""
 
-    def __init__(self, model, guide, params, args, kwargs, key):
-        if not hasattr(guide, "get_posterior") or not hasattr(guide, "prototype_trace"):
+    def __init__(self, model, guide, params, args, kwargs, key, linearised):
+        is_point = isinstance(guide, AutoLaplaceApproximation)  # a normal law only once it has been trained
+        if is_point or not hasattr(guide, "get_posterior") or not hasattr(guide, "prototype_trace"):
             raise TypeError(
-                f"FunctionalELBO needs a Gaussian guide, got {type(guide).__name__}: use fs.guides.mean_field(model)."
+                f"FunctionalELBO needs a guide over the flat latent values, got {type(guide).__name__}: use "
+                "fs.guides.mean_field(model), or another of NumPyro's AutoContinuous guides."
             )
         self.model = handlers.substitute(model, data=params)  # the values of its ``numpyro.param`` sites
-        self.args, self.kwargs, self.key = args, kwargs, key
+        self.args, self.kwargs, self.key, self.linearised = args, kwargs, key, linearised
         self.unpack = guide._unpack_latent  # NumPyro offers no public name for the order of the flat values
-        self.loc, self.spread, self.posterior = _gaussian(guide.get_posterior(params))
+        self.posterior = guide.get_posterior(params)
+        self.normal = as_normal(self.posterior)
+        if self.normal is not None:
+            self.loc, self.spread = mean_and_spread(self.normal)
+        elif linearised:
+            raise TypeError(
+                f"FunctionalELBO: this divergence needs a guide whose posterior is normal, {type(guide).__name__} is "
+                "not: use fs.guides.mean_field(model) or fs.guides.low_rank(model, rank)."
+            )
+        else:
+            self.loc = self.posterior.sample(key)
         self.sites = {name: guide.prototype_trace[name] for name in self.unpack(self.loc)}
         self.centre = self.constrain(self.loc)
         self.functions = {k: s for k, s in self.trace(self.model, self.centre).items() if is_functional_prior(s)}
@@ -143,11 +133,16 @@ class _Problem:
             )
         used = set().union(*(self._dependencies(name) for name in self.functions))
         bad = sorted(name for name in used if not _is_real(self.sites[name]))
-        if bad:
+        if bad and linearised:
             raise ValueError(
                 f"FunctionalELBO: the functions depend on {bad}, which are not real-valued; reparametrise."
             )
         self.rest = [name for name in self.sites if name not in used]
+        if self.rest and self.normal is None:
+            raise TypeError(
+                f"FunctionalELBO: {self.rest} are no weights of a function, and their entropy under "
+                f"{type(guide).__name__} is not known; use a guide whose posterior is normal."
+            )
 
     def constrain(self, flat) -> dict:
         """Values of the latent sites for flat unconstrained ones."""
@@ -162,6 +157,10 @@ class _Problem:
     def law(self, name) -> LinearisedLaw:
         """The law of the function ``name``."""
         return LinearisedLaw(lambda flat, x: self._evaluate(name, self.constrain(flat), x), self.loc, self.spread)
+
+    def sampled(self, name, key) -> SampledLaw:
+        """The law of the function ``name`` itself, by draws."""
+        return SampledLaw(lambda flat, x: self._evaluate(name, self.constrain(flat), x), self.draw, key)
 
     def _evaluate(self, name, values, x):
         f = function_of(self.model, name, self.args, self.kwargs, values)(x)
@@ -181,7 +180,7 @@ class _Problem:
             return 0.0
         places = self.unpack(jnp.arange(self.loc.size))
         index = jnp.concatenate([jnp.ravel(places[name]) for name in self.rest])
-        return _marginal(self.posterior, index).entropy().sum()
+        return entropy(self.normal, index)
 
     def rest_given_draw(self, key):
         """log p(θ) and the log Jacobian of its constraints, at a draw of q."""
@@ -198,9 +197,10 @@ class _Problem:
         return total
 
     def likelihood_given_draw(self, key):
-        """log p(y | f_L, θ) at a draw of q."""
+        """log p(y | f_L, θ), or log p(y | f, θ), at a draw of q."""
         values = self.constrain(self.draw(key))
-        data = _observed(self.trace(linearise(self.model, self.centre), values))
+        model = linearise(self.model, self.centre) if self.linearised else self.model
+        data = _observed(self.trace(model, values))
         return sum(_log_prob(site) for site in data.values())
 
     def closed_form(self, key):
@@ -230,13 +230,13 @@ class _Problem:
             return _observed(self.trace(self.model, values, replace))
 
         sites = observed(None)
-        if len(calls) != 1 or any(_as_normal(site) is None for site in sites.values()):
+        if len(calls) != 1 or any(_normal(site) is None for site in sites.values()):
             return None
         ((x, value),) = calls
         start = jnp.zeros_like(value)
 
         def moments(shift):
-            laws = [_as_normal(site) for site in observed(shift).values()]
+            laws = [_normal(site) for site in observed(shift).values()]
             return [law.loc for law in laws], [law.scale for law in laws]
 
         def tangent(step):
@@ -251,11 +251,17 @@ class _Problem:
         roots = jax.vmap(lambda step: tangent(step)(start), in_axes=-1, out_axes=-1)(root)
         total = 0.0
         for site, loc_root in zip(sites.values(), roots, strict=True):
-            law = _as_normal(site)
+            law = _normal(site)
             loss = 0.5 * jnp.broadcast_to(jnp.sum(loc_root**2, -1) / law.scale**2, site["fn"].shape())
             loss = sum_rightmost(loss, site["fn"].event_dim)
             total = total + _log_prob(site) - scale_and_mask(loss, site["scale"]).sum()
         return total
+
+
+def _normal(site):
+    """The univariate normal laws behind a site, None for any other."""
+    law = as_normal(site["fn"])
+    return law if isinstance(law, dist.Normal) else None
 
 
 def depends_on(fn, values: dict) -> set:
@@ -268,27 +274,6 @@ def depends_on(fn, values: dict) -> set:
         sources = set().union(*inputs)
         origin.update(dict.fromkeys(equation.outvars, sources))
     return set().union(*(origin.get(v, set()) for v in program.outvars if not hasattr(v, "val")))
-
-
-def _gaussian(law):
-    """Mean [P] of a guide's normal law, the product with a root of its covariance, and the law."""
-    base = law.base_dist if isinstance(law, dist.Independent) else law
-    if isinstance(base, dist.Normal):
-        return base.loc, lambda rows: rows * base.scale, base
-    if isinstance(base, dist.LowRankMultivariateNormal):
-        scale, factor = jnp.sqrt(base.cov_diag), base.cov_factor
-        return base.loc, lambda rows: jnp.concatenate([rows * scale, rows @ factor], -1), base
-    raise TypeError(
-        f"FunctionalELBO needs a guide whose posterior is normal, diagonal or low-rank, got {type(base).__name__}: use "
-        "fs.guides.mean_field(model) or fs.guides.low_rank(model, rank)."
-    )
-
-
-def _marginal(law, index):
-    """The law of some coordinates."""
-    if isinstance(law, dist.Normal):
-        return dist.Normal(law.loc[index], law.scale[index])
-    return dist.LowRankMultivariateNormal(law.loc[index], law.cov_factor[index], law.cov_diag[index])
 
 
 def _is_real(site) -> bool:
@@ -306,11 +291,3 @@ def _observed(trace) -> dict:
 
 def _log_prob(site):
     return scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"]).sum()
-
-
-def _as_normal(site):
-    """The normal law behind a site, None for any other."""
-    law = site["fn"]
-    while isinstance(law, dist.Independent | dist.ExpandedDistribution):
-        law = law.base_dist
-    return law if isinstance(law, dist.Normal) else None

@@ -1,0 +1,90 @@
+"""The law that a guide gives a function: of its linearisation, Gaussian, or of the function itself, by draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, Key
+
+__all__ = ["LinearisedLaw", "SampledLaw", "as_normal", "entropy", "mean_and_spread"]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearisedLaw:
+    """GP(f(·; m), J S Jᵀ), the law of the linearised function under w ~ N(m, S).
+
+    Attributes:
+        function: ``(flat weights, x [M, D]) -> [M, K]``.
+        loc: m, flat [P].
+        spread: ``[…, P] -> […, R]``, the product with a square root of S.
+    """
+
+    function: Any
+    loc: Float[Array, " P"]
+    spread: Any
+
+    def mean(self, x):
+        """f(x; m), [M, K]."""
+        return self.function(self.loc, x)
+
+    def jacobian(self, x):
+        """J(x; m), [M, K, P], row by row: a function's value at an input depends on that input alone."""
+        return jax.vmap(lambda row: jax.jacrev(lambda w: self.function(w, row[None])[0])(self.loc))(x)
+
+    def root(self, x):
+        """A [M, K, R] with A Aᵀ = J S Jᵀ."""
+        return self.spread(self.jacobian(x))
+
+
+@dataclass(frozen=True, eq=False)
+class SampledLaw:
+    """The law of f(·; w), w ~ q, known by draws.
+
+    Attributes:
+        function: ``(flat weights, x [M, D]) -> [M, K]``.
+        draw: ``key -> flat weights [P]``, differentiable in the guide's parameters.
+        key: of everything that is drawn.
+    """
+
+    function: Any
+    draw: Any
+    key: Key[Array, ""]
+
+    def sample(self, x, num_draws: int) -> Float[Array, "S M K"]:
+        """Draws of f(x)."""
+        keys = jax.random.split(self.key, num_draws)
+        return jax.vmap(lambda key: self.function(self.draw(key), x))(keys)
+
+
+def as_normal(law):
+    """The normal law behind a guide's posterior or a site (diagonal, low-rank, full); None for any other."""
+    while isinstance(law, dist.Independent | dist.ExpandedDistribution):
+        law = law.base_dist
+    kinds = dist.Normal | dist.LowRankMultivariateNormal | dist.MultivariateNormal
+    return law if isinstance(law, kinds) else None
+
+
+def mean_and_spread(law):
+    """Mean [P] of a normal law, and the product with a root of its covariance, ``[…, P] -> […, R]``."""
+    if isinstance(law, dist.Normal):
+        return law.loc, lambda rows: rows * law.scale
+    if isinstance(law, dist.MultivariateNormal):
+        return law.loc, lambda rows: rows @ law.scale_tril
+    scale, factor = jnp.sqrt(law.cov_diag), law.cov_factor
+    return law.loc, lambda rows: jnp.concatenate([rows * scale, rows @ factor], -1)
+
+
+def entropy(law, index) -> Float[Array, ""]:
+    """H of some coordinates of a normal law."""
+    if isinstance(law, dist.Normal):
+        return dist.Normal(law.loc[index], law.scale[index]).entropy().sum()
+    if isinstance(law, dist.MultivariateNormal):
+        covariance = law.covariance_matrix[jnp.ix_(index, index)]
+        return dist.MultivariateNormal(law.loc[index], covariance).entropy().sum()
+    return dist.LowRankMultivariateNormal(law.loc[index], law.cov_factor[index], law.cov_diag[index]).entropy().sum()

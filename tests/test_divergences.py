@@ -1,0 +1,190 @@
+"""Divergences by draws and by transport: closed forms, broken twins, guides that are not Gaussian."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+import tinygp
+from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoBNAFNormal, AutoIAFNormal, AutoMultivariateNormal
+from scipy.linalg import sqrtm
+
+import numpyro_fspace as fs
+from numpyro_fspace.variational.divergences import spectral_stein_score
+from numpyro_fspace.variational.laws import LinearisedLaw, SampledLaw
+
+X = jnp.array([[-1.0], [-0.4], [0.1], [0.5], [0.9]])
+Y = jnp.array([0.3, -0.7, 0.2, 1.1, 0.6])
+POINTS = jnp.array([[-1.2], [-0.3], [0.8]])
+GP = fs.GPPrior(tinygp.kernels.ExpSquared(0.7), nugget=0.1, mean=0.2)
+LOC, SD = jnp.array([0.3, -0.5, 0.8]), jnp.array([0.4, 0.7, 0.2])
+
+
+def features(x):
+    return jnp.stack([jnp.ones_like(x[:, 0]), x[:, 0], jnp.sin(2.0 * x[:, 0])], 1)
+
+
+def function(w, x):
+    return (features(x) @ w)[:, None]
+
+
+def model(x, y=None):
+    w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+    f = fs.functional_prior("f", lambda x: features(x) @ w, GP, POINTS)
+    numpyro.sample("y", dist.Normal(f(x), 0.5), obs=y)
+
+
+def exact_posterior():
+    """Mean and covariance of w under the likelihood and the GP prior at ``POINTS``, and no prior of its own."""
+    phi, phi_m = np.asarray(features(X)), np.asarray(features(POINTS))
+    mean, covariance = GP.law(POINTS)
+    precision = phi.T @ phi / 0.25 + phi_m.T @ np.linalg.solve(covariance, phi_m)
+    return np.linalg.solve(precision, phi.T @ Y / 0.25 + phi_m.T @ np.linalg.solve(covariance, mean)), precision
+
+
+# ---- the spectral Stein score --------------------------------------------------------------------------------
+
+ROOT = np.array([[1.0, 0.0], [0.6, 0.5]])
+
+
+def score_error(num_draws, seed=0, sign=1.0):
+    """Root mean squared error of the score of a Gaussian, relative to the score's size."""
+    draws = 1.0 + jax.random.normal(jax.random.key(seed), (num_draws, 2)) @ ROOT.T
+    exact = -(draws - 1.0) @ np.linalg.inv(ROOT @ ROOT.T)
+    return float(jnp.sqrt(jnp.mean((sign * spectral_stein_score(draws) - exact) ** 2) / jnp.mean(exact**2)))
+
+
+def test_score_of_a_gaussian():
+    errors = [np.mean([score_error(num, seed) for seed in range(5)]) for num in (50, 200, 800)]
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 0.3
+    assert score_error(800, sign=-1.0) > 1.5
+
+
+def test_score_moves_with_the_draws_and_shrinks_with_their_scale():
+    draws = jax.random.normal(jax.random.key(0), (100, 3))
+    np.testing.assert_allclose(spectral_stein_score(draws + 5.0), spectral_stein_score(draws), atol=1e-2)
+    np.testing.assert_allclose(spectral_stein_score(4.0 * draws), spectral_stein_score(draws) / 4.0, atol=1e-3)
+
+
+# ---- SpectralSteinKL -----------------------------------------------------------------------------------------
+
+
+def kl_gradient(divergence, params, seeds=range(8)):
+    def value(params, key):
+        law = SampledLaw(function, lambda k: params[0] + params[1] * jax.random.normal(k, (3,)), key)
+        return divergence(law, GP, POINTS)
+
+    grads = [jax.grad(value)(params, jax.random.key(seed)) for seed in seeds]
+    return [np.mean([g[i] for g in grads], 0) for i in range(2)]
+
+
+def test_gradient_is_that_of_the_exact_kl():
+    """Of KL(N(Φm, ΦSΦᵀ + noise) ‖ N(m_p, K + nugget)), in the mean and the spread of the weights."""
+    noise = 0.1
+    phi, (mean, covariance) = features(POINTS), GP.law(POINTS)
+
+    def exact(params):
+        q = dist.MultivariateNormal(phi @ params[0], (phi * params[1] ** 2) @ phi.T + noise * jnp.eye(3))
+        p = dist.MultivariateNormal(jnp.asarray(mean, float), jnp.asarray(covariance, float))
+        return dist.kl_divergence(q, p)
+
+    wanted = jax.grad(exact)((LOC, SD))
+    found = kl_gradient(fs.SpectralSteinKL(num_draws=500, noise=noise), (LOC, SD))
+    for got, exact_part in zip(found, wanted, strict=True):
+        assert np.linalg.norm(got - exact_part) < 0.15 * np.linalg.norm(exact_part)
+
+
+def test_without_the_entropy_the_gradient_is_another(monkeypatch):
+    monkeypatch.setattr("numpyro_fspace.variational.divergences.spectral_stein_score", lambda f, _: 0.0 * f)
+    crossed = kl_gradient(fs.SpectralSteinKL(num_draws=500, noise=0.1), (LOC, SD))
+    monkeypatch.undo()
+    full = kl_gradient(fs.SpectralSteinKL(num_draws=500, noise=0.1), (LOC, SD))
+    assert np.linalg.norm(crossed[1] - full[1]) > 1.0
+
+
+@pytest.mark.parametrize("guide", [fs.guides.mean_field, AutoMultivariateNormal, AutoIAFNormal, AutoBNAFNormal])
+def test_it_finds_the_exact_mean_with_any_guide(guide):
+    made = guide(model)
+    loss = fs.FunctionalELBO(fs.SpectralSteinKL(num_draws=40, noise=1e-3), num_particles=10)
+    svi = SVI(model, made, optax.adam(optax.cosine_decay_schedule(0.03, 1500)), loss)
+    result = svi.run(jax.random.key(0), 1500, X, Y, progress_bar=False)
+    w = made.sample_posterior(jax.random.key(1), result.params, sample_shape=(2000,))["w"]
+    mean, precision = exact_posterior()
+    sd = np.sqrt(np.diag(np.linalg.inv(precision)))
+    assert np.all(np.abs(w.mean(0) - mean) < 0.5 * sd)
+
+
+def test_a_prior_that_is_not_gaussian():
+    prior = fs.StudentTPrior(tinygp.kernels.ExpSquared(0.7), df=4.0, nugget=0.1)
+    law = SampledLaw(function, lambda key: LOC + SD * jax.random.normal(key, (3,)), jax.random.key(0))
+    assert np.isfinite(fs.SpectralSteinKL()(law, prior, POINTS))
+    for divergence in (fs.Wasserstein2(), fs.RegularizedKL()):
+        with pytest.raises(TypeError, match=r"needs a Gaussian prior.*SpectralSteinKL"):
+            divergence(LinearisedLaw(function, LOC, lambda rows: rows * SD), prior, POINTS)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error"),
+    [({"num_draws": 1}, ValueError), ({"noise": 0.0}, ValueError), ({"explained": 1.5}, ValueError)],
+)
+def test_bad_arguments_are_refused(kwargs, error):
+    with pytest.raises(error, match=next(iter(kwargs))):
+        fs.SpectralSteinKL(**kwargs)
+
+
+# ---- Wasserstein2 --------------------------------------------------------------------------------------------
+
+
+def gaussian_w2(mean_q, cov_q, mean_p, cov_p):
+    root = sqrtm(np.asarray(cov_p, float)).real
+    cross = np.sqrt(np.maximum(np.linalg.eigvalsh(root @ np.asarray(cov_q, float) @ root), 0.0)).sum()
+    return np.sum((mean_q - mean_p) ** 2) + np.trace(cov_q + cov_p) - 2 * cross
+
+
+@pytest.mark.parametrize("num_points", [2, 3, 7])
+def test_wasserstein_is_the_closed_form(num_points, x64):
+    """Also where the network's law is degenerate: three weights, seven points."""
+    points = jnp.linspace(-1.0, 1.0, num_points)[:, None]
+    found = fs.Wasserstein2()(LinearisedLaw(function, LOC, lambda rows: rows * SD), GP, points)
+    phi = np.asarray(features(points))
+    assert np.isclose(found, gaussian_w2(phi @ LOC, (phi * SD**2) @ phi.T, *GP.law(points)), rtol=1e-5)
+
+
+def test_wasserstein_of_two_outputs_is_the_sum(x64):
+    double = fs.GPPrior(tinygp.kernels.ExpSquared(0.7), nugget=0.1, mean=0.2, num_outputs=2)
+    both = LinearisedLaw(
+        lambda w, x: jnp.stack([features(x) @ w[:3], features(x) @ w[3:]], 1),
+        jnp.concatenate([LOC, -LOC]),
+        lambda rows: rows * jnp.concatenate([SD, SD]),
+    )
+    parts = [LinearisedLaw(function, loc, lambda rows: rows * SD) for loc in (LOC, -LOC)]
+    total = sum(fs.Wasserstein2()(part, GP, POINTS) for part in parts)
+    assert np.isclose(fs.Wasserstein2()(both, double, POINTS), total)
+
+
+def test_wasserstein_has_a_gradient_where_the_law_is_degenerate():
+    points = jnp.linspace(-1.0, 1.0, 20)[:, None]
+
+    def value(sd):
+        return fs.Wasserstein2()(LinearisedLaw(function, LOC, lambda rows: rows * sd), GP, points)
+
+    gradient, step = jax.grad(value)(SD), 1e-2
+    numeric = [(value(SD.at[i].add(step)) - value(SD.at[i].add(-step))) / (2 * step) for i in range(3)]
+    np.testing.assert_allclose(gradient, numeric, rtol=0.05, atol=0.05)
+
+
+def test_full_covariance_guides_reach_the_exact_posterior():
+    """The Gaussian divergences take NumPyro's AutoMultivariateNormal too."""
+    guide = AutoMultivariateNormal(model)
+    svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.03, 3000)), fs.FunctionalELBO())
+    result = svi.run(jax.random.key(0), 3000, X, Y, progress_bar=False)
+    law = guide.get_posterior(result.params)
+    mean, precision = exact_posterior()
+    np.testing.assert_allclose(law.loc, mean, atol=0.02)
+    np.testing.assert_allclose(law.covariance_matrix @ precision, np.eye(3), atol=0.1)
