@@ -17,13 +17,15 @@ from numpyro.distributions import biject_to, transforms
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_fspace.networks import init_to_network
-from numpyro_fspace.primitives import fresh_draws, full_plates, function_hook, is_functional_prior
+from numpyro_fspace.primitives import fresh_draws, full_plates, function_hook, given_rows, is_functional_prior
 from numpyro_fspace.validate import check_observations, check_sites
 
 __all__ = ["ModelPotential", "base_transform"]
 
 #: Prior draws from which the scale of a parameter without a closed form is estimated.
 NUM_SCALE_DRAWS = 200
+#: Rows of the data (or a minibatch, if that is larger) evaluated together for a full gradient.
+MAX_ROWS = 2048
 
 
 class ModelPotential:
@@ -92,16 +94,41 @@ class ModelPotential:
         model = fresh_draws(self.model, key)
         return potential_energy(model, self.args, self.kwargs, z), model.log_functional_prior
 
-    def data_potential(self, z, key, *, full: bool = False):
-        """U(z) without the functional priors, with the minibatch that ``key`` gives ``__call__``, or on all data."""
-        model = fresh_draws(full_plates(self.model) if full else self.model, key)
+    def data_potential(self, z, key, model=None):
+        """U(z) without the functional priors, with the minibatch that ``key`` gives ``__call__``."""
+        model = fresh_draws(self.model if model is None else model, key)
         with function_hook(density=False):
             return potential_energy(model, self.args, self.kwargs, z)
 
+    def data_gradient(self, z, key) -> dict:
+        """Gradient of ``data_potential`` on all data, ``MAX_ROWS`` rows at a time."""
+        if len(self._minibatches()) > 1:
+            return jax.grad(self.data_potential)(z, key, full_plates(self.model))
+        ((size, batch),) = self._minibatches()
+        num_rows = min(size, max(batch, MAX_ROWS))
+        num_whole = size // num_rows
+
+        def part(rows):
+            """Its share of the mean of estimates from parts of the data."""
+            gradient = jax.grad(self.data_potential)(z, key, given_rows(self.model, rows))
+            return jax.tree.map(lambda g: len(rows) / size * g, gradient)
+
+        def add(total, rows):
+            return jax.tree.map(jnp.add, total, part(rows)), None
+
+        whole = jnp.arange(num_whole * num_rows).reshape(num_whole, num_rows)
+        total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, z), whole)
+        rest = jnp.arange(num_whole * num_rows, size)
+        return add(total, rest)[0] if rest.size else total
+
     def batches(self) -> float:
         """N/B, the minibatches that make up the data (the most of any plate's); 1 without minibatches."""
+        return max((size / batch for size, batch in self._minibatches()), default=1.0)
+
+    def _minibatches(self):
+        """(N, B) of every subsampled plate."""
         sizes = [s["args"] for s in self.trace.values() if s["type"] == "plate"]
-        return max((size / batch for size, batch in sizes if batch), default=1.0)
+        return [(size, batch) for size, batch in sizes if batch not in (None, size)]
 
     def constrain_fn(self):
         """The function from unconstrained ``z`` to the values of latent and deterministic sites.

@@ -40,6 +40,7 @@ __all__ = [
     "full_plates",
     "function_hook",
     "functional_prior",
+    "given_rows",
     "is_functional_prior",
     "minibatch",
     "note",
@@ -119,6 +120,19 @@ class full_plates(Messenger):
         if msg["type"] == "plate" and msg["value"] is None:
             size = msg["args"][0]
             msg["args"], msg["value"] = (size, size), jnp.arange(size)
+
+
+class given_rows(Messenger):
+    """Runs a model with these rows in place of the minibatch of every subsampled plate, however many they are."""
+
+    def __init__(self, fn, rows):
+        super().__init__(fn)
+        self.rows = rows
+
+    def process_message(self, msg):
+        size, batch = msg["args"] if msg["type"] == "plate" else (0, None)
+        if msg["type"] == "plate" and msg["value"] is None and batch not in (None, size):
+            msg["args"], msg["value"] = (size, len(self.rows)), self.rows
 
 
 def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):

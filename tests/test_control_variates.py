@@ -117,6 +117,39 @@ def test_centre_is_where_the_chain_is_and_its_gradient_that_of_all_data():
     assert np.allclose(state.control.gradient, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("max_rows", [1, 5, 6, 24, 2048])
+def test_full_gradient_in_parts(monkeypatch, max_rows):
+    """Also where the parts do not divide the data, and where a minibatch is larger than a part."""
+    monkeypatch.setattr("numpyro_fspace.potential.MAX_ROWS", max_rows)
+    model = chain_of(fs.fSGHMC(classifier, step_size=0.01)).model
+    found = model.data_gradient({"w": W}, jax.random.key(0))["w"]
+    assert np.allclose(found, full_gradient(W), atol=1e-4)
+
+
+def test_full_gradient_of_two_plates():
+    def two(x, y):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        for name, rows in (("a", slice(0, 10)), ("b", slice(10, None))):
+            with numpyro.plate(name, len(x[rows]), subsample_size=3):
+                xb = numpyro.subsample(x[rows], event_dim=1)
+                yb = numpyro.subsample(y[rows], event_dim=0)
+                numpyro.sample(f"y_{name}", dist.Bernoulli(logits=xb @ w), obs=yb)
+
+    found = chain_of(fs.SGHMC(two, step_size=0.01)).model.data_gradient({"w": W}, jax.random.key(0))["w"]
+    assert np.allclose(found, full_gradient(W), atol=1e-4)
+
+
+def test_continued_run_on_other_data_is_centred_anew():
+    kernel = fs.fSGHMC(classifier, step_size=0.01, control_variates=1000)
+    mcmc = fs.MCMC(kernel, num_warmup=0, num_samples=2, progress_bar=False)
+    mcmc.run(jax.random.key(0), X, LABELS)
+    mcmc.post_warmup_state = mcmc.last_state
+    position = mcmc.last_state.z["w"]
+    mcmc.run(jax.random.key(1), X, 1.0 - LABELS)
+    expected = jax.grad(lambda w: rows_potential(-w, np.arange(NUM_DATA)))(position)
+    assert np.allclose(mcmc.last_state.control.gradient, expected, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("setting", "batch", "every"),
     [(True, BATCH, 1), (True, 1, 3), (5, BATCH, 5), (False, BATCH, None), (True, None, None), (True, NUM_DATA, None)],

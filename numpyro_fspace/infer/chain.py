@@ -135,7 +135,9 @@ class Chain(NamedTuple):
         )
 
     def refresh(self, state: KernelState) -> KernelState:
-        """``state`` with its potential energy evaluated anew."""
+        """``state`` with its potential energy, and the control variate, evaluated anew."""
+        if self.control_every is not None:
+            state = self._renew_control(state)
         key, key_potential = jax.random.split(state.rng_key)
         value, aux = self.model(state.z, key_potential)
         return state._replace(potential_energy=value, log_functional_prior=aux, rng_key=key)
@@ -201,10 +203,10 @@ class Chain(NamedTuple):
 
     def _renew_control(self, state):
         """``state`` with the control variate centred where the chain is."""
-        centre, unravel = ravel_pytree(state.z)
         key, key_potential = jax.random.split(state.rng_key)
-        gradient = jax.grad(lambda w: self.model.data_potential(unravel(w), key_potential, full=True))(centre)
-        return state._replace(control=ControlVariate(centre, gradient), rng_key=key)
+        gradient = self.model.data_gradient(state.z, key_potential)
+        control = ControlVariate(ravel_pytree(state.z)[0], ravel_pytree(gradient)[0])
+        return state._replace(control=control, rng_key=key)
 
     def _learn_squares(self, state):
         """``state`` with its preconditioner renewed from the gradients since the last calibration."""

@@ -18,7 +18,9 @@ class MCMC(NumPyroMCMC):
     """NumPyro's ``MCMC`` with a check at the end of ``run``.
 
     Everything else is NumPyro's; ``numpyro.infer.MCMC`` runs the same kernels to the same draws, and then
-    ``fs.predict`` and ``fs.to_arviz`` give the warning.
+    ``fs.predict`` and ``fs.to_arviz`` give the warning. A run that goes on from ``post_warmup_state`` may be given
+    other data: the full gradient of the control variates is then computed anew (NumPyro's class does so only when
+    their centre is next renewed).
 
     Example:
         >>> import numpyro_fspace as fs
@@ -26,8 +28,11 @@ class MCMC(NumPyroMCMC):
         True
     """
 
-    def run(self, rng_key, *args, **kwargs):
-        super().run(rng_key, *args, **kwargs)
+    def run(self, rng_key, *args, extra_fields=(), init_params=None, **kwargs):
+        state = self.post_warmup_state
+        if isinstance(state, KernelState) and state.control.centre.size:
+            self.post_warmup_state = self.sampler.refresh(state, args, kwargs)
+        super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
         warn_of_trouble(self)
 
 
