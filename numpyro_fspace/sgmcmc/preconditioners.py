@@ -196,10 +196,11 @@ def low_rank(rank: int = 50) -> Preconditioner:
     Raises:
         ValueError, TypeError: rank is not a positive integer.
     """
-    from numpyro_fspace.validate import check_count
-
-    check_count(rank, "rank")
-    return _low_rank(int(rank))
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise TypeError(f"low_rank(rank): rank={rank!r} must be an integer.")
+    if rank < 1:
+        raise ValueError(f"low_rank(rank): rank={rank} must be at least 1.")
+    return _low_rank(rank)
 
 
 def diagonal(scale) -> Preconditioner:
