@@ -145,8 +145,8 @@ def test_base_of_a_network_from_draws():
         mcmc.run(jax.random.key(1), prior)
         white = np.linalg.solve(np.linalg.cholesky(gp.law(x)[1]), mcmc.get_samples()["fx"].T)
         scatter[name] = np.linalg.eigvalsh(np.cov(white))
-    assert np.allclose(scatter["calibrated"], 1.0, atol=0.15)
-    assert scatter["product"].max() < 0.97
+    assert np.allclose(scatter["calibrated"], 1.0, atol=0.15), scatter
+    assert scatter["product"].min() < 0.92
 
 
 def test_variational_divergences_read_its_law():
