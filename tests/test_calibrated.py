@@ -139,13 +139,16 @@ def test_base_of_a_network_from_draws():
         numpyro.deterministic("fx", f(x)[:, 0])
         numpyro.sample("y", dist.Normal(0.0, 1e6), obs=0.0)
 
-    scatter = {}
-    for name, prior in {"calibrated": fs.CalibratedPrior(gp, base), "product": gp}.items():
+    scatter, calibrated = {}, fs.CalibratedPrior(gp, base)
+    for name, prior in {"calibrated": calibrated, "product": gp}.items():
         mcmc = MCMC(NUTS(model, max_tree_depth=6), num_warmup=200, num_samples=1000, progress_bar=False)
         mcmc.run(jax.random.key(1), prior)
         white = np.linalg.solve(np.linalg.cholesky(gp.law(x)[1]), mcmc.get_samples()["fx"].T)
         scatter[name] = np.linalg.eigvalsh(np.cov(white))
     assert np.allclose(scatter["calibrated"], 1.0, atol=0.15), scatter
+    wide = calibrated._basis(x).variance.ravel()  # of the network, in the prior's own coordinates
+    assert wide.min() > 2.0
+    assert np.allclose(scatter["product"], wide / (1.0 + wide), atol=0.15), scatter
     assert scatter["product"].min() < 0.92
 
 

@@ -91,6 +91,7 @@ def test_settings_change_the_config(capsys):
     [
         ("nonesuch=1", "noise_factor"),
         ("activation=none", "relu"),
+        ("calibrated=True", "fixed measurement points"),
         ("widths=3", "widths=3 must be"),
         ("num_chains=2.5", "num_chains=2.5 must be"),
     ],

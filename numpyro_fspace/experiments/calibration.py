@@ -35,7 +35,9 @@ def run_seed(method: str, seed: int, *, quick: bool = False, config=None, progre
     """
     import tinygp
 
-    config = (CONFIG if config is None else config).quick() if quick else (CONFIG if config is None else config)
+    config = CONFIG if config is None else config
+    if quick:
+        config = config.quick()
     key_data, key_fit = jax.random.split(jax.random.key(seed))
     x, y = (np.asarray(a) for a in extrapolation(key_data))
     grid = np.asarray(extrapolation_grid())

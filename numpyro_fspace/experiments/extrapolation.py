@@ -43,7 +43,9 @@ def run_seed(method: str, seed: int, *, quick: bool = False, config=None, progre
     (rmse) or fresh noisy targets (the others). ``sd_seen`` and ``sd_unseen`` are the mean posterior sd of f in the
     observed region and beside it.
     """
-    config = (CONFIG if config is None else config).quick() if quick else (CONFIG if config is None else config)
+    config = CONFIG if config is None else config
+    if quick:
+        config = config.quick()
     key_data, key_test, key_fit, key_scores = jax.random.split(jax.random.key(seed), 4)
     x, y = (np.asarray(a) for a in extrapolation(key_data))
     grid = np.asarray(extrapolation_grid())

@@ -131,6 +131,8 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
     weights = fan_in(config.weight_scale) if config.weight_sd is None else dist.Normal(0.0, config.weight_sd)
     prior = gp.prior
     if functional and config.calibrated:
+        if points.is_random:
+            raise ValueError("calibrated=True needs fixed measurement points; this experiment draws them anew.")
         x = points(jax.random.key(0))
         draw = random_function(network, input_shape=x.shape[1:], prior=weights)
         prior = CalibratedPrior(prior, NetworkPrior(draw, jax.random.key(0), num_draws=DRAWS_PER_POINT * len(x)))

@@ -81,7 +81,8 @@ class NetworkPrior(GaussianProcess):
         return self._fitted(x).mean(0)
 
     def covariance_function(self, x1, x2):
-        left, right = (self._fitted(x) for x in (x1, x2))
+        left = self._fitted(x1)
+        right = left if x2 is x1 else self._fitted(x2)
         left, right = left - left.mean(0), right - right.mean(0)
         highest = jax.lax.Precision.HIGHEST
         return jnp.einsum("smk,slk->kml", left, right, precision=highest) / (self.num_draws - 1)

@@ -39,7 +39,7 @@ class GaussianProcess(ABC):
     def __init__(self, num_outputs: int | None, nugget: float | None):
         self.num_outputs = num_outputs
         self.nugget = None if nugget is None else as_positive(nugget, "nugget")
-        self.memory = Memory()
+        self._memory = Memory()
 
     @abstractmethod
     def mean_function(self, x: Float[Array, "M D"]) -> Float[Array, "M K"]:
@@ -162,7 +162,7 @@ class GaussianProcess(ABC):
         return -(0.5 * square + half_log_det + 0.5 * math.log(2 * math.pi) * len(x)).sum()
 
     def _mean(self, x) -> Float[Array, "M K"]:
-        return self.memory.once(("mean", x), lambda: at_compile_time(self.mean_function, x, exact=self.exact))
+        return self._memory.once(("mean", x), lambda: at_compile_time(self.mean_function, x, exact=self.exact))
 
     def _covariance(self, x) -> Float[Array, "B M M"]:
         return at_compile_time(lambda a: self.covariance_function(a, a), x, exact=self.exact)
@@ -170,7 +170,7 @@ class GaussianProcess(ABC):
     def _factor(self, x, noise=None) -> Factor:
         """The factor of k(x, x) plus noise (scalar, [M] or [M, K]), or plus the nugget."""
         nugget, name = (self.nugget, "nugget") if noise is None else (noise, "noise_variance")
-        return self.memory.once(("factor", x, nugget), lambda: self._factorise(x, nugget, name))
+        return self._memory.once(("factor", x, nugget), lambda: self._factorise(x, nugget, name))
 
     def _factorise(self, x, nugget, name: str) -> Factor:
         covariance = self._covariance(x)
