@@ -6,6 +6,7 @@ from numpyro_fspace.infer import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC,
 from numpyro_fspace.inference_data import to_arviz
 from numpyro_fspace.networks import fan_in, flat, init_to_network, random_function, random_module
 from numpyro_fspace.plots import plot_functions
+from numpyro_fspace.posterior import Posterior, svi_posterior
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import CalibratedPrior, GPPrior, NetworkPrior, StudentTPrior, fit_gp
@@ -31,6 +32,7 @@ __all__ = [
     "FunctionalELBO",
     "GPPrior",
     "NetworkPrior",
+    "Posterior",
     "PushforwardKL",
     "RegularizedKL",
     "SpectralSteinKL",
@@ -60,5 +62,6 @@ __all__ = [
     "random_module",
     "report",
     "sgmcmc",
+    "svi_posterior",
     "to_arviz",
 ]

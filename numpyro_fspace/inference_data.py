@@ -9,8 +9,9 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import init_to_median
 
+from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.prediction import is_observation, log_likelihood, predict
-from numpyro_fspace.primitives import full_plates
+from numpyro_fspace.primitives import full_plates, is_functional_prior
 
 __all__ = ["to_arviz"]
 
@@ -18,7 +19,7 @@ __all__ = ["to_arviz"]
 SAMPLE_STATS = {"potential_energy": "lp"}
 
 
-def to_arviz(mcmc, *, inputs=None, num_probes: int = 100, weights: bool = False, log_lik: bool = True):
+def to_arviz(source, *, inputs=None, num_probes: int = 100, weights: bool = False, log_lik: bool = True):
     """The ArviZ object of a run, with functions where ArviZ looks for parameters.
 
     Groups: ``posterior`` (latent and deterministic sites, and every network's function at probe inputs, so that
@@ -28,7 +29,7 @@ def to_arviz(mcmc, *, inputs=None, num_probes: int = 100, weights: bool = False,
     appears in none of them. Names with '/', which ArviZ 1.x refuses, get a '.' instead.
 
     Args:
-        mcmc: an ``MCMC`` object that has run.
+        source: an ``MCMC`` object that has run, or a ``fs.Posterior`` that knows the arguments it was fitted to.
         inputs: probe inputs [M, D]; up to ``num_probes`` evenly spaced rows of the model's first array if None.
         num_probes: how many, if ``inputs`` is None.
         weights: whether ``posterior`` also holds the networks' weights.
@@ -38,32 +39,32 @@ def to_arviz(mcmc, *, inputs=None, num_probes: int = 100, weights: bool = False,
         ``arviz.InferenceData`` (ArviZ 0.23) or ``xarray.DataTree`` (1.x).
 
     Raises:
-        ValueError: if ``mcmc`` has not run.
+        ValueError: if ``source`` has not run, or holds no arguments.
 
     Example:
         >>> import arviz as az, numpyro_fspace as fs  # doctest: +SKIP
         >>> az.summary(fs.to_arviz(mcmc), var_names=["f"])  # doctest: +SKIP
     """
-    if mcmc.last_state is None:
-        raise ValueError("The MCMC object has no draws yet: call run first.")
-    chains, args, kwargs = mcmc.num_chains, mcmc._args, mcmc._kwargs
-    trace = _trace(mcmc.sampler.model, args, kwargs)
+    found = as_posterior(source)
+    model, chains, args, kwargs = found.model, found.num_chains, found.args, found.kwargs
+    if not args and not kwargs:
+        raise ValueError("to_arviz: the posterior does not hold the arguments it was fitted to (args, kwargs).")
+    trace = _trace(model, args, kwargs)
     hidden = set() if weights else {k for k, s in trace.items() if "fspace" in s.get("infer", {})}
-    samples = mcmc.get_samples(group_by_chain=True)
-    posterior = {_clean(k): np.asarray(v) for k, v in samples.items() if k not in hidden}
+    posterior = {_clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden}
     observed = {_clean(k): np.asarray(s["value"]) for k, s in trace.items() if is_observation(s)}
-    named = _named_arrays(mcmc.sampler.model, args, kwargs)
+    named = _named_arrays(model, args, kwargs)
     probes = _probes(named, inputs, num_probes)
-    key = jax.random.fold_in(_first_key(mcmc.last_state.rng_key), 1)
-    predictions = predict(mcmc, key, *args, inputs=probes, **kwargs) if log_lik or probes is not None else {}
-    functions = {k for k, s in trace.items() if s["type"] in ("network", "functional_prior")}
+    predictions = (
+        predict(found, jax.random.key(0), *args, inputs=probes, **kwargs) if log_lik or probes is not None else {}
+    )
+    functions = {k for k, s in trace.items() if s["type"] == "network" or is_functional_prior(s)}
     posterior |= {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in functions}
     groups = {
         "posterior": posterior,
         "sample_stats": {
-            SAMPLE_STATS.get(k, k): -np.asarray(v) if k == "potential_energy" else np.asarray(v)
-            for k, v in mcmc.get_extra_fields(group_by_chain=True).items()
-            if not isinstance(v, dict | tuple)
+            SAMPLE_STATS.get(k, k): _by_chain(-v if k == "potential_energy" else v, chains)
+            for k, v in found.stats.items()
         },
         "observed_data": observed,
         "constant_data": {k: v for k, v in named.items() if not any(_same(v, o) for o in observed.values())},
@@ -71,7 +72,7 @@ def to_arviz(mcmc, *, inputs=None, num_probes: int = 100, weights: bool = False,
     if probes is not None:
         groups["constant_data"]["probe_inputs"] = probes
     if log_lik and observed:
-        pointwise = log_likelihood(mcmc, *args, **kwargs)
+        pointwise = log_likelihood(found, *args, **kwargs)
         groups["log_likelihood"] = {_clean(k): _by_chain(v, chains) for k, v in pointwise.items()}
         names = {k for k, s in trace.items() if is_observation(s)}
         new = {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in names}
@@ -122,9 +123,3 @@ def _by_chain(values, chains):
 
 def _clean(name):
     return name.replace("/", ".")
-
-
-def _first_key(keys):
-    from numpyro.util import is_prng_key
-
-    return keys if is_prng_key(keys) else keys[0]

@@ -6,20 +6,17 @@ deterministic sites instead of reusing those of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
-from numpyro.infer import MCMC
 
 from numpyro_fspace.arguments import split_arrays
-from numpyro_fspace.infer.mcmc import warn_of_trouble
+from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.primitives import full_plates, is_functional_prior
 from numpyro_fspace.validate import check_count
 
-__all__ = ["log_likelihood", "map_draws", "posterior_draws", "predict"]
+__all__ = ["log_likelihood", "map_draws", "predict"]
 
 #: Numbers per site held on the device at once: 2²² (16 MiB in float32).
 CHUNK = 2**22
@@ -29,10 +26,11 @@ def predict(source, key, *args, model=None, inputs=None, batch_size=None, input_
     """Draws of functions and observations at new inputs, one for each posterior draw.
 
     Args:
-        source: an ``MCMC`` object that has run, or a dict of posterior draws [S, …] (then ``model`` is needed).
+        source: an ``MCMC`` object that has run, a ``fs.Posterior`` (of ``fs.svi_posterior``, …), or a dict of posterior
+            draws [S, …] (then ``model`` is needed).
         key: draws the observations.
         *args: the model's arguments at the new inputs, without targets (``predict(mcmc, key, x_new)``).
-        model: the model; taken from ``source`` if that is an ``MCMC`` object.
+        model: the model; taken from ``source`` unless that is a dict.
         inputs: where functions are evaluated, [N, D]; the first array among ``args`` and ``kwargs`` if None.
         batch_size: draws evaluated together; chosen to bound memory if None.
         input_batch_size: rows evaluated together. Every argument with as many rows as ``inputs`` is cut alike.
@@ -56,7 +54,8 @@ def predict(source, key, *args, model=None, inputs=None, batch_size=None, input_
         >>> fs.predict(draws, jax.random.key(0), jax.numpy.ones((3, 1)), model=model)["y"].shape
         (5, 3)
     """
-    draws, model = posterior_draws(source, model)
+    posterior = as_posterior(source, model)
+    draws, model = posterior.samples, posterior.model
     inputs = _first_array(args, kwargs) if inputs is None else jnp.asarray(inputs)
     check_count(input_batch_size, "input_batch_size")
 
@@ -95,7 +94,8 @@ def log_likelihood(source, *args, model=None, batch_size=None, **kwargs) -> dict
     Args and errors are those of ``predict``; ``args`` include the targets. The functional prior and other
     factors are no observations and are left out.
     """
-    draws, model = posterior_draws(source, model)
+    posterior = as_posterior(source, model)
+    draws, model = posterior.samples, posterior.model
 
     def one_draw(draw, key, args, kwargs, inputs):
         seeded = handlers.seed(full_plates(_condition(model, draw)), key)
@@ -109,23 +109,6 @@ def is_observation(site) -> bool:
     """Whether a trace's site is data under a likelihood (and no factor)."""
     is_data = site["type"] == "sample" and site["is_observed"]
     return is_data and not site["infer"].get("is_auxiliary", False)
-
-
-def posterior_draws(source, model: Callable | None):
-    """``(draws [S, …] by site, model)`` of an ``MCMC`` object or a dict; warns if the run was in trouble."""
-    if isinstance(source, MCMC):
-        if source.last_state is None:
-            raise ValueError("The MCMC object has no draws yet: call run first.")
-        warn_of_trouble(source)
-        return source.get_samples(), source.sampler.model if model is None else model
-    if not isinstance(source, dict):
-        raise TypeError(f"source must be an MCMC object or a dict of posterior draws, got {type(source).__name__}.")
-    if model is None:
-        raise TypeError("A dict of draws needs the model: pass model=.")
-    sizes = {k: jnp.shape(v)[0] if jnp.ndim(v) else None for k, v in source.items()}
-    if len(set(sizes.values())) != 1 or None in sizes.values():
-        raise ValueError(f"Every array of draws must have the same leading axis [S, …], got {sizes}.")
-    return source, model
 
 
 def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None) -> dict:

@@ -7,9 +7,10 @@ import time
 import jax
 import numpy as np
 
-from numpyro_fspace.experiments.regression import Config, Posterior, build_model
+from numpyro_fspace.experiments.regression import Config, FunctionPosterior, build_model
 from numpyro_fspace.infer import MCMC, SGHMC, SGLD, fSGHMC, fSGLD
 from numpyro_fspace.networks import init_to_network
+from numpyro_fspace.posterior import svi_posterior
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.priors import GPFit
 from numpyro_fspace.reporting import report
@@ -19,7 +20,6 @@ from numpyro_fspace.variational import (
     RegularizedKL,
     SpectralSteinKL,
     Wasserstein2,
-    linearise,
     mean_field,
 )
 
@@ -41,7 +41,9 @@ MAX_REPORTED = 100
 NUTS_DEPTH = 8
 
 
-def fit(method: str, config: Config, gp: GPFit, points, x, y, x_new, key, *, progress: bool = False) -> Posterior:
+def fit(
+    method: str, config: Config, gp: GPFit, points, x, y, x_new, key, *, progress: bool = False
+) -> FunctionPosterior:
     """Fit ``method``, one of ``METHODS``, to (x, y) and give its posterior of the function at ``x_new``.
 
     Args:
@@ -87,7 +89,7 @@ def _sample(method, config, gp, points, x, y, x_new, key, progress):
     fields = mcmc.get_extra_fields()
     per_draw = float(np.mean(fields["num_steps"])) if is_nuts else kernel.num_steps
     key_report = jax.random.fold_in(key_predict, 1)
-    return Posterior(
+    return FunctionPosterior(
         f=draws.reshape(config.num_chains, config.num_samples, -1),
         sigma=np.asarray(mcmc.get_samples(group_by_chain=True)["sigma"]),
         f_mean=draws.mean(0),
@@ -114,14 +116,12 @@ def _optimise(method, config, gp, points, x, y, x_new, key, progress):
     svi = SVI(model, guide, optimiser, loss)
     params = jax.block_until_ready(svi.run(key_run, config.num_updates, x, y, progress_bar=progress).params)
     seconds = time.perf_counter() - start
-    draws = guide.sample_posterior(key_draws, params, sample_shape=(config.num_samples,))
-    name = "net"
-    if divergence is not None and getattr(divergence, "linearised", True):
-        model, name = linearise(model, guide.median(params)), "f"
-    f = predict(draws, key_predict, x_new, model=model, inputs=x_new)[name].reshape(config.num_samples, -1)
-    return Posterior(
+    posterior = svi_posterior(svi, params, key_draws, x, y, num_samples=config.num_samples)
+    functional = divergence is not None
+    f = predict(posterior, key_predict, x_new)["f" if functional else "net"].reshape(config.num_samples, -1)
+    return FunctionPosterior(
         f=f[None],
-        sigma=np.asarray(draws["sigma"])[None],
+        sigma=np.asarray(posterior.samples["sigma"])[None],
         f_mean=f.mean(0),
         f_sd=f.std(0),
         seconds=seconds,
@@ -135,4 +135,4 @@ def _condition(gp, x, y, x_new):
     mean, variance = gp.predict(x, y, x_new)
     sd = np.sqrt(np.maximum(np.asarray(variance) - gp.noise_variance, 0.0))
     sigma = np.sqrt(gp.noise_variance)
-    return Posterior(None, sigma, np.asarray(mean), sd, time.perf_counter() - start, 0, 0)
+    return FunctionPosterior(None, sigma, np.asarray(mean), sd, time.perf_counter() - start, 0, 0)

@@ -10,15 +10,16 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro import handlers
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.networks import fan_in, random_function, random_module
+from numpyro_fspace.networks import fan_in, random_module
 from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import CalibratedPrior, GPFit, NetworkPrior
 from numpyro_fspace.reporting import Report
 
-__all__ = ["Config", "Posterior", "build_model", "gp_scores", "scores", "training_points"]
+__all__ = ["Config", "FunctionPosterior", "build_model", "gp_scores", "scores", "training_points"]
 
 #: Random networks that the law of a network is fitted to, for each measurement point.
 DRAWS_PER_POINT = 10
@@ -34,6 +35,7 @@ class Config:
         num_warmup, num_samples, num_chains: of ``MCMC``.
         batch_size: minibatch; None is the full data.
         weight_scale: sd of a weight's prior times √fan-in.
+        weight_scale_sd: sd of the log-normal prior of ``weight_scale``, which is then sampled; 0 keeps it fixed.
         weight_sd: if given, the sd of every weight's prior instead.
         max_lengthscale: cap on the GP's lengthscales, in whose units the network reads its inputs.
         calibrated: whether the functional prior takes the network's own law into account (``fs.CalibratedPrior``); the
@@ -50,6 +52,7 @@ class Config:
     num_chains: int = 1
     batch_size: int | None = None
     weight_scale: float = 1.0
+    weight_scale_sd: float = 0.0
     weight_sd: float | None = None
     max_lengthscale: float = 5.0
     calibrated: bool = False
@@ -85,7 +88,7 @@ class Config:
         return replace(self, **settings)
 
 
-class Posterior(NamedTuple):
+class FunctionPosterior(NamedTuple):
     """What a method says of a regression at test inputs.
 
     Attributes:
@@ -128,17 +131,30 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
     layers = [layer for width in config.widths for layer in (nn.Dense(width), activation)]
     network = nn.Sequential([lambda x: x * scale, *layers, nn.Dense(1)])
     log_noise = 0.5 * float(np.log(gp.noise_variance)) + math.log(config.noise_factor)
-    weights = fan_in(config.weight_scale) if config.weight_sd is None else dist.Normal(0.0, config.weight_sd)
+
+    def random_network(num_inputs):
+        if config.weight_sd is not None:
+            weights = dist.Normal(0.0, config.weight_sd)
+        elif config.weight_scale_sd:
+            law = dist.LogNormal(math.log(config.weight_scale), config.weight_scale_sd)
+            weights = fan_in(numpyro.sample("weight_scale", law))
+        else:
+            weights = fan_in(config.weight_scale)
+        return random_module("net", network, input_shape=(num_inputs,), prior=weights)
+
+    def draw(key, x):
+        with handlers.block(), handlers.seed(rng_seed=key):
+            return random_network(x.shape[-1])(x)
+
     prior = gp.prior
     if functional and config.calibrated:
         if points.is_random:
             raise ValueError("calibrated=True needs fixed measurement points; this experiment draws them anew.")
         x = points(jax.random.key(0))
-        draw = random_function(network, input_shape=x.shape[1:], prior=weights)
         prior = CalibratedPrior(prior, NetworkPrior(draw, jax.random.key(0), num_draws=DRAWS_PER_POINT * len(x)))
 
     def model(x, y=None):
-        f = random_module("net", network, input_shape=(x.shape[-1],), prior=weights)
+        f = random_network(x.shape[-1])
         if functional:
             f = functional_prior("f", f, prior, points)
         sigma = numpyro.sample("sigma", dist.LogNormal(log_noise, config.noise_sd))
@@ -162,7 +178,7 @@ def input_scale(gp: GPFit, max_lengthscale: float) -> np.ndarray:
     return np.sqrt(np.float32(lengthscale.size)) / np.minimum(lengthscale, np.float32(max_lengthscale))
 
 
-def gp_scores(posterior: Posterior, y) -> dict:
+def gp_scores(posterior: FunctionPosterior, y) -> dict:
     """rmse, lpd and coverage of a Gaussian predictive law."""
     variance = posterior.f_sd**2 + posterior.sigma**2
     return {
@@ -172,7 +188,7 @@ def gp_scores(posterior: Posterior, y) -> dict:
     }
 
 
-def scores(posterior: Posterior, y, key) -> dict:
+def scores(posterior: FunctionPosterior, y, key) -> dict:
     """rmse, lpd (of the mixture over draws), coverage of 90 % intervals, worst R-hat and ESS of the function."""
     if posterior.f is None:
         return gp_scores(posterior, y) | {"rhat_max": None, "ess_min": None}

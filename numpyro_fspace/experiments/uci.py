@@ -13,16 +13,16 @@ from numpyro_fspace import metrics
 from numpyro_fspace.datasets import Split, load_uci
 from numpyro_fspace.experiments.methods import fit
 from numpyro_fspace.experiments.records import record
-from numpyro_fspace.experiments.regression import Config, Posterior, scores, training_points
+from numpyro_fspace.experiments.regression import Config, FunctionPosterior, scores, training_points
 from numpyro_fspace.measurement import PointSampler
 from numpyro_fspace.priors import GPFit, GPPrior, fit_gp
 
 __all__ = ["CONFIG", "FULL_BATCH", "run_split"]
 
-#: Weights half as wide again as N(0, 1/fan-in), so that the functional prior, which is calibrated to them, has
-#: something to say. Several chains: where the noise is small one chain does not get around the posterior, and its
-#: spread is too narrow.
-CONFIG = Config(weight_scale=1.5, calibrated=True, noise_sd=0.1, num_chains=4, num_samples=500)
+#: Weights of a scale that is learned with the rest, around half as wide again as N(0, 1/fan-in), so that the functional
+#: prior, which is calibrated to them, has something to say. Several chains: where the noise is small one chain does not
+#: get around the posterior, and its spread is too narrow.
+CONFIG = Config(weight_scale=1.5, weight_scale_sd=0.5, calibrated=True, noise_sd=0.1, num_chains=4, num_samples=500)
 #: Largest training set that is used whole at every gradient; larger ones by minibatches of ``BATCH``.
 FULL_BATCH, BATCH = 2000, 500
 #: Measurement points of the functional prior; points the GP is trained on; points it is conditioned on.
@@ -37,7 +37,7 @@ class Problem(NamedTuple):
     data: Split
     gp: GPFit
     points: PointSampler
-    exact: Posterior
+    exact: FunctionPosterior
 
 
 def run_split(dataset: str, method: str, split: int, seed: int, *, quick: bool = False, config=None, progress=False):

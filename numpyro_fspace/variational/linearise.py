@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from numpyro import handlers
@@ -57,6 +59,7 @@ def linearise(model, centre: dict):
     variational inference in Bayesian neural networks*, section 3.
     """
 
+    @functools.wraps(model)
     def linear_model(*args, **kwargs):
         def replace(name, fn, values):
             missing = [site for site in values if site not in centre]

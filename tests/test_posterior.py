@@ -1,0 +1,80 @@
+"""svi_posterior: one object from a fit to predict and ArviZ, with the functions that were fitted."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from models import NOISE, POINTS, X, Y
+from numpyro.infer import SVI, Trace_ELBO
+
+import numpyro_fspace as fs
+
+KEY = jax.random.key(0)
+
+
+def curved(x, y=None, *, functional=True):
+    w = numpyro.sample("w", dist.Normal(0.5, 1.0))
+    scale = numpyro.param("scale", 3.0)
+    f = lambda x: scale * jax.numpy.sin(w * x[:, 0])  # noqa: E731
+    if functional:
+        f = fs.functional_prior("f", f, fs.GPPrior(lambda a, b: 1.0 + a @ b.T), POINTS)
+    numpyro.sample("y", dist.Normal(f(x), NOISE).to_event(1), obs=y)
+
+
+def fitted(loss, **settings):
+    guide = fs.guides.mean_field(curved)
+    svi = SVI(curved, guide, optax.adam(0.05), loss, **settings)
+    params = svi.run(KEY, 50, X, Y, progress_bar=False).params
+    return svi, params, fs.svi_posterior(svi, params, jax.random.key(1), X, Y, num_samples=40)
+
+
+def test_predictions_are_of_the_linearised_function_with_the_learned_parameters():
+    svi, params, posterior = fitted(fs.FunctionalELBO())
+    w, m = posterior.samples["w"], float(svi.guide.median(params)["w"])
+    scale, x = float(params["scale"]), X[:, 0]
+    assert abs(scale - 3.0) > 0.1 and w.shape == (40,)
+    expected = scale * (np.sin(m * x) + np.cos(m * x) * x * (w[:, None] - m))
+    np.testing.assert_allclose(fs.predict(posterior, KEY, X)["f"], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_divergence_by_draws_leaves_the_network_as_it_is():
+    _, params, posterior = fitted(fs.FunctionalELBO(fs.SpectralSteinKL(num_draws=10)))
+    expected = float(params["scale"]) * np.sin(posterior.samples["w"][:, None] * X[:, 0])
+    np.testing.assert_allclose(fs.predict(posterior, KEY, X)["f"], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_guides_that_are_plain_functions():
+    def guide(x, y=None):
+        numpyro.sample("w", dist.Normal(numpyro.param("loc", 0.5), 1e-4))
+
+    svi = SVI(functools.partial(curved, functional=False), guide, optax.adam(0.05), Trace_ELBO())
+    params = svi.run(KEY, 20, X, Y, progress_bar=False).params
+    posterior = fs.svi_posterior(svi, params, KEY, X, Y, num_samples=5)
+    assert set(posterior.samples) == {"w"}
+    np.testing.assert_allclose(posterior.samples["w"], np.full(5, params["loc"]), atol=1e-3)
+
+
+def test_arviz_reads_it():
+    az = pytest.importorskip("arviz")
+    data = fs.to_arviz(fitted(fs.FunctionalELBO())[2])
+    assert set(data["constant_data"].data_vars) == {"x", "probe_inputs"}
+    assert data["posterior"]["f"].shape == (1, 40, 8) and data["log_likelihood"]["y"].shape[:2] == (1, 40)
+    assert len(az.summary(data, var_names=["w"])) == 1
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="same leading axis"):
+        fs.Posterior(curved, {"w": np.zeros(3), "v": np.zeros(4)})
+    with pytest.raises(ValueError, match="does not hold the arguments"):
+        fs.to_arviz(fs.Posterior(curved, {"w": np.zeros(3)}))
+    with pytest.raises(TypeError, match="MCMC object, a Posterior or a dict"):
+        fs.predict("run", KEY, X)
+    svi, params, _ = fitted(fs.FunctionalELBO())
+    with pytest.raises(ValueError, match="num_samples"):
+        fs.svi_posterior(svi, params, KEY, X, Y, num_samples=0)
