@@ -13,10 +13,12 @@ from numpyro_fspace.priors import CalibratedPrior, GPPrior, NetworkPrior, Studen
 from numpyro_fspace.reporting import report
 from numpyro_fspace.sgmcmc import preconditioners
 from numpyro_fspace.variational import (
+    BridgeWasserstein,
     FunctionalELBO,
     PushforwardKL,
     RegularizedKL,
     SpectralSteinKL,
+    Wasserstein1,
     Wasserstein2,
     guides,
     linearise,
@@ -28,6 +30,7 @@ __all__ = [
     "MCMC",
     "SGHMC",
     "SGLD",
+    "BridgeWasserstein",
     "CalibratedPrior",
     "FunctionalELBO",
     "GPPrior",
@@ -38,6 +41,7 @@ __all__ = [
     "SpectralSteinKL",
     "StudentTPrior",
     "Warmup",
+    "Wasserstein1",
     "Wasserstein2",
     "datasets",
     "diagnostics",

@@ -15,8 +15,8 @@ from numpyro.infer.autoguide import AutoBNAFNormal, AutoIAFNormal, AutoMultivari
 from scipy.linalg import sqrtm
 
 import numpyro_fspace as fs
-from numpyro_fspace.variational.divergences import spectral_stein_score
 from numpyro_fspace.variational.laws import LinearisedLaw, SampledLaw
+from numpyro_fspace.variational.sampled_divergences import spectral_stein_score, wasserstein1
 
 X = jnp.array([[-1.0], [-0.4], [0.1], [0.5], [0.9]])
 Y = jnp.array([0.3, -0.7, 0.2, 1.1, 0.6])
@@ -101,7 +101,7 @@ def test_gradient_is_that_of_the_exact_kl():
 
 
 def test_without_the_entropy_the_gradient_is_another(monkeypatch):
-    monkeypatch.setattr("numpyro_fspace.variational.divergences.spectral_stein_score", lambda f, _: 0.0 * f)
+    monkeypatch.setattr("numpyro_fspace.variational.sampled_divergences.spectral_stein_score", lambda f, _: 0.0 * f)
     crossed = kl_gradient(fs.SpectralSteinKL(num_draws=500, noise=0.1), (LOC, SD))
     monkeypatch.undo()
     full = kl_gradient(fs.SpectralSteinKL(num_draws=500, noise=0.1), (LOC, SD))
@@ -188,3 +188,140 @@ def test_full_covariance_guides_reach_the_exact_posterior():
     mean, precision = exact_posterior()
     np.testing.assert_allclose(law.loc, mean, atol=0.02)
     np.testing.assert_allclose(law.covariance_matrix @ precision, np.eye(3), atol=0.1)
+
+
+# ---- Wasserstein1 --------------------------------------------------------------------------------------------
+
+
+def normals_w1(shift, sd_f, sd_g):
+    """∫ |F⁻¹ - G⁻¹| of two univariate normals, by quadrature."""
+    z = np.linspace(-8.0, 8.0, 20_001)
+    return np.trapezoid(np.abs(shift + (sd_f - sd_g) * z) * np.exp(-0.5 * z**2), z) / np.sqrt(2.0 * np.pi)
+
+
+def estimate(shift, sd_f, sd_g, *, dims=1, num_steps=400, num_draws=2000, seeds=3):
+    def one(seed):
+        keys = jax.random.split(jax.random.key(seed), 3)
+        f = shift + sd_f * jax.random.normal(keys[0], (num_draws, dims))
+        return wasserstein1(f, sd_g * jax.random.normal(keys[1], (num_draws, dims)), keys[2], num_steps)
+
+    return np.mean([one(seed) for seed in range(seeds)])
+
+
+@pytest.mark.parametrize("shift, sd_f, sd_g", [(1.0, 1.0, 1.0), (0.0, 1.0, 2.0), (3.0, 1.0, 0.1)])
+def test_critic_against_the_closed_form(shift, sd_f, sd_g):
+    """At most the distance, and nearly all of it (.15: the standard error of three times 2000 draws is .03)."""
+    exact = normals_w1(shift, sd_f, sd_g)
+    assert 0.85 * exact - 0.05 < estimate(shift, sd_f, sd_g) < exact + 0.1
+
+
+def test_a_trained_critic_sees_more_than_shift_and_scale():
+    exact = normals_w1(0.5, 0.3, 1.0)
+    start, trained = (estimate(0.5, 0.3, 1.0, num_steps=n) for n in (0, 1500))
+    assert start < 0.65 * exact and 0.8 * exact < trained < 1.05 * exact
+
+
+def test_equal_laws_are_at_no_distance():
+    assert abs(estimate(0.0, 1.0, 1.0, dims=10, num_steps=50)) < 0.15
+
+
+def test_scale_in_many_dimensions():
+    """W1 between N(0, I) and N(0, 4 I) in D dimensions is E|z| ≈ √D."""
+    assert 0.8 * np.sqrt(40) < estimate(0.0, 1.0, 2.0, dims=40, num_steps=20, num_draws=400) < np.sqrt(40)
+
+
+def test_distance_scales_with_the_values():
+    keys = jax.random.split(jax.random.key(0), 3)
+    f, g = jax.random.normal(keys[0], (100, 3)), 1.0 + jax.random.normal(keys[1], (100, 3))
+    one, ten = (wasserstein1(c * f, c * g, keys[2]) for c in (1.0, 10.0))
+    np.testing.assert_allclose(ten, 10.0 * one, rtol=1e-3)
+
+
+def descend(divergence, start, num_steps=400):
+    """Mean and sd of independent normal values at two points that minimise the divergence from ``GP``."""
+    x = jnp.array([[0.0], [3.0]])  # so far apart that the prior's values are independent
+
+    def value(params, key):
+        law = SampledLaw(lambda w, x: w[:, None], lambda k: params[0] + params[1] * jax.random.normal(k, (2,)), key)
+        return divergence(law, GP, x)
+
+    optimiser = optax.adam(optax.cosine_decay_schedule(0.05, num_steps))
+
+    def step(carry, key):
+        params, state = carry
+        updates, state = optimiser.update(jax.grad(value)(params, key), state)
+        return (optax.apply_updates(params, updates), state), None
+
+    keys = jax.random.split(jax.random.key(0), num_steps)
+    (params, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), keys)
+    return params
+
+
+def test_wasserstein1_draws_a_law_to_the_prior():
+    loc, sd = descend(fs.Wasserstein1(), (jnp.array([2.0, -2.0]), jnp.array([0.2, 3.0])))
+    np.testing.assert_allclose(loc, [0.2, 0.2], atol=0.15)
+    np.testing.assert_allclose(jnp.abs(sd), np.full(2, np.sqrt(1.1)), atol=0.15)
+
+
+def test_variance_term():
+    """It is the sum over points of the differences of the variances."""
+    key, f = jax.random.key(0), 2.0 * jax.random.normal(jax.random.key(1), (4000, 3, 1))
+    off, on = (fs.Wasserstein1(variance_weight=w, num_critic_steps=0).between(f, GP, POINTS, key) for w in (0.0, 1.0))
+    np.testing.assert_allclose(on - off, 3 * (4.0 - 1.1), rtol=0.1)
+
+
+# ---- BridgeWasserstein ---------------------------------------------------------------------------------------
+
+
+def bridged(x, y=None):
+    scale = numpyro.param("scale", 0.5, constraint=dist.constraints.positive)
+    w = numpyro.sample("w", dist.Normal(0.0, scale).expand([2]).to_event(1))
+    line = fs.GPPrior(lambda a, b: 4.0 * (1.0 + a @ b.T), nugget=1e-3)  # of lines whose weights are N(0, 2²)
+    f = fs.functional_prior("f", lambda x: w[0] + w[1] * x[:, 0], line, POINTS)
+    numpyro.sample("y", dist.Normal(f(x), 0.5), obs=y)
+
+
+def test_the_bridge_learns_the_prior_and_the_guide_the_posterior_under_it():
+    guide = AutoMultivariateNormal(bridged)
+    loss = fs.FunctionalELBO(fs.BridgeWasserstein(strength=10.0), num_particles=10)
+    svi = SVI(bridged, guide, optax.adam(optax.cosine_decay_schedule(0.03, 1500)), loss)
+    params = svi.run(jax.random.key(0), 1500, X, Y, progress_bar=False).params
+    assert 1.5 < params["scale"] < 2.5
+    phi = np.stack([np.ones(5), X[:, 0]], 1)
+    precision = phi.T @ phi / 0.25 + np.eye(2) / params["scale"] ** 2
+    w = guide.sample_posterior(jax.random.key(1), params, sample_shape=(4000,))["w"]
+    np.testing.assert_allclose(w.mean(0), np.linalg.solve(precision, phi.T @ Y / 0.25), atol=0.05)
+    np.testing.assert_allclose(np.cov(w.T), np.linalg.inv(precision), atol=0.02)
+
+
+def test_without_parameters_the_bridge_s_gradient_is_the_weights_kl():
+    """Against the closed form of KL(N(m, s²) ‖ N(0, 1)); the distance does not depend on the guide."""
+    guide = fs.guides.mean_field(model)
+    loss = fs.FunctionalELBO(fs.BridgeWasserstein(num_draws=400))
+    given = {"auto_loc": LOC, "auto_scale": SD}
+
+    def value(params, loss):
+        with numpyro.handlers.block():
+            return loss.loss(jax.random.key(0), params, model, guide, X, Y)
+
+    SVI(model, guide, optax.adam(0.1), loss).init(jax.random.key(0), X, Y)
+    plain = fs.FunctionalELBO(lambda law, prior, x: 0.0, num_particles=1)
+    plain.linearised = False  # the same draws of the likelihood
+    found = jax.tree.map(jnp.subtract, jax.grad(value)(given, loss), jax.grad(value)(given, plain))
+    np.testing.assert_allclose(found["auto_loc"], LOC, atol=0.1)
+    np.testing.assert_allclose(found["auto_scale"], SD - 1.0 / SD, atol=0.15)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: fs.Wasserstein1(num_draws=5), "num_draws=5 must be even"),
+        (lambda: fs.Wasserstein1(num_critic_steps=-1), "num_critic_steps"),
+        (lambda: fs.Wasserstein1(variance_weight=-1.0), "variance_weight=-1.0 must not be negative"),
+        (lambda: fs.BridgeWasserstein(strength=0.0), "strength"),
+        (lambda: fs.BridgeWasserstein(distance=2.0), "distance must be an object such as fs.Wasserstein1"),
+    ],
+)
+def test_bad_arguments_of_transport(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()

@@ -99,7 +99,7 @@ def test_the_algorithms_stand_alone():
     "module, allowed",
     [
         ("arviz", ("inference_data.py",)),
-        ("tinygp", ("priors/", "experiments/", "cli.py")),
+        ("tinygp", ("priors/", "baselines/", "experiments/", "cli.py")),
         ("matplotlib", ("plots.py", "experiments/", "cli.py")),
         ("blackjax", ("sgmcmc/",)),
         ("equinox", ("network_kinds.py", "experiments/")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -15,15 +16,17 @@ from numpyro_fspace.prediction import predict
 from numpyro_fspace.priors import GPFit
 from numpyro_fspace.reporting import report
 from numpyro_fspace.variational import (
+    BridgeWasserstein,
     FunctionalELBO,
     PushforwardKL,
     RegularizedKL,
     SpectralSteinKL,
+    Wasserstein1,
     Wasserstein2,
     mean_field,
 )
 
-__all__ = ["KERNELS", "METHODS", "fit"]
+__all__ = ["DIVERGENCES", "KERNELS", "METHODS", "fit"]
 
 KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
 #: Divergences of the functional bound; None is NumPyro's own bound, against the prior of the weights.
@@ -32,6 +35,8 @@ DIVERGENCES = {
     "tfsvi": PushforwardKL(),
     "gwi": Wasserstein2(),
     "fbnn": SpectralSteinKL(),
+    "fvi": Wasserstein1(),
+    "ifbnn": BridgeWasserstein(),
     "bbb": None,
 }
 METHODS = (*KERNELS, "nuts", *DIVERGENCES, "gp")
@@ -108,6 +113,8 @@ def _optimise(method, config, gp, points, x, y, x_new, key, progress):
 
     start = time.perf_counter()
     divergence = DIVERGENCES[method]
+    # The divergence stands for the weights' prior, which the functional prior then need not take into account.
+    config = replace(config, calibrated=False, learned_prior=method == "ifbnn")
     model = build_model(config, gp, points, functional=divergence is not None)
     guide = mean_field(model)
     loss = Trace_ELBO() if divergence is None else FunctionalELBO(divergence)

@@ -37,6 +37,7 @@ class Config:
         weight_scale: sd of a weight's prior times √fan-in.
         weight_scale_sd: sd of the log-normal prior of ``weight_scale``, which is then sampled; 0 keeps it fixed.
         weight_sd: if given, the sd of every weight's prior instead.
+        learned_prior: whether the scale (or sd) of the weights' prior is a parameter to be optimised.
         max_lengthscale: cap on the GP's lengthscales, in whose units the network reads its inputs.
         calibrated: whether the functional prior takes the network's own law into account (``fs.CalibratedPrior``); the
             measurement points must then be fixed.
@@ -54,6 +55,7 @@ class Config:
     weight_scale: float = 1.0
     weight_scale_sd: float = 0.0
     weight_sd: float | None = None
+    learned_prior: bool = False
     max_lengthscale: float = 5.0
     calibrated: bool = False
     noise_sd: float = 0.3
@@ -132,15 +134,23 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
     network = nn.Sequential([lambda x: x * scale, *layers, nn.Dense(1)])
     log_noise = 0.5 * float(np.log(gp.noise_variance)) + math.log(config.noise_factor)
 
-    def random_network(num_inputs):
+    def weights():
+        """The prior of the weights, with what is random or learned about it."""
+
+        def start(value):
+            if not config.learned_prior:
+                return value
+            return numpyro.param("weight_scale", value, constraint=dist.constraints.positive)
+
         if config.weight_sd is not None:
-            weights = dist.Normal(0.0, config.weight_sd)
-        elif config.weight_scale_sd:
-            law = dist.LogNormal(math.log(config.weight_scale), config.weight_scale_sd)
-            weights = fan_in(numpyro.sample("weight_scale", law))
-        else:
-            weights = fan_in(config.weight_scale)
-        return random_module("net", network, input_shape=(num_inputs,), prior=weights)
+            return dist.Normal(0.0, start(config.weight_sd))
+        if config.learned_prior or not config.weight_scale_sd:
+            return fan_in(start(config.weight_scale))
+        law = dist.LogNormal(math.log(config.weight_scale), config.weight_scale_sd)
+        return fan_in(numpyro.sample("weight_scale", law))
+
+    def random_network(num_inputs):
+        return random_module("net", network, input_shape=(num_inputs,), prior=weights())
 
     def draw(key, x):
         with handlers.block(), handlers.seed(rng_seed=key):

@@ -1,16 +1,19 @@
 """Function-space variational inference on the models that the samplers read."""
 
 from numpyro_fspace.variational import guides
-from numpyro_fspace.variational.divergences import PushforwardKL, RegularizedKL, SpectralSteinKL, Wasserstein2
+from numpyro_fspace.variational.divergences import PushforwardKL, RegularizedKL, Wasserstein2
 from numpyro_fspace.variational.elbo import FunctionalELBO
 from numpyro_fspace.variational.guides import low_rank, mean_field
 from numpyro_fspace.variational.linearise import linearise
+from numpyro_fspace.variational.sampled_divergences import BridgeWasserstein, SpectralSteinKL, Wasserstein1
 
 __all__ = [
+    "BridgeWasserstein",
     "FunctionalELBO",
     "PushforwardKL",
     "RegularizedKL",
     "SpectralSteinKL",
+    "Wasserstein1",
     "Wasserstein2",
     "guides",
     "linearise",

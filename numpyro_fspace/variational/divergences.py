@@ -2,8 +2,8 @@
 
 A divergence is a callable ``(law, prior, x) -> D``. ``law`` is a ``LinearisedLaw``: the Gaussian law of the
 linearised function under the guide, by its ``mean(x)`` [M, K], ``root(x)`` [M, K, R] (whose product with its
-transpose is the covariance), ``jacobian(x)`` [M, K, P] and ``loc``, the mean of the weights [P]. A divergence with the
-attribute ``linearised = False`` gets a ``SampledLaw`` instead, with ``sample(x, num_draws)`` [S, M, K].
+transpose is the covariance), ``jacobian(x)`` [M, K, P] and ``loc``, the mean of the weights [P]. Those that need
+draws of the function only are in ``sampled_divergences``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_fspace.validate import check_count, check_positive
+from numpyro_fspace.validate import check_positive
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-__all__ = ["PushforwardKL", "RegularizedKL", "SpectralSteinKL", "Wasserstein2", "regularised_kl"]
+__all__ = ["PushforwardKL", "RegularizedKL", "Wasserstein2", "regularised_kl"]
 
 
 @dataclass(frozen=True)
@@ -120,73 +120,6 @@ class Wasserstein2:
         overlap = jnp.sqrt(jnp.maximum(values, floor)).sum()
         spread = jnp.sum(root**2) + jnp.trace(prior_covariance, axis1=-2, axis2=-1).sum() - 2.0 * overlap
         return jnp.sum((mean - prior_mean) ** 2) + spread
-
-
-@dataclass(frozen=True)
-class SpectralSteinKL:
-    r"""FBNN's divergence: KL(Q‖P0) at X_M from draws of the function, by the spectral Stein estimate of Q's score.
-
-    .. math:: \nabla \mathrm{KL} = E_{f \sim Q}\big[\nabla f(X_M)^\top
-              \big(\nabla_f \log q(f) - \nabla_f \log p_0(f)\big)\big]
-
-    The gradient is the estimate. The *value* is E[-log p0(f)], which differs from the KL by Q's entropy; no estimate of
-    that is made. Any prior with a differentiable log density will do, and any continuous guide.
-
-    Args:
-        num_draws: S, functions drawn at each step.
-        noise: variance of the white noise added to the drawn values, so that Q has a density; part of the prior's
-            nugget, say.
-        explained: share of the kernel matrix's eigenvalues that the estimate keeps.
-
-    Raises:
-        ValueError, TypeError: an argument is out of its range.
-
-    Reference: S. Sun, G. Zhang, J. Shi, R. Grosse (2019), *Functional variational Bayesian neural networks*.
-    """
-
-    num_draws: int = 100
-    noise: float = 1e-2
-    explained: float = 0.99
-    linearised = False
-
-    def __post_init__(self):
-        check_count(self.num_draws, "num_draws", 2)
-        check_positive(self.noise, "noise")
-        check_positive(self.explained, "explained")
-        if self.explained > 1.0:
-            raise ValueError(f"explained={self.explained} must be at most 1.")
-
-    def __call__(self, law, prior, x) -> Float[Array, ""]:
-        f = law.sample(x, self.num_draws)
-        noise = jax.random.normal(jax.random.fold_in(law.key, 1), f.shape, f.dtype)
-        f = f + jnp.sqrt(self.noise) * noise
-        score = spectral_stein_score(jax.lax.stop_gradient(f).reshape(len(f), -1), self.explained).reshape(f.shape)
-        entropy_term = jnp.sum(score * (f - jax.lax.stop_gradient(f)))  # zero, with the gradient of -H
-        single = getattr(prior, "num_outputs", f.shape[-1]) is None
-        log_prior = jax.vmap(lambda v: prior.log_prob(x, v[:, 0] if single else v))(f)
-        return (entropy_term - log_prior.sum()) / len(f)
-
-
-def spectral_stein_score(draws: Float[Array, "S D"], explained: float = 0.99) -> Float[Array, "S D"]:
-    """∇ log q at each of S draws from q: the spectral Stein estimate with a squared exponential kernel.
-
-    The kernel's width is the median distance between draws; eigenfunctions are kept until they explain a share
-    ``explained`` of the kernel matrix's trace.
-
-    Reference: J. Shi, S. Sun, J. Zhu (2018), *A spectral approach to gradient estimation for implicit distributions*.
-    """
-    num = len(draws)
-    squares = jnp.sum((draws[:, None] - draws[None]) ** 2, -1)
-    width = jnp.median(squares[jnp.triu_indices(num, 1)])
-    kernel = jnp.exp(-0.5 * squares / width)
-    values, vectors = jnp.linalg.eigh(kernel)
-    values, vectors = values[::-1], vectors[:, ::-1]
-    before = (jnp.cumsum(values) - values) / jnp.sum(values)
-    kept = (before < explained) & (values > num * jnp.finfo(draws.dtype).eps)
-    # With ψ_j = √S Σ_i u_ij k(·, x_i) / λ_j, the mean over draws of ∇ψ_j is -β_j, and √S u_j are the ψ_j at the draws.
-    slopes = -(kernel @ draws - kernel.sum(1)[:, None] * draws) / width
-    beta = -(vectors.T @ slopes) / (jnp.where(kept, values, 1.0)[:, None] * jnp.sqrt(num))
-    return jnp.sqrt(num) * (vectors * kept) @ beta
 
 
 def _moments(divergence, prior, x, dtype):

@@ -160,7 +160,29 @@ class _Problem:
 
     def sampled(self, name, key) -> SampledLaw:
         """The law of the function ``name`` itself, by draws."""
-        return SampledLaw(lambda flat, x: self._evaluate(name, self.constrain(flat), x), self.draw, key)
+        used = sorted(self._dependencies(name))
+        return SampledLaw(
+            lambda flat, x: self._evaluate(name, self.constrain(flat), x),
+            self.draw,
+            key,
+            lambda key, x: self._evaluate(name, self._prior_values(used, key), x),
+            lambda key: self._kl_terms(used, key),
+        )
+
+    def _prior_values(self, used, key):
+        """A draw of the latent values ``used`` from the prior that the model writes."""
+        rest = {k: v for k, v in self.centre.items() if k not in used}
+        run = handlers.seed(handlers.substitute(self.model, data=rest), key)
+        with handlers.block(), function_hook(None, density=False):
+            trace = handlers.trace(run).get_trace(*self.args, **self.kwargs)
+        return {name: trace[name]["value"] for name in used}
+
+    def _kl_terms(self, used, key):
+        """An unbiased estimate of KL(q ‖ p) over ``used``; q's entropy is exact where q is normal."""
+        flat = self.draw(key)
+        if self.normal is None:
+            return self.posterior.log_prob(flat) - self._log_prior(used, flat)
+        return -self._entropy(used) - self._log_prior(used, flat)
 
     def _evaluate(self, name, values, x):
         f = function_of(self.model, name, self.args, self.kwargs, values)(x)
@@ -176,20 +198,22 @@ class _Problem:
 
     def entropy_of_rest(self):
         """H[q(θ)] of the unconstrained values that no function depends on."""
-        if not self.rest:
-            return 0.0
-        places = self.unpack(jnp.arange(self.loc.size))
-        index = jnp.concatenate([jnp.ravel(places[name]) for name in self.rest])
-        return entropy(self.normal, index)
+        return self._entropy(self.rest) if self.rest else 0.0
 
     def rest_given_draw(self, key):
         """log p(θ) and the log Jacobian of its constraints, at a draw of q."""
-        if not self.rest:
-            return jnp.zeros(())
-        flat = self.draw(key)
+        return self._log_prior(self.rest, self.draw(key)) if self.rest else jnp.zeros(())
+
+    def _entropy(self, names):
+        """H[q] of the unconstrained values of some sites, for a normal q."""
+        places = self.unpack(jnp.arange(self.loc.size))
+        return entropy(self.normal, jnp.concatenate([jnp.ravel(places[name]) for name in names]))
+
+    def _log_prior(self, names, flat):
+        """log p of some sites and the log Jacobian of their constraints, at flat values."""
         values, unconstrained = self.constrain(flat), self.unpack(flat)
         trace, total = self.trace(self.model, values), 0.0
-        for name in self.rest:
+        for name in names:
             site, transform = trace[name], biject_to(trace[name]["fn"].support)
             log_prob = scale_and_mask(site["fn"].log_prob(values[name]), site["scale"]).sum()
             log_det = transform.log_abs_det_jacobian(unconstrained[name], values[name])

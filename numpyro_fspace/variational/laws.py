@@ -50,16 +50,29 @@ class SampledLaw:
         function: ``(flat weights, x [M, D]) -> [M, K]``.
         draw: ``key -> flat weights [P]``, differentiable in the guide's parameters.
         key: of everything that is drawn.
+        prior_function: ``(key, x [M, D]) -> [M, K]``, the function with weights drawn from the model's prior of them.
+        weights_kl_terms: ``key -> log q(w) - log p(w)`` at a draw of q, or an unbiased estimate of its mean.
     """
 
     function: Any
     draw: Any
     key: Key[Array, ""]
+    prior_function: Any = None
+    weights_kl_terms: Any = None
 
     def sample(self, x, num_draws: int) -> Float[Array, "S M K"]:
         """Draws of f(x)."""
         keys = jax.random.split(self.key, num_draws)
         return jax.vmap(lambda key: self.function(self.draw(key), x))(keys)
+
+    def sample_prior(self, x, num_draws: int) -> Float[Array, "S M K"]:
+        """Draws of f(x) under the model's prior of the weights."""
+        keys = jax.random.split(jax.random.fold_in(self.key, 3), num_draws)
+        return jax.vmap(lambda key: self.prior_function(key, x))(keys)
+
+    def weights_kl(self, num_draws: int) -> Float[Array, ""]:
+        """Estimate of KL(q(w) ‖ p(w))."""
+        return jnp.mean(jax.vmap(self.weights_kl_terms)(jax.random.split(jax.random.fold_in(self.key, 4), num_draws)))
 
 
 def as_normal(law):
