@@ -34,6 +34,7 @@ napoleon_custom_sections = ["Reference"]
 #: Namespaces whose every public name has an entry in the API pages.
 NAMESPACES = (
     numpyro_fspace,
+    numpyro_fspace.baselines,
     numpyro_fspace.guides,
     numpyro_fspace.measurement,
     numpyro_fspace.metrics,

@@ -1,18 +1,19 @@
 """Bayesian neural networks with priors over functions, as NumPyro programs."""
 
-from numpyro_fspace import datasets, diagnostics, measurement, metrics, sgmcmc
+from numpyro_fspace import baselines, datasets, diagnostics, measurement, metrics, sgmcmc
 from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.infer import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD
 from numpyro_fspace.inference_data import to_arviz
 from numpyro_fspace.networks import fan_in, flat, init_to_network, random_function, random_module
 from numpyro_fspace.plots import plot_functions
-from numpyro_fspace.posterior import Posterior, svi_posterior
+from numpyro_fspace.posterior import Posterior
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import CalibratedPrior, GPPrior, NetworkPrior, StudentTPrior, fit_gp
 from numpyro_fspace.reporting import report
 from numpyro_fspace.sgmcmc import preconditioners
 from numpyro_fspace.variational import (
+    FVIMC,
     BridgeWasserstein,
     FunctionalELBO,
     PushforwardKL,
@@ -22,11 +23,13 @@ from numpyro_fspace.variational import (
     Wasserstein2,
     guides,
     linearise,
+    svi_posterior,
 )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "FVIMC",
     "MCMC",
     "SGHMC",
     "SGLD",
@@ -43,6 +46,7 @@ __all__ = [
     "Warmup",
     "Wasserstein1",
     "Wasserstein2",
+    "baselines",
     "datasets",
     "diagnostics",
     "fHMC",

@@ -18,7 +18,7 @@ from numpyro.distributions import constraints
 from numpyro.infer import init_to_median
 
 from numpyro_fspace.network_kinds import Network, read_network
-from numpyro_fspace.primitives import note
+from numpyro_fspace.primitives import hooked, note
 from numpyro_fspace.validate import check_positive
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ def random_module(
             raise ValueError(_explain_inputs(name, x.shape, shape))
         return network.apply(weights, x)
 
+    f = hooked(name, f, is_network=True)
     note("network", name, f)
     return f
 

@@ -41,6 +41,7 @@ __all__ = [
     "function_hook",
     "functional_prior",
     "given_rows",
+    "hooked",
     "is_functional_prior",
     "minibatch",
     "note",
@@ -158,16 +159,17 @@ def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
 class function_hook(Messenger):
     """While active, ``functional_prior(name, fn, …)`` speaks of ``replace(name, fn, values)`` in place of ``fn``.
 
-    The innermost hook counts.
+    Of several hooks the innermost replaces first; one that replaces nothing shields the function from those around it.
 
     Args:
         replace: takes the name, the function, and the values of the latent sites so far; None replaces nothing.
         density: whether the log density of functions counts; False puts 0 in its place.
+        networks: whether the functions of ``random_module`` are replaced too.
     """
 
-    def __init__(self, replace=None, *, density=True):
+    def __init__(self, replace=None, *, density=True, networks=False):
         super().__init__()
-        self.replace, self.density, self.values = replace, density, {}
+        self.replace, self.density, self.networks, self.values = replace, density, networks, {}
 
     def postprocess_message(self, msg):
         if msg["type"] == "sample" and not msg["is_observed"] and not is_functional_prior(msg):
@@ -178,11 +180,14 @@ def _hooks():
     return [handler for handler in _PYRO_STACK if isinstance(handler, function_hook)]
 
 
-def _hooked(name, fn):
-    hooks = _hooks()
-    if not hooks or hooks[-1].replace is None:
-        return fn
-    return hooks[-1].replace(name, fn, dict(hooks[-1].values))
+def hooked(name, fn, *, is_network=False):
+    """``fn`` as the hooks around it replace it."""
+    for hook in reversed(_hooks()):
+        if hook.replace is None:
+            break
+        if hook.networks or not is_network:
+            fn = hook.replace(name, fn, dict(hook.values))
+    return fn
 
 
 def is_functional_prior(site) -> bool:
@@ -239,7 +244,7 @@ def functional_prior(name, fn, prior, points, *, scale=1.0):
     _check_scale(name, scale)
     if not _PYRO_STACK:
         return fn
-    fn = _hooked(name, fn)
+    fn = hooked(name, fn)
     if not _density_is_wanted():
         note("functional_prior", name, FunctionalPriorSite(fn, prior, points, scale=scale))
         return fn

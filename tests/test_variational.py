@@ -197,7 +197,7 @@ def test_closed_form_is_the_mean_over_draws(monkeypatch, likelihood):
 
     value = expected_log_likelihood(model, num_particles=4000)
     with monkeypatch.context() as patch:
-        patch.setattr(elbo._Problem, "closed_form", lambda self, key: None)
+        patch.setattr(elbo.Problem, "closed_form", lambda self, key: None)
         drawn = expected_log_likelihood(model, KEYS[1], num_particles=4000)
     assert float(value) == pytest.approx(float(drawn), rel=0.05)
 
@@ -210,6 +210,20 @@ def test_only_affine_normal_means_are_integrated():
 
     assert expected_log_likelihood(linear) == expected_log_likelihood(linear, KEYS[1])
     assert expected_log_likelihood(nonlinear) != expected_log_likelihood(nonlinear, KEYS[1])
+
+
+@pytest.mark.parametrize("likelihood", [None, lambda f: dist.Normal(2.0 * f[::-1] + 1.0, SIGMA)])
+def test_large_minibatches_are_estimated_without_bias(monkeypatch, likelihood):
+    """Variances from draws of the linearised network: the closed form in the mean, and no longer without the key."""
+
+    def model(x, y=None):
+        return linear(x, y) if likelihood is None else linear(x, y, likelihood=likelihood)
+
+    exact = float(expected_log_likelihood(model))
+    monkeypatch.setattr(elbo, "MAX_ENTRIES", 1)
+    values = [float(expected_log_likelihood(model, key, num_particles=500)) for key in KEYS[:8]]
+    assert len(set(values)) > 1
+    assert np.mean(values) == pytest.approx(exact, rel=0.02)
 
 
 def test_minibatches_are_unbiased():

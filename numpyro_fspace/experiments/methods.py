@@ -11,7 +11,6 @@ import numpy as np
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, build_model
 from numpyro_fspace.infer import MCMC, SGHMC, SGLD, fSGHMC, fSGLD
 from numpyro_fspace.networks import init_to_network
-from numpyro_fspace.posterior import svi_posterior
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.priors import GPFit
 from numpyro_fspace.reporting import report
@@ -24,6 +23,7 @@ from numpyro_fspace.variational import (
     Wasserstein1,
     Wasserstein2,
     mean_field,
+    svi_posterior,
 )
 
 __all__ = ["DIVERGENCES", "KERNELS", "METHODS", "fit"]

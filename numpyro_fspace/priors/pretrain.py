@@ -113,7 +113,7 @@ def fit_gp(
         rows = np.asarray(jax.random.permutation(key, len(x))[:max_points])
         x, y = x[rows], y[rows]
 
-    kernel_fn, params = _parametrise(kernel, params, x, y)
+    kernel_fn, params = kernel_and_params(kernel, params, x, y)
     start = {"kernel": params, "noise": as_positive(noise_variance, "noise_variance")}
     floor = NOISE_FLOOR * float(y.var() or 1.0)
 
@@ -137,7 +137,7 @@ def fit_gp(
     return GPFit(prior, float(values["noise"] + floor), losses, values["kernel"])
 
 
-def _parametrise(kernel, params, x, y) -> tuple[Callable[[dict], Kernel], dict]:
+def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Kernel], dict]:
     """The kernel as a function of positive parameters, and their start."""
     import tinygp
 

@@ -3,12 +3,15 @@
 from numpyro_fspace.variational import guides
 from numpyro_fspace.variational.divergences import PushforwardKL, RegularizedKL, Wasserstein2
 from numpyro_fspace.variational.elbo import FunctionalELBO
+from numpyro_fspace.variational.fvimc import FVIMC
 from numpyro_fspace.variational.guides import low_rank, mean_field
 from numpyro_fspace.variational.linearise import linearise
 from numpyro_fspace.variational.sampled_divergences import BridgeWasserstein, SpectralSteinKL, Wasserstein1
+from numpyro_fspace.variational.svi import svi_posterior
 
 __all__ = [
     "BridgeWasserstein",
+    "FVIMC",
     "FunctionalELBO",
     "PushforwardKL",
     "RegularizedKL",
@@ -19,4 +22,5 @@ __all__ = [
     "linearise",
     "low_rank",
     "mean_field",
+    "svi_posterior",
 ]

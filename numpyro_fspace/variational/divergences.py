@@ -90,7 +90,7 @@ class PushforwardKL:
         difference = jnp.einsum("mkp,p->km", jacobian, law.loc).reshape(-1, 1)
         root = jnp.swapaxes(law.root(x), 0, 1).reshape(num_outputs * num_points, 1, -1)
         jitter = num_points * default_gamma(self.gamma, flat.dtype)
-        return regularised_kl(difference, root, (flat @ flat.T)[None], jitter)
+        return regularised_kl(difference, root, gram(flat)[None], jitter)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Wasserstein2:
         prior_mean, prior_covariance = _moments(self, prior, x, mean.dtype)
         factor = jnp.linalg.cholesky(prior_covariance)
         flat = (factor.mT @ root).reshape(-1, root.shape[-1])
-        values = jnp.linalg.eigvalsh(flat @ flat.T)
+        values = jnp.linalg.eigvalsh(gram(flat))
         floor = jnp.finfo(mean.dtype).eps * jnp.max(values)  # below it eigenvalues are rounding, and the root is steep
         overlap = jnp.sqrt(jnp.maximum(values, floor)).sum()
         spread = jnp.sum(root**2) + jnp.trace(prior_covariance, axis1=-2, axis2=-1).sum() - 2.0 * overlap
@@ -140,6 +140,15 @@ def default_gamma(gamma: float | None, dtype) -> float:
     return 1e-10 if dtype == jnp.float64 else 1e-6
 
 
+@jax.custom_vjp
+def gram(rows: Float[Array, "M P"]) -> Float[Array, "M M"]:
+    """A Aᵀ; its gradient takes one product with A, where that of ``A @ A.T`` takes two."""
+    return rows @ rows.T
+
+
+gram.defvjp(lambda rows: (gram(rows), rows), lambda rows, g: ((g + g.T) @ rows,))
+
+
 def regularised_kl(
     difference: Float[Array, "M K"], root: Float[Array, "M K R"], covariance: Float[Array, "K M M"], jitter: float
 ) -> Float[Array, ""]:
@@ -156,9 +165,10 @@ def regularised_kl(
     factor = jnp.linalg.cholesky(covariance + jitter * eye)
     whitener = solve_triangular(factor, jnp.broadcast_to(eye, factor.shape), lower=True)
     white_difference = jnp.einsum("kmn,nk->km", whitener, difference)
-    white_root = whitener @ jnp.swapaxes(root, 0, 1)
-    # In the prior's coordinates q has covariance B Bᵀ + c W Wᵀ.
-    flat = white_root.reshape(num_outputs * num_points, -1)
-    spread = flat @ flat.T + jitter * jax.scipy.linalg.block_diag(*(whitener @ whitener.mT))
+    whole = gram(jnp.swapaxes(root, 0, 1).reshape(num_outputs * num_points, -1))
+    # In the prior's coordinates q has covariance W (A Aᵀ + c I) Wᵀ. The wide A is multiplied once.
+    blocks = (whole + jitter * jnp.eye(len(whole), dtype=whole.dtype)).reshape(num_outputs, num_points, -1)
+    half = (whitener @ blocks).reshape(len(whole), num_outputs, num_points)
+    spread = jnp.einsum("akn,kmn->akm", half, whitener).reshape(whole.shape)
     log_det = 2.0 * jnp.log(jnp.diagonal(jnp.linalg.cholesky(spread))).sum()
     return 0.5 * (jnp.sum(white_difference**2) + jnp.trace(spread) - log_det - num_outputs * num_points)

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["FunctionalELBO"]
 
 
+#: Largest Jacobian at a minibatch, values of the function times weights; beyond it the variances in the Gaussian
+#: likelihood are estimated, without bias, by so many draws of the linearised network.
+MAX_ENTRIES, NUM_STEPS = 2**21, 8
+
+
 class FunctionalELBO(ELBO):
     r"""The evidence lower bound in function space, a loss for ``numpyro.infer.SVI``.
 
@@ -42,7 +47,8 @@ class FunctionalELBO(ELBO):
     A divergence that needs draws only (``linearised = False``) leaves the network as it is: f in place of f_L
     everywhere, and any guide over the flat latent values will do.
 
-    A Gaussian likelihood whose mean is an affine function of one network's values is integrated in closed form; any
+    A Gaussian likelihood whose mean is an affine function of one network's values is integrated in closed form (where
+    values times weights of a minibatch are more than two million, variances are estimated by draws); any
     other by ``num_particles`` draws of the weights.
 
     Args:
@@ -85,7 +91,7 @@ class FunctionalELBO(ELBO):
 
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
         key_model, key_law, key_draws = jax.random.split(rng_key, 3)
-        problem = _Problem(model, guide, param_map, args, kwargs, key_model, self.linearised)
+        problem = Problem(model, guide, param_map, args, kwargs, key_model, self.linearised)
         divergence = 0.0
         for i, (name, site) in enumerate(problem.functions.items()):
             strength = site["fn"].scale * (1.0 if site["scale"] is None else site["scale"])
@@ -100,7 +106,7 @@ class FunctionalELBO(ELBO):
         return {"loss": divergence - problem.entropy_of_rest() - expected, "mutable_state": None}
 
 
-class _Problem:
+class Problem:
     """One step's model, guide and randomness: what the terms of the bound are made of."""
 
     def __init__(self, model, guide, params, args, kwargs, key, linearised):
@@ -270,8 +276,7 @@ class _Problem:
             return None
         if depends_on(lambda v: tangent(jnp.ones_like(start))(v["shift"]), {"shift": start}):
             return None
-        root = self.law(name).root(x)
-        root = root.reshape(*value.shape, root.shape[-1])
+        root = self._root(name, x, value, jax.random.fold_in(key, 1))
         roots = jax.vmap(lambda step: tangent(step)(start), in_axes=-1, out_axes=-1)(root)
         total = 0.0
         for site, loc_root in zip(sites.values(), roots, strict=True):
@@ -280,6 +285,16 @@ class _Problem:
             loss = sum_rightmost(loss, site["fn"].event_dim)
             total = total + _log_prob(site) - scale_and_mask(loss, site["scale"]).sum()
         return total
+
+    def _root(self, name, x, value, key):
+        """A [*value.shape, R] with A Aᵀ the covariance of the function's values at x; in the mean, if it is wide."""
+        if value.size * self.loc.size <= MAX_ENTRIES:
+            root = self.law(name).root(x)
+            return root.reshape(*value.shape, root.shape[-1])
+        at = lambda flat: self._evaluate(name, self.constrain(flat), x)  # noqa: E731
+        steps = jax.vmap(self.draw)(jax.random.split(key, NUM_STEPS)) - self.loc
+        moved = jax.vmap(lambda step: jax.jvp(at, (self.loc,), (step,))[1], out_axes=-1)(steps)
+        return moved.reshape(*value.shape, NUM_STEPS) / NUM_STEPS**0.5
 
 
 def _normal(site):

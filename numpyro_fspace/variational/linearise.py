@@ -8,24 +8,25 @@ import jax
 import jax.numpy as jnp
 from numpyro import handlers
 
-from numpyro_fspace.primitives import full_plates, function_hook
+from numpyro_fspace.primitives import full_plates, function_hook, is_functional_prior
 
 __all__ = ["function_of", "linearise"]
 
 
 def function_of(model, name: str, args, kwargs, values: dict):
-    """The function that ``model`` declares as ``functional_prior(name, …)``, given its latent ``values``.
+    """The function that ``model`` declares as ``functional_prior(name, …)`` or network, given its latent ``values``.
 
     It can be called inside a model that is running: nothing of the inner run is seen outside.
     """
     run = handlers.seed(handlers.substitute(full_plates(model), data=values), jax.random.key(0))
     with handlers.block(), handlers.mask(mask=False), function_hook(None):
         sites = handlers.trace(run).get_trace(*args, **kwargs)
-    return sites[name]["fn"].fn
+    fn = sites[name]["fn"]
+    return fn.fn if is_functional_prior(sites[name]) else fn
 
 
 def linearise(model, centre: dict):
-    r"""``model`` with every function under a functional prior linearised in the weights.
+    r"""``model`` with every network, and every function under a functional prior, linearised in the weights.
 
     .. math:: f_L(x; w) = f(x; m) + J(x; m) (w - m)
 
@@ -33,7 +34,7 @@ def linearise(model, centre: dict):
     ``fs.FunctionalELBO`` fits, and the one to predict with.
 
     Args:
-        model: a NumPyro model that declares functional priors.
+        model: a NumPyro model with networks of ``fs.random_module`` or functional priors.
         centre: m, a value for every latent site, such as ``guide.median(params)``.
 
     Returns:
@@ -75,7 +76,7 @@ def linearise(model, centre: dict):
 
             return linear_fn
 
-        with function_hook(replace):
+        with function_hook(replace, networks=True):
             return model(*args, **kwargs)
 
     return linear_model

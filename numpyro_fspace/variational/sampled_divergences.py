@@ -51,8 +51,9 @@ class Wasserstein1:
     Raises:
         ValueError, TypeError: an argument is out of its range; the prior cannot be drawn from.
 
-    Reference: M. Wu, J. Xuan, J. Lu (2025), *Functional variational inference MCMC for Bayesian neural networks*,
-    section 3; B.-H. Tran et al. (2022), *All you need is a good functional prior for Bayesian deep learning*.
+    Reference: M. Wu, J. Xuan, J. Lu (2025), *Bridging the gap between variational inference and stochastic gradient
+    MCMC in function space*, section 3; B.-H. Tran et al. (2022), *All you need is a good functional prior for
+    Bayesian deep learning*.
     """
 
     num_draws: int = 64

@@ -1,0 +1,93 @@
+"""``implicit_process``: a random function of a model, as a Gaussian combination of draws of an implicit process."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+
+from numpyro_fspace.primitives import note
+from numpyro_fspace.validate import check_count
+
+__all__ = ["implicit_process"]
+
+
+def implicit_process(name: str, draw, num_functions: int, key):
+    r"""A random function with the mean and the covariance of S draws of a process, inside a NumPyro model.
+
+    .. math:: f(x) = m(x) + \tfrac{1}{\sqrt S} \sum_{s=1}^{S} a_s \big(f_s(x) - m(x)\big), \qquad
+              m = \tfrac{1}{S} \sum_s f_s, \quad a \sim N(0, I_S)
+
+    **Law.** Given the draws f_s, f is a Gaussian process with their empirical mean and covariance (with 1/S): the
+    variational implicit process, a Gaussian process in place of the implicit one. The coefficients are the
+    latent site ``"{name}.coefficients"``; any engine infers them. The paper's is NumPyro's
+    ``SVI(model, AutoMultivariateNormal(model), optimiser, RenyiELBO(alpha=0.5))``; ``Trace_ELBO()`` is its
+    limit α → 1. Parameters of the process, ``numpyro.param`` sites in ``draw`` or in the model around it, are learned
+    along.
+
+    Args:
+        name: of the function; ``fs.predict`` gives it under this name.
+        draw: ``draw(key, x [M, D])``, the values at x, [M] or [M, K], of the function that ``key`` draws, such as
+            ``fs.random_function`` gives. The outputs of one function share its coefficient.
+        num_functions: S, at least 2.
+        key: of the S functions. The same at every call, so it belongs outside of the model or is a constant in it.
+
+    Returns:
+        f, a function of x [M, D] to [M] or [M, K], affine in the coefficients.
+
+    Raises:
+        ValueError, TypeError: for an argument of the wrong kind, or a call inside a plate; f raises it for a ``draw``
+            whose values are not one for each row of x.
+
+    Example:
+        >>> import flax.linen as nn, jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, optax
+        >>> from numpyro.infer import SVI, RenyiELBO
+        >>> from numpyro.infer.autoguide import AutoMultivariateNormal
+        >>> from numpyro_fspace.baselines import implicit_process
+        >>> def model(x, y=None):
+        ...     scale = numpyro.param("scale", 1.0, constraint=dist.constraints.positive)
+        ...     net = nn.Sequential([nn.Dense(10), nn.tanh, nn.Dense(1)])
+        ...     draw = fs.random_function(net, input_shape=1, prior=fs.fan_in(scale))
+        ...     f = implicit_process("f", draw, 20, jax.random.key(0))
+        ...     numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1).to_event(1), obs=y)
+        >>> x = jax.numpy.linspace(-1.0, 1.0, 10)[:, None]
+        >>> svi = SVI(model, AutoMultivariateNormal(model), optax.adam(0.01), RenyiELBO(alpha=0.5, num_particles=4))
+        >>> params = svi.run(jax.random.key(1), 50, x, x[:, 0] ** 2, progress_bar=False).params
+        >>> posterior = fs.svi_posterior(svi, params, jax.random.key(2), x, x[:, 0] ** 2, num_samples=5)
+        >>> fs.predict(posterior, jax.random.key(3), x)["f"].shape
+        (5, 10, 1)
+
+    Reference: C. Ma, Y. Li, J. M. Hernández-Lobato (2019), *Variational implicit processes*, section 3.
+    """
+    if not isinstance(name, str) or not name or "/" in name:
+        raise ValueError(f"implicit_process: name={name!r} must be a non-empty string without '/', such as 'f'.")
+    if not callable(draw):
+        raise TypeError(f"implicit_process({name!r}): draw must be a function (key, x) -> values, got {draw!r}.")
+    check_count(num_functions, "num_functions", 2)
+    keys = jax.random.split(key, num_functions)
+    law = dist.Normal().expand([num_functions]).to_event(1)
+    coefficients = numpyro.sample(f"{name}.coefficients", law)
+    if jnp.shape(coefficients) != (num_functions,):
+        raise ValueError(f"implicit_process({name!r}): call it outside of plates.")
+    params = {}
+
+    def f(x):
+        x = jnp.asarray(x)
+        if not params:  # those of the model; f may be called when no handler gives them any more
+            with handlers.trace() as sites, handlers.block(hide_fn=lambda site: site["type"] != "param"):
+                draw(keys[0], x)
+            params.update({k: s["value"] for k, s in sites.items() if s["type"] == "param"})
+        given = handlers.block(handlers.substitute(draw, data=params))
+        functions = jax.vmap(lambda key: given(key, x))(keys)
+        if functions.shape[1:2] != (len(x),):
+            raise ValueError(
+                f"implicit_process({name!r}): draw(key, x) must give one value, or K, for each of the {len(x)} rows of "
+                f"x; got shape {functions.shape[1:]}."
+            )
+        mean = functions.mean(0)
+        return mean + jnp.tensordot(coefficients, functions - mean, 1) / num_functions**0.5
+
+    note("network", name, f)
+    return f

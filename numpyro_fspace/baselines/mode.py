@@ -1,0 +1,77 @@
+"""Modes of a model's density, from as many starts as there are keys."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from numpyro_fspace.arguments import split_arrays
+from numpyro_fspace.infer.warmup import Warmup
+from numpyro_fspace.potential import ModelPotential
+from numpyro_fspace.validate import check_arguments
+
+__all__ = ["check_model", "check_optimiser", "find_modes"]
+
+
+def check_model(model, args, kwargs, init_strategy) -> dict:
+    """Refuse what no mode can be found of; returns the unconstrained latent values' shapes."""
+    check_arguments(args, kwargs)
+
+    def start(key):
+        potential = ModelPotential(model, args, kwargs, key=key, init_strategy=init_strategy)
+        potential.check_data()
+        return potential.init_params()
+
+    return jax.eval_shape(start, jax.random.key(0))
+
+
+def check_optimiser(optimiser):
+    """None, or an optax optimiser."""
+    if optimiser is not None and not (hasattr(optimiser, "init") and hasattr(optimiser, "update")):
+        raise TypeError(f"optimiser must be an optax optimiser such as optax.adam(1e-2), got {optimiser!r}.")
+
+
+def find_modes(model, keys, args, kwargs, *, num_updates, optimiser, init_strategy) -> dict:
+    """Values of latent and deterministic sites at a mode, one for each of ``keys`` [E], all optimised together.
+
+    The density is that of the unconstrained values, the one that the samplers see. Minibatches and measurement points
+    are drawn afresh at each update.
+
+    Args:
+        optimiser: an optax optimiser; None is Adam, its learning rate decayed from 0.01 by a cosine.
+
+    Raises:
+        RuntimeError: an optimisation left the finite numbers.
+    """
+    import optax
+
+    optimiser = Warmup().optimiser(num_updates) if optimiser is None else optimiser
+    arrays, _, join = split_arrays((args, kwargs))
+
+    def one(key, arrays):
+        args, kwargs = join(arrays)
+        key_start, key_updates = jax.random.split(key)
+        potential = ModelPotential(model, args, kwargs, key=key_start, init_strategy=init_strategy)
+
+        def update(carry, key):
+            z, state = carry
+            gradient = jax.grad(lambda z: potential(z, key)[0])(z)
+            change, state = optimiser.update(gradient, state, z)
+            return (optax.apply_updates(z, change), state), None
+
+        start = potential.init_params()
+        if num_updates == 0:
+            return potential.constrain_fn()(start)
+        carry = (start, optimiser.init(start))
+        (z, _), _ = jax.lax.scan(update, carry, jax.random.split(key_updates, num_updates))
+        return potential.constrain_fn()(z)
+
+    modes = jax.device_get(jax.jit(jax.vmap(one, in_axes=(0, None)))(keys, arrays))
+    finite = [np.isfinite(v).reshape(len(keys), -1).all(1) for v in modes.values()]
+    num_bad = int(len(keys) - np.logical_and.reduce(finite).sum())
+    if num_bad:
+        raise RuntimeError(
+            f"{num_bad} of {len(keys)} optimisations left the finite numbers: pass an optimiser with a smaller "
+            "learning rate, or one that clips gradients."
+        )
+    return modes

@@ -1,0 +1,250 @@
+"""Stochastic variational Gaussian process regression."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+
+from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
+from numpyro_fspace.priors.factor import is_traced
+from numpyro_fspace.priors.pretrain import NOISE_FLOOR, kernel_and_params
+from numpyro_fspace.validate import check_count, check_positive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Array, Float, Key
+
+__all__ = ["SVGPFit", "fit_svgp"]
+
+#: Variance added to that of the inducing values, relative to it.
+JITTER = 1e-8
+#: Rows of the data evaluated together.
+CHUNK = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class SVGPFit:
+    """A sparse Gaussian process trained by ``fit_svgp``.
+
+    Attributes:
+        kernel: the trained tinygp kernel.
+        noise_variance: trained variance of the noise.
+        inducing: trained inducing inputs Z [M, D].
+        mean, root: of q(v) = N(mean, root rootᵀ) for whitened inducing values v, [M, K] and [M, M].
+        bound: lower bound on the log marginal likelihood of all data, at the end.
+        losses: its negative per number in y, estimated by the minibatch of each step.
+        params: the trained positive kernel parameters.
+        num_outputs: K, None where y was [N].
+    """
+
+    kernel: Callable = field(repr=False)
+    noise_variance: float
+    inducing: np.ndarray = field(repr=False)
+    mean: np.ndarray = field(repr=False)
+    root: np.ndarray = field(repr=False)
+    bound: float
+    losses: np.ndarray = field(repr=False)
+    params: dict[str, np.ndarray] = field(repr=False)
+    num_outputs: int | None = None
+
+    def predict(self, x: Float[Array, "T D"]) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of f (without noise) at x, [T] each, or [T, K] for y [N, K]."""
+        x = as_inputs(x)
+        if x.shape[1] != self.inducing.shape[1]:
+            raise ValueError(f"x has {x.shape[1]} columns but the process was trained on {self.inducing.shape[1]}.")
+        parts = []
+        with jax.enable_x64(True):
+            factor = _factor(self.kernel, jnp.asarray(self.inducing))
+            law = jax.jit(lambda x: _marginals(self.kernel, factor, self.inducing, self.mean, self.root, x))
+            for start in range(0, len(x), CHUNK):
+                parts.append(jax.device_get(law(np.asarray(x[start : start + CHUNK], np.float64))))
+        mean, variance = (np.concatenate(part) for part in zip(*parts, strict=True))
+        variance = np.maximum(variance, 0.0)
+        if self.num_outputs is None:
+            return mean[:, 0], variance
+        return mean, np.broadcast_to(variance[:, None], mean.shape)
+
+
+def fit_svgp(
+    kernel: Callable | None,
+    x: Float[Array, "N D"],
+    y: Float[Array, "N K"],
+    *,
+    key: Key[Array, ""],
+    num_inducing: int = 100,
+    num_steps: int = 2000,
+    batch_size: int = 256,
+    params: dict[str, Float[Array, "*shape"]] | None = None,
+    noise_variance: float = 0.1,
+    learning_rate: float = 0.02,
+) -> SVGPFit:
+    r"""Trains a zero-mean Gaussian process on many data through inducing values u = f(Z) and minibatches.
+
+    .. math:: \log p(y) \ge \tfrac{N}{B} \sum_b \Big[\log N(y_b; \mu_b, \sigma^2)
+              - \tfrac{1}{2\sigma^2} \operatorname{var}_q f(x_b)\Big] - \mathrm{KL}(q(v) \,\|\, N(0, I)), \qquad
+              u = L v, \quad L L^\top = k(Z, Z)
+
+    with q(v) = N(m, R Rᵀ) and μ = E_q f. Kernel parameters, noise, Z, m and R climb the bound together by Adam, in
+    float64 whatever JAX's setting; kernel parameters and noise by their logarithms. At the end q takes a natural
+    gradient step of length one on all data, which for Gaussian noise is the best q there is. Several outputs share
+    kernel, noise and R. Standardise x and y first.
+
+    Args:
+        kernel: None for the squared exponential with one lengthscale per input, started at median distances and the
+            variance of y; a tinygp kernel, whose (positive) parameters are the start; or a function of a dict of
+            positive parameters to a kernel, with ``params`` as the start. As for ``fs.fit_gp``.
+        x: inputs [N, D].
+        y: targets, [N] or [N, K].
+        key: draws the first inducing inputs, rows of x, and the minibatches.
+        num_inducing: M; all of x where N is smaller.
+        num_steps: Adam steps.
+        batch_size: B, drawn with replacement; all data at each step where N is smaller.
+        params: start of a kernel function's parameters.
+        noise_variance: start of the noise variance, which stays above 1e-6 times the variance of y.
+        learning_rate: of Adam, decayed to a hundredth by a cosine.
+
+    Returns:
+        The trained process; ``predict(x_new)`` gives mean and variance of f.
+
+    Raises:
+        TypeError, ValueError: bad shapes, NaN, counts or parameters that are not positive; the bound is not finite.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from numpyro_fspace.baselines import fit_svgp
+        >>> x = np.linspace(-1, 1, 200)[:, None]
+        >>> fit = fit_svgp(None, x, np.sin(3 * x[:, 0]), key=jax.random.key(0), num_inducing=10, num_steps=100)
+        >>> mean, variance = fit.predict(x)
+        >>> bool(np.abs(mean - np.sin(3 * x[:, 0])).max() < 0.1)
+        True
+
+    Reference: J. Hensman, N. Fusi, N. D. Lawrence (2013), *Gaussian processes for big data*.
+    """
+    x, y = as_inputs(x), as_real(y, "y")
+    if is_traced((x, y)):
+        raise TypeError("fit_svgp needs concrete x and y: call it outside jit, grad and vmap.")
+    num_outputs = None if y.ndim == 1 else y.shape[-1]
+    y = as_values(y, len(x), num_outputs, "y")
+    for name, value in {"num_inducing": num_inducing, "num_steps": num_steps, "batch_size": batch_size}.items():
+        check_count(value, name)
+    check_positive(learning_rate, "learning_rate")
+    key_start, key_steps = jax.random.split(key)
+    rows = np.asarray(jax.random.permutation(key_start, len(x))[: min(num_inducing, len(x))])
+    kernel_fn, params = kernel_and_params(kernel, params, x, y)
+    spread = np.where(x.std(0) > 0, x.std(0), 1.0)
+    bound = _Bound(kernel_fn, NOISE_FLOOR * float(y.var() or 1.0), spread)
+    logs = {"kernel": params, "noise": as_positive(noise_variance, "noise_variance")}
+    with jax.enable_x64(True):
+        state = {
+            "logs": jax.tree.map(lambda value: jnp.log(jnp.asarray(value, float)), logs),
+            "inducing": jnp.asarray(x[rows] / spread, float),
+            "mean": jnp.zeros((len(rows), y.shape[1])),
+            "root": jnp.eye(len(rows)),
+        }
+        x, y = jnp.asarray(x, float), jnp.asarray(y, float)
+        state, losses = _train(bound, bound.best(state, x, y), x, y, key_steps, num_steps, batch_size, learning_rate)
+        state = bound.best(state, x, y)
+        value = float(bound.whole(state, x, y))
+        if not np.isfinite(value):
+            raise ValueError(
+                "fit_svgp: the bound is not finite: pass a smaller learning_rate or a larger noise_variance."
+            )
+        kernel, noise, inducing, _ = jax.device_get(bound.unpack(state))
+        params = jax.device_get(jax.tree.map(jnp.exp, state["logs"]["kernel"]))
+        mean, root = np.asarray(state["mean"]), np.asarray(state["root"])
+    return SVGPFit(kernel, float(noise), inducing, mean, root, value, np.asarray(losses), params, num_outputs)
+
+
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """The lower bound as a function of the optimiser's state: logs, inducing inputs in units of spread, q(v)."""
+
+    kernel_fn: Callable
+    noise_floor: float
+    spread: np.ndarray
+
+    def unpack(self, state):
+        """Kernel, noise variance, inducing inputs and the factor of their covariance."""
+        values = jax.tree.map(jnp.exp, state["logs"])
+        kernel, inducing = self.kernel_fn(values["kernel"]), state["inducing"] * self.spread
+        return kernel, values["noise"] + self.noise_floor, inducing, _factor(kernel, inducing)
+
+    def expected(self, state, x, y):
+        """E_q[log p(y | f)] of some rows."""
+        kernel, noise, inducing, factor = self.unpack(state)
+        mean, variance = _marginals(kernel, factor, inducing, state["mean"], jnp.tril(state["root"]), x)
+        residual = jnp.sum((y - mean) ** 2) + y.shape[1] * variance.sum()
+        return -0.5 * (residual / noise + y.size * jnp.log(2 * math.pi * noise))
+
+    def divergence(self, state):
+        """KL(q(v) ‖ N(0, I)) over all outputs."""
+        mean, root = state["mean"], jnp.tril(state["root"])
+        log_det = 2 * jnp.log(jnp.abs(jnp.diagonal(root))).sum()
+        return 0.5 * (jnp.sum(mean**2) + mean.shape[1] * (jnp.sum(root**2) - len(root) - log_det))
+
+    def best(self, state, x, y):
+        """``state`` with the q(v) that maximises the bound on all data."""
+        kernel, noise, inducing, factor = self.unpack(state)
+
+        @jax.jit
+        def part(x, y):
+            weights = solve_triangular(factor, kernel(inducing, x), lower=True)
+            return weights @ weights.T / noise, weights @ y / noise
+
+        parts = [part(x[i : i + CHUNK], y[i : i + CHUNK]) for i in range(0, len(x), CHUNK)]
+        precision = jnp.eye(len(factor)) + sum(gram for gram, _ in parts)
+        covariance = jnp.linalg.inv(precision)
+        mean = jnp.linalg.solve(precision, sum(shift for _, shift in parts))
+        return state | {"mean": mean, "root": jnp.linalg.cholesky(0.5 * (covariance + covariance.T))}
+
+    def whole(self, state, x, y):
+        """The bound on all data."""
+        expected = jax.jit(lambda x, y: self.expected(state, x, y))
+        parts = [expected(x[i : i + CHUNK], y[i : i + CHUNK]) for i in range(0, len(x), CHUNK)]
+        return sum(parts) - self.divergence(state)
+
+
+def _train(bound, state, x, y, key, num_steps, batch_size, learning_rate):
+    """Adam on minibatches: the state at the end and the losses [num_steps]."""
+    import optax
+
+    optimiser = optax.adam(optax.cosine_decay_schedule(learning_rate, num_steps, alpha=0.01))
+    num_data = len(x)
+
+    def loss(state, x, y):
+        return (bound.divergence(state) - num_data / len(x) * bound.expected(state, x, y)) / (num_data * y.shape[1])
+
+    @jax.jit
+    def train(state, x, y):
+        def step(carry, key):
+            state, moments = carry
+            rows = jnp.arange(num_data)
+            if batch_size < num_data:
+                rows = jax.random.randint(key, (batch_size,), 0, num_data)
+            value, gradient = jax.value_and_grad(loss)(state, x[rows], y[rows])
+            change, moments = optimiser.update(gradient, moments)
+            return (optax.apply_updates(state, change), moments), value
+
+        (state, _), losses = jax.lax.scan(step, (state, optimiser.init(state)), jax.random.split(key, num_steps))
+        return state, losses
+
+    return train(state, x, y)
+
+
+def _factor(kernel, inducing):
+    covariance = kernel(inducing, inducing)
+    return jnp.linalg.cholesky(covariance + JITTER * jnp.diagonal(covariance).mean() * jnp.eye(len(inducing)))
+
+
+def _marginals(kernel, factor, inducing, mean, root, x):
+    """Mean [B, K] and variance [B] of f(x) under q."""
+    weights = solve_triangular(factor, kernel(inducing, x), lower=True)
+    variance = kernel(x) - jnp.sum(weights**2, 0) + jnp.sum((root.T @ weights) ** 2, 0)
+    return weights.T @ mean, variance

@@ -1,0 +1,308 @@
+"""Bijections of function values, y = F(x, f): pointwise, with inverses and derivatives in closed form.
+
+Each is an object with ``init(key, x, y) -> params``, ``forward(params, x, f)``, ``inverse(params, x, y)`` and
+``log_det(params, x, f)`` = log|∂y/∂f| at every value. x is [M, D]; f and y are [..., M, K], with any axes of draws
+before. A draw's log density changes by the sum of ``log_det`` over its values. Scales are one number per output; the
+biases b(x) are networks of the inputs, which cost no determinant.
+
+**Ranges.** Tanh and sigmoid are bounded: the inverse of a value beyond the bounds does not exist. So ``cover(params, x,
+y)`` sets the range: it is measured from the largest |y - b(x)| among given draws, with a margin, whatever the other
+parameters are. And where tanh cannot be told from ±1 in float32 (``TAIL``), it is continued by its tangent. So F maps
+the real line onto itself, and any value has a density: beyond the range a log density of about minus a million, never
+NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_fspace.validate import check_choice, check_count
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, Key
+
+__all__ = ["Bijection", "Fitted", "Linear", "Sigmoid", "Tanh", "as_bijections"]
+
+#: |t| from which tanh(t) is continued by its tangent: there it is within 2e-6 of ±1.
+TAIL = 7.0
+#: tanh and its derivative there.
+END, END_SLOPE = math.tanh(TAIL), math.cosh(TAIL) ** -2
+#: Least and initial distance of the range's ends from the draws, relative to the draws' own reach.
+MARGIN, INITIAL_MARGIN = 1e-3, 2.0
+
+
+def _bias_network(hidden: tuple[int, ...], num_outputs: int):
+    """b(x): a tanh network that starts at 0."""
+    from flax import linen as nn
+
+    layers = [layer for width in hidden for layer in (nn.Dense(width), nn.tanh)]
+    return nn.Sequential([*layers, nn.Dense(num_outputs, kernel_init=nn.initializers.zeros)])
+
+
+@dataclass(frozen=True)
+class Bijection(ABC):
+    """What the bijections share: biases b(x), networks of the standardised inputs.
+
+    Args:
+        hidden: widths of the networks' hidden layers.
+
+    Raises:
+        ValueError, TypeError: a width is not a positive integer.
+    """
+
+    hidden: tuple[int, ...] = (100, 100)
+
+    def __post_init__(self):
+        for width in self.hidden:
+            check_count(width, "hidden")
+
+    @abstractmethod
+    def init(self, key: Key[Array, ""], x: Float[Array, "M D"], y: Float[Array, "S M K"]) -> dict:
+        """Parameters at which F is close to the identity on the draws y."""
+
+    def cover(self, params: dict, x: Float[Array, "M D"], y: Float[Array, "S M K"]) -> dict:
+        """``params`` with a range that holds the draws y."""
+        return params
+
+    @abstractmethod
+    def forward(self, params: dict, x: Float[Array, "M D"], f: Float[Array, "... M K"]) -> Float[Array, "... M K"]:
+        """y = F(x, f)."""
+
+    @abstractmethod
+    def inverse(self, params: dict, x: Float[Array, "M D"], y: Float[Array, "... M K"]) -> Float[Array, "... M K"]:
+        """f with F(x, f) = y."""
+
+    @abstractmethod
+    def log_det(self, params: dict, x: Float[Array, "M D"], f: Float[Array, "... M K"]) -> Float[Array, "... M K"]:
+        """log|∂F(x, f)/∂f| of every value."""
+
+    def _inputs(self, x):
+        flat = x.reshape(len(x), -1)
+        scale = flat.std(0)
+        return {"mean": flat.mean(0), "scale": jnp.where(scale > 0, scale, 1.0)}
+
+    def _init_bias(self, key, x, num_outputs):
+        flat = x.reshape(len(x), -1)
+        return _bias_network(self.hidden, num_outputs).init(key, flat)["params"]
+
+    def _bias(self, params, name, x, num_outputs):
+        inputs = jax.lax.stop_gradient(params["inputs"])
+        standard = (x.reshape(len(x), -1) - inputs["mean"]) / inputs["scale"]
+        return _bias_network(self.hidden, num_outputs).apply({"params": params[name]}, standard)
+
+
+@dataclass(frozen=True)
+class Linear(Bijection):
+    r"""y = (f - b(x)) / a with a > 0: the identity among them, where it starts.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> x, y = jnp.ones((3, 1)), jnp.ones((5, 3, 1))
+        >>> bijection = Linear()
+        >>> params = bijection.init(jax.random.key(0), x, y)
+        >>> float(abs(bijection.inverse(params, x, y) - y).max())
+        0.0
+
+    Reference: M. Wu, J. Xuan, J. Lu (2025), *Bridging the gap between variational inference and stochastic gradient
+    MCMC in function space*, eq. 7.
+    """
+
+    def init(self, key, x, y):
+        num_outputs = y.shape[-1]
+        return {
+            "inputs": self._inputs(x),
+            "log_a": jnp.zeros(num_outputs, y.dtype),
+            "bias": self._init_bias(key, x, num_outputs),
+        }
+
+    def forward(self, params, x, f):
+        return (f - self._bias(params, "bias", x, f.shape[-1])) * jnp.exp(-params["log_a"])
+
+    def inverse(self, params, x, y):
+        return y * jnp.exp(params["log_a"]) + self._bias(params, "bias", x, y.shape[-1])
+
+    def log_det(self, params, x, f):
+        return jnp.broadcast_to(-params["log_a"], f.shape)
+
+
+@dataclass(frozen=True)
+class Tanh(Bijection):
+    r"""y = a₂ tanh(a₁ f + b₁(x)) + b₂(x) with a₁, a₂ > 0.
+
+    It starts close to the identity: the range is three times as wide as the draws. a₂ is learned as the margin that it
+    leaves around them, at least a thousandth (see ``cover``).
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> x, y = jnp.ones((3, 1)), jnp.linspace(-1.0, 1.0, 15).reshape(5, 3, 1)
+        >>> bijection = Tanh()
+        >>> params = bijection.init(jax.random.key(0), x, y)
+        >>> bool(abs(bijection.forward(params, x, y) - y).max() < 0.05)
+        True
+
+    Reference: as for :class:`Linear`, eq. 8.
+    """
+
+    def init(self, key, x, y):
+        num_outputs = y.shape[-1]
+        key_inner, key_outer = jax.random.split(key)
+        low, high = jnp.min(y, (0, 1)), jnp.max(y, (0, 1))
+        middle, half = 0.5 * (low + high), 0.5 * (high - low)
+        half = jnp.where(half > 0, half, 1.0)
+        slope = 1.0 / ((1.0 + INITIAL_MARGIN) * half)
+        params = {
+            "inputs": self._inputs(x),
+            "log_slope": jnp.log(slope),
+            "log_margin": jnp.full(num_outputs, math.log(INITIAL_MARGIN - MARGIN), y.dtype),
+            "reach": half,
+            "inner": self._init_bias(key_inner, x, num_outputs),
+            "outer": self._init_bias(key_outer, x, num_outputs),
+        }
+        last = f"layers_{2 * len(self.hidden)}"
+        params["inner"][last]["bias"] = -middle * slope
+        params["outer"][last]["bias"] = middle
+        return params
+
+    def cover(self, params, x, y):
+        return params | {"reach": _reach(y, self._bias(params, "outer", x, y.shape[-1]))}
+
+    def forward(self, params, x, f):
+        t = self._inner(params, x, f)
+        return _half_range(params) * _squash(t) + self._bias(params, "outer", x, f.shape[-1])
+
+    def inverse(self, params, x, y):
+        u = (y - self._bias(params, "outer", x, y.shape[-1])) / _half_range(params)
+        return (_unsquash(u) - self._bias(params, "inner", x, y.shape[-1])) * jnp.exp(-params["log_slope"])
+
+    def log_det(self, params, x, f):
+        return params["log_slope"] + jnp.log(_half_range(params)) + _log_slope(self._inner(params, x, f))
+
+    def _inner(self, params, x, f):
+        return f * jnp.exp(params["log_slope"]) + self._bias(params, "inner", x, f.shape[-1])
+
+
+@dataclass(frozen=True)
+class Sigmoid(Bijection):
+    r"""y = a₂ σ(a₁ f) + b(x), σ(t) = 1/(1 + e⁻ᵗ), with a₁, a₂ > 0.
+
+    Computed as (a₂/2) tanh(a₁ f/2) + c(x), with the network c(x) = b(x) + a₂/2 for the middle of the range. It starts
+    close to the identity, with a range around 0 three times as wide as the draws.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> x, y = jnp.ones((3, 1)), jnp.linspace(-1.0, 1.0, 15).reshape(5, 3, 1)
+        >>> bijection = Sigmoid()
+        >>> params = bijection.init(jax.random.key(0), x, y)
+        >>> bool(abs(bijection.forward(params, x, y) - y).max() < 0.05)
+        True
+
+    Reference: as for :class:`Linear`, eq. 9.
+    """
+
+    def init(self, key, x, y):
+        num_outputs = y.shape[-1]
+        reach = jnp.max(jnp.abs(y), (0, 1))
+        reach = jnp.where(reach > 0, reach, 1.0)
+        return {
+            "inputs": self._inputs(x),
+            "log_slope": jnp.log(2.0 / ((1.0 + INITIAL_MARGIN) * reach)),
+            "log_margin": jnp.full(num_outputs, math.log(INITIAL_MARGIN - MARGIN), y.dtype),
+            "reach": reach,
+            "middle": self._init_bias(key, x, num_outputs),
+        }
+
+    def cover(self, params, x, y):
+        return params | {"reach": _reach(y, self._bias(params, "middle", x, y.shape[-1]))}
+
+    def forward(self, params, x, f):
+        u = _squash(0.5 * f * jnp.exp(params["log_slope"]))
+        return _half_range(params) * u + self._bias(params, "middle", x, f.shape[-1])
+
+    def inverse(self, params, x, y):
+        u = (y - self._bias(params, "middle", x, y.shape[-1])) / _half_range(params)
+        return 2.0 * _unsquash(u) * jnp.exp(-params["log_slope"])
+
+    def log_det(self, params, x, f):
+        t = 0.5 * f * jnp.exp(params["log_slope"])
+        return params["log_slope"] - math.log(2.0) + jnp.log(_half_range(params)) + _log_slope(t)
+
+
+class Fitted(NamedTuple):
+    """A bijection with its parameters."""
+
+    bijection: Bijection
+    params: Any
+
+    def forward(self, x, f):
+        """y = F(x, f)."""
+        return self.bijection.forward(self.params, x, f)
+
+    def inverse(self, x, y):
+        """f with F(x, f) = y."""
+        return self.bijection.inverse(self.params, x, y)
+
+    def log_det(self, x, f):
+        """log|∂F(x, f)/∂f| of every value."""
+        return self.bijection.log_det(self.params, x, f)
+
+
+#: The bijections that have a name.
+BIJECTIONS = {"linear": Linear, "tanh": Tanh, "sigmoid": Sigmoid}
+
+
+def as_bijections(bijections) -> dict[str, Bijection]:
+    """Candidates by name, from names and objects.
+
+    Raises:
+        ValueError: an unknown name, or no candidate.
+        TypeError: something else than a name or a bijection.
+    """
+    bijections = (bijections,) if isinstance(bijections, str | Bijection) else tuple(bijections)
+    if not bijections:
+        raise ValueError(f"bijections is empty; choose among {', '.join(map(repr, BIJECTIONS))}.")
+    named = {}
+    for one in bijections:
+        if isinstance(one, str):
+            check_choice(one, "bijections", BIJECTIONS)
+            one = BIJECTIONS[one]()
+        if not isinstance(one, Bijection):
+            raise TypeError(f"bijections must be names ({', '.join(map(repr, BIJECTIONS))}) or objects, got {one!r}.")
+        name = type(one).__name__.lower()
+        while name in named:
+            name += "'"
+        named[name] = one
+    return named
+
+
+def _half_range(params):
+    """a₂ of tanh, half of the sigmoid's."""
+    return params["reach"] * (1.0 + MARGIN + jnp.exp(params["log_margin"]))
+
+
+def _reach(y, middle):
+    reach = jnp.max(jnp.abs(y - middle), (0, 1))
+    return jnp.maximum(reach, 100.0 * jnp.finfo(y.dtype).tiny)
+
+
+def _squash(t):
+    """tanh, continued by its tangent for |t| > ``TAIL``."""
+    inside = jnp.clip(t, -TAIL, TAIL)
+    return jnp.tanh(inside) + (t - inside) * END_SLOPE
+
+
+def _unsquash(u):
+    """The inverse of ``_squash``."""
+    inside = jnp.clip(u, -END, END)
+    return jnp.arctanh(inside) + (u - inside) / END_SLOPE
+
+
+def _log_slope(t):
+    """log of the derivative of ``_squash``."""
+    size = jnp.minimum(jnp.abs(t), TAIL)
+    return 2.0 * (math.log(2.0) - size - jax.nn.softplus(-2.0 * size))
