@@ -47,7 +47,7 @@ def test_quick_sampler_record(capsys, tmp_path):
     assert line["version"]
 
 
-@pytest.mark.parametrize("method", ["gfsvi", "tfsvi", "gwi", "fbnn", "bbb"])
+@pytest.mark.parametrize("method", ["gfsvi", "tfsvi", "gwi", "fbnn", "fvi", "ifbnn", "bbb", "laplace", "vip"])
 def test_quick_variational_record(capsys, method):
     status, out, _ = run(capsys, "run", "extrapolation", "--method", method, "--quick")
     assert status == 0
@@ -56,6 +56,16 @@ def test_quick_variational_record(capsys, method):
     assert line["num_gradients"] == 200
     assert line["finite"]
     assert line["rhat_max"] is None
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # M-stages of a few draws
+@pytest.mark.parametrize("method", ["fvimc", "ensemble", "svgp"])
+def test_quick_records_of_other_methods(capsys, method):
+    status, out, _ = run(capsys, "run", "extrapolation", "--method", method, "--quick")
+    line = json.loads(out)
+    assert status == 0
+    assert line["method"] == method
+    assert line["finite"] and line["rmse"] < 2.0
 
 
 def test_uci_record_beside_the_gp(capsys, data_dir):

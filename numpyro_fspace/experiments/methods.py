@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import replace
 
 import jax
 import numpy as np
 
+from numpyro_fspace.baselines import ensemble, fit_svgp, laplace
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, build_model
 from numpyro_fspace.infer import MCMC, SGHMC, SGLD, fSGHMC, fSGLD
 from numpyro_fspace.networks import init_to_network
@@ -15,6 +17,7 @@ from numpyro_fspace.prediction import predict
 from numpyro_fspace.priors import GPFit
 from numpyro_fspace.reporting import report
 from numpyro_fspace.variational import (
+    FVIMC,
     BridgeWasserstein,
     FunctionalELBO,
     PushforwardKL,
@@ -26,7 +29,7 @@ from numpyro_fspace.variational import (
     svi_posterior,
 )
 
-__all__ = ["DIVERGENCES", "KERNELS", "METHODS", "fit"]
+__all__ = ["KERNELS", "METHODS", "VARIATIONAL", "fit"]
 
 KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
 #: Divergences of the functional bound; None is NumPyro's own bound, against the prior of the weights.
@@ -39,15 +42,33 @@ DIVERGENCES = {
     "ifbnn": BridgeWasserstein(),
     "bbb": None,
 }
-METHODS = (*KERNELS, "nuts", *DIVERGENCES, "gp")
+#: Divergences of the V-stages of the hybrid.
+HYBRIDS = {"fvimc": Wasserstein1(), "fvimc_kl": RegularizedKL()}
+#: Methods whose divergence stands for the prior of the weights.
+VARIATIONAL = (*DIVERGENCES, *HYBRIDS)
+METHODS = (*KERNELS, "nuts", *VARIATIONAL, "laplace", "ensemble", "vip", "svgp", "gp")
 #: Test inputs at which a run's report looks.
 MAX_REPORTED = 100
 #: Trees of NUTS have at most 2^8 - 1 steps.
 NUTS_DEPTH = 8
+#: V- and M-stages of the hybrid; share of its gradients that the M-stages take.
+NUM_STAGES, SAMPLING_SHARE = 5, 0.4
+#: Members of an ensemble; functions that an implicit process combines (the paper's number); inducing points.
+NUM_MEMBERS, NUM_FUNCTIONS, NUM_INDUCING = 10, 20, 100
 
 
 def fit(
-    method: str, config: Config, gp: GPFit, points, x, y, x_new, key, *, progress: bool = False
+    method: str,
+    config: Config,
+    gp: GPFit,
+    points,
+    x,
+    y,
+    x_new,
+    key,
+    *,
+    build=build_model,
+    progress: bool = False,
 ) -> FunctionPosterior:
     """Fit ``method``, one of ``METHODS``, to (x, y) and give its posterior of the function at ``x_new``.
 
@@ -59,20 +80,45 @@ def fit(
         x, y: training data.
         x_new: where the posterior is wanted.
         key: of the run; None for ``"gp"``.
+        build: ``(config, gp, points, functional=...) -> model``.
         progress: show a progress bar.
     """
     if method == "gp":
         return _condition(gp, x, y, x_new)
-    run = _optimise if method in DIVERGENCES else _sample
-    return run(method, config, gp, points, x, y, x_new, key, progress)
+    if method == "svgp":
+        return _sparse(config, x, y, x_new, key)
+    build = functools.partial(build, gp=gp, points=points)
+    data = (x, y)
+    if method in (*KERNELS, "nuts"):
+        return _sample(method, config, build, data, x_new, key, progress)
+    start = time.perf_counter()
+    key_fit, key_predict = jax.random.split(key)
+    engine = _ENGINES.get(method) or (_hybrid if method in HYBRIDS else _optimise)
+    posterior, name, num_gradients = engine(method, config, build, data, key_fit, progress)
+    seconds = time.perf_counter() - start
+    f = _squeeze(predict(posterior, key_predict, x_new, inputs=x_new)[name])
+    sigma = posterior.samples.get("sigma")
+    return FunctionPosterior(
+        f=f[None],
+        sigma=None if sigma is None else np.asarray(sigma)[None],
+        f_mean=f.mean(0),
+        f_sd=f.std(0),
+        seconds=seconds,
+        num_gradients=num_gradients,
+        num_diverging=0,
+    )
 
 
-def _sample(method, config, gp, points, x, y, x_new, key, progress):
+def _squeeze(f):
+    """[S, N] of a function with one output, [S, N, K] of others."""
+    return f[..., 0] if f.ndim == 3 and f.shape[-1] == 1 else f
+
+
+def _sample(method, config, build, data, x_new, key, progress):
     from numpyro.infer import NUTS
 
     start = time.perf_counter()
-    functional = method in ("fsgld", "fsghmc", "nuts")
-    model = build_model(config, gp, points, functional=functional)
+    model = build(config, functional=method in ("fsgld", "fsghmc", "nuts"))
     is_nuts = method == "nuts"
     kernel = (
         NUTS(model, init_strategy=init_to_network, max_tree_depth=NUTS_DEPTH) if is_nuts else KERNELS[method](model)
@@ -86,55 +132,111 @@ def _sample(method, config, gp, points, x, y, x_new, key, progress):
         progress_bar=progress,
     )
     key_run, key_predict = jax.random.split(key)
-    mcmc.run(key_run, x, y, extra_fields=("num_steps",) if is_nuts else ())
+    mcmc.run(key_run, *data, extra_fields=("num_steps",) if is_nuts else ())
     jax.block_until_ready(mcmc.last_state.z)
     seconds = time.perf_counter() - start
-    draws = predict(mcmc, key_predict, x_new)["net"][..., 0]
+    draws = _squeeze(predict(mcmc, key_predict, x_new)["net"])
     some = np.unique(np.linspace(0, len(x_new) - 1, MAX_REPORTED).astype(int))
-    fields = mcmc.get_extra_fields()
+    fields, sigma = mcmc.get_extra_fields(), mcmc.get_samples(group_by_chain=True).get("sigma")
     per_draw = float(np.mean(fields["num_steps"])) if is_nuts else kernel.num_steps
     key_report = jax.random.fold_in(key_predict, 1)
     return FunctionPosterior(
-        f=draws.reshape(config.num_chains, config.num_samples, -1),
-        sigma=np.asarray(mcmc.get_samples(group_by_chain=True)["sigma"]),
+        f=draws.reshape(config.num_chains, config.num_samples, *draws.shape[1:]),
+        sigma=None if sigma is None else np.asarray(sigma),
         f_mean=draws.mean(0),
         f_sd=draws.std(0),
         seconds=seconds,
         num_gradients=round(per_draw * (config.num_warmup + config.num_samples)),
         num_diverging=int(np.sum(fields["diverging"] if is_nuts else mcmc.last_state.num_diverging)),
         is_chain=True,
-        report=None if is_nuts else report(mcmc, x, y, key=key_report, inputs=x_new[some]),
+        report=None if is_nuts else report(mcmc, *data, key=key_report, inputs=x_new[some]),
     )
 
 
-def _optimise(method, config, gp, points, x, y, x_new, key, progress):
-    import optax
+# Each of the following gives a Posterior, the name of its function and its number of gradients.
+
+
+def _optimise(method, config, build, data, key, progress):
     from numpyro.infer import SVI, Trace_ELBO
 
-    start = time.perf_counter()
     divergence = DIVERGENCES[method]
     # The divergence stands for the weights' prior, which the functional prior then need not take into account.
     config = replace(config, calibrated=False, learned_prior=method == "ifbnn")
-    model = build_model(config, gp, points, functional=divergence is not None)
-    guide = mean_field(model)
+    model = build(config, functional=divergence is not None)
     loss = Trace_ELBO() if divergence is None else FunctionalELBO(divergence)
-    optimiser = optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.num_updates))
-    key_run, key_draws, key_predict = jax.random.split(key, 3)
-    svi = SVI(model, guide, optimiser, loss)
-    params = jax.block_until_ready(svi.run(key_run, config.num_updates, x, y, progress_bar=progress).params)
-    seconds = time.perf_counter() - start
-    posterior = svi_posterior(svi, params, key_draws, x, y, num_samples=config.num_samples)
-    functional = divergence is not None
-    f = predict(posterior, key_predict, x_new)["f" if functional else "net"].reshape(config.num_samples, -1)
-    return FunctionPosterior(
-        f=f[None],
-        sigma=np.asarray(posterior.samples["sigma"])[None],
-        f_mean=f.mean(0),
-        f_sd=f.std(0),
-        seconds=seconds,
-        num_gradients=config.num_updates,
-        num_diverging=0,
+    svi = SVI(model, mean_field(model), _adam(config, config.num_updates), loss)
+    key_run, key_draws = jax.random.split(key)
+    params = jax.block_until_ready(svi.run(key_run, config.num_updates, *data, progress_bar=progress).params)
+    posterior = svi_posterior(svi, params, key_draws, *data, num_samples=config.num_samples)
+    return posterior, "net" if divergence is None else "f", config.num_updates
+
+
+def _hybrid(method, config, build, data, key, progress):
+    """As many gradients as a variational method takes, shared by the stages."""
+    model = build(replace(config, calibrated=False), functional=True)
+    num_sampling = NUM_STAGES // 2
+    num_updates = max(1, round((1.0 - SAMPLING_SHARE) * config.num_updates / (NUM_STAGES - num_sampling)))
+    num_steps = fSGLD(model).num_steps
+    num_draws = max(2, round(SAMPLING_SHARE * config.num_updates / num_sampling / num_steps))
+    settings = {"num_warmup": num_draws // 2, "num_samples": num_draws - num_draws // 2, "num_updates": num_updates}
+    fvimc = FVIMC(
+        model,
+        num_stages=NUM_STAGES,
+        divergence=HYBRIDS[method],
+        optimiser=_adam(config, num_updates),
+        num_transform_steps=num_updates,
+        **settings,
     )
+    key_run, key_draws = jax.random.split(key)
+    fvimc.run(key_run, *data, progress_bar=progress)
+    num_gradients = (NUM_STAGES - num_sampling) * num_updates + num_sampling * num_draws * num_steps
+    return fvimc.posterior(key_draws, config.num_samples), "f", num_gradients
+
+
+def _laplace(method, config, build, data, key, progress):
+    model = build(config, functional=False)
+    settings = {"num_updates": config.num_updates, "num_samples": config.num_samples}
+    return laplace(model, key, *data, **settings), "net", config.num_updates
+
+
+def _ensemble(method, config, build, data, key, progress):
+    model = build(config, functional=False)
+    found = ensemble(model, key, *data, num_members=NUM_MEMBERS, num_updates=config.num_updates)
+    return found, "net", NUM_MEMBERS * config.num_updates
+
+
+def _implicit(method, config, build, data, key, progress):
+    from numpyro.infer import SVI, RenyiELBO
+    from numpyro.infer.autoguide import AutoMultivariateNormal
+
+    model = build(replace(config, learned_prior=True, num_functions=NUM_FUNCTIONS), functional=False)
+    svi = SVI(
+        model,
+        AutoMultivariateNormal(model),
+        _adam(config, config.num_updates),
+        RenyiELBO(alpha=0.5, num_particles=8),
+    )
+    key_run, key_draws = jax.random.split(key)
+    params = svi.run(key_run, config.num_updates, *data, progress_bar=progress).params
+    posterior = svi_posterior(svi, params, key_draws, *data, num_samples=config.num_samples)
+    return posterior, "net", config.num_updates
+
+
+_ENGINES = {"laplace": _laplace, "ensemble": _ensemble, "vip": _implicit}
+
+
+def _adam(config, num_updates):
+    import optax
+
+    return optax.adam(optax.cosine_decay_schedule(config.learning_rate, num_updates))
+
+
+def _sparse(config, x, y, x_new, key):
+    start = time.perf_counter()
+    found = fit_svgp(None, x, y, key=key, num_inducing=NUM_INDUCING, num_steps=config.num_updates // 5)
+    mean, variance = found.predict(x_new)
+    sd, sigma = np.sqrt(variance), np.sqrt(found.noise_variance)
+    return FunctionPosterior(None, sigma, mean, sd, time.perf_counter() - start, config.num_updates // 5, 0)
 
 
 def _condition(gp, x, y, x_new):

@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_fspace import measurement, metrics
+from numpyro_fspace.baselines import implicit_process
 from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.networks import fan_in, random_module
 from numpyro_fspace.primitives import functional_prior
@@ -37,7 +38,9 @@ class Config:
         weight_scale: sd of a weight's prior times √fan-in.
         weight_scale_sd: sd of the log-normal prior of ``weight_scale``, which is then sampled; 0 keeps it fixed.
         weight_sd: if given, the sd of every weight's prior instead.
-        learned_prior: whether the scale (or sd) of the weights' prior is a parameter to be optimised.
+        learned_prior: whether the scale (or sd) of the weights' prior is optimised, for each array of weights.
+        num_functions: if given, the function is an implicit process of so many draws of the network
+            (``fs.baselines.implicit_process``), in place of the network itself.
         max_lengthscale: cap on the GP's lengthscales, in whose units the network reads its inputs.
         calibrated: whether the functional prior takes the network's own law into account (``fs.CalibratedPrior``); the
             measurement points must then be fixed.
@@ -56,6 +59,7 @@ class Config:
     weight_scale_sd: float = 0.0
     weight_sd: float | None = None
     learned_prior: bool = False
+    num_functions: int | None = None
     max_lengthscale: float = 5.0
     calibrated: bool = False
     noise_sd: float = 0.3
@@ -94,8 +98,8 @@ class FunctionPosterior(NamedTuple):
     """What a method says of a regression at test inputs.
 
     Attributes:
-        f: draws of the function [C, S, N], or None for an exact GP.
-        sigma: draws of the noise sd [C, S], or the GP's.
+        f: draws of the function [C, S, N] or [C, S, N, K], or None for a GP.
+        sigma: draws of the noise sd [C, S], or the GP's; None where the model has no noise.
         f_mean, f_sd: moments of the function [N].
         seconds: wall time of fitting, compilation included.
         num_gradients: gradient evaluations per chain, 0 for an exact GP.
@@ -136,16 +140,12 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
 
     def weights():
         """The prior of the weights, with what is random or learned about it."""
-
-        def start(value):
-            if not config.learned_prior:
-                return value
-            return numpyro.param("weight_scale", value, constraint=dist.constraints.positive)
-
+        if config.learned_prior:
+            return _learned_prior(config)
         if config.weight_sd is not None:
-            return dist.Normal(0.0, start(config.weight_sd))
-        if config.learned_prior or not config.weight_scale_sd:
-            return fan_in(start(config.weight_scale))
+            return dist.Normal(0.0, config.weight_sd)
+        if not config.weight_scale_sd:
+            return fan_in(config.weight_scale)
         law = dist.LogNormal(math.log(config.weight_scale), config.weight_scale_sd)
         return fan_in(numpyro.sample("weight_scale", law))
 
@@ -153,7 +153,7 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
         return random_module("net", network, input_shape=(num_inputs,), prior=weights())
 
     def draw(key, x):
-        with handlers.block(), handlers.seed(rng_seed=key):
+        with handlers.block(hide_fn=lambda site: site["type"] != "param"), handlers.seed(rng_seed=key):
             return random_network(x.shape[-1])(x)
 
     prior = gp.prior
@@ -164,7 +164,10 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
         prior = CalibratedPrior(prior, NetworkPrior(draw, jax.random.key(0), num_draws=DRAWS_PER_POINT * len(x)))
 
     def model(x, y=None):
-        f = random_network(x.shape[-1])
+        if config.num_functions:
+            f = implicit_process("net", draw, config.num_functions, jax.random.key(0))
+        else:
+            f = random_network(x.shape[-1])
         if functional:
             f = functional_prior("f", f, prior, points)
         sigma = numpyro.sample("sigma", dist.LogNormal(log_noise, config.noise_sd))
@@ -174,6 +177,20 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
             numpyro.sample("y", dist.Normal(f(xb).squeeze(-1), sigma), obs=yb)
 
     return model
+
+
+def _learned_prior(config):
+    """A prior of the weights with a learned scale for each array."""
+
+    def prior(path, shape):
+        def scale(start):
+            return numpyro.param(f"net.{path}.scale", start, constraint=dist.constraints.positive)
+
+        if config.weight_sd is not None:
+            return dist.Normal(0.0, scale(config.weight_sd))
+        return fan_in(scale(config.weight_scale))
+
+    return prior
 
 
 def input_scale(gp: GPFit, max_lengthscale: float) -> np.ndarray:

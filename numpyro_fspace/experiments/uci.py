@@ -11,7 +11,7 @@ import numpy as np
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import Split, load_uci
-from numpyro_fspace.experiments.methods import DIVERGENCES, fit
+from numpyro_fspace.experiments.methods import VARIATIONAL, fit
 from numpyro_fspace.experiments.records import record
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, scores, training_points
 from numpyro_fspace.measurement import PointSampler
@@ -64,7 +64,7 @@ def run_split(dataset: str, method: str, split: int, seed: int, *, quick: bool =
     posterior = exact
     if method != "gp":
         train, gp, points = (data.x_train, data.y_train), problem.gp, problem.points
-        if method in DIVERGENCES:
+        if method in VARIATIONAL:
             is_small = len(data.x_train) <= NUM_DRAWN
             points = data.x_train if is_small else measurement.subset(data.x_train, NUM_DRAWN)
             gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=VARIATIONAL_NUGGET * float(gp.params["variance"])))
