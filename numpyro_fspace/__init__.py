@@ -9,7 +9,7 @@ from numpyro_fspace.plots import plot_functions
 from numpyro_fspace.posterior import Posterior
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.primitives import functional_prior
-from numpyro_fspace.priors import CalibratedPrior, GPPrior, NetworkPrior, StudentTPrior, fit_gp
+from numpyro_fspace.priors import CalibratedPrior, GPPrior, NetworkPrior, StudentTPrior, dirichlet_targets, fit_gp
 from numpyro_fspace.reporting import report
 from numpyro_fspace.sgmcmc import preconditioners
 from numpyro_fspace.variational import (
@@ -49,6 +49,7 @@ __all__ = [
     "baselines",
     "datasets",
     "diagnostics",
+    "dirichlet_targets",
     "fHMC",
     "fMALA",
     "fSGHMC",

@@ -1,4 +1,4 @@
-"""The command ``fspace``: ``fspace demo``, ``fspace run``, ``fspace bench``."""
+"""The command ``fspace``: ``fspace demo``, ``fspace run``, ``fspace figure``, ``fspace bench``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 __all__ = ["main"]
 
-EXPERIMENTS = ("extrapolation", "calibration", "uci")
+EXPERIMENTS = ("extrapolation", "calibration", "uci", "two_moons")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,6 +29,7 @@ def _parser():
     from numpyro_fspace import __version__
     from numpyro_fspace.datasets import UCI_NAMES
     from numpyro_fspace.experiments.bench import ESS_METHODS
+    from numpyro_fspace.experiments.figures import FIGURES
     from numpyro_fspace.experiments.methods import METHODS
 
     parser = argparse.ArgumentParser(prog="fspace", description="Bayesian neural networks with priors over functions.")
@@ -53,6 +54,15 @@ def _parser():
     run.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
     run.add_argument("--out", metavar="FILE", help="append records to FILE instead of printing them")
     run.set_defaults(run=_run)
+
+    figure = commands.add_parser("figure", help="what methods make of a toy problem, a panel for each")
+    figure.add_argument("figure", choices=tuple(FIGURES))
+    figure.add_argument("--method", nargs="+", choices=METHODS, default=["gp", "fsghmc", "gfsvi"])
+    figure.add_argument("--seed", type=int, default=0, metavar="S")
+    figure.add_argument("--set", nargs="+", type=_setting, default=[], metavar="NAME=VALUE", help="change the config")
+    figure.add_argument("--quick", action="store_true", help="tiny runs, to see that everything works")
+    figure.add_argument("--out", metavar="FILE", help="the picture; NAME.png if not given")
+    figure.set_defaults(run=_figure)
 
     bench = commands.add_parser("bench", help="effective draws of f per gradient and per second")
     bench.add_argument("benchmark", choices=("ess",))
@@ -86,6 +96,16 @@ def _demo(args):
     return 0
 
 
+def _figure(args):
+    from numpyro_fspace.experiments.figures import FIGURES, draw_figure
+
+    config = FIGURES[args.figure][0].CONFIG.updated(dict(args.set))
+    out = args.out or f"{args.figure}.png"
+    draw_figure(args.figure, args.method, args.seed, out, config=config, quick=args.quick)
+    print(f"wrote {out}")
+    return 0
+
+
 def _bench(args):
     from numpyro_fspace.experiments.bench import bench_ess
     from numpyro_fspace.experiments.records import write
@@ -96,10 +116,11 @@ def _bench(args):
 
 
 def _run(args):
-    from numpyro_fspace.experiments import calibration, extrapolation, uci
+    from numpyro_fspace.experiments import calibration, extrapolation, two_moons, uci
     from numpyro_fspace.experiments.records import write
 
-    module = {"extrapolation": extrapolation, "calibration": calibration, "uci": uci}[args.experiment]
+    modules = {"extrapolation": extrapolation, "calibration": calibration, "uci": uci, "two_moons": two_moons}
+    module = modules[args.experiment]
     config = module.CONFIG.updated(dict(args.set))
     options = {"config": config, "quick": args.quick, "progress": sys.stderr.isatty()}
 

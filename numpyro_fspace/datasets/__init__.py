@@ -9,7 +9,7 @@ from numpyro_fspace.datasets.co2 import load_co2
 from numpyro_fspace.datasets.diabetes import load_diabetes
 from numpyro_fspace.datasets.registry import ChecksumError, DataNotFoundError
 from numpyro_fspace.datasets.split import Split
-from numpyro_fspace.datasets.toy import extrapolation, extrapolation_grid, extrapolation_truth
+from numpyro_fspace.datasets.toy import extrapolation, extrapolation_grid, extrapolation_truth, two_moons
 from numpyro_fspace.datasets.uci import UCI_NAMES, load_uci
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "load_co2",
     "load_diabetes",
     "load_uci",
+    "two_moons",
 ]

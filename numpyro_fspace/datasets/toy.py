@@ -1,4 +1,4 @@
-"""One-dimensional regression with a gap and unobserved borders."""
+"""Toy problems: one-dimensional regression with a gap and unobserved borders, two moons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float
+    from jaxtyping import Array, Float, Int
 
 
 def extrapolation(
@@ -77,3 +77,39 @@ def extrapolation_truth(x: Float[Array, "N 1"]) -> Float[Array, " N"]:
 def extrapolation_grid(num: int = 201, low: float = -1.0, high: float = 1.0) -> Float[Array, "num 1"]:
     """Evenly spaced inputs ``[num, 1]`` for plots of the extrapolation example."""
     return jnp.linspace(low, high, num)[:, None]
+
+
+def two_moons(key: Array, *, num: int = 100, noise: float = 0.1) -> tuple[Float[Array, "N 2"], Int[Array, " N"]]:
+    """Two interleaved half circles of radius 1, with Gaussian noise.
+
+    Args:
+        key: random key.
+        num: number of points, half of them (rounded down) of class 0.
+        noise: standard deviation of the noise in each coordinate.
+
+    Returns:
+        Inputs ``[N, 2]`` and labels ``[N]``, 0 for the upper moon around (0, 0), 1 for the lower one around (1, .5).
+
+    Raises:
+        ValueError: if ``num`` is below 2 or ``noise`` is negative.
+
+    Example:
+        >>> import jax
+        >>> from numpyro_fspace.datasets import two_moons
+        >>> x, labels = two_moons(jax.random.key(0))
+        >>> x.shape, int(labels.sum())
+        ((100, 2), 50)
+
+    Reference:
+        gfsvi: two-dimensional classification.
+    """
+    if num < 2:
+        raise ValueError(f"num must be at least 2, got {num}.")
+    if noise < 0:
+        raise ValueError(f"noise is a standard deviation and must not be negative, got {noise}.")
+    key_angle, key_noise = jax.random.split(key)
+    labels = (jnp.arange(num) >= num // 2).astype(int)
+    angle = jax.random.uniform(key_angle, (num,), maxval=jnp.pi)
+    upper = jnp.stack([jnp.cos(angle), jnp.sin(angle)], 1)
+    lower = jnp.stack([1.0 - jnp.cos(angle), 0.5 - jnp.sin(angle)], 1)
+    return jnp.where(labels[:, None], lower, upper) + noise * jax.random.normal(key_noise, (num, 2)), labels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -13,9 +14,10 @@ from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.experiments.methods import fit
 from numpyro_fspace.experiments.records import record
 from numpyro_fspace.experiments.regression import Config, scores
+from numpyro_fspace.measurement import PointSampler
 from numpyro_fspace.priors import GPFit, GPPrior
 
-__all__ = ["CONFIG", "build", "run_seed"]
+__all__ = ["CONFIG", "Problem", "build", "prepare", "run_seed"]
 
 NOISE = 0.5
 #: The papers' network, with the noise known (as the exact GP knows it) and a weight prior so wide that the functional
@@ -36,6 +38,26 @@ def build():
     return gp, lambda x: measurement.union(measurement.fixed(x), measurement.uniform(-1.0, 1.0, 20))
 
 
+class Problem(NamedTuple):
+    """The data of a seed, the truth on a grid, the functional prior and the measurement points."""
+
+    x: np.ndarray
+    y: np.ndarray
+    grid: np.ndarray
+    truth: np.ndarray
+    gp: GPFit
+    points: PointSampler
+
+
+def prepare(seed: int) -> tuple[Problem, tuple]:
+    """The problem of a seed, and keys for test targets, the fit and the scores."""
+    key_data, *keys = jax.random.split(jax.random.key(seed), 4)
+    x, y = (np.asarray(a) for a in extrapolation(key_data))
+    grid = extrapolation_grid()
+    gp, points = build()
+    return Problem(x, y, np.asarray(grid), np.asarray(extrapolation_truth(grid)), gp, points(x)), tuple(keys)
+
+
 def run_seed(method: str, seed: int, *, quick: bool = False, config=None, progress=False):
     """One record: ``method`` on the data of ``seed``.
 
@@ -46,13 +68,9 @@ def run_seed(method: str, seed: int, *, quick: bool = False, config=None, progre
     config = CONFIG if config is None else config
     if quick:
         config = config.quick()
-    key_data, key_test, key_fit, key_scores = jax.random.split(jax.random.key(seed), 4)
-    x, y = (np.asarray(a) for a in extrapolation(key_data))
-    grid = np.asarray(extrapolation_grid())
-    truth = np.asarray(extrapolation_truth(grid))
+    (x, y, grid, truth, gp, points), (key_test, key_fit, key_scores) = prepare(seed)
     seen = (np.abs(grid[:, 0]) >= 0.25) & (np.abs(grid[:, 0]) <= 0.75)
-    gp, points = build()
-    posterior = fit(method, config, gp, points(x), x, y, grid, key_fit, progress=progress)
+    posterior = fit(method, config, gp, points, x, y, grid, key_fit, progress=progress)
     exact = fit("gp", config, gp, None, x, y, grid, None)
     y_test = truth + NOISE * np.asarray(jax.random.normal(key_test, truth.shape))
     result = scores(_at(posterior, seen), y_test[seen], key_scores)

@@ -20,7 +20,7 @@ from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import CalibratedPrior, GPFit, NetworkPrior
 from numpyro_fspace.reporting import Report
 
-__all__ = ["Config", "FunctionPosterior", "build_model", "gp_scores", "scores", "training_points"]
+__all__ = ["Config", "FunctionPosterior", "build_model", "gp_scores", "random_functions", "scores", "training_points"]
 
 #: Random networks that the law of a network is fitted to, for each measurement point.
 DRAWS_PER_POINT = 10
@@ -138,6 +138,31 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
     network = nn.Sequential([lambda x: x * scale, *layers, nn.Dense(1)])
     log_noise = 0.5 * float(np.log(gp.noise_variance)) + math.log(config.noise_factor)
 
+    function = random_functions(config, network, gp.prior, points, functional=functional)
+
+    def model(x, y=None):
+        f = function(x.shape[-1])
+        sigma = numpyro.sample("sigma", dist.LogNormal(log_noise, config.noise_sd))
+        with numpyro.plate("data", x.shape[0], subsample_size=config.batch_size):
+            xb = numpyro.subsample(x, event_dim=1)
+            yb = None if y is None else numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(f(xb).squeeze(-1), sigma), obs=yb)
+
+    return model
+
+
+def random_functions(config: Config, network, prior, points, *, functional: bool):
+    """``num_inputs -> f``, to be called inside a model: the network with random weights, under ``prior``.
+
+    Args:
+        config: the weights' prior, whether it is learned, whether the functional prior is calibrated to it, whether
+            an implicit process takes the network's place.
+        network: a flax network.
+        prior: the functional prior.
+        points: measurement points.
+        functional: whether the model declares the functional prior.
+    """
+
     def weights():
         """The prior of the weights, with what is random or learned about it."""
         if config.learned_prior:
@@ -156,27 +181,19 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
         with handlers.block(hide_fn=lambda site: site["type"] != "param"), handlers.seed(rng_seed=key):
             return random_network(x.shape[-1])(x)
 
-    prior = gp.prior
     if functional and config.calibrated:
         if points.is_random:
             raise ValueError("calibrated=True needs fixed measurement points; this experiment draws them anew.")
         x = points(jax.random.key(0))
         prior = CalibratedPrior(prior, NetworkPrior(draw, jax.random.key(0), num_draws=DRAWS_PER_POINT * len(x)))
 
-    def model(x, y=None):
+    def function(num_inputs):
         if config.num_functions:
-            f = implicit_process("net", draw, config.num_functions, jax.random.key(0))
-        else:
-            f = random_network(x.shape[-1])
-        if functional:
-            f = functional_prior("f", f, prior, points)
-        sigma = numpyro.sample("sigma", dist.LogNormal(log_noise, config.noise_sd))
-        with numpyro.plate("data", x.shape[0], subsample_size=config.batch_size):
-            xb = numpyro.subsample(x, event_dim=1)
-            yb = None if y is None else numpyro.subsample(y, event_dim=0)
-            numpyro.sample("y", dist.Normal(f(xb).squeeze(-1), sigma), obs=yb)
+            return implicit_process("net", draw, config.num_functions, jax.random.key(0))
+        f = random_network(num_inputs)
+        return functional_prior("f", f, prior, points) if functional else f
 
-    return model
+    return function
 
 
 def _learned_prior(config):

@@ -7,6 +7,7 @@ network; ``CalibratedPrior`` is a Gaussian prior relative to it.
 
 from numpyro_fspace.priors.base import FunctionalPrior, check_prior
 from numpyro_fspace.priors.calibrated import CalibratedPrior
+from numpyro_fspace.priors.dirichlet import dirichlet_targets
 from numpyro_fspace.priors.gaussian_process import GPPrior
 from numpyro_fspace.priors.network import NetworkPrior
 from numpyro_fspace.priors.pretrain import GPFit, fit_gp
@@ -23,5 +24,6 @@ __all__ = [
     "NetworkPrior",
     "StudentTPrior",
     "check_prior",
+    "dirichlet_targets",
     "fit_gp",
 ]

@@ -1,0 +1,122 @@
+"""Two moons: classification in the plane with a GP prior over the logits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_fspace import measurement, metrics
+from numpyro_fspace.datasets import two_moons
+from numpyro_fspace.diagnostics import function_diagnostics
+from numpyro_fspace.experiments.methods import METHODS, fit
+from numpyro_fspace.experiments.records import record
+from numpyro_fspace.experiments.regression import Config, random_functions
+from numpyro_fspace.priors import GPPrior, dirichlet_targets, fit_gp
+
+__all__ = ["CONFIG", "grid", "posterior_probs", "run_seed"]
+
+NUM_CLASSES, NUM_TEST = 2, 1000
+#: Corners of the plane that is looked at, and how far from all data a point is said to be far.
+LOW, HIGH, FAR = (-2.5, -2.0), (3.5, 2.5), 1.0
+CONFIG = Config(widths=(100, 100), weight_scale=3.0, num_chains=4, num_warmup=500, num_samples=500)
+#: Variance of the functional prior beyond the process, in variances of the process; measurement points off the data.
+NUGGET, NUM_UNIFORM = 1e-2, 50
+
+
+def run_seed(method: str, seed: int, *, quick: bool = False, config=None, progress=False):
+    """One record: ``method`` on 100 points of two moons with noise .1.
+
+    The functional prior is a squared exponential GP over both logits, trained on the labels' Dirichlet targets.
+    ``accuracy``, ``lpd`` (the mean log probability), ``brier`` and ``ece`` are those of 1000 fresh points, ``entropy``
+    and ``entropy_far`` the mean entropies of the predicted classes there and at grid points at a distance of more than
+    1 from all data; ``"gp"`` is scikit-learn's Laplace approximation of the same GP.
+    """
+    config = CONFIG if config is None else config
+    if quick:
+        config = config.quick()
+    key_data, key_test, key_fit = jax.random.split(jax.random.key(seed), 3)
+    x, labels = (np.asarray(a) for a in two_moons(key_data))
+    x_test, labels_test = (np.asarray(a) for a in two_moons(key_test, num=NUM_TEST))
+    plane = grid(40)
+    distance = np.sqrt(((plane[:, None] - x) ** 2).sum(-1)).min(1)
+    where = np.concatenate([x_test, plane[distance > FAR]])
+    probs, posterior = posterior_probs(method, config, x, labels, where, key_fit, progress=progress)
+    found = None
+    if posterior is not None and posterior.is_chain:
+        found = function_diagnostics(posterior.f[:, :, :NUM_TEST].reshape(*posterior.f.shape[:2], -1))
+    seen, far = probs[:NUM_TEST], probs[NUM_TEST:]
+    return record(
+        experiment="two_moons",
+        dataset="two_moons",
+        method=method,
+        split=0,
+        seed=seed,
+        lpd=-metrics.nll(seen, labels_test),
+        accuracy=metrics.accuracy(seen, labels_test),
+        brier=metrics.brier(seen, labels_test),
+        ece=metrics.ece(seen, labels_test),
+        entropy=float(metrics.entropy(seen).mean()),
+        entropy_far=float(metrics.entropy(far).mean()),
+        seconds=posterior and posterior.seconds,
+        num_gradients=posterior and posterior.num_gradients,
+        num_diverging=posterior and posterior.num_diverging,
+        rhat_max=found and found.max_rhat,
+        ess_min=found and found.min_ess,
+        config=asdict(config),
+    )
+
+
+def grid(num: int) -> np.ndarray:
+    """num × num points of the plane, [num², 2]."""
+    axes = [np.linspace(low, high, num, dtype=np.float32) for low, high in zip(LOW, HIGH, strict=True)]
+    return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
+
+
+def posterior_probs(method, config, x, labels, x_new, key, *, progress=False):
+    """Probabilities of the classes at x_new, [N, K], and the posterior behind them (None for ``"gp"``)."""
+    if method not in METHODS or method == "svgp":
+        known = ", ".join(m for m in METHODS if m != "svgp")
+        raise ValueError(f"two_moons cannot run method={method!r}; choose from {known}.")
+    targets, variances = dirichlet_targets(labels, NUM_CLASSES)
+    mean = float(targets.mean())
+    gp = fit_gp(None, x, targets - mean, noise_variance=float(variances.mean()))
+    if method == "gp":
+        return _laplace_gp(gp, x, labels, x_new), None
+    variance = float(gp.params["variance"])
+    prior = GPPrior(gp.prior.kernel, mean=mean, nugget=NUGGET * variance, num_outputs=NUM_CLASSES)
+    points = measurement.union(measurement.fixed(x), measurement.uniform(LOW, HIGH, NUM_UNIFORM))
+    if method in ("nuts", "laplace"):
+        points = measurement.fixed(np.asarray(points(jax.random.key(0))))
+    gp = replace(gp, prior=prior)
+    posterior = fit(method, config, gp, points, x, labels, x_new, key, build=_build, progress=progress)
+    f = posterior.f.reshape(-1, *posterior.f.shape[2:])
+    return np.asarray(jax.nn.softmax(f, -1)).mean(0), posterior
+
+
+def _build(config: Config, gp, points, *, functional: bool):
+    from flax import linen as nn
+
+    activation = getattr(jax.nn, config.activation)
+    layers = [layer for width in config.widths for layer in (nn.Dense(width), activation)]
+    network = nn.Sequential([*layers, nn.Dense(NUM_CLASSES)])
+    function = random_functions(config, network, gp.prior, points, functional=functional)
+
+    def model(x, y=None):
+        f = function(x.shape[-1])
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Categorical(logits=f(x)), obs=y)
+
+    return model
+
+
+def _laplace_gp(gp, x, labels, x_new):
+    from sklearn.gaussian_process import GaussianProcessClassifier
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+    # The difference of two independent logits has twice the variance.
+    kernel = ConstantKernel(2.0 * float(gp.params["variance"])) * RBF(np.asarray(gp.params["lengthscale"]))
+    return GaussianProcessClassifier(kernel, optimizer=None).fit(x, labels).predict_proba(x_new)

@@ -1,0 +1,58 @@
+"""Regression targets for class labels, so that a GP over logits can be trained by its marginal likelihood."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from numpyro_fspace.priors.base import as_positive
+
+if TYPE_CHECKING:
+    from jaxtyping import ArrayLike, Float, Int
+
+__all__ = ["dirichlet_targets"]
+
+
+def dirichlet_targets(
+    labels: Int[ArrayLike, " N"], num_classes: int, *, concentration: float = 0.01
+) -> tuple[Float[np.ndarray, "N K"], Float[np.ndarray, "N K"]]:
+    r"""Gaussian targets for logits: log-normal approximations of the gamma variables behind a Dirichlet label.
+
+    .. math:: \alpha_{nk} = \epsilon + [y_n = k], \quad s^2_{nk} = \log(1 + 1/\alpha_{nk}), \quad
+              \tilde y_{nk} = \log \alpha_{nk} - s^2_{nk} / 2
+
+    A softmax of functions f_k with observations ỹ_k ~ N(f_k, s²_k) then stands for the classification.
+
+    Args:
+        labels: integers from 0 to K - 1.
+        num_classes: K, at least 2.
+        concentration: ε > 0.
+
+    Returns:
+        Targets ỹ [N, K] and their variances s² [N, K].
+
+    Raises:
+        ValueError: for labels that are no integers from 0 to K - 1.
+
+    Example:
+        >>> import numpyro_fspace as fs
+        >>> targets, variances = fs.dirichlet_targets([0, 2], 3)
+        >>> targets.round(2).tolist()
+        [[-0.33, -6.91, -6.91], [-6.91, -6.91, -0.33]]
+
+    Reference: D. Milios et al. (2018), *Dirichlet-based Gaussian processes for large-scale calibrated classification*.
+    """
+    if not isinstance(num_classes, int | np.integer) or num_classes < 2:
+        raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}.")
+    concentration = float(as_positive(concentration, "concentration"))
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"labels must be integers [N], got {labels.dtype} of shape {labels.shape}.")
+    if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
+        raise ValueError(
+            f"labels must lie from 0 to num_classes - 1 = {num_classes - 1}, got {labels.min()} to {labels.max()}."
+        )
+    alpha = concentration + (labels[:, None] == np.arange(num_classes))
+    variance = np.log1p(1.0 / alpha)
+    return np.log(alpha) - 0.5 * variance, variance
