@@ -68,6 +68,36 @@ def test_quick_records_of_other_methods(capsys, method):
     assert line["finite"] and line["rmse"] < 2.0
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # 100 draws of warm-up are few
+@pytest.mark.parametrize("method", ["gp", "fsghmc", "gfsvi", "laplace"])
+def test_two_moons(capsys, method):
+    if method == "gp":
+        pytest.importorskip("sklearn")
+    status, out, _ = run(capsys, "run", "two_moons", "--method", method, "--quick")
+    line = json.loads(out)
+    assert status == 0
+    assert line["accuracy"] > 0.8
+    assert 0.0 < line["entropy"] < math.log(2.0)
+    # Far from the data the process is undecided.
+    assert method in ("laplace", "gfsvi") or line["entropy_far"] > line["entropy"]
+
+
+def test_two_moons_is_no_regression(capsys):
+    status, _, err = run(capsys, "run", "two_moons", "--method", "svgp")
+    assert status == 2
+    assert "method='svgp'; choose from" in err
+
+
+@pytest.mark.parametrize("name", ["extrapolation", "two_moons"])
+def test_figure(capsys, tmp_path, name):
+    pytest.importorskip("sklearn")
+    out = tmp_path / "folder" / "picture.png"
+    status, text, _ = run(capsys, "figure", name, "--method", "gp", "bbb", "--quick", "--out", str(out))
+    assert status == 0
+    assert str(out) in text
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
 def test_uci_record_beside_the_gp(capsys, data_dir):
     status, out, _ = run(capsys, "run", "uci", "--dataset", "yacht", "--method", "gp", "--quick", "--splits", "2")
     lines = [json.loads(line) for line in out.splitlines()]

@@ -511,6 +511,26 @@ def test_extrapolation_grid():
     assert datasets.extrapolation_grid().shape == (201, 1)
 
 
+def test_two_moons_without_noise_are_half_circles():
+    x, labels = (np.asarray(a) for a in datasets.two_moons(jax.random.key(0), num=201, noise=0.0))
+    assert labels.sum() == 101
+    for label, centre, side in ((0, [0.0, 0.0], 1.0), (1, [1.0, 0.5], -1.0)):
+        moon = x[labels == label] - centre
+        np.testing.assert_allclose(np.linalg.norm(moon, axis=1), 1.0, atol=1e-5)
+        assert (side * moon[:, 1] >= -1e-5).all()
+        assert np.ptp(moon[:, 0]) > 1.8
+
+
+def test_two_moons_noise():
+    """Distances from the circles have the noise's sd (standard error .7 % of it)."""
+    x, labels = (np.asarray(a) for a in datasets.two_moons(jax.random.key(0), num=10_000))
+    radius = np.linalg.norm(x - np.where(labels[:, None], [1.0, 0.5], [0.0, 0.0]), axis=1)
+    assert np.std(radius) == pytest.approx(0.1, rel=0.05)
+    for bad in ({"num": 1}, {"noise": -0.1}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            datasets.two_moons(jax.random.key(0), **bad)
+
+
 def test_extrapolation_refuses_bad_arguments():
     key = jax.random.key(0)
     with pytest.raises(ValueError, match="num_per_side must be at least 1, got 0"):

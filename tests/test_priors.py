@@ -10,7 +10,7 @@ import scipy.stats
 import tinygp
 from tinygp.kernels import Custom, DotProduct, ExpSquared, Matern32, distance
 
-from numpyro_fspace.priors import GPPrior, NetworkPrior, StudentTPrior, check_prior
+from numpyro_fspace.priors import GPPrior, NetworkPrior, StudentTPrior, check_prior, dirichlet_targets
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 2))
@@ -424,3 +424,30 @@ def test_network_prior_samples_functions():
     assert np.linalg.matrix_rank(np.asarray(draws).transpose(0, 1, 3, 2).reshape(-1, 12), tol=1e-3) == 2
     single = NetworkPrior(lambda key, x: linear_draw(key, x)[:, 0], jax.random.key(0))
     assert single.sample(jax.random.key(1), X).shape == (12,)
+
+
+# ---- Dirichlet targets ---------------------------------------------------------------------------------------
+
+
+def test_dirichlet_targets_match_the_gamma_moments():
+    """exp(ỹ + s e) has the mean α and the variance α of the gamma variable with that shape."""
+    labels = np.array([0, 2, 1])
+    targets, variances = dirichlet_targets(labels, 3, concentration=0.1)
+    alpha = 0.1 + np.eye(3)[labels]
+    np.testing.assert_allclose(np.exp(targets + variances / 2), alpha)
+    np.testing.assert_allclose((np.exp(variances) - 1) * np.exp(2 * targets + variances), alpha)
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_classes", "concentration", "text"),
+    [
+        ([0, 3], 3, 0.01, "0 to num_classes - 1 = 2"),
+        ([-1, 0], 3, 0.01, "got -1 to 0"),
+        ([0.0, 1.0], 2, 0.01, "labels must be integers"),
+        ([0, 0], 1, 0.01, "num_classes"),
+        ([0, 1], 2, 0.0, "concentration"),
+    ],
+)
+def test_bad_labels(labels, num_classes, concentration, text):
+    with pytest.raises(ValueError, match=text):
+        dirichlet_targets(labels, num_classes, concentration=concentration)

@@ -70,6 +70,7 @@ def run_split(dataset: str, method: str, split: int, seed: int, *, quick: bool =
             gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=VARIATIONAL_NUGGET * float(gp.params["variance"])))
         posterior = fit(method, config, gp, points, *train, data.x_test, key_fit, progress=progress)
     result, gp_result = scores(posterior, data.y_test, key_scores), scores(exact, data.y_test, key_scores)
+    moments = (posterior.f_mean, posterior.f_sd**2, exact.f_mean, exact.f_sd**2)
     rmse_raw, lpd_raw = metrics.to_raw_units(result["rmse"], result["lpd"], data.y_scale)
     return record(
         experiment="uci",
@@ -84,7 +85,8 @@ def run_split(dataset: str, method: str, split: int, seed: int, *, quick: bool =
         num_diverging=posterior.num_diverging,
         gp_rmse=gp_result["rmse"],
         gp_lpd=gp_result["lpd"],
-        w2_gp=metrics.gaussian_w2(posterior.f_mean, posterior.f_sd**2, exact.f_mean, exact.f_sd**2),
+        w2_gp=metrics.gaussian_w2(*moments),
+        w2_gp_squared=metrics.gaussian_w2(*moments, squared=True),
         config=asdict(config),
         **result,
     )
