@@ -64,9 +64,9 @@ def _parser():
     figure.add_argument("--out", metavar="FILE", help="the picture; NAME.png if not given")
     figure.set_defaults(run=_figure)
 
-    bench = commands.add_parser("bench", help="effective draws of f per gradient and per second")
-    bench.add_argument("benchmark", choices=("ess",))
-    bench.add_argument("--method", nargs="+", choices=ESS_METHODS, default=list(ESS_METHODS))
+    bench = commands.add_parser("bench", help="effective draws of f per second; the cost of a variational step")
+    bench.add_argument("benchmark", choices=("ess", "svi"))
+    bench.add_argument("--method", nargs="+", choices=ESS_METHODS, default=list(ESS_METHODS), help="of ess")
     bench.add_argument("--repeats", type=_positive, default=1, metavar="R")
     bench.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
     bench.add_argument("--out", metavar="FILE", help="append records to FILE instead of printing them")
@@ -107,9 +107,13 @@ def _figure(args):
 
 
 def _bench(args):
-    from numpyro_fspace.experiments.bench import bench_ess
+    from numpyro_fspace.experiments.bench import bench_ess, bench_svi
     from numpyro_fspace.experiments.records import write
 
+    if args.benchmark == "svi":
+        for repeat in range(args.repeats):
+            write(bench_svi(repeat, quick=args.quick), args.out)
+        return 0
     for repeat, method in itertools.product(range(args.repeats), args.method):
         write(bench_ess(method, repeat, quick=args.quick), args.out)
     return 0

@@ -118,6 +118,13 @@ def test_benchmark_of_effective_draws(capsys, data_dir, method):
     assert line["ess_per_second"] == pytest.approx(line["ess_bulk_median"] / line["seconds"])
 
 
+def test_benchmark_of_variational_steps(capsys):
+    status, out, _ = run(capsys, "bench", "svi", "--quick")
+    line = json.loads(out)
+    assert status == 0
+    assert line["ratio"] == pytest.approx(line["gfsvi_ms"] / line["mean_field_ms"])
+
+
 def test_settings_change_the_config(capsys):
     argv = ["run", "extrapolation", "--method", "bbb", "--quick", "--set", "noise_factor=10", "activation=relu"]
     status, out, _ = run(capsys, *argv)
