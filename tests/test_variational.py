@@ -208,7 +208,11 @@ def test_only_affine_normal_means_are_integrated():
     def nonlinear(x, y=None):
         return linear(x, y, likelihood=lambda f: dist.Normal(jnp.exp(f), SIGMA))
 
-    assert expected_log_likelihood(linear) == expected_log_likelihood(linear, KEYS[1])
+    def flipped(x, y=None):
+        return linear(x, y, likelihood=lambda f: dist.Normal(jnp.flip(2.0 * f) + 1.0, SIGMA))
+
+    for affine in (linear, flipped):  # the latter through a compiled function
+        assert expected_log_likelihood(affine) == expected_log_likelihood(affine, KEYS[1])
     assert expected_log_likelihood(nonlinear) != expected_log_likelihood(nonlinear, KEYS[1])
 
 

@@ -305,14 +305,25 @@ def _normal(site):
 
 def depends_on(fn, values: dict) -> set:
     """Names of the ``values`` that ``fn(values)`` depends on, read off its program (never too few)."""
-    names = [name for name in sorted(values) for _ in jax.tree.leaves(values[name])]
-    program = jax.make_jaxpr(fn)(values).jaxpr
-    origin = {variable: {name} for variable, name in zip(program.invars, names, strict=True)}
+    names = [{name} for name in sorted(values) for _ in jax.tree.leaves(values[name])]
+    return set().union(*_origins(jax.make_jaxpr(fn)(values).jaxpr, names))
+
+
+def _origins(program, inputs: list) -> list:
+    """Origins of a program's outputs, given those of its inputs; compiled functions inside are looked into."""
+    origin = dict(zip(program.invars, inputs, strict=True))
+
+    def of(variable):
+        return set() if hasattr(variable, "val") else origin.get(variable, set())
+
     for equation in program.eqns:
-        inputs = (origin.get(v, set()) for v in equation.invars if not hasattr(v, "val"))
-        sources = set().union(*inputs)
-        origin.update(dict.fromkeys(equation.outvars, sources))
-    return set().union(*(origin.get(v, set()) for v in program.outvars if not hasattr(v, "val")))
+        sources = [of(variable) for variable in equation.invars]
+        if equation.primitive.name in ("jit", "pjit"):
+            found = _origins(equation.params["jaxpr"].jaxpr, sources)
+        else:
+            found = [set().union(*sources)] * len(equation.outvars)
+        origin.update(zip(equation.outvars, found, strict=True))
+    return [of(variable) for variable in program.outvars]
 
 
 def _is_real(site) -> bool:
