@@ -27,9 +27,9 @@ CONFIG = Config(weight_scale=1.5, weight_scale_sd=0.5, calibrated=True, noise_sd
 FULL_BATCH, BATCH = 2000, 500
 #: Measurement points of the functional prior; points the GP is trained on; points it is conditioned on.
 NUM_MEASUREMENT, NUM_TRAINING, NUM_CONDITIONING = 300, 1000, 1500
-#: Measurement points of a variational method: nothing else tells it of the prior, so all training inputs, or so many,
-#: drawn anew at each step. (Few points lie too far apart to speak of smoothness, and the network then interpolates.)
-NUM_DRAWN = 500
+#: Measurement points of a variational method, drawn anew at each step: nothing else tells it of the prior, so half of them
+#: are training inputs and half lie around them, at this distance in standardised inputs.
+NUM_DRAWN, SPREAD = 500, 0.5
 #: Nugget of the functional prior of a variational method, in variances of the process: there the functional prior alone
 #: decides, and a network may stray from the process as little as float32 allows.
 VARIATIONAL_NUGGET = 1e-3
@@ -65,8 +65,9 @@ def run_split(dataset: str, method: str, split: int, seed: int, *, quick: bool =
     if method != "gp":
         train, gp, points = (data.x_train, data.y_train), problem.gp, problem.points
         if method in VARIATIONAL:
-            is_small = len(data.x_train) <= NUM_DRAWN
-            points = data.x_train if is_small else measurement.subset(data.x_train, NUM_DRAWN)
+            half = NUM_DRAWN // 2
+            rows = measurement.subset(data.x_train, min(half, len(data.x_train)))
+            points = measurement.union(rows, measurement.perturb(data.x_train, SPREAD, half))
             gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=VARIATIONAL_NUGGET * float(gp.params["variance"])))
         posterior = fit(method, config, gp, points, *train, data.x_test, key_fit, progress=progress)
     result, gp_result = scores(posterior, data.y_test, key_scores), scores(exact, data.y_test, key_scores)
