@@ -27,8 +27,8 @@ CONFIG = Config(weight_scale=1.5, weight_scale_sd=0.5, calibrated=True, noise_sd
 FULL_BATCH, BATCH = 2000, 500
 #: Measurement points of the functional prior; points the GP is trained on; points it is conditioned on.
 NUM_MEASUREMENT, NUM_TRAINING, NUM_CONDITIONING = 300, 1000, 1500
-#: Measurement points of a variational method, drawn anew at each step: nothing else tells it of the prior, so half of them
-#: are training inputs and half lie around them, at this distance in standardised inputs.
+#: Measurement points of a variational method, drawn anew at each step: nothing else tells it of the prior, so half of
+#: them are training inputs and half lie around them, at this distance in standardised inputs.
 NUM_DRAWN, SPREAD = 500, 0.5
 #: Nugget of the functional prior of a variational method, in variances of the process: there the functional prior alone
 #: decides, and a network may stray from the process as little as float32 allows.
