@@ -238,7 +238,7 @@ CASES = [
     ("fan_in 0", lambda: fs.fan_in(0.0), ValueError, "scale=0.0 must be positive"),
     # ---- after the run
     ("predict without model", lambda: fs.predict(DRAWS, KEY, X), TypeError, "pass model="),
-    ("predict a list", lambda: fs.predict([DRAWS], KEY, X), TypeError, "MCMC object or a dict.*got list"),
+    ("predict a list", lambda: fs.predict([DRAWS], KEY, X), TypeError, "MCMC object, a Posterior or a dict.*got list"),
     ("predict ragged", lambda: fs.predict(DRAWS | {"v": jnp.ones(2)}, KEY, X, model=linear()), ValueError,
      "same leading axis"),
     ("predict no draws", lambda: fs.predict({}, KEY, X, model=linear()), ValueError, "draws"),

@@ -55,6 +55,8 @@ NUTS_DEPTH = 8
 NUM_STAGES, SAMPLING_SHARE = 5, 0.4
 #: Members of an ensemble; functions that an implicit process combines (the paper's number); inducing points.
 NUM_MEMBERS, NUM_FUNCTIONS, NUM_INDUCING = 10, 20, 100
+#: Initial sd of the weights under the guide, for a divergence by draws: a narrow law's spread hardly moves it.
+WIDE_START = 0.1
 
 
 def fit(
@@ -164,7 +166,7 @@ def _optimise(method, config, build, data, key, progress):
     config = replace(config, calibrated=False, learned_prior=method == "ifbnn")
     model = build(config, functional=divergence is not None)
     loss = Trace_ELBO() if divergence is None else FunctionalELBO(divergence)
-    svi = SVI(model, mean_field(model), _adam(config, config.num_updates), loss)
+    svi = SVI(model, _guide(divergence)(model), _adam(config, config.num_updates), loss)
     key_run, key_draws = jax.random.split(key)
     params = jax.block_until_ready(svi.run(key_run, config.num_updates, *data, progress_bar=progress).params)
     posterior = svi_posterior(svi, params, key_draws, *data, num_samples=config.num_samples)
@@ -183,6 +185,7 @@ def _hybrid(method, config, build, data, key, progress):
         model,
         num_stages=NUM_STAGES,
         divergence=HYBRIDS[method],
+        guide=_guide(HYBRIDS[method]),
         optimiser=_adam(config, num_updates),
         num_transform_steps=num_updates,
         **settings,
@@ -223,6 +226,12 @@ def _implicit(method, config, build, data, key, progress):
 
 
 _ENGINES = {"laplace": _laplace, "ensemble": _ensemble, "vip": _implicit}
+
+
+def _guide(divergence):
+    """``model -> guide`` for a divergence."""
+    by_draws = not getattr(divergence, "linearised", True)
+    return functools.partial(mean_field, init_scale=WIDE_START) if by_draws else mean_field
 
 
 def _adam(config, num_updates):
