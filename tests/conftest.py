@@ -6,6 +6,12 @@ import os
 import zlib
 from pathlib import Path
 
+if os.environ.get("PYTEST_XDIST_WORKER"):
+    # Processes that share the cores gain nothing from threads of their own, and XLA's pool of them can wait for ever
+    # on a machine with as few cores as processes.
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import jax
 import pytest
 
