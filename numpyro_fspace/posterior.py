@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ class Posterior:
 def as_posterior(source, model: Callable | None = None) -> Posterior:
     """The posterior behind an ``MCMC`` object, a dict of draws or a ``Posterior``; warns if a run was in trouble."""
     if isinstance(source, Posterior):
-        return source
+        return source if model is None else replace(source, model=model)
     if isinstance(source, MCMC):
         if source.last_state is None:
             raise ValueError("The MCMC object has no draws yet: call run first.")

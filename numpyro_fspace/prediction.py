@@ -30,7 +30,7 @@ def predict(source, key, *args, model=None, inputs=None, batch_size=None, input_
             draws [S, …] (then ``model`` is needed).
         key: draws the observations.
         *args: the model's arguments at the new inputs, without targets (``predict(mcmc, key, x_new)``).
-        model: the model; taken from ``source`` unless that is a dict.
+        model: the model; that of ``source`` if None; a dict needs one.
         inputs: where functions are evaluated, [N, D]; the first array among ``args`` and ``kwargs`` if None.
         batch_size: draws evaluated together; chosen to bound memory if None.
         input_batch_size: rows evaluated together. Every argument with as many rows as ``inputs`` is cut alike.

@@ -117,6 +117,13 @@ def test_a_stopped_run_ends_as_the_undisturbed_one(tmp_path, monkeypatch, undist
     assert not list(tmp_path.glob(".*")), "no half-written file is left"
 
 
+def test_what_a_killed_write_left_is_removed(tmp_path, undisturbed):
+    finished(tmp_path)
+    (tmp_path / ".state.npz-abc").write_bytes(b"half")
+    assert_same(finished(tmp_path), undisturbed)
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_a_finished_run_is_read(tmp_path, monkeypatch, undisturbed):
     finished(tmp_path)
     monkeypatch.setattr(fs.MCMC, "_part", lambda *_: pytest.fail("nothing is left to draw"))
@@ -138,6 +145,7 @@ def contents(folder):
         ({"num_chains": 1}, "num_chains was 2 and is 1"),
         ({"kernel": fs.SGHMC(linear(POINTS))}, "kernel was 'fSGHMC' and is 'SGHMC'"),
         ({"kernel": fs.fSGHMC(linear(random_points(), batch=4), num_steps=4)}, "settings was"),
+        ({"kernel": fs.fSGHMC(linear(random_points(), batch=4), num_steps=3, warmup=fs.Warmup(0.1))}, "settings was"),
     ],
 )
 def test_another_run_is_refused(tmp_path, change, text):

@@ -68,6 +68,14 @@ def test_arviz_reads_it():
     assert len(az.summary(data, var_names=["w"])) == 1
 
 
+def test_another_model_may_be_given():
+    posterior = fs.Posterior(curved, {"w": np.ones(3)})
+    given = fs.predict(
+        posterior, KEY, X, model=lambda x: numpyro.deterministic("d", numpyro.sample("w", dist.Normal()))
+    )
+    np.testing.assert_allclose(given["d"], np.ones(3))
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="same leading axis"):
         fs.Posterior(curved, {"w": np.zeros(3), "v": np.zeros(4)})

@@ -8,7 +8,6 @@ import time
 import jax
 import numpy as np
 import optax
-import tinygp
 from numpyro.infer import NUTS, SVI, Trace_ELBO
 
 from numpyro_fspace import measurement
@@ -117,6 +116,8 @@ def bench_svi(repeat: int = 0, *, quick: bool = False) -> dict:
     A 2×100 tanh network of one input, 8000 data, minibatches of 2000, M = 500 uniform measurement points at each step;
     median milliseconds of a step over ten turns, compiled before.
     """
+    import tinygp
+
     num_points, num_data, batch_size, num_turns = (20, 100, 50, 2) if quick else (500, 8000, 2000, 10)
     x = np.linspace(-1.0, 1.0, num_data, dtype=np.float32)[:, None]
     y = np.sin(5.0 * x[:, 0])

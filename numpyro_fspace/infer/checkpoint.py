@@ -61,6 +61,8 @@ class Checkpoint:
         if other:
             text = "; ".join(f"{name} was {old!r} and is {new!r}" for name, (old, new) in other.items())
             raise ValueError(f"checkpoint={str(directory)!r} holds another run: {text}. Give another directory.")
+        for rest in self.directory.glob(".*.npz-*"):  # of a write that was killed
+            rest.unlink()
 
     def load(self, state):
         """``(number of parts done, draws drawn, state)``; ``state`` gives the structure. None if nothing was saved."""

@@ -32,7 +32,8 @@ class MCMC(NumPyroMCMC):
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written as the run goes, a part of
     ``checkpoint_every`` draws at a time. If it is killed, at any moment, the same call (same kernel, numbers, key and
     data) goes on after the last part that was written, to the draws of an undisturbed run, bit for bit on the same
-    machine; a run that was finished is read. A folder that holds another run is refused and left as it is.
+    machine; a run that was finished is read. A folder that holds another run is refused and left as it is: kernel and
+    settings, key and data are compared, and the shapes of the state, not the model's code.
 
     Args:
         sampler: a kernel.
@@ -116,10 +117,11 @@ class MCMC(NumPyroMCMC):
 
     def _describe(self, key, fields, init_params, arrays) -> dict:
         """What tells this run from others."""
-        plain = {k: v for k, v in vars(self.sampler).items() if isinstance(v, bool | int | float | str | None)}
+        settings = {k: repr(v) for k, v in sorted(vars(self.sampler).items()) if not k.startswith("_")}
+        unnamed = {k: type(vars(self.sampler)[k]).__name__ for k, text in settings.items() if " at 0x" in text}
         return {
             "kernel": type(self.sampler).__name__,
-            "settings": {k: v for k, v in sorted(plain.items()) if not k.startswith("_")},
+            "settings": settings | unnamed,
             "num_warmup": self.num_warmup,
             "num_samples": self.num_samples,
             "num_chains": self.num_chains,
