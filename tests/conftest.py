@@ -7,9 +7,9 @@ import zlib
 from pathlib import Path
 
 if os.environ.get("PYTEST_XDIST_WORKER"):
-    # Processes that share the cores gain nothing from threads of their own, and XLA's pool of them can wait for ever
-    # on a machine with as few cores as processes.
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+    # Processes that share the cores gain nothing from threads of their own. With one thread, XLA's pool cannot wait
+    # for itself either, as it does in jaxlib 0.10 and 0.11 when two batches of matrices are factorised at once.
+    os.environ.setdefault("PJRT_NPROC", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax

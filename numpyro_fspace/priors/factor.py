@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace.priors.lapack import cholesky, solve_lower
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -70,14 +72,14 @@ class Factor:
         """L⁻¹ r, in the precision of r."""
         if self.inverse is not None:
             return product(self.inverse.astype(columns.dtype), columns)
-        return jax.vmap(_solve_lower)(*_broadcast(self.cholesky, columns))
+        return solve_lower(*_broadcast(self.cholesky, columns))
 
     def solve(self, columns: Float[Array, "B M R"]) -> Float[Array, "B M R"]:
         """Σ⁻¹ r, in the precision of r."""
         white = self.whiten(columns)
         if self.inverse is not None:
             return product(np.swapaxes(self.inverse, -1, -2).astype(white.dtype), white)
-        return jax.vmap(_solve_upper)(*_broadcast(self.cholesky.mT, white))
+        return solve_lower(*_broadcast(self.cholesky, white), transposed=True)
 
     def colour(self, columns: Float[Array, "*S B M R"]) -> Float[Array, "*S B M R"]:
         """L r: of covariance Σ if the columns r are white."""
@@ -128,16 +130,16 @@ def factorise(covariance: Float[Array, "B M M"], diagonal: Float[Array, "B M"], 
     """
     size = covariance.shape[-1]
     if not (isinstance(covariance, np.ndarray) and isinstance(diagonal, np.ndarray)):
-        cholesky = jnp.linalg.cholesky(covariance + jnp.eye(size) * jnp.asarray(diagonal)[:, None])
-        half_log_det = jnp.log(jnp.diagonal(cholesky, axis1=-2, axis2=-1)).sum(-1)
-        return Factor(cholesky, half_log_det)
+        lower = cholesky(covariance + jnp.eye(size) * jnp.asarray(diagonal)[:, None])
+        half_log_det = jnp.log(jnp.diagonal(lower, axis1=-2, axis2=-1)).sum(-1)
+        return Factor(lower, half_log_det)
 
     import scipy.linalg
 
-    cholesky = np.stack([_cholesky(c, d, what) for c, d in zip(covariance, diagonal, strict=True)])
-    inverse = np.stack([scipy.linalg.solve_triangular(l, np.eye(size), lower=True) for l in cholesky])
-    half_log_det = np.log(np.diagonal(cholesky, axis1=-2, axis2=-1)).sum(-1)
-    return Factor(cholesky, half_log_det, inverse)
+    lower = np.stack([_cholesky(c, d, what) for c, d in zip(covariance, diagonal, strict=True)])
+    inverse = np.stack([scipy.linalg.solve_triangular(l, np.eye(size), lower=True) for l in lower])
+    half_log_det = np.log(np.diagonal(lower, axis1=-2, axis2=-1)).sum(-1)
+    return Factor(lower, half_log_det, inverse)
 
 
 def _cholesky(covariance: np.ndarray, diagonal: np.ndarray, what: str) -> np.ndarray:
@@ -180,11 +182,3 @@ def _broadcast(triangular, columns) -> tuple[Array, Array]:
     blocks = max(triangular.shape[0], columns.shape[0])
     dtype = jnp.result_type(triangular, columns)
     return tuple(jnp.broadcast_to(a, (blocks, *a.shape[1:])).astype(dtype) for a in (triangular, columns))
-
-
-def _solve_lower(triangular, columns) -> Array:
-    return jax.scipy.linalg.solve_triangular(triangular, columns, lower=True)
-
-
-def _solve_upper(triangular, columns) -> Array:
-    return jax.scipy.linalg.solve_triangular(triangular, columns, lower=False)
