@@ -9,6 +9,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import init_to_median
 
+from numpyro_fspace.functions import function_inputs, some_rows
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.prediction import is_observation, log_likelihood, predict
 from numpyro_fspace.primitives import full_plates, is_functional_prior
@@ -30,7 +31,8 @@ def to_arviz(source, *, inputs=None, num_probes: int = 100, weights: bool = Fals
 
     Args:
         source: an ``MCMC`` object that has run, or a ``fs.Posterior`` that knows the arguments it was fitted to.
-        inputs: probe inputs [M, D]; up to ``num_probes`` evenly spaced rows of the model's first array if None.
+        inputs: probe inputs [M, D], or a dict of them by name of function; where the model evaluates its functions if
+            None, up to ``num_probes`` evenly spaced rows.
         num_probes: how many, if ``inputs`` is None.
         weights: whether ``posterior`` also holds the networks' weights.
         log_lik: whether to compute the log-likelihood and posterior predictive draws (N · S numbers each).
@@ -54,10 +56,9 @@ def to_arviz(source, *, inputs=None, num_probes: int = 100, weights: bool = Fals
     posterior = {_clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden}
     observed = {_clean(k): np.asarray(s["value"]) for k, s in trace.items() if is_observation(s)}
     named = _named_arrays(model, args, kwargs)
-    probes = _probes(named, inputs, num_probes)
-    predictions = (
-        predict(found, jax.random.key(0), *args, inputs=probes, **kwargs) if log_lik or probes is not None else {}
-    )
+    if inputs is None:
+        inputs = {k: some_rows(x, num_probes) for k, x in function_inputs(model, found.samples, args, kwargs).items()}
+    predictions = predict(found, jax.random.key(0), *args, inputs=inputs, **kwargs) if log_lik or len(inputs) else {}
     functions = {k for k, s in trace.items() if s["type"] == "network" or is_functional_prior(s)}
     posterior |= {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in functions}
     groups = {
@@ -69,8 +70,7 @@ def to_arviz(source, *, inputs=None, num_probes: int = 100, weights: bool = Fals
         "observed_data": observed,
         "constant_data": {k: v for k, v in named.items() if not any(_same(v, o) for o in observed.values())},
     }
-    if probes is not None:
-        groups["constant_data"]["probe_inputs"] = probes
+    groups["constant_data"] |= _probes(inputs)
     if log_lik and observed:
         pointwise = log_likelihood(found, *args, **kwargs)
         groups["log_likelihood"] = {_clean(k): _by_chain(v, chains) for k, v in pointwise.items()}
@@ -103,14 +103,15 @@ def _named_arrays(model, args, kwargs):
     return {k: np.asarray(v) for k, v in named.items() if isinstance(v, np.ndarray | jax.Array) and np.ndim(v)}
 
 
-def _probes(named, inputs, num_probes):
-    if inputs is not None:
-        return np.asarray(inputs)
-    if not named:
-        return None
-    first = next(iter(named.values()))
-    rows = np.unique(np.linspace(0, len(first) - 1, min(num_probes, len(first))).astype(int))
-    return first[rows]
+def _probes(inputs) -> dict:
+    """The probe inputs: one array if all functions share it, else one for each."""
+    if not isinstance(inputs, dict):
+        return {"probe_inputs": np.asarray(inputs)}
+    arrays = {k: np.asarray(x) for k, x in inputs.items()}
+    first = next(iter(arrays.values()), None)
+    if all(_same(x, first) for x in arrays.values()):
+        return {} if first is None else {"probe_inputs": first}
+    return {f"probe_inputs_{_clean(k)}": x for k, x in arrays.items()}
 
 
 def _same(a, b):

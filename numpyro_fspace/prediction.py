@@ -12,8 +12,9 @@ import numpy as np
 from numpyro import handlers
 
 from numpyro_fspace.arguments import split_arrays
+from numpyro_fspace.functions import condition, function_inputs, functions_of
 from numpyro_fspace.posterior import as_posterior
-from numpyro_fspace.primitives import full_plates, is_functional_prior
+from numpyro_fspace.primitives import full_plates
 from numpyro_fspace.validate import check_count
 
 __all__ = ["log_likelihood", "map_draws", "predict"]
@@ -31,9 +32,11 @@ def predict(source, key, *args, model=None, inputs=None, batch_size=None, input_
         key: draws the observations.
         *args: the model's arguments at the new inputs, without targets (``predict(mcmc, key, x_new)``).
         model: the model; that of ``source`` if None; a dict needs one.
-        inputs: where functions are evaluated, [N, D]; the first array among ``args`` and ``kwargs`` if None.
+        inputs: where functions are evaluated: an array [N, D], or a dict of them by name of function; if None where
+            the model itself first evaluates each (at the first array among the arguments, where that is random).
         batch_size: draws evaluated together; chosen to bound memory if None.
-        input_batch_size: rows evaluated together. Every argument with as many rows as ``inputs`` is cut alike.
+        input_batch_size: rows evaluated together. Every argument with as many rows as the first of ``inputs`` is cut
+            alike.
         **kwargs: the model's keyword arguments.
 
     Returns:
@@ -42,7 +45,7 @@ def predict(source, key, *args, model=None, inputs=None, batch_size=None, input_
 
     Raises:
         TypeError: if ``source`` is neither, or the model is missing.
-        ValueError: if the model cannot be run with these arguments.
+        ValueError: if the model cannot be run with these arguments, or ``inputs`` names no function of it.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
@@ -56,20 +59,24 @@ def predict(source, key, *args, model=None, inputs=None, batch_size=None, input_
     """
     posterior = as_posterior(source, model)
     draws, model = posterior.samples, posterior.model
-    inputs = _first_array(args, kwargs) if inputs is None else jnp.asarray(inputs)
+    inputs = function_inputs(model, draws, args, kwargs) if inputs is None else jax.tree.map(jnp.asarray, inputs)
     check_count(input_batch_size, "input_batch_size")
 
     def one_draw(draw, key, args, kwargs, inputs):
-        seeded = handlers.seed(full_plates(_condition(model, draw)), key)
+        seeded = handlers.seed(full_plates(condition(model, draw)), key)
         trace = handlers.trace(handlers.uncondition(seeded)).get_trace(*args, **kwargs)
-        functions = {k: s["fn"].fn for k, s in trace.items() if is_functional_prior(s)}
-        functions |= {k: s["fn"] for k, s in trace.items() if s["type"] == "network"}
-        values = {} if inputs is None else {k: f(inputs) for k, f in functions.items()}
+        functions = functions_of(trace)
+        if not isinstance(inputs, dict):
+            inputs = dict.fromkeys(functions, inputs)
+        elif not inputs.keys() <= functions.keys():
+            unknown = sorted(inputs.keys() - functions.keys())
+            raise ValueError(f"inputs: {unknown} are no functions of the model; it has {sorted(functions)}.")
+        values = {k: functions[k](x) for k, x in inputs.items()}
         return values | {k: s["value"] for k, s in trace.items() if _is_output(s, draw)}
 
-    if inputs is None or inputs.shape[0] <= input_batch_size:
+    num, parts = max([0, *(len(x) for x in jax.tree.leaves(inputs))]), []
+    if num <= input_batch_size:
         return map_draws(one_draw, draws, key, args, kwargs, inputs, batch_size=batch_size)
-    num, parts = inputs.shape[0], []
     starts = range(0, num, input_batch_size)
     for start in starts:
         rows = slice(start, start + input_batch_size)
@@ -98,7 +105,7 @@ def log_likelihood(source, *args, model=None, batch_size=None, **kwargs) -> dict
     draws, model = posterior.samples, posterior.model
 
     def one_draw(draw, key, args, kwargs, inputs):
-        seeded = handlers.seed(full_plates(_condition(model, draw)), key)
+        seeded = handlers.seed(full_plates(condition(model, draw)), key)
         trace = handlers.trace(seeded).get_trace(*args, **kwargs)
         return {k: s["fn"].log_prob(s["value"]) for k, s in trace.items() if is_observation(s)}
 
@@ -136,18 +143,7 @@ def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None) -> dict:
     return {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
 
 
-def _condition(model, draw):
-    return handlers.substitute(
-        model, substitute_fn=lambda site: draw.get(site["name"]) if site["type"] == "sample" else None
-    )
-
-
 def _is_output(site, draw):
     if site["type"] == "deterministic":
         return True
     return site["type"] == "sample" and site["name"] not in draw and not site["infer"].get("is_auxiliary", False)
-
-
-def _first_array(args, kwargs):
-    arrays = [a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray | jax.Array) and a.ndim]
-    return jnp.asarray(arrays[0]) if arrays else None

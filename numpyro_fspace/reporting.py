@@ -10,8 +10,10 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from numpyro_fspace.diagnostics import FunctionDiagnostics, function_diagnostics
+from numpyro_fspace.functions import function_inputs, some_rows
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.kernels import SGHMC
+from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.sgmcmc.integrators import drift, kick
 
@@ -85,7 +87,8 @@ def report(mcmc, *args, key=None, inputs=None, **kwargs) -> Report:
         mcmc: an ``MCMC`` object that has run one of our kernels.
         *args: the arguments of that run.
         key: of the probes; ``jax.random.key(0)`` if None.
-        inputs: where f is judged, [N, D]; up to 100 rows of the run's first argument if None.
+        inputs: where f is judged, [N, D], or a dict of them by name of function; as for ``predict`` if None, up to 100
+            rows.
         **kwargs: the keyword arguments of that run.
 
     Returns:
@@ -142,18 +145,18 @@ def _checked_kernel(mcmc):
 def _function_draws(mcmc, key, args, kwargs, inputs):
     """Draws of every function of the model at the probe inputs, by name, [C, S, N, K]."""
     if inputs is None:
-        arrays = [a for a in jax.tree.leaves((args, kwargs)) if np.ndim(a) > 0]
-        if not arrays:
+        found = as_posterior(mcmc)
+        known = function_inputs(found.model, found.samples, args, kwargs)
+        inputs = {k: some_rows(x, MAX_POINTS) for k, x in known.items()}
+        if not inputs:
             raise ValueError("report needs inputs to judge f at: pass the run's arguments, or inputs=.")
-        rows = np.unique(np.linspace(0, len(arrays[0]) - 1, MAX_POINTS).astype(int))
-        inputs = np.asarray(arrays[0])[rows]
     potential = mcmc.sampler._model_potential(args, kwargs)
     names = list(potential.functional_priors)
     names = names or [k for k, site in potential.trace.items() if site["type"] == "network"]
     if not names:
         raise ValueError("The model has no random_module and no functional_prior: there is no f to judge.")
     draws = predict(mcmc, key, *args, inputs=inputs, **kwargs)
-    return {k: draws[k].reshape(mcmc.num_chains, -1, *draws[k].shape[1:]) for k in names}
+    return {k: draws[k].reshape(mcmc.num_chains, -1, *draws[k].shape[1:]) for k in names if k in draws}
 
 
 def _probe(kernel, state, key, args, kwargs):

@@ -88,8 +88,8 @@ def _check_array(name, array):
     bad = int(np.size(array) - np.isfinite(np.asarray(array)).sum())
     if bad:
         raise ValueError(
-            f"{name} of run holds {bad} NaN or infinite values; drop those rows, impute them, or mask the "
-            "likelihood with numpyro.handlers.mask."
+            f"{name} of run holds {bad} NaN or infinite values; drop those rows, impute them, or write any "
+            "number there and leave it out of the likelihood with numpyro.handlers.mask."
         )
     if isinstance(array, np.ndarray) and array.dtype == np.float64 and not jax.config.jax_enable_x64:
         _check_float32_is_enough(name, array)

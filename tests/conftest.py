@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import zlib
 from pathlib import Path
@@ -27,6 +28,14 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "nightly" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """Every compiled program maps some memory, and a process may have 65 530 such maps: a crash if it wants more."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture

@@ -249,6 +249,8 @@ CASES = [
     ("predict batch_size 0", lambda: fs.predict(DRAWS, KEY, X, model=linear(), batch_size=0), ValueError, "batch_size=0"),
     ("predict input_batch_size", lambda: fs.predict(DRAWS, KEY, X, model=linear(), input_batch_size=1.5), TypeError,
      "input_batch_size must be an integer"),
+    ("predict unknown function", lambda: fs.predict(DRAWS, KEY, X, model=linear(POINTS), inputs={"g": X}), ValueError,
+     r"inputs: \['g'\] are no functions of the model; it has \['f'\]"),
     ("rmse shapes", lambda: fs.metrics.rmse(Y, Y[:3]), ValueError, r"mean|shape"),
     ("coverage shapes", lambda: fs.metrics.coverage(Y, np.ones((8, 3))), ValueError, r"shape \[S, 8\]"),
     ("coverage level", lambda: fs.metrics.coverage(Y, np.ones((3, 8)), level=90), ValueError, "level.*0.9"),

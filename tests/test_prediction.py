@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.stats
-from models import NOISE, POINTS, X, Y, linear, random_points, run
+from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points, run
 
 import numpyro_fspace as fs
 from numpyro_fspace.prediction import log_likelihood
@@ -80,6 +80,48 @@ def test_functions_elsewhere_than_the_arguments():
     values = fs.predict(DRAWS, KEY, X, Y, model=linear(POINTS), inputs=NEW)
     np.testing.assert_allclose(values["f"], LINES, rtol=1e-5, atol=1e-6)
     assert values["y"].shape == (6, 8)
+
+
+def additive(x, y=None):
+    """Two functions, each of its own column."""
+    w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+    first = fs.functional_prior("first", lambda x: w[0] * x[:, 0], Independent(), POINTS)
+    second = fs.functional_prior("second", lambda x: w[1] * x[:, 0], Independent(), POINTS)
+    numpyro.sample("y", dist.Normal(first(x[:, :1]) + second(x[:, 1:]), NOISE).to_event(1), obs=y)
+
+
+def test_functions_are_evaluated_where_the_model_does_it():
+    x = np.array([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]], np.float32)
+    draws = np.asarray(DRAWS["w"])
+    values = fs.predict(DRAWS, KEY, x, model=additive)
+    np.testing.assert_allclose(values["first"], draws[:, :1] * x[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(values["second"], draws[:, 1:] * x[:, 1], rtol=1e-5)
+    elsewhere = fs.predict(DRAWS, KEY, x, model=additive, inputs={"second": NEW})
+    assert "first" not in elsewhere
+    np.testing.assert_allclose(elsewhere["second"], draws[:, 1:] * NEW[:, 0], rtol=1e-5, atol=1e-6)
+    pieces = fs.predict(DRAWS, KEY, x, model=additive, input_batch_size=2)
+    np.testing.assert_allclose(pieces["second"], values["second"], rtol=1e-5)
+
+
+def latent_inputs(x, y=None):
+    w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+    f = fs.functional_prior("f", line(w), Independent(), POINTS)
+    with numpyro.plate("data", len(x)):
+        true = numpyro.sample("true", dist.Normal(x[:, 0], 0.1))
+        numpyro.sample("y", dist.Normal(f(true[:, None]), NOISE), obs=y)
+
+
+def mapped(x, y=None):
+    """f is called on one row at a time, under vmap."""
+    w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+    f = fs.functional_prior("f", line(w), Independent(), POINTS)
+    numpyro.sample("y", dist.Normal(jax.vmap(lambda row: f(row[None])[0])(x), NOISE).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize("model", [latent_inputs, mapped])
+def test_functions_at_the_first_array_where_the_model_does_not_say(model):
+    values = fs.predict(DRAWS, KEY, NEW, model=model)
+    np.testing.assert_allclose(values["f"], LINES, rtol=1e-5, atol=1e-6)
 
 
 def test_given_targets_are_drawn_anew():

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 def as_finite(value: ArrayLike, name: str) -> np.ndarray:
     """``value`` in float64; ValueError where it is empty, not numeric, NaN or infinite."""
     try:
-        array = np.asarray(value, dtype=np.float64)
+        array = np.asarray(value)
+        if array.dtype.kind == "c":
+            raise TypeError("complex numbers")
+        array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be a real numeric array, got {type(value).__name__}.") from error
+        raise TypeError(f"{name} must be a real numeric array, got {type(value).__name__} ({error}).") from error
     if array.size == 0:
         raise ValueError(f"{name} is empty (shape {array.shape}); a score needs at least one point.")
     bad = np.count_nonzero(~np.isfinite(array))

@@ -135,14 +135,12 @@ class GaussianProcess(ABC):
         return ConditionedGP(self, x, y, noise_variance, self.nugget if nugget is None else nugget)
 
     def check(self, x: Float[Array, "M D"]) -> None:
-        """Passes if k(x, x) + nugget · I has a Cholesky factor.
+        """Passes if k(x, x) + nugget · I has a Cholesky factor, or is not known yet: with a random lengthscale, say.
 
         Raises:
             ValueError: it has none; the message gives the smallest eigenvalue and the cure.
-            TypeError: x or the kernel is traced.
         """
-        if self._factor(as_inputs(x)).inverse is None:
-            raise TypeError("check needs concrete x and kernel: call it outside jit, grad and vmap.")
+        self._factor(as_inputs(x))
 
     def whitened_square(
         self, x: Float[Array, "M D"], f: Float[Array, "M K"], noise: Float[Array, "*shape"] | None = None

@@ -1,0 +1,70 @@
+"""The functions of a model: which there are, and where the model evaluates them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+
+from numpyro_fspace.primitives import full_plates, function_hook, is_functional_prior
+
+__all__ = ["condition", "function_inputs", "functions_of", "some_rows"]
+
+
+def functions_of(trace) -> dict:
+    """The functions of a trace, by name of their ``functional_prior`` or ``random_module``."""
+    functions = {k: s["fn"].fn for k, s in trace.items() if is_functional_prior(s)}
+    return functions | {k: s["fn"] for k, s in trace.items() if s["type"] == "network"}
+
+
+def condition(model, draw):
+    """The model with its latent sites at the values of a draw."""
+    return handlers.substitute(
+        model, substitute_fn=lambda site: draw.get(site["name"]) if site["type"] == "sample" else None
+    )
+
+
+def function_inputs(model, draws, args, kwargs) -> dict:
+    """Where the model first evaluates each of its functions, by name, [N, ...].
+
+    Where that depends on random values (latent inputs), or the model does not say, it is at the first array among the
+    arguments; a function is left out if there is none.
+
+    Args:
+        model: a NumPyro model.
+        draws: values of its latent sites, [S, ...].
+        args, kwargs: its arguments.
+    """
+    arrays = [a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray | jax.Array) and a.ndim]
+    names = []
+
+    def calls(draw, key):
+        found = {}
+
+        def watch(name, fn, _):
+            def watched(x):
+                found.setdefault(name, x)
+                return fn(x)
+
+            return watched
+
+        seeded = handlers.seed(full_plates(condition(model, draw)), key)
+        with function_hook(watch, density=False, networks=True):
+            trace = handlers.trace(handlers.uncondition(seeded)).get_trace(*args, **kwargs)
+        names.extend(functions_of(trace))
+        return found
+
+    ends = [jax.tree.map(lambda a, i=i: a[i], draws) for i in (0, -1)]
+    watched = jax.jit(calls)
+    try:
+        first, last = (watched(draw, jax.random.key(i)) for i, draw in enumerate(ends))
+    except jax.errors.UnexpectedTracerError:  # called under a vmap of the model's own
+        first, last = {}, {}
+    inputs = dict.fromkeys(names, jnp.asarray(arrays[0])) if arrays else {}
+    return inputs | {k: first[k] for k in names if k in first and np.array_equal(first[k], last[k])}
+
+
+def some_rows(x, num: int):
+    """At most ``num`` evenly spaced rows of x."""
+    return x[np.unique(np.linspace(0, len(x) - 1, min(num, len(x))).astype(int))]
