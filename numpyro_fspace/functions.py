@@ -9,7 +9,7 @@ from numpyro import handlers
 
 from numpyro_fspace.primitives import full_plates, function_hook, is_functional_prior
 
-__all__ = ["condition", "function_inputs", "functions_of", "some_rows"]
+__all__ = ["condition", "function_inputs", "function_values", "functions_of", "some_rows"]
 
 
 def functions_of(trace) -> dict:
@@ -63,6 +63,14 @@ def function_inputs(model, draws, args, kwargs) -> dict:
         first, last = {}, {}
     inputs = dict.fromkeys(names, jnp.asarray(arrays[0])) if arrays else {}
     return inputs | {k: first[k] for k in names if k in first and np.array_equal(first[k], last[k])}
+
+
+def function_values(model, draw, args, kwargs, inputs) -> jax.Array:
+    """The functions of a model at a draw and ``inputs`` by name, one after another, flat [P]."""
+    seeded = handlers.seed(full_plates(condition(model, draw)), jax.random.key(0))
+    with function_hook(lambda name, fn, _: fn, density=False):
+        functions = functions_of(handlers.trace(handlers.uncondition(seeded)).get_trace(*args, **kwargs))
+    return jnp.concatenate([functions[k](x).ravel() for k, x in inputs.items()])
 
 
 def some_rows(x, num: int):

@@ -34,8 +34,10 @@ def pytest_collection_modifyitems(config, items):
 def forget_programs():
     """Every compiled program maps some memory, and a process may have 65 530 such maps: a crash if it wants more."""
     yield
-    jax.clear_caches()
-    gc.collect()
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_text().count("\n") > 25_000:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from numpyro.infer import NUTS
 
 import numpyro_fspace as fs
 from numpyro_fspace.infer.checkpoint import Checkpoint
+from numpyro_fspace.infer.loop import Loop
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
 
@@ -126,7 +127,7 @@ def test_what_a_killed_write_left_is_removed(tmp_path, undisturbed):
 
 def test_a_finished_run_is_read(tmp_path, monkeypatch, undisturbed):
     finished(tmp_path)
-    monkeypatch.setattr(fs.MCMC, "_part", lambda *_: pytest.fail("nothing is left to draw"))
+    monkeypatch.setattr(Loop, "__call__", lambda *_, **__: pytest.fail("nothing is left to draw"))
     assert_same(finished(tmp_path), undisturbed)
 
 

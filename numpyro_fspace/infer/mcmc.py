@@ -1,33 +1,39 @@
-"""``MCMC``: NumPyro's driver, ending with a warning when the run should not be trusted, and able to survive."""
+"""``MCMC``: NumPyro's driver, with a bar that informs, a warning where a run is doubtful, and able to survive."""
 
 from __future__ import annotations
 
-import functools
 import warnings
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
-from tqdm.auto import tqdm
 
 from numpyro_fspace.arguments import split_arrays
+from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.chain import KernelState
 from numpyro_fspace.infer.checkpoint import Checkpoint, fingerprint
 from numpyro_fspace.infer.kernels import SGHMC
+from numpyro_fspace.infer.loop import Loop
+from numpyro_fspace.infer.progress import Progress, is_watched
 from numpyro_fspace.validate import check_count
 
 __all__ = ["MCMC", "warn_of_trouble"]
 
 
 class MCMC(NumPyroMCMC):
-    """NumPyro's ``MCMC`` with a check at the end of ``run``, and checkpoints.
+    """NumPyro's ``MCMC`` with a bar that informs, a check at the end of ``run``, and checkpoints.
 
     Everything else is NumPyro's; ``numpyro.infer.MCMC`` runs the same kernels to the same draws, and then
     ``fs.predict`` and ``fs.to_arviz`` give the warning. A run that goes on from ``post_warmup_state`` may be given
     other data: the full gradient of the control variates is then computed anew (NumPyro's class does so only when
     their centre is next renewed).
+
+    **Progress.** On a terminal or in a notebook the bar shows the rate, the time that is left, step size, potential
+    energy, kinetic temperature (means over chains), and, with several chains, the worst R-hat of the functions at
+    ten inputs so far. In logs it is silent. The draws of a run that is interrupted (Ctrl-C) are kept.
 
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written as the run goes, a part of
     ``checkpoint_every`` draws at a time. If it is killed, at any moment, the same call (same kernel, numbers, key and
@@ -70,50 +76,117 @@ class MCMC(NumPyroMCMC):
                 "chains one by one, each with a folder of its own."
             )
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
+        self._loops = {}
+
+    def __getstate__(self):
+        return super().__getstate__() | {"_loops": {}}
 
     def run(self, rng_key, *args, extra_fields=(), init_params=None, **kwargs):
         state = self.post_warmup_state
+        if self.checkpoint is not None and state is not None:
+            raise ValueError("checkpoint= writes a run from its start; it cannot go on from post_warmup_state.")
         if isinstance(state, KernelState) and state.control.centre.size:
             self.post_warmup_state = self.sampler.refresh(state, args, kwargs)
-        if self.checkpoint is None:
-            super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
+        if self._is_ours(extra_fields):
+            self._run(rng_key, extra_fields, init_params, args, kwargs)
         else:
-            self._run_with_checkpoints(rng_key, extra_fields, init_params, args, kwargs)
+            super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
         warn_of_trouble(self)
 
-    def _run_with_checkpoints(self, key, extra_fields, init_params, args, kwargs):
-        if self.post_warmup_state is not None:
-            raise ValueError("checkpoint= writes a run from its start; it cannot go on from post_warmup_state.")
+    def _is_ours(self, extra_fields) -> bool:
+        """Whether our loop makes the draws: with checkpoints, and whole runs of our kernels on one device."""
+        if self.checkpoint is not None:
+            return True
+        is_whole = self.post_warmup_state is None and self._collection_params["phase"] != "warmup"
+        is_plain = not any(name.startswith("~") for name in extra_fields) and not self._jit_model_args
+        together = self.num_chains == 1 or self.chain_method == "vectorized"
+        return isinstance(self.sampler, SGMCMCKernel) and is_whole and is_plain and together and self.num_samples > 0
+
+    def _run(self, key, extra_fields, init_params, args, kwargs):
         if self.num_chains > 1 and is_prng_key(key):
             key = jax.random.split(key, self.num_chains)
         self._args, self._kwargs = args, kwargs
-        arrays, _, join = split_arrays((args, kwargs))
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
-        files = Checkpoint(self.checkpoint, self._describe(key, fields, init_params, arrays))
-        state = self.sampler.init(key, self.num_warmup, init_params, args, kwargs)
-        num_parts, num_draws, state = files.load(state) or (0, 0, state)
-        num_total = self.num_warmup + self.num_samples
-        part = functools.cache(functools.partial(self._part, join, fields))
-        with tqdm(total=num_total, initial=num_draws, disable=not self.progress_bar) as bar:
-            while num_draws < num_total:
-                is_warmup = num_draws < self.num_warmup
-                left = (self.num_warmup if is_warmup else num_total) - num_draws
-                size = min(left, self.checkpoint_every * (1 if is_warmup else self.thinning))
-                state, draws = part(size, is_warmup)(state, arrays)
-                num_draws, num_parts = num_draws + size, num_parts + (not is_warmup)
-                self._last_state = state
-                try:
-                    files.save(num_parts, num_draws, state, None if is_warmup else jax.device_get(draws))
-                except OSError as error:
-                    raise OSError(
-                        error.errno,
-                        f"the checkpoint could not be written ({error.strerror}); what was written before is intact, "
-                        "and the same call goes on from there",
-                        str(self.checkpoint),
-                    ) from error
-                bar.update(size)
+        arrays, static, join = split_arrays((args, kwargs))
+        files = None
+        if self.checkpoint is not None:
+            files = Checkpoint(self.checkpoint, self._describe(key, fields, init_params, arrays))
+        state = self.sampler.init(key, self.num_warmup, jax.tree.map(jnp.asarray, init_params), args, kwargs)
+        loop = self._loop(fields, static, join)
+        if files is None:
+            self._run_in_memory(loop, state, arrays)
+        else:
+            self._run_on_disk(loop, state, arrays, files)
+
+    def _loop(self, fields, static, join):
+        settings = {"num_chains": self.num_chains, "thinning": self.thinning, "constrain": self.postprocess_fn}
+        try:
+            key = (fields, static, *settings.values())
+            return self._loops.setdefault(key, Loop(self.sampler, fields, join, **settings))
+        except TypeError:  # an argument that is neither an array nor hashable
+            return Loop(self.sampler, fields, join, **settings)
+
+    def _run_in_memory(self, loop, state, arrays):
+        total, done, num_kept = self.num_warmup + self.num_samples, 0, 0
+        bar = Progress(self.num_warmup, total, shown=bool(self.progress_bar) and is_watched())
+        inputs = loop.find_inputs(state, arrays) if bar.shown and self.num_chains > 1 else {}
+        draws = loop.room(self.num_samples // self.thinning, state, arrays, inputs)
+        try:
+            while done < total:
+                stop = bar.next_stop()
+                state, draws = loop(state, draws, done, stop, arrays, inputs, first=self.num_warmup)
+                done, self._last_state = stop, state
+                num_kept = max(0, done - self.num_warmup) // self.thinning
+                bar.update(done, state, np.asarray(draws[1])[:num_kept] if inputs else None)
+        finally:
+            bar.close()
+            if num_kept:  # of an interrupted run too
+                self._hold(loop.by_chain(draws, num_kept))
+
+    def _run_on_disk(self, loop, state, arrays, files):
+        total = self.num_warmup + self.num_samples
+        num_parts, done, state = files.load(state) or (0, 0, state)
+        draws = loop.room(self.checkpoint_every, state, arrays, {})
+        bar = Progress(self.num_warmup, total, done, shown=bool(self.progress_bar) and is_watched())
+        while done < total:
+            is_warmup = done < self.num_warmup
+            if is_warmup:
+                stop = min(done + self.checkpoint_every, self.num_warmup)
+            else:
+                stop = min(done + self.checkpoint_every * self.thinning, total)
+            state, draws = loop(state, draws, done, stop, arrays, {}, first=done)
+            self._last_state, num_parts = state, num_parts + (not is_warmup)
+            part = None if is_warmup else self._named(loop.by_chain(draws, (stop - done) // self.thinning))
+            try:
+                files.save(num_parts, stop, state, part)
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"the checkpoint could not be written ({error.strerror}); what was written before is intact, and "
+                    "the same call goes on from there",
+                    str(self.checkpoint),
+                ) from error
+            done = stop
+            bar.update(done, state)
+        bar.close()
         self._last_state = state
-        self._keep(files.draws(num_parts))
+        prefix, saved = f"{self.sampler.sample_field}/", files.draws(num_parts)
+        states = {k: v for k, v in saved.items() if not k.startswith(prefix)}
+        states[self.sampler.sample_field] = {k[len(prefix) :]: v for k, v in saved.items() if k.startswith(prefix)}
+        self._hold(jax.tree.map(jnp.asarray, states))
+
+    def _hold(self, states):
+        """Draws [C, S, …] where NumPyro's ``MCMC`` looks for them."""
+        self._states, self._states_flat = states, None
+
+    def _named(self, states) -> dict:
+        """Draws as arrays by name, for a file."""
+        sample_field = self.sampler.sample_field
+        values = {f"{sample_field}/{k}": v for k, v in states.pop(sample_field).items()}
+        bad = [name for name, value in states.items() if not isinstance(value, jax.Array)]
+        if bad:
+            raise ValueError(f"extra_fields={bad} are no arrays; with a checkpoint name their parts, as 'a.b'.")
+        return jax.device_get(states | values)
 
     def _describe(self, key, fields, init_params, arrays) -> dict:
         """What tells this run from others."""
@@ -131,52 +204,6 @@ class MCMC(NumPyroMCMC):
             "float64": bool(jax.config.jax_enable_x64),
             "inputs": fingerprint((key, init_params, arrays)),
         }
-
-    def _part(self, join, fields, size, is_warmup):
-        """``(state, arrays) -> (state, draws)``: so many draws, those that are kept with the axes [C, S, …]."""
-
-        @jax.jit
-        def part(state, arrays):
-            args, kwargs = join(arrays)
-
-            def step(state, _):
-                state = self.sampler.sample(state, args, kwargs)
-                return state, None
-
-            if is_warmup:
-                return jax.lax.fori_loop(0, size, lambda _, state: step(state, None)[0], state), None
-
-            def kept(state, _):
-                state, _ = jax.lax.scan(step, state, length=self.thinning)
-                return state, {name: _field(state, name) for name in fields}
-
-            state, draws = jax.lax.scan(kept, state, length=size // self.thinning)
-            sample_field, constrain = self.sampler.sample_field, self.postprocess_fn
-            if constrain is None:
-                constrain = self.sampler.postprocess_fn(args, kwargs)
-            if self.num_chains == 1:
-                draws = jax.tree.map(lambda a: a[:, None], draws)
-            draws[sample_field] = jax.vmap(jax.vmap(constrain))(draws[sample_field])
-            draws = jax.tree.map(lambda a: a.swapaxes(0, 1), draws)
-            flat = {f"{sample_field}/{k}": v for k, v in draws.pop(sample_field).items()}
-            bad = [name for name, value in draws.items() if not isinstance(value, jax.Array)]
-            if bad:
-                raise ValueError(f"extra_fields={bad} are no arrays; with a checkpoint name their parts, as 'a.b'.")
-            return state, draws | flat
-
-        return part
-
-    def _keep(self, draws):
-        """Draws where NumPyro's ``MCMC`` looks for them."""
-        prefix = f"{self.sampler.sample_field}/"
-        states = {k: v for k, v in draws.items() if not k.startswith(prefix)}
-        states[self.sampler.sample_field] = {k[len(prefix) :]: v for k, v in draws.items() if k.startswith(prefix)}
-        self._states = jax.tree.map(jax.numpy.asarray, states)
-        self._states_flat = None  # NumPyro's cache
-
-
-def _field(state, name):
-    return functools.reduce(getattr, name.split("."), state)
 
 
 def warn_of_trouble(mcmc):

@@ -1,0 +1,86 @@
+"""The draws of a run by one compiled program, however they are cut into parts."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_fspace.functions import function_inputs, function_values, some_rows
+
+__all__ = ["Loop"]
+
+#: Inputs at which functions are watched.
+NUM_PROBES = 10
+
+
+class Loop:
+    """Makes draws, and puts what is kept of them into room for so many.
+
+    It holds no array: the model's come as arguments, so that other data of the same shapes use the same program.
+
+    Args:
+        sampler: a kernel.
+        fields: names of what is kept of a state; parts as ``"a.b"``.
+        join: from the arrays among the model's arguments to ``(args, kwargs)``.
+        num_chains, thinning: as for ``MCMC``; several chains are vectorised.
+        constrain: from unconstrained to constrained values of the sample field; None for the kernel's own.
+    """
+
+    def __init__(self, sampler, fields, join, *, num_chains: int, thinning: int, constrain=None):
+        self.sampler, self.fields, self.join = sampler, fields, join
+        self.num_chains, self.thinning, self.constrain = num_chains, thinning, constrain
+        self._program = jax.jit(self._draw, donate_argnums=1)
+
+    def room(self, num: int, state, arrays, inputs):
+        """Room for so many draws, [num, (C,) …]: the fields, and the functions at ``inputs`` by name (may be empty)."""
+
+        def empty(spec):
+            is_key = jnp.issubdtype(spec.dtype, jax.dtypes.prng_key)
+            zero = jax.random.key(0) if is_key else jnp.zeros((), spec.dtype)
+            return jnp.broadcast_to(zero, (num, *spec.shape)).copy()
+
+        kept = jax.eval_shape(lambda state, arrays: self._kept(state, *self.join(arrays), inputs), state, arrays)
+        return jax.tree.map(empty, kept)
+
+    def __call__(self, state, draws, start: int, stop: int, arrays, inputs, *, first: int):
+        """``(state, draws)`` after draws number ``start`` to ``stop``; number ``first`` lies in the first slot.
+
+        Earlier ones (of warm-up) pass through the first slot and are overwritten.
+        """
+        return self._program(state, draws, start, stop, first, arrays, inputs)
+
+    def by_chain(self, draws, num: int) -> dict:
+        """The fields of the first ``num`` draws, [C, S, …]."""
+        return jax.tree.map(lambda a: a[:num][None] if self.num_chains == 1 else a[:num].swapaxes(0, 1), draws[0])
+
+    def find_inputs(self, state, arrays) -> dict:
+        """A few inputs of each function, by name."""
+        args, kwargs = self.join(arrays)
+        start = getattr(state, self.sampler.sample_field)
+        first = start if self.num_chains == 1 else jax.tree.map(lambda a: a[0], start)
+        draw = self.sampler.postprocess_fn(args, kwargs)(first)
+        inputs = function_inputs(self.sampler.model, jax.tree.map(lambda a: a[None], draw), args, kwargs)
+        return {k: some_rows(x, NUM_PROBES) for k, x in inputs.items()}
+
+    def _draw(self, state, draws, start, stop, first, arrays, inputs):
+        args, kwargs = self.join(arrays)
+
+        def step(i, carry):
+            state, draws = carry
+            state = self.sampler.sample(state, args, kwargs)
+            slot = jnp.maximum(i - first, 0) // self.thinning
+            kept = self._kept(state, args, kwargs, inputs)
+            return state, jax.tree.map(lambda all_, one: all_.at[slot].set(one), draws, kept)
+
+        return jax.lax.fori_loop(start, stop, step, (state, draws))
+
+    def _kept(self, state, args, kwargs, inputs):
+        constrain = self.constrain or self.sampler.postprocess_fn(args, kwargs)
+        over_chains = jax.vmap if self.num_chains > 1 else lambda fn: fn
+        values = {name: functools.reduce(getattr, name.split("."), state) for name in self.fields}
+        drawn = values[self.sampler.sample_field] = over_chains(constrain)(values[self.sampler.sample_field])
+        if not inputs:
+            return values, ()
+        return values, over_chains(lambda z: function_values(self.sampler.model, z, args, kwargs, inputs))(drawn)
