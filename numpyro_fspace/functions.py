@@ -29,7 +29,7 @@ def function_inputs(model, draws, args, kwargs) -> dict:
     """Where the model first evaluates each of its functions, by name, [N, ...].
 
     Where that depends on random values (latent inputs), or the model does not say, it is at the first array among the
-    arguments; a function is left out if there is none.
+    arguments; a function is left out if there is none, or if it does not take it.
 
     Args:
         model: a NumPyro model.
@@ -37,7 +37,7 @@ def function_inputs(model, draws, args, kwargs) -> dict:
         args, kwargs: its arguments.
     """
     arrays = [a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray | jax.Array) and a.ndim]
-    names = []
+    names, others = [], {}
 
     def calls(draw, key):
         found = {}
@@ -52,7 +52,10 @@ def function_inputs(model, draws, args, kwargs) -> dict:
         seeded = handlers.seed(full_plates(condition(model, draw)), key)
         with function_hook(watch, density=False, networks=True):
             trace = handlers.trace(handlers.uncondition(seeded)).get_trace(*args, **kwargs)
-        names.extend(functions_of(trace))
+        for name, fn in functions_of(trace).items():
+            names.append(name)
+            if arrays and _takes(fn, arrays[0]):
+                others[name] = arrays[0]
         return found
 
     ends = [jax.tree.map(lambda a, i=i: a[i], draws) for i in (0, -1)]
@@ -61,8 +64,16 @@ def function_inputs(model, draws, args, kwargs) -> dict:
         first, last = (watched(draw, jax.random.key(i)) for i, draw in enumerate(ends))
     except jax.errors.UnexpectedTracerError:  # called under a vmap of the model's own
         first, last = {}, {}
-    inputs = dict.fromkeys(names, jnp.asarray(arrays[0])) if arrays else {}
-    return inputs | {k: first[k] for k in names if k in first and np.array_equal(first[k], last[k])}
+    known = {k: x for k, x in first.items() if np.array_equal(x, last[k])}
+    return {k: jnp.asarray(known.get(k, others.get(k))) for k in names if k in known or k in others}
+
+
+def _takes(fn, x) -> bool:
+    try:
+        jax.eval_shape(fn, jnp.asarray(x))
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def function_values(model, draw, args, kwargs, inputs) -> jax.Array:
