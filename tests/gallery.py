@@ -36,20 +36,16 @@ class Case:
         model: a NumPyro model of ``*data``.
         data: its arguments; the last is what is observed.
         functions: the names of its functions.
-        inputs: where they are judged, the first of the data if None.
-        gaussian: whether function-space variational inference applies: f depends on weights alone.
     """
 
     model: Callable
     data: tuple
     functions: tuple = ("f",)
-    inputs: np.ndarray | None = None
-    gaussian: bool = True
 
 
-def mlp(name="net", outputs=1, inputs=1, width=10, prior=None):
-    network = nn.Sequential([nn.Dense(width), nn.tanh, nn.Dense(outputs)])
-    return fs.random_module(name, network, input_shape=(inputs,), prior=prior or fs.fan_in(2.0))
+def mlp(name="net", outputs=1, prior=None):
+    network = nn.Sequential([nn.Dense(10), nn.tanh, nn.Dense(outputs)])
+    return fs.random_module(name, network, input_shape=(1,), prior=prior or fs.fan_in(2.0))
 
 
 def column(f):
