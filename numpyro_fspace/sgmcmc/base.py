@@ -1,4 +1,4 @@
-"""What the stochastic-gradient samplers share: potentials, noise, schedules, the non-finite guard.
+"""What the stochastic-gradient samplers share: potentials, schedules, loops, the non-finite guard.
 
 A *potential* is any function ``potential_fn(position, key) -> U`` with U = -log density (up to a
 constant); ``key`` feeds whatever randomness the estimate of U has (minibatch, measurement points) and
@@ -11,22 +11,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
+
+from numpyro_fspace.sgmcmc.noise import normal_like
 
 __all__ = [
     "Info",
     "as_position",
     "finite",
     "last_value",
-    "normal_like",
     "scan_with_noise",
     "size_and_dtype",
     "squared_norm",
     "step_size_at",
 ]
-
-#: Most normals drawn ahead in one call (per chain): 4 MiB in float32.
-NOISE_BLOCK = 2**20
 
 
 class Info(NamedTuple):
@@ -74,15 +71,6 @@ def last_value(potential_fn, position, key):
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
 
-def normal_like(key, tree, leading=()):
-    """Standard normals in the shape of ``tree``, with ``leading`` axes, from one call of the generator."""
-    flat, unravel = ravel_pytree(tree)
-    noise = jax.random.normal(key, (*leading, flat.size), flat.dtype)
-    for _ in leading:
-        unravel = jax.vmap(unravel)
-    return unravel(noise)
-
-
 def squared_norm(tree):
     """Σ x² over all leaves."""
     return sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree))
@@ -100,23 +88,11 @@ def finite(*trees):
 
 
 def scan_with_noise(step, carry, key, num_steps, like):
-    """Run ``carry = step(carry, key_t, noise_t, t)`` for t = 0 … num_steps - 1.
+    """Run ``carry = step(carry, key_t, noise_t, t)`` for t = 0 … num_steps - 1, with noise shaped as ``like``."""
+    key_noise, key_steps = jax.random.split(key)
 
-    ``noise_t`` is standard normal in the shape of ``like``. It is drawn in blocks outside the inner
-    loop, which costs a fraction of one call per step; the law is the same.
-    """
-    size, _ = size_and_dtype(like)
-    fits = [b for b in range(1, num_steps + 1) if num_steps % b == 0 and b * size <= NOISE_BLOCK]
-    block = max(fits, default=1)
+    def body(carry, xs):
+        key, t = xs
+        return step(carry, key, normal_like(key_noise, like, t), t), None
 
-    def run_block(carry, xs):
-        block_key, times = xs
-        key_noise, key_steps = jax.random.split(block_key)
-        noise = normal_like(key_noise, like, (block,))
-        keys = jax.random.split(key_steps, block)
-        carry, _ = jax.lax.scan(lambda c, x: (step(c, *x), None), carry, (keys, noise, times))
-        return carry, None
-
-    times = jnp.arange(num_steps).reshape(-1, block)
-    carry, _ = jax.lax.scan(run_block, carry, (jax.random.split(key, num_steps // block), times))
-    return carry
+    return jax.lax.scan(body, carry, (jax.random.split(key_steps, num_steps), jnp.arange(num_steps)))[0]

@@ -29,13 +29,13 @@ from numpyro_fspace.sgmcmc.base import (
     as_position,
     finite,
     last_value,
-    normal_like,
     scan_with_noise,
     size_and_dtype,
     squared_norm,
     step_size_at,
 )
 from numpyro_fspace.sgmcmc.integrators import add, drift, kick, ornstein_uhlenbeck
+from numpyro_fspace.sgmcmc.noise import normal_like
 from numpyro_fspace.sgmcmc.preconditioners import Identity
 
 __all__ = ["INTEGRATORS", "SGHMCState", "as_top_level_api", "build_kernel", "init"]

@@ -100,12 +100,12 @@ def shared_noise(is_shared):
     """If ``is_shared``, noise is drawn leaf by leaf with one key: the leaves move together."""
     real = base.normal_like
 
-    def normal_like(key, tree, leading=()):
+    def normal_like(key, tree, step=0):
         def spoil(leaf, noise):
-            shared = jax.random.normal(key, (*leading, *leaf.shape), leaf.dtype)
+            shared = jax.random.normal(jax.random.fold_in(key, step), leaf.shape, leaf.dtype)
             return jax.lax.select(is_shared, shared, noise)
 
-        return jax.tree.map(spoil, tree, real(key, tree, leading))
+        return jax.tree.map(spoil, tree, real(key, tree, step))
 
     with mock.patch.object(base, "normal_like", normal_like):
         yield

@@ -44,12 +44,8 @@ class Settings(NamedTuple):
 def given_noise(noise, refresh):
     """The kernels traced inside use the rows of ``noise`` [R, P] for their steps, ``refresh`` [P] for momenta."""
 
-    def normal_like(key, tree, leading=()):
-        unravel = ravel_pytree(tree)[1]
-        if not leading:
-            return unravel(refresh)
-        assert leading == noise.shape[:1], "noise must fit in one block"
-        return jax.vmap(unravel)(noise)
+    def normal_like(key, tree, step=None):
+        return ravel_pytree(tree)[1](refresh if step is None else noise[step])
 
     with (
         mock.patch.object(base, "normal_like", normal_like),
