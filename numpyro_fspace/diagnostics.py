@@ -189,7 +189,9 @@ def _diagnose(draws: Float[np.ndarray, "P C S"], names: tuple[str, ...]) -> Func
         warnings.warn(note, UserWarning, stacklevel=3)
     if x.shape[1] == 1:
         notes += ("one chain; R-hat compares its two halves and cannot see other modes.",)
-    return FunctionDiagnostics(names, *x.shape[1:], *stats, notes)
+    _, num_chains, num_draws = x.shape
+    mean, sd, rhat, ess_bulk, ess_tail, mcse_mean = stats
+    return FunctionDiagnostics(names, num_chains, num_draws, mean, sd, rhat, ess_bulk, ess_tail, mcse_mean, notes)
 
 
 def _notes(names: tuple[str, ...], finite: np.ndarray, varies: np.ndarray, moves: np.ndarray) -> tuple[str, ...]:
@@ -206,7 +208,7 @@ def _notes(names: tuple[str, ...], finite: np.ndarray, varies: np.ndarray, moves
             f"{names[fixed.argmax()]}), where R-hat is NaN: the chains collapsed or never moved; check the "
             f"step size and the prior."
         )
-    stuck = np.flatnonzero(~moves[varies].any(axis=0)) if varies.any() else []
-    if len(stuck):
+    stuck = np.flatnonzero(~moves[varies].any(axis=0)) if varies.any() else np.empty(0, int)
+    if stuck.size:
         notes.append(f"f never moves in chain {', '.join(map(str, stuck))} though other chains differ from it.")
     return tuple(notes)

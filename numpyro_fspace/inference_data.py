@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -14,13 +15,26 @@ from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.prediction import is_observation, log_likelihood, predict
 from numpyro_fspace.primitives import full_plates, is_functional_prior
 
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+    from numpyro.infer import MCMC
+
+    from numpyro_fspace.posterior import Posterior
+
 __all__ = ["to_arviz"]
 
 #: Names ArviZ knows the kernels' fields by.
 SAMPLE_STATS = {"potential_energy": "lp"}
 
 
-def to_arviz(source, *, inputs=None, num_probes: int = 100, weights: bool = False, log_lik: bool = True):
+def to_arviz(
+    source: MCMC | Posterior,
+    *,
+    inputs: Float[np.ndarray | Array, "M D"] | dict | None = None,
+    num_probes: int = 100,
+    weights: bool = False,
+    log_lik: bool = True,
+) -> Any:
     """The ArviZ object of a run, with functions where ArviZ looks for parameters.
 
     Groups: ``posterior`` (latent and deterministic sites, and every network's function at probe inputs, so that

@@ -14,6 +14,7 @@ Example:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -27,7 +28,7 @@ from numpyro_fspace.priors.factor import is_traced
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jaxtyping import Array, Float, Int, Key
+    from jaxtyping import Array, ArrayLike, Float, Int, Key
 
 __all__ = ["PointSampler", "as_points", "fixed", "perturb", "subset", "uniform", "union"]
 
@@ -43,23 +44,35 @@ class PointSampler(Protocol):
         pool: all points that can occur, [N, D], or None if there is no finite list of them.
     """
 
-    num_points: int | None
-    num_inputs: int | None
-    is_random: bool
-    pool: Float[Array, "N D"] | None
+    # Properties, as they are only read: plain attributes will do.
+    @property
+    def num_points(self) -> int | None: ...
+
+    @property
+    def num_inputs(self) -> int | None: ...
+
+    @property
+    def is_random(self) -> bool: ...
+
+    @property
+    def pool(self) -> Float[Array, "N D"] | None: ...
 
     def __call__(self, key: Key[Array, ""]) -> Float[Array, "M D"]:
         """Draws the points."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Sampler:
+class _Sampler(ABC):
     """The attributes that samplers share."""
 
     num_points: int | None
     num_inputs: int | None
     is_random: bool = True
     pool: Array | None = None
+
+    @abstractmethod
+    def __call__(self, key: Key[Array, ""]) -> Float[Array, "M D"]:
+        """Draws the points."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +133,7 @@ class _Own(_Sampler):
         return points
 
 
-def fixed(x: Float[Array, "M D"]) -> PointSampler:
+def fixed(x: Float[ArrayLike, "M D"]) -> PointSampler:
     """The same points at every step, so that a prior can factorise its covariance once.
 
     Args:
@@ -129,11 +142,11 @@ def fixed(x: Float[Array, "M D"]) -> PointSampler:
     Raises:
         TypeError, ValueError: x is not numeric, not [M, D], empty, or holds NaN.
     """
-    x = _points(x, "x")
-    return _Fixed(*x.shape, is_random=False, pool=x)
+    pool = _points(x, "x")
+    return _Fixed(len(pool), pool.shape[1], is_random=False, pool=pool)
 
 
-def subset(x: Float[Array, "N D"], num: int) -> PointSampler:
+def subset(x: Float[ArrayLike, "N D"], num: int) -> PointSampler:
     """``num`` distinct rows of x, all subsets equally likely; the cost of a draw does not grow with N.
 
     Args:
@@ -149,7 +162,7 @@ def subset(x: Float[Array, "N D"], num: int) -> PointSampler:
     return _Subset(num, x.shape[1], pool=x)
 
 
-def uniform(low: float | Float[Array, " D"], high: float | Float[Array, " D"], num: int) -> PointSampler:
+def uniform(low: float | Float[ArrayLike, " D"], high: float | Float[ArrayLike, " D"], num: int) -> PointSampler:
     """``num`` independent uniform points in the box [low, high).
 
     Args:
@@ -167,11 +180,11 @@ def uniform(low: float | Float[Array, " D"], high: float | Float[Array, " D"], n
     size = shapes.pop() if shapes else (1,)
     if not is_traced((low, high)) and not (low < high).all():
         raise ValueError(f"low must be below high in every input, got low={low} and high={high}.")
-    low, high = (jnp.broadcast_to(_constant(corner), size) for corner in (low, high))
-    return _Uniform(num, *size, low=low, high=high)
+    lower, upper = (jnp.broadcast_to(_constant(corner), size) for corner in (low, high))
+    return _Uniform(num, *size, low=lower, high=upper)
 
 
-def perturb(x: Float[Array, "N D"], scale: float | Float[Array, " D"], num: int) -> PointSampler:
+def perturb(x: Float[ArrayLike, "N D"], scale: float | Float[ArrayLike, " D"], num: int) -> PointSampler:
     """``num`` rows of x, drawn with replacement, plus scale · N(0, I): a cloud around the data.
 
     Args:
@@ -204,8 +217,8 @@ def union(*samplers) -> PointSampler:
     _same_inputs(known)
     if all(isinstance(member, _Fixed) for member in members):
         return fixed(np.concatenate([np.asarray(member.pool) for member in members]))
-    counts = [member.num_points for member in members]
-    total = None if None in counts else sum(counts)
+    known_counts = [member.num_points for member in members if member.num_points is not None]
+    total = sum(known_counts) if len(known_counts) == len(members) else None
     return _Union(total, known[0] if known else None, any(m.is_random for m in members), members=members)
 
 
@@ -226,8 +239,8 @@ def as_points(points, name: str = "points") -> PointSampler:
     if callable(points):
         known = {n: getattr(points, n, None) for n in ("num_points", "num_inputs", "pool")}
         return _Own(**known, is_random=bool(getattr(points, "is_random", True)), fn=points)
-    x = _points(points, name)
-    return _Fixed(*x.shape, is_random=False, pool=x)
+    pool = _points(points, name)
+    return _Fixed(len(pool), pool.shape[1], is_random=False, pool=pool)
 
 
 def _distinct(key: Key[Array, ""], size: int, num: int) -> Int[Array, " num"]:

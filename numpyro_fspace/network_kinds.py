@@ -174,7 +174,8 @@ def _linen(module, x) -> Network:
 def _nnx(module, x) -> Network:
     from flax import nnx
 
-    graph, params, rest = nnx.split(module, nnx.Param, ...)
+    graph, params, *others = nnx.split(module, nnx.Param, ...)
+    (rest,) = others
     weights, rebuild = _by_path(params, drop=1)
 
     def apply(weights, x):

@@ -265,7 +265,7 @@ def _sample(site, path, network: Network, prior, is_unit):
         law = dist.Normal(float(is_unit), prior.scale * typical)
     else:
         law = dist.ImproperUniform(constraints.real, (), shape) if isinstance(prior, Flat) else prior
-    hints = {"init": None, "scale": None}
+    hints: dict[str, Any] = {"init": None, "scale": None}
     if isinstance(getattr(law.support, "base_constraint", law.support), type(constraints.real)):
         hints = {"init": functools.partial(network.draw, path), "scale": _length_scale(law, typical)}
     expanded = _expand(site, law, shape)

@@ -6,7 +6,7 @@ caller gets the axes back.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -124,7 +124,7 @@ def _vector(value: ArrayLike, name: str, size: int | None = None) -> Float[np.nd
     return array
 
 
-def _check(x, f_draws, noise_draws, level, num_draws):
+def _check(x, f_draws, noise_draws, level, num_draws) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     x = np.asarray(x, dtype=np.float64)
     x = x[:, None] if x.ndim == 1 else x
     if x.ndim != 2 or x.size == 0:
@@ -192,7 +192,7 @@ def _reference(ax: Axes, grid: np.ndarray, mean: np.ndarray, sd: np.ndarray, lev
     from scipy.special import ndtri
 
     width = ndtri((1 + level) / 2) * sd
-    style = {"color": _ORANGE, "ls": (0, (5, 2)), "zorder": 4.5}
+    style: dict[str, Any] = {"color": _ORANGE, "ls": (0, (5, 2)), "zorder": 4.5}
     ax.plot(grid, mean, lw=1.4, label="reference", **style)
     for edge in (mean - width, mean + width):
         ax.plot(grid, edge, lw=0.9, label="_nolegend_", **style)
@@ -226,6 +226,6 @@ def _plot_observed(draws, mean, y, level, ax) -> Axes:
 
 def _finish(ax: Axes, *, beside: bool) -> Axes:
     ax.spines[["top", "right"]].set_visible(False)
-    place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0} if beside else {}
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0} if beside else {}
     ax.legend(frameon=False, fontsize="small", **place)
     return ax

@@ -6,6 +6,8 @@ deterministic sites instead of reusing those of the run.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,13 +19,30 @@ from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.primitives import full_plates
 from numpyro_fspace.validate import check_count
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Array, ArrayLike, Float, Key
+    from numpyro.infer import MCMC
+
+    from numpyro_fspace.posterior import Posterior
+
 __all__ = ["log_likelihood", "map_draws", "predict"]
 
 #: Numbers per site held on the device at once: 2²² (16 MiB in float32).
 CHUNK = 2**22
 
 
-def predict(source, key, *args, model=None, inputs=None, batch_size=None, input_batch_size=2**16, **kwargs) -> dict:
+def predict(
+    source: MCMC | Posterior | dict,
+    key: Key[Array, ""],
+    *args: Any,
+    model: Callable | None = None,
+    inputs: Float[ArrayLike, "N D"] | dict | None = None,
+    batch_size: int | None = None,
+    input_batch_size: int = 2**16,
+    **kwargs: Any,
+) -> dict[str, np.ndarray]:
     """Draws of functions and observations at new inputs, one for each posterior draw.
 
     Args:

@@ -22,6 +22,8 @@ it out of ``log_likelihood``, which shares its stack with ``log_density``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +35,14 @@ from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack, plate
 
 from numpyro_fspace.measurement import as_points
 from numpyro_fspace.priors import check_prior
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import ArrayLike, Float
+
+    from numpyro_fspace.measurement import PointSampler
+    from numpyro_fspace.priors import FunctionalPrior
 
 __all__ = [
     "FunctionalPriorSite",
@@ -195,7 +205,14 @@ def is_functional_prior(site) -> bool:
     return isinstance(site.get("fn"), FunctionalPriorSite)
 
 
-def functional_prior(name, fn, prior, points, *, scale=1.0):
+def functional_prior(
+    name: str,
+    fn: Callable,
+    prior: FunctionalPrior,
+    points: PointSampler | Callable | Float[ArrayLike, "M D"],
+    *,
+    scale: Float[ArrayLike, ""] = 1.0,
+) -> Callable:
     r"""Put a prior over functions on ``fn``, inside a NumPyro model.
 
     .. math:: \log p \mathrel{+}= \text{scale} \cdot \log P_0\big(f(X_M)\big)

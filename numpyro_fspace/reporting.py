@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,9 @@ from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.sgmcmc.integrators import drift, kick
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, ArrayLike, Float, Key
 
 __all__ = ["Report", "report"]
 
@@ -72,7 +76,13 @@ class Report:
         return f"{low:.2f}" if high - low < 0.005 else f"{low:.2f}-{high:.2f}"
 
 
-def report(mcmc, *args, key=None, inputs=None, **kwargs) -> Report:
+def report(
+    mcmc: MCMC,
+    *args: Any,
+    key: Key[Array, ""] | None = None,
+    inputs: Float[ArrayLike, "N D"] | dict | None = None,
+    **kwargs: Any,
+) -> Report:
     r"""Judge a run of ``SGLD``, ``SGHMC``, ``fSGLD`` or ``fSGHMC`` in function space.
 
     It looks for each way in which such a run is known to go wrong: chains that have not met (R-hat, effective

@@ -71,7 +71,7 @@ def implicit_process(name: str, draw, num_functions: int, key):
     coefficients = numpyro.sample(f"{name}.coefficients", law)
     if jnp.shape(coefficients) != (num_functions,):
         raise ValueError(f"implicit_process({name!r}): call it outside of plates.")
-    params = {}
+    params: dict = {}
 
     def f(x):
         x = jnp.asarray(x)

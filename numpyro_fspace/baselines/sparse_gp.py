@@ -19,7 +19,7 @@ from numpyro_fspace.validate import check_count, check_positive
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jaxtyping import Array, Float, Key
+    from jaxtyping import Array, ArrayLike, Float, Key
 
 __all__ = ["SVGPFit", "fit_svgp"]
 
@@ -54,7 +54,7 @@ class SVGPFit:
     params: dict[str, np.ndarray] = field(repr=False)
     num_outputs: int | None = None
 
-    def predict(self, x: Float[Array, "T D"]) -> tuple[np.ndarray, np.ndarray]:
+    def predict(self, x: Float[ArrayLike, "T D"]) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of f (without noise) at x, [T] each, or [T, K] for y [N, K]."""
         x = as_inputs(x)
         if x.shape[1] != self.inducing.shape[1]:
@@ -74,14 +74,14 @@ class SVGPFit:
 
 def fit_svgp(
     kernel: Callable | None,
-    x: Float[Array, "N D"],
-    y: Float[Array, "N K"],
+    x: Float[ArrayLike, "N D"],
+    y: Float[ArrayLike, "N K"],
     *,
     key: Key[Array, ""],
     num_inducing: int = 100,
     num_steps: int = 2000,
     batch_size: int = 256,
-    params: dict[str, Float[Array, "*shape"]] | None = None,
+    params: dict[str, Float[ArrayLike, "*shape"]] | None = None,
     noise_variance: float = 0.1,
     learning_rate: float = 0.02,
 ) -> SVGPFit:
@@ -151,15 +151,15 @@ def fit_svgp(
         x, y = jnp.asarray(x, float), jnp.asarray(y, float)
         state, losses = _train(bound, bound.best(state, x, y), x, y, key_steps, num_steps, batch_size, learning_rate)
         state = bound.best(state, x, y)
-        value = float(bound.whole(state, x, y))
-        if not np.isfinite(value):
+        evidence = float(bound.whole(state, x, y))
+        if not np.isfinite(evidence):
             raise ValueError(
                 "fit_svgp: the bound is not finite: pass a smaller learning_rate or a larger noise_variance."
             )
         kernel, noise, inducing, _ = jax.device_get(bound.unpack(state))
-        params = jax.device_get(jax.tree.map(jnp.exp, state["logs"]["kernel"]))
+        trained = jax.device_get(jax.tree.map(jnp.exp, state["logs"]["kernel"]))
         mean, root = np.asarray(state["mean"]), np.asarray(state["root"])
-    return SVGPFit(kernel, float(noise), inducing, mean, root, value, np.asarray(losses), params, num_outputs)
+    return SVGPFit(kernel, float(noise), inducing, mean, root, evidence, np.asarray(losses), trained, num_outputs)
 
 
 @dataclass(frozen=True, eq=False)

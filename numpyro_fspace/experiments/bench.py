@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -125,14 +126,15 @@ def bench_svi(repeat: int = 0, *, quick: bool = False) -> dict:
     gp = GPFit(prior=prior, noise_variance=0.01, losses=np.zeros(0), params={})
     config = Config(widths=(100, 100), batch_size=batch_size, noise_sd=0.1)
     points = measurement.uniform(-1.0, 1.0, num_points)
-    steps, times = {}, {"gfsvi": [], "mean_field": []}
+    steps: dict[str, Callable] = {}
+    times: dict[str, list[float]] = {"gfsvi": [], "mean_field": []}
     for name, loss in {"gfsvi": FunctionalELBO(), "mean_field": Trace_ELBO()}.items():
         model = build_model(config, gp, points, functional=name == "gfsvi")
         svi = SVI(model, mean_field(model), optax.adam(1e-3), loss)
         state = svi.init(jax.random.key(repeat), x, y)
-        step = jax.jit(svi.update)
-        jax.block_until_ready(step(state, x, y))
-        steps[name] = functools.partial(step, state, x, y)
+        update = jax.jit(svi.update)
+        jax.block_until_ready(update(state, x, y))
+        steps[name] = functools.partial(update, state, x, y)
     for _ in range(num_turns):
         for name, step in steps.items():
             start = time.perf_counter()

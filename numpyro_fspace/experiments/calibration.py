@@ -48,7 +48,7 @@ def run_seed(method: str, seed: int, *, quick: bool = False, config=None, progre
     points = measurement.fixed(np.concatenate([x, spread]).astype(np.float32))
     posterior = fit(method, config, gp, points, x, y, grid, key_fit, progress=progress)
     exact = fit("gp", config, gp, None, x, y, grid, None)
-    found = function_diagnostics(posterior.f) if posterior.is_chain else None
+    found = function_diagnostics(posterior.f) if posterior.is_chain and posterior.f is not None else None
     return record(
         experiment="calibration",
         dataset="extrapolation",

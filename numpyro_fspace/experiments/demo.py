@@ -60,7 +60,7 @@ def run_demo(out: str | Path, *, quick: bool = False):
     _print_scores(gp, x, y, x_test, y_test, f, np.asarray(mcmc.get_samples()["sigma"]), draws["y"])
     axes = plot_functions(x_test, f, y_data=y_test, noise_draws=draws["y"])
     axes.set_title("Diabetes progression (standardised), held-out patients")
-    axes.figure.savefig(out / "diabetes.png", dpi=120, bbox_inches="tight")
+    axes.figure.savefig(out / "diabetes.png", dpi=120, bbox_inches="tight")  # type: ignore[union-attr]
     to_arviz(mcmc).to_netcdf(str(out / "diabetes.nc"), engine="h5netcdf")
     print(f"\nWrote {out / 'diabetes.png'} and {out / 'diabetes.nc'} after {time.perf_counter() - start:.0f} s.")
 

@@ -75,7 +75,7 @@ def run_seed(method: str, seed: int, *, quick: bool = False, config=None, progre
     y_test = truth + NOISE * np.asarray(jax.random.normal(key_test, truth.shape))
     result = scores(_at(posterior, seen), y_test[seen], key_scores)
     gp_result = scores(_at(exact, seen), y_test[seen], key_scores)
-    everywhere = None if posterior.report is None else function_diagnostics(posterior.f).max_rhat
+    everywhere = None if posterior.f is None or posterior.report is None else function_diagnostics(posterior.f).max_rhat
     return record(
         experiment="extrapolation",
         dataset="extrapolation",

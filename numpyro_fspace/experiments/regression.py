@@ -109,7 +109,7 @@ class FunctionPosterior(NamedTuple):
     """
 
     f: np.ndarray | None
-    sigma: np.ndarray
+    sigma: np.ndarray | None
     f_mean: np.ndarray
     f_sd: np.ndarray
     seconds: float
@@ -224,6 +224,7 @@ def input_scale(gp: GPFit, max_lengthscale: float) -> np.ndarray:
 
 def gp_scores(posterior: FunctionPosterior, y) -> dict:
     """rmse, lpd and coverage of a Gaussian predictive law."""
+    assert posterior.sigma is not None, "a regression has noise"
     variance = posterior.f_sd**2 + posterior.sigma**2
     return {
         "rmse": metrics.rmse(y, posterior.f_mean),
@@ -236,9 +237,10 @@ def scores(posterior: FunctionPosterior, y, key) -> dict:
     """rmse, lpd (of the mixture over draws), coverage of 90 % intervals, worst R-hat and ESS of the function."""
     if posterior.f is None:
         return gp_scores(posterior, y) | {"rhat_max": None, "ess_min": None}
+    assert posterior.sigma is not None, "a regression has noise"
     f, sigma = posterior.f.reshape(-1, posterior.f.shape[-1]), posterior.sigma.reshape(-1)
     noise = np.asarray(jax.random.normal(key, f.shape))
-    result = {
+    result: dict = {
         "rmse": metrics.rmse(y, posterior.f_mean),
         "lpd": metrics.gaussian_mixture_lpd(y, f, sigma),
         "coverage90": metrics.coverage(y, f + sigma[:, None] * noise, 0.9),

@@ -102,7 +102,7 @@ def prepare(dataset: str, split: int, seed: int, quick: bool) -> Problem:
     gp = fit_gp(None, x, y, num_steps=50 if quick else 300, learning_rate=0.1, max_points=NUM_TRAINING, key=key_gp)
     nugget = gp.noise_variance + NUGGET * float(gp.params["variance"])
     gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=nugget))
-    rows = slice(None)
+    rows: slice | np.ndarray = slice(None)
     if len(x) > NUM_CONDITIONING:
         rows = np.asarray(jax.random.permutation(key_rows, len(x))[:NUM_CONDITIONING])
     exact = fit("gp", CONFIG, gp, None, x[rows], y[rows], data.x_test, None)

@@ -53,7 +53,7 @@ class KernelState(NamedTuple):
     diverging: jax.Array
     num_diverging: jax.Array
     momentum: jax.Array
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
     scale: jax.Array
     warmup: WarmupState
     control: ControlVariate

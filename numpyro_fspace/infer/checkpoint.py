@@ -14,6 +14,7 @@ import os
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,9 +85,9 @@ class Checkpoint:
         """Write the draws of the last part, if there are any, and then the state that counts them."""
         if draws is not None:
             self._write(self._part(num_parts - 1), lambda file: np.savez(file, **draws))
-        leaves = {f"leaf_{i}": _plain(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
-        counts = {"num_parts": num_parts, "num_draws": num_draws}
-        self._write(self.directory / "state.npz", lambda file: np.savez(file, **counts, **leaves))
+        arrays: dict[str, Any] = {f"leaf_{i}": _plain(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+        arrays |= {"num_parts": num_parts, "num_draws": num_draws}
+        self._write(self.directory / "state.npz", lambda file: np.savez(file, **arrays))
 
     def draws(self, num_parts: int) -> dict:
         """The draws of so many parts, joined along the axis of draws, [C, S, …]."""

@@ -7,12 +7,20 @@ gradient step. Each draw takes ``num_steps`` gradient steps inside one compiled 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax.numpy as jnp
 
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.sgmcmc import sghmc, sgld
 from numpyro_fspace.validate import check_choice, check_count, check_positive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpyro_fspace.infer.warmup import Warmup
+    from numpyro_fspace.sgmcmc.preconditioners import Preconditioner
 
 __all__ = ["SGHMC", "SGLD", "fSGHMC", "fSGLD"]
 
@@ -61,15 +69,15 @@ class SGLD(SGMCMCKernel):
 
     def __init__(
         self,
-        model,
+        model: Callable,
         *,
-        step_size=None,
+        step_size: float | Callable | None = None,
         num_steps: int = 40,
         temperature: float = 1.0,
-        preconditioner=None,
+        preconditioner: Preconditioner | None = None,
         control_variates: bool | int = True,
-        warmup=None,
-        init_strategy=init_to_network,
+        warmup: Warmup | None = None,
+        init_strategy: Callable = init_to_network,
     ):
         super().__init__(
             model,
@@ -146,19 +154,19 @@ class SGHMC(SGMCMCKernel):
 
     def __init__(
         self,
-        model,
+        model: Callable,
         *,
-        step_size=None,
+        step_size: float | Callable | None = None,
         num_steps: int = 20,
         friction: float = 1.0,
         temperature: float = 1.0,
-        preconditioner=None,
+        preconditioner: Preconditioner | None = None,
         control_variates: bool | int = True,
         resample_momentum: bool = False,
         refresh_every: int | None = None,
         integrator: str = "baoab",
-        warmup=None,
-        init_strategy=init_to_network,
+        warmup: Warmup | None = None,
+        init_strategy: Callable = init_to_network,
     ):
         super().__init__(
             model,

@@ -41,8 +41,11 @@ class Loop:
             zero = jax.random.key(0) if is_key else jnp.zeros((), spec.dtype)
             return jnp.broadcast_to(zero, (num, *spec.shape)).copy()
 
-        kept = jax.eval_shape(lambda state, arrays: self._kept(state, *self.join(arrays), inputs), state, arrays)
-        return jax.tree.map(empty, kept)
+        def kept(state, arrays):
+            args, kwargs = self.join(arrays)
+            return self._kept(state, args, kwargs, inputs)
+
+        return jax.tree.map(empty, jax.eval_shape(kept, state, arrays))
 
     def __call__(self, state, draws, start: int, stop: int, arrays, inputs, *, first: int):
         """``(state, draws)`` after draws number ``start`` to ``stop``; number ``first`` lies in the first slot.

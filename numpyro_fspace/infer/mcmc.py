@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,11 @@ from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.loop import Loop
 from numpyro_fspace.infer.progress import Progress, is_watched
 from numpyro_fspace.validate import check_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Array, Key
 
 __all__ = ["MCMC", "warn_of_trouble"]
 
@@ -67,6 +73,8 @@ class MCMC(NumPyroMCMC):
         True
     """
 
+    post_warmup_state: Any  # a property of NumPyro's
+
     def __init__(self, sampler, *, checkpoint: str | Path | None = None, checkpoint_every: int = 100, **settings):
         super().__init__(sampler, **settings)
         check_count(checkpoint_every, "checkpoint_every")
@@ -76,12 +84,19 @@ class MCMC(NumPyroMCMC):
                 "chains one by one, each with a folder of its own."
             )
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
-        self._loops = {}
+        self._loops: dict = {}
 
     def __getstate__(self):
         return super().__getstate__() | {"_loops": {}}
 
-    def run(self, rng_key, *args, extra_fields=(), init_params=None, **kwargs):
+    def run(
+        self,
+        rng_key: Key[Array, ""],
+        *args: Any,
+        extra_fields: Sequence[str] = (),
+        init_params: Any = None,
+        **kwargs: Any,
+    ) -> None:
         state = self.post_warmup_state
         if self.checkpoint is not None and state is not None:
             raise ValueError("checkpoint= writes a run from its start; it cannot go on from post_warmup_state.")
@@ -201,7 +216,7 @@ class MCMC(NumPyroMCMC):
             "thinning": self.thinning,
             "checkpoint_every": self.checkpoint_every,
             "fields": list(fields),
-            "float64": bool(jax.config.jax_enable_x64),
+            "float64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
             "inputs": fingerprint((key, init_params, arrays)),
         }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import jax
 from numpyro.infer import HMC
 from numpyro.util import is_prng_key
@@ -9,6 +11,9 @@ from numpyro.util import is_prng_key
 from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.validate import check_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["fHMC", "fMALA"]
 
@@ -52,7 +57,13 @@ class fHMC(HMC):
     """
 
     def __init__(
-        self, model, *, num_steps: int = 20, target_accept_prob: float = 0.8, init_strategy=init_to_network, **settings
+        self,
+        model: Callable,
+        *,
+        num_steps: int = 20,
+        target_accept_prob: float = 0.8,
+        init_strategy: Callable = init_to_network,
+        **settings: Any,
     ):
         if not callable(model):
             raise TypeError(f"model must be a NumPyro model (a callable), got {type(model).__name__}.")
@@ -108,7 +119,14 @@ class fMALA(fHMC):
     diffusions*; Z. Wang et al. (2022), who use it in weight and function space.
     """
 
-    def __init__(self, model, *, target_accept_prob: float = 0.574, init_strategy=init_to_network, **settings):
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        target_accept_prob: float = 0.574,
+        init_strategy: Callable = init_to_network,
+        **settings: Any,
+    ):
         if "num_steps" in settings:
             raise TypeError("fMALA takes one step per draw; use fHMC(model, num_steps=...) for more.")
         super().__init__(

@@ -23,7 +23,7 @@ class Reliability(NamedTuple):
 
     confidence: Float[np.ndarray, " B"]
     accuracy: Float[np.ndarray, " B"]
-    count: Int[np.ndarray, " B"]
+    count: Int[np.ndarray, " B"]  # type: ignore[assignment]  # hides tuple.count
 
 
 def accuracy(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"]) -> float:

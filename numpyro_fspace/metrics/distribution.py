@@ -31,7 +31,7 @@ def coverage(y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], level: f
         >>> coverage([0.0, 9.0], [[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]], level=0.5)
         0.5
     """
-    return float(calibration_curve(y, draws, [level])[0])
+    return float(calibration_curve(y, draws, np.array([level]))[0])
 
 
 def calibration_curve(

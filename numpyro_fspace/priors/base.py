@@ -13,6 +13,8 @@ from numpyro_fspace.priors.factor import is_traced
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Key
 
+    from numpyro_fspace.priors.factor import AnyArray
+
 __all__ = ["FunctionalPrior", "as_inputs", "as_positive", "as_real", "as_values", "check_prior"]
 
 
@@ -53,7 +55,7 @@ def check_prior(prior) -> FunctionalPrior:
     return prior
 
 
-def as_real(value, name: str):
+def as_real(value, name: str) -> AnyArray:
     """A float64 NumPy array, or the traced array as it is; integers are cast to float.
 
     Raises:
@@ -75,7 +77,7 @@ def as_real(value, name: str):
     return array
 
 
-def as_inputs(x, name: str = "x") -> Float[Array, "M D"]:
+def as_inputs(x, name: str = "x") -> Float[AnyArray, "M D"]:
     """Inputs [M, D] checked: float64 NumPy if concrete (integers are cast), as they are if traced.
 
     Raises:
@@ -91,7 +93,7 @@ def as_inputs(x, name: str = "x") -> Float[Array, "M D"]:
     return x
 
 
-def as_values(f, num_points: int, num_outputs: int | None, name: str = "f") -> Float[Array, "M K"]:
+def as_values(f, num_points: int, num_outputs: int | None, name: str = "f") -> Float[AnyArray, "M K"]:
     """Values of a function at M points as [M, K], float; [M] and [M, 1] are alike if num_outputs is None.
 
     Raises:
@@ -117,7 +119,7 @@ def as_values(f, num_points: int, num_outputs: int | None, name: str = "f") -> F
     )
 
 
-def as_positive(value, name: str, ndim: int = 0) -> Float[Array, "*shape"]:
+def as_positive(value, name: str, ndim: int = 0) -> Float[AnyArray, "*shape"]:
     """A positive float, or array of at most ``ndim`` dimensions; traced values pass unchecked.
 
     Raises:

@@ -13,7 +13,9 @@ from numpyro_fspace.priors.factor import Memory, as_columns, as_rows, product
 from numpyro_fspace.priors.process import GaussianProcess
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float, Key
+    from jaxtyping import Array, ArrayLike, Float, Key
+
+    from numpyro_fspace.priors.factor import AnyArray
 
 __all__ = ["CalibratedPrior"]
 
@@ -29,11 +31,11 @@ class _Basis(NamedTuple):
         variance: g [B, M, 1].
     """
 
-    to: Array
-    back: Array
-    mean: Array
-    shift: Array
-    variance: Array
+    to: AnyArray
+    back: AnyArray
+    mean: AnyArray
+    shift: AnyArray
+    variance: AnyArray
 
 
 class CalibratedPrior:
@@ -93,7 +95,7 @@ class CalibratedPrior:
     def num_outputs(self) -> int | None:
         return self.prior.num_outputs
 
-    def log_prob(self, x: Float[Array, "M D"], f: Float[Array, "M K"]) -> Float[Array, ""]:
+    def log_prob(self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]) -> Float[Array, ""]:
         """log of the ratio of densities at f = f(x), in the directions in which the base is the wider law.
 
         Args:
@@ -109,7 +111,7 @@ class CalibratedPrior:
         ratio = jnp.log(wide) + (v - shift) ** 2 / wide - v**2
         return 0.5 * jnp.where(variance > 1.0, ratio, 0.0).sum()
 
-    def law(self, x: Float[Array, "M D"]) -> tuple[Float[Array, "M K"], Float[Array, "K M M"]]:
+    def law(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
         """Mean and covariance of f(x) under base and ratio together: N(m, K ∧ Q), in the form of ``GPPrior.law``."""
         basis = self._basis(as_inputs(x))
         xp = np if isinstance(basis.to, np.ndarray) else jnp
@@ -122,7 +124,7 @@ class CalibratedPrior:
         return mean, covariance.repeat(self.num_outputs // len(covariance), axis=0)
 
     def sample(
-        self, key: Key[Array, ""], x: Float[Array, "M D"], sample_shape: tuple[int, ...] = ()
+        self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
         """Draws from ``law``: of the functions that the network has under base and ratio together."""
         x = as_inputs(x)
@@ -133,7 +135,7 @@ class CalibratedPrior:
         draws = basis.mean + as_rows(product(basis.back.astype(v.dtype), v))
         return draws[..., 0] if self.num_outputs is None else draws
 
-    def check(self, x: Float[Array, "M D"]) -> None:
+    def check(self, x: Float[ArrayLike, "M D"]) -> None:
         """Passes if the prior's covariance at x has a Cholesky factor; see ``GPPrior.check``."""
         self.prior.check(x)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, Float
 
+    #: Concrete values are NumPy's (float64), traced ones JAX's.
+    AnyArray: TypeAlias = np.ndarray | Array
+
 __all__ = ["Factor", "Memory", "as_columns", "as_rows", "at_compile_time", "factorise", "is_traced", "product"]
 
 CACHE_SIZE = 8
@@ -28,7 +31,7 @@ def is_traced(value) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
-def at_compile_time(fn: Callable, x: Float[Array, "M D"], *, exact: bool = True) -> Array:
+def at_compile_time(fn: Callable, x: Float[AnyArray, "M D"], *, exact: bool = True) -> AnyArray:
     """``fn(x)`` evaluated now, even while an outer function is traced, if nothing it depends on is traced.
 
     Args:
@@ -41,7 +44,7 @@ def at_compile_time(fn: Callable, x: Float[Array, "M D"], *, exact: bool = True)
     """
     if is_traced(x):
         return fn(x)
-    with jax.enable_x64(exact or jax.config.jax_enable_x64):
+    with jax.enable_x64(exact or jax.config.jax_enable_x64):  # type: ignore[attr-defined]
         # A jaxpr of its own leaks nothing into the outer trace; what fn closes over are its constants.
         if not is_traced(jax.make_jaxpr(fn)(x).consts):
             with jax.ensure_compile_time_eval():
@@ -59,8 +62,8 @@ class Factor:
         inverse: L⁻¹ if the factors are concrete, so that whitening is a product; None if they are traced.
     """
 
-    cholesky: Float[Array, "B M M"]
-    half_log_det: Float[Array, " B"]
+    cholesky: Float[AnyArray, "B M M"]
+    half_log_det: Float[AnyArray, " B"]
     inverse: np.ndarray | None = None
 
     @property
@@ -68,20 +71,20 @@ class Factor:
         """B: one covariance shared by all outputs, or one for each."""
         return self.cholesky.shape[0]
 
-    def whiten(self, columns: Float[Array, "B M R"]) -> Float[Array, "B M R"]:
+    def whiten(self, columns: Float[AnyArray, "B M R"]) -> Float[AnyArray, "B M R"]:
         """L⁻¹ r, in the precision of r."""
         if self.inverse is not None:
             return product(self.inverse.astype(columns.dtype), columns)
         return solve_lower(*_broadcast(self.cholesky, columns))
 
-    def solve(self, columns: Float[Array, "B M R"]) -> Float[Array, "B M R"]:
+    def solve(self, columns: Float[AnyArray, "B M R"]) -> Float[AnyArray, "B M R"]:
         """Σ⁻¹ r, in the precision of r."""
         white = self.whiten(columns)
         if self.inverse is not None:
             return product(np.swapaxes(self.inverse, -1, -2).astype(white.dtype), white)
         return solve_lower(*_broadcast(self.cholesky, white), transposed=True)
 
-    def colour(self, columns: Float[Array, "*S B M R"]) -> Float[Array, "*S B M R"]:
+    def colour(self, columns: Float[AnyArray, "*S B M R"]) -> Float[AnyArray, "*S B M R"]:
         """L r: of covariance Σ if the columns r are white."""
         return product(self.cholesky.astype(columns.dtype), columns)
 
@@ -114,7 +117,7 @@ class Memory:
         return value
 
 
-def factorise(covariance: Float[Array, "B M M"], diagonal: Float[Array, "B M"], what: str) -> Factor:
+def factorise(covariance: Float[AnyArray, "B M M"], diagonal: Float[AnyArray, "B M"], what: str) -> Factor:
     """The Cholesky factors of covariance + diag(diagonal).
 
     Concrete (NumPy) arguments are factorised by LAPACK in float64; traced ones in the graph, where a failure
@@ -130,9 +133,8 @@ def factorise(covariance: Float[Array, "B M M"], diagonal: Float[Array, "B M"], 
     """
     size = covariance.shape[-1]
     if not (isinstance(covariance, np.ndarray) and isinstance(diagonal, np.ndarray)):
-        lower = cholesky(covariance + jnp.eye(size) * jnp.asarray(diagonal)[:, None])
-        half_log_det = jnp.log(jnp.diagonal(lower, axis1=-2, axis2=-1)).sum(-1)
-        return Factor(lower, half_log_det)
+        traced = cholesky(jnp.asarray(covariance) + jnp.eye(size) * jnp.asarray(diagonal)[:, None])
+        return Factor(traced, jnp.log(jnp.diagonal(traced, axis1=-2, axis2=-1)).sum(-1))
 
     import scipy.linalg
 
@@ -158,19 +160,19 @@ def _cholesky(covariance: np.ndarray, diagonal: np.ndarray, what: str) -> np.nda
         ) from None
 
 
-def product(left: Float[Array, "*B M N"], right: Float[Array, "*B N R"]) -> Float[Array, "*B M R"]:
+def product(left: Float[AnyArray, "*B M N"], right: Float[AnyArray, "*B N R"]) -> Float[AnyArray, "*B M R"]:
     """Matrix product at full precision on every device, in float64 if both are NumPy arrays."""
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         return left @ right
     return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
 
-def as_columns(values: Float[Array, "M K"], num_blocks: int) -> Float[Array, "B M R"]:
+def as_columns(values: Float[AnyArray, "M K"], num_blocks: int) -> Float[AnyArray, "B M R"]:
     """Values as the columns that each covariance block acts on: B = 1 and R = K, or B = K and R = 1."""
     return values[None] if num_blocks == 1 else values.T[:, :, None]
 
 
-def as_rows(columns: Float[Array, "*S B M R"]) -> Float[Array, "*S M K"]:
+def as_rows(columns: Float[AnyArray, "*S B M R"]) -> Float[AnyArray, "*S M K"]:
     """The inverse of ``as_columns``."""
     if columns.shape[-3] == 1:
         return columns[..., 0, :, :]
@@ -181,4 +183,5 @@ def _broadcast(triangular, columns) -> tuple[Array, Array]:
     """Both with the same number of blocks."""
     blocks = max(triangular.shape[0], columns.shape[0])
     dtype = jnp.result_type(triangular, columns)
-    return tuple(jnp.broadcast_to(a, (blocks, *a.shape[1:])).astype(dtype) for a in (triangular, columns))
+    left, right = (jnp.broadcast_to(a, (blocks, *a.shape[1:])).astype(dtype) for a in (triangular, columns))
+    return left, right

@@ -14,7 +14,7 @@ from numpyro_fspace.priors.process import GaussianProcess
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from jaxtyping import Array, Float
+    from jaxtyping import ArrayLike, Float
     from tinygp.kernels import Kernel
 
 __all__ = ["GPPrior"]
@@ -65,8 +65,8 @@ class GPPrior(GaussianProcess):
         self,
         kernel: Kernel | Sequence[Kernel],
         *,
-        mean: float | Float[Array, " K"] | Callable = 0.0,
-        nugget: float | None = None,
+        mean: Float[ArrayLike, "*K"] | Callable = 0.0,
+        nugget: ArrayLike | None = None,
         num_outputs: int | None = None,
     ):
         kernels = tuple(kernel) if isinstance(kernel, list | tuple) else (kernel,)

@@ -13,7 +13,9 @@ from numpyro_fspace.priors.process import GaussianProcess
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jaxtyping import Array, Float, Key
+    from jaxtyping import Array, ArrayLike, Float, Key
+
+    from numpyro_fspace.priors.factor import AnyArray
 
 __all__ = ["NetworkPrior"]
 
@@ -59,7 +61,7 @@ class NetworkPrior(GaussianProcess):
         key: Key[Array, ""],
         *,
         num_draws: int = 2000,
-        nugget: float | None = None,
+        nugget: ArrayLike | None = None,
         num_outputs: int | None = None,
     ):
         if not callable(draw):
@@ -70,7 +72,7 @@ class NetworkPrior(GaussianProcess):
         self.draw, self.key, self.num_draws = draw, key, num_draws
 
     def sample(
-        self, key: Key[Array, ""], x: Float[Array, "M D"], sample_shape: tuple[int, ...] = ()
+        self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
         """Draws of f(x), [*sample_shape, M] or [*sample_shape, M, K], from the law itself, without nugget."""
         x = jnp.asarray(as_inputs(x))
@@ -99,5 +101,5 @@ class NetworkPrior(GaussianProcess):
             one = jax.vmap(one)
         return one(keys)
 
-    def _draw(self, key, x) -> Float[Array, "M K"]:
+    def _draw(self, key, x) -> Float[AnyArray, "M K"]:
         return as_values(self.draw(key, x), len(x), self.num_outputs, "the value of draw(key, x)")

@@ -18,7 +18,7 @@ from numpyro_fspace.priors.gaussian_process import GPPrior
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jaxtyping import Array, Float, Key
+    from jaxtyping import Array, ArrayLike, Float, Key
     from tinygp.kernels import Kernel
 
 __all__ = ["GPFit", "fit_gp"]
@@ -44,20 +44,20 @@ class GPFit:
     params: dict[str, np.ndarray]
 
     def predict(
-        self, x_train: Float[Array, "N D"], y_train: Float[Array, "N K"], x_test: Float[Array, "M D"]
+        self, x_train: Float[ArrayLike, "N D"], y_train: Float[ArrayLike, "N K"], x_test: Float[ArrayLike, "M D"]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of y (noise included) at x_test, [M] or [M, K], given the training data."""
         mean, covariance = self.prior.condition(x_train, y_train, self.noise_variance).moments(x_test)
         variance = np.diagonal(covariance, axis1=-2, axis2=-1).T + self.noise_variance
-        return mean, variance
+        return np.asarray(mean), variance
 
 
 def fit_gp(
     kernel: Callable[[dict], Kernel] | Kernel | None,
-    x: Float[Array, "N D"],
-    y: Float[Array, "N K"],
+    x: Float[ArrayLike, "N D"],
+    y: Float[ArrayLike, "N K"],
     *,
-    params: dict[str, Float[Array, "*shape"]] | None = None,
+    params: dict[str, Float[ArrayLike, "*shape"]] | None = None,
     noise_variance: float = 0.1,
     num_steps: int = 500,
     learning_rate: float = 0.05,
@@ -146,7 +146,7 @@ def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Kernel], d
     if isinstance(kernel, tinygp.kernels.Kernel):
         leaves, structure = jax.tree.flatten(kernel)
         params = {str(i): as_positive(leaf, f"kernel parameter {i}", ndim=2) for i, leaf in enumerate(leaves)}
-        return lambda values: structure.unflatten([values[str(i)] for i in range(len(leaves))]), params
+        return lambda values: jax.tree.unflatten(structure, [values[str(i)] for i in range(len(leaves))]), params
     if isinstance(kernel, type) or not callable(kernel):
         raise TypeError(f"kernel must be None, a tinygp kernel or a function of a dict, got {kernel!r}.")
     if not params:
@@ -174,7 +174,7 @@ def _median_start(x: np.ndarray, y: np.ndarray, max_points: int = 500) -> dict[s
 
 
 @jax.custom_vjp
-def _negative_evidence(covariance: Float[Array, "B N N"], y: Float[Array, "B N R"]) -> Float[Array, ""]:
+def _negative_evidence(covariance: Float[ArrayLike, "B N N"], y: Float[ArrayLike, "B N R"]) -> Float[Array, ""]:
     """-log N(y; 0, Σ); its gradient (Σ⁻¹ - α αᵀ) / 2, α = Σ⁻¹ y, is cheaper than the factor's."""
     return _evidence_and_gradient(covariance, y)[0]
 

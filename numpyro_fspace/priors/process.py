@@ -14,7 +14,9 @@ from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_value
 from numpyro_fspace.priors.factor import Factor, Memory, as_columns, as_rows, at_compile_time, factorise, product
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float, Key
+    from jaxtyping import Array, ArrayLike, Float, Key
+
+    from numpyro_fspace.priors.factor import AnyArray
 
 __all__ = ["ConditionedGP", "GaussianProcess"]
 
@@ -36,20 +38,20 @@ class GaussianProcess(ABC):
 
     exact = True  # evaluate mean and covariance in float64 where they are concrete
 
-    def __init__(self, num_outputs: int | None, nugget: float | None):
+    def __init__(self, num_outputs: int | None, nugget: ArrayLike | None):
         self.num_outputs = num_outputs
         self.nugget = None if nugget is None else as_positive(nugget, "nugget")
         self._memory = Memory()
 
     @abstractmethod
-    def mean_function(self, x: Float[Array, "M D"]) -> Float[Array, "M K"]:
+    def mean_function(self, x: Float[ArrayLike, "M D"]) -> Float[Array, "M K"]:
         """m(x), [M, 1] for a single output."""
 
     @abstractmethod
-    def covariance_function(self, x1: Float[Array, "M D"], x2: Float[Array, "L D"]) -> Float[Array, "B M L"]:
+    def covariance_function(self, x1: Float[ArrayLike, "M D"], x2: Float[ArrayLike, "L D"]) -> Float[Array, "B M L"]:
         """k(x1, x2) without nugget, in one block or K."""
 
-    def log_prob(self, x: Float[Array, "M D"], f: Float[Array, "M K"]) -> Float[Array, ""]:
+    def log_prob(self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]) -> Float[Array, ""]:
         """log N(f; m(x), k(x, x) + nugget · I), summed over outputs.
 
         Args:
@@ -66,7 +68,7 @@ class GaussianProcess(ABC):
         return self._log_density(x, f, noise=None)
 
     def log_marginal_likelihood(
-        self, x: Float[Array, "N D"], y: Float[Array, "N K"], noise_variance: float | Float[Array, " N"]
+        self, x: Float[ArrayLike, "N D"], y: Float[ArrayLike, "N K"], noise_variance: Float[ArrayLike, "*N"]
     ) -> Float[Array, ""]:
         """log N(y; m(x), k(x, x) + noise_variance · I), the evidence of targets y; no nugget is added.
 
@@ -78,7 +80,7 @@ class GaussianProcess(ABC):
         return self._log_density(x, y, as_positive(noise_variance, "noise_variance", ndim=2))
 
     def sample(
-        self, key: Key[Array, ""], x: Float[Array, "M D"], sample_shape: tuple[int, ...] = ()
+        self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
         """Draws of f(x) from the law that ``log_prob`` evaluates, nugget included.
 
@@ -92,7 +94,7 @@ class GaussianProcess(ABC):
         draws = mean.astype(noise.dtype) + as_rows(factor.colour(noise))
         return draws[..., 0] if self.num_outputs is None else draws
 
-    def moments(self, x: Float[Array, "M D"]) -> tuple[Float[Array, "M K"], Float[Array, "K M M"]]:
+    def moments(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
         """Mean and covariance of f(x) without nugget, float64 NumPy arrays if x and the prior are concrete.
 
         Returns:
@@ -104,22 +106,22 @@ class GaussianProcess(ABC):
             return mean[:, 0], covariance[0]
         return mean, covariance.repeat(self.num_outputs // len(covariance), axis=0)
 
-    def law(self, x: Float[Array, "M D"]) -> tuple[Float[Array, "M K"], Float[Array, "K M M"]]:
+    def law(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
         """``moments`` with the nugget: mean and covariance of the law that ``log_prob`` evaluates."""
         mean, covariance = self.moments(x)
         nugget = self.nugget
         if nugget is None:
             nugget = RELATIVE_NUGGET * covariance.diagonal(axis1=-2, axis2=-1).mean(-1)[..., None, None]
         xp = np if isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray) else jnp
-        return mean, covariance + nugget * xp.eye(len(x))
+        return mean, covariance + nugget * xp.eye(covariance.shape[-1])
 
     def condition(
         self,
-        x: Float[Array, "N D"],
-        y: Float[Array, "N K"],
-        noise_variance: float | Float[Array, " N"],
+        x: Float[ArrayLike, "N D"],
+        y: Float[ArrayLike, "N K"],
+        noise_variance: Float[ArrayLike, "*N"],
         *,
-        nugget: float | None = None,
+        nugget: ArrayLike | None = None,
     ) -> ConditionedGP:
         """The exact posterior of f given y = f(x) + noise, itself a prior.
 
@@ -134,7 +136,7 @@ class GaussianProcess(ABC):
         """
         return ConditionedGP(self, x, y, noise_variance, self.nugget if nugget is None else nugget)
 
-    def check(self, x: Float[Array, "M D"]) -> None:
+    def check(self, x: Float[ArrayLike, "M D"]) -> None:
         """Passes if k(x, x) + nugget · I has a Cholesky factor, or is not known yet: with a random lengthscale, say.
 
         Raises:
@@ -143,7 +145,7 @@ class GaussianProcess(ABC):
         self._factor(as_inputs(x))
 
     def whitened_square(
-        self, x: Float[Array, "M D"], f: Float[Array, "M K"], noise: Float[Array, "*shape"] | None = None
+        self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"], noise: Float[ArrayLike, "*shape"] | None = None
     ) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
         """(f - m)ᵀ Σ⁻¹ (f - m) and log |Σ| / 2 of each output, with Σ = k(x, x) + nugget (or noise) · I."""
         x = as_inputs(x)
@@ -159,10 +161,10 @@ class GaussianProcess(ABC):
         square, half_log_det = self.whitened_square(x, f, noise)
         return -(0.5 * square + half_log_det + 0.5 * math.log(2 * math.pi) * len(x)).sum()
 
-    def _mean(self, x) -> Float[Array, "M K"]:
+    def _mean(self, x) -> Float[AnyArray, "M K"]:
         return self._memory.once(("mean", x), lambda: at_compile_time(self.mean_function, x, exact=self.exact))
 
-    def _covariance(self, x) -> Float[Array, "B M M"]:
+    def _covariance(self, x) -> Float[AnyArray, "B M M"]:
         return at_compile_time(lambda a: self.covariance_function(a, a), x, exact=self.exact)
 
     def _factor(self, x, noise=None) -> Factor:
@@ -197,7 +199,7 @@ class ConditionedGP(GaussianProcess):
     Reference: rasmussen2006, equations 2.22 to 2.24.
     """
 
-    def __init__(self, prior: GaussianProcess, x, y, noise_variance, nugget: float | None):
+    def __init__(self, prior: GaussianProcess, x, y, noise_variance, nugget: ArrayLike | None):
         super().__init__(prior.num_outputs, nugget)
         self.exact = prior.exact
         self.prior, self.x = prior, as_inputs(x)

@@ -14,8 +14,10 @@ from numpyro_fspace.priors.gaussian_process import GPPrior
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from jaxtyping import Array, Float, Key
+    from jaxtyping import Array, ArrayLike, Float, Key
     from tinygp.kernels import Kernel
+
+    from numpyro_fspace.priors.factor import AnyArray
 
 __all__ = ["StudentTPrior"]
 
@@ -51,8 +53,8 @@ class StudentTPrior:
         kernel: Kernel | Sequence[Kernel],
         df: float,
         *,
-        mean: float | Float[Array, " K"] | Callable = 0.0,
-        nugget: float | None = None,
+        mean: Float[ArrayLike, "*K"] | Callable = 0.0,
+        nugget: ArrayLike | None = None,
         num_outputs: int | None = None,
     ):
         self.df = as_positive(df, "df")
@@ -63,15 +65,16 @@ class StudentTPrior:
         """K, or None for a single output whose values are [M]."""
         return self.gaussian.num_outputs
 
-    def log_prob(self, x: Float[Array, "M D"], f: Float[Array, "M K"]) -> Float[Array, ""]:
+    def log_prob(self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]) -> Float[Array, ""]:
         """log t_df(f; m(x), k(x, x) + nugget · I), summed over outputs; shapes and errors as ``GPPrior``."""
+        x = as_inputs(x)
         square, half_log_det = self.gaussian.whitened_square(x, f)
         df, size = jnp.asarray(self.df, square.dtype), len(x)
         normaliser = gammaln((df + size) / 2) - gammaln(df / 2) - 0.5 * size * jnp.log(df * jnp.pi)
         return (normaliser - half_log_det - 0.5 * (df + size) * jnp.log1p(square / df)).sum()
 
     def sample(
-        self, key: Key[Array, ""], x: Float[Array, "M D"], sample_shape: tuple[int, ...] = ()
+        self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
         """Draws of f(x), [*sample_shape, M] or [*sample_shape, M, K]."""
         key_normal, key_scale = jax.random.split(key)
@@ -82,12 +85,12 @@ class StudentTPrior:
         precision = jax.random.gamma(key_scale, df / 2, scales, draws.dtype) / (df / 2)
         return mean + (draws - mean) / jnp.sqrt(jnp.expand_dims(precision, len(sample_shape)))
 
-    def moments(self, x: Float[Array, "M D"]) -> tuple[Float[Array, "M K"], Float[Array, "K M M"]]:
+    def moments(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
         """Mean and covariance df / (df - 2) · k(x, x), without nugget; infinite if df ≤ 2."""
         mean, scale = self.gaussian.moments(x)
         factor = jnp.where(self.df > 2, self.df / jnp.where(self.df > 2, self.df - 2, 1.0), jnp.inf)
         return mean, factor * scale
 
-    def check(self, x: Float[Array, "M D"]) -> None:
+    def check(self, x: Float[ArrayLike, "M D"]) -> None:
         """Raises ValueError if the scale at x has no Cholesky factor, as ``GPPrior.check``."""
         self.gaussian.check(as_inputs(x))

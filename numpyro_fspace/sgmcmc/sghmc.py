@@ -57,7 +57,7 @@ class SGHMCState(NamedTuple):
 
     position: Any
     momentum: Any
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
 
 
 def init(position, key, *, temperature=1.0) -> SGHMCState:

@@ -37,7 +37,7 @@ class SGLDState(NamedTuple):
     """Attributes: ``position`` (any pytree), ``count`` (gradient steps taken, read by schedules)."""
 
     position: Any
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
 
 
 def init(position) -> SGLDState:

@@ -25,6 +25,8 @@ import jax.numpy as jnp
 from numpyro_fspace.validate import check_choice, check_count
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jaxtyping import Array, Float, Key
 
 __all__ = ["Bijection", "Fitted", "Linear", "Sigmoid", "Tanh", "as_bijections"]
@@ -253,7 +255,7 @@ class Fitted(NamedTuple):
 
 
 #: The bijections that have a name.
-BIJECTIONS = {"linear": Linear, "tanh": Tanh, "sigmoid": Sigmoid}
+BIJECTIONS: dict[str, Callable[[], Bijection]] = {"linear": Linear, "tanh": Tanh, "sigmoid": Sigmoid}
 
 
 def as_bijections(bijections) -> dict[str, Bijection]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ class VStage(NamedTuple):
         params: the guide's parameters at its end.
     """
 
-    losses: Float[Array, " U"]
+    losses: Float[np.ndarray, " U"]
     params: dict
 
 
@@ -59,7 +59,7 @@ class MStage(NamedTuple):
         functions: F_k∘…∘F_1∘f(x) of every draw [S, M, K], before the T-stage's new bijection.
     """
 
-    potential_energy: Float[Array, " S"]
+    potential_energy: Float[np.ndarray, " S"]
     samples: dict
     x: Float[Array, "M D"]
     functions: Float[Array, "S M K"]
@@ -174,9 +174,9 @@ class FVIMC:
         check_count(num_stages, "num_stages")
         if num_stages % 2 == 0:
             raise ValueError(f"num_stages={num_stages} must be odd: V-stages and M-stages by turns, V at both ends.")
-        for name, value in (("guide", guide), ("kernel", kernel)):
-            if value is not None and not callable(value):
-                raise TypeError(f"{name} must be a function of a model, got {value!r}.")
+        for name, make in (("guide", guide), ("kernel", kernel)):
+            if make is not None and not callable(make):
+                raise TypeError(f"{name} must be a function of a model, got {make!r}.")
         counts = {"num_updates": num_updates, "num_warmup": num_warmup, "num_samples": num_samples}
         for name, value in (counts | {"num_transform_steps": num_transform_steps, "num_points": num_points}).items():
             check_count(value, name)
@@ -192,8 +192,10 @@ class FVIMC:
         self.bijections = as_bijections(bijections)
         self.num_transform_steps, self.transform_learning_rate = num_transform_steps, transform_learning_rate
         self.num_points, self.gamma = num_points, gamma
-        self.guide, self.result = None, None
-        self._args, self._kwargs = (), {}
+        self.guide: Any = None
+        self.result: FVIMCResult | None = None
+        self._args: tuple = ()
+        self._kwargs: dict = {}
 
     # ---- the stages ------------------------------------------------------------------------------------------
 
@@ -213,7 +215,9 @@ class FVIMC:
         keys = jax.random.split(key, self.num_stages)
         self.guide = self._make_guide(self.model)
         self._check(keys[0])
-        params, bijections, stages = None, (), []
+        params: Any = None
+        bijections: tuple[Fitted, ...] = ()
+        stages: list = []
         for i, key_stage in enumerate(keys):
             if i % 2 == 0:
                 _announce(f"V-stage {i + 1} of {self.num_stages}", progress_bar)
@@ -227,8 +231,8 @@ class FVIMC:
             transformed = self._transformation(key_transform, params, bijections, sampled, progress_bar)
             bijections = (*bijections, transformed.fitted)
             stages += [sampled, transformed]
-        self.result = FVIMCResult(params, bijections, tuple(stages))
-        return self.result
+        self.result = result = FVIMCResult(params, bijections, tuple(stages))
+        return result
 
     def _variational(self, key, params, bijections, progress_bar) -> VStage:
         svi = SVI(self.model, self.guide, self.optimiser, loss=self.bound(bijections))

@@ -142,7 +142,7 @@ def fit_transformation(
     for i, (name, bijection) in enumerate(tqdm(candidates.items(), disable=not progress_bar)):
         params, lowest, trace = jax.jit(functools.partial(fit, bijection))(jax.random.fold_in(key, i), draws)
         found[name], losses[name], nll[name] = Fitted(bijection, params), np.asarray(trace), float(lowest)
-    chosen = min(nll, key=nll.get)
+    chosen = min(nll, key=nll.__getitem__)
     if not np.isfinite(nll[chosen]):
         raise FloatingPointError(f"No bijection gives the draws of the M-stage a finite density: {nll}.")
     return TStage(losses, nll, chosen, found[chosen])
