@@ -8,9 +8,12 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 import subprocess
 import sys
+import tomllib
 import warnings
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -152,6 +155,32 @@ def test_public_names_have_docstrings(name, value):
 #: Methods whose meaning is fixed by NumPyro's kernels and distributions.
 PROTOCOL = ("model", "init", "sample", "log_prob", "postprocess_fn", "get_constrain_fn", "refresh", "wrap_model")
 PROTOCOL += ("get_diagnostics_str", "mean_function", "covariance_function", "run")
+
+
+# ---- the distribution ----------------------------------------------------------------------------------------
+
+
+def test_types_are_shipped():
+    """Without the marker a type checker ignores every annotation of the package."""
+    assert (ROOT / "py.typed").is_file()
+
+
+def test_version_is_that_of_the_distribution():
+    try:
+        installed = metadata.version("numpyro_fspace")
+    except metadata.PackageNotFoundError:
+        pytest.skip("numpyro_fspace is imported from a folder, not installed")
+    assert fs.__version__ == installed
+
+
+def test_extras_that_are_named_exist():
+    """pip only warns of an extra that does not exist, and installs the rest."""
+    top = Path(__file__).parents[1]
+    extras = set(tomllib.loads((top / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    texts = [top / "README.md", *(top / "docs").glob("*.md"), *ROOT.rglob("*.py")]
+    named = [re.findall(r"(?:[\"' ]\.|numpyro_fspace)\[([a-z,]+)\]", path.read_text()) for path in texts]
+    found = {extra for names in named for name in names for extra in name.split(",")}
+    assert {"examples", "test", "docs"} <= found <= extras
 
 
 # ---- examples ------------------------------------------------------------------------------------------------
