@@ -43,6 +43,9 @@ def to_arviz(
     ``sample_stats`` (``diverging`` and the run's ``extra_fields``). The functional prior is no observation and
     appears in none of them. Names with '/', which ArviZ 1.x refuses, get a '.' instead.
 
+    Draws that lie on disk (of a checkpoint) stay there; functions, log-likelihood and predictive draws are computed and
+    held in memory.
+
     Args:
         source: an ``MCMC`` object that has run, or a ``fs.Posterior`` that knows the arguments it was fitted to.
         inputs: probe inputs [M, D], or a dict of them by name of function; where the model evaluates its functions if

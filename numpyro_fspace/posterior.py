@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
+from numpyro_fspace.infer.checkpoint import Checkpoint
 from numpyro_fspace.infer.mcmc import warn_of_trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 __all__ = ["Posterior", "as_posterior"]
 
@@ -36,6 +39,32 @@ class Posterior:
     kwargs: dict = field(default_factory=dict)
     stats: dict = field(default_factory=dict)
 
+    @classmethod
+    def from_checkpoint(cls, folder: str | Path, model: Callable, /, *args, **kwargs) -> Posterior:
+        """The draws that ``fs.MCMC(..., checkpoint=folder)`` has written so far, without loading them.
+
+        The arrays lie on disk, and of them is loaded what is touched: ``fs.predict`` reads them in batches. While a run
+        of several chains goes on they are no single block yet, and are copied into memory.
+
+        Args:
+            folder: that of the checkpoint.
+            model: the model of the run.
+            *args, **kwargs: the arguments it was fitted to.
+
+        Raises:
+            ValueError: if the folder holds no draws of a run, or damaged ones.
+
+        Example:
+            >>> import numpyro_fspace as fs  # doctest: +SKIP
+            >>> posterior = fs.Posterior.from_checkpoint("runs/diabetes", model, x, y)  # doctest: +SKIP
+            >>> f = fs.predict(posterior, jax.random.key(0), x_new)["f"]  # doctest: +SKIP
+        """
+        files = Checkpoint.open(folder)
+        stats = files.draws()
+        samples = stats.pop(files.run["sample_field"])
+        flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (samples, _arrays(stats)))
+        return cls(model, flat[0], files.run["num_chains"], args, kwargs, flat[1])
+
     def __post_init__(self):
         sizes = {k: jnp.shape(v)[0] if jnp.ndim(v) else None for k, v in self.samples.items()}
         if len(set(sizes.values())) != 1 or None in sizes.values():
@@ -50,7 +79,7 @@ def as_posterior(source, model: Callable | None = None) -> Posterior:
         if source.last_state is None:
             raise ValueError("The MCMC object has no draws yet: call run first.")
         warn_of_trouble(source)
-        stats = {k: np.asarray(v) for k, v in source.get_extra_fields().items() if not isinstance(v, dict | tuple)}
+        stats = _arrays(source.get_extra_fields())
         model = source.sampler.model if model is None else model
         return Posterior(model, source.get_samples(), source.num_chains, source._args, source._kwargs, stats)
     if not isinstance(source, dict):
@@ -60,3 +89,7 @@ def as_posterior(source, model: Callable | None = None) -> Posterior:
     if model is None:
         raise TypeError("A dict of draws needs the model: pass model=.")
     return Posterior(model, source)
+
+
+def _arrays(fields: dict) -> dict:
+    return {k: np.asarray(v) for k, v in fields.items() if not isinstance(v, dict | tuple)}

@@ -46,8 +46,8 @@ def predict(
     """Draws of functions and observations at new inputs, one for each posterior draw.
 
     Args:
-        source: an ``MCMC`` object that has run, a ``fs.Posterior`` (of ``fs.svi_posterior``, …), or a dict of posterior
-            draws [S, …] (then ``model`` is needed).
+        source: an ``MCMC`` object that has run, a ``fs.Posterior`` (of ``fs.svi_posterior``, of a checkpoint, …), or a
+            dict of posterior draws [S, …] (then ``model`` is needed).
         key: draws the observations.
         *args: the model's arguments at the new inputs, without targets (``predict(mcmc, key, x_new)``).
         model: the model; that of ``source`` if None; a dict needs one.
@@ -145,8 +145,8 @@ def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None) -> dict:
     num = jax.tree.leaves(draws)[0].shape[0]
     arrays, _, join = split_arrays((args, kwargs, inputs))
     if batch_size is None:
-        rows = max([1, *(a.shape[0] for a in arrays)])
-        batch_size = max(1, min(num, CHUNK // rows))
+        sizes = [a.shape[0] for a in arrays] + [a[0].size for a in jax.tree.leaves(draws)]
+        batch_size = max(1, min(num, CHUNK // max([1, *sizes])))
     check_count(batch_size, "batch_size")
 
     @jax.jit
@@ -154,12 +154,13 @@ def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None) -> dict:
         filled = join(arrays)
         return jax.vmap(lambda draw, key: fn(draw, key, *filled))(draws, keys)
 
-    keys, parts = jax.random.split(key, num), []
+    keys, values = jax.random.split(key, num), {}
     for start in range(0, num, batch_size):
         rows = slice(start, start + batch_size)
-        part = chunk(jax.tree.map(lambda a, rows=rows: a[rows], draws), keys[rows], arrays)
-        parts.append(jax.device_get(part))
-    return {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+        part = jax.device_get(chunk(jax.tree.map(lambda a, rows=rows: a[rows], draws), keys[rows], arrays))
+        for k, v in part.items():
+            values.setdefault(k, np.empty((num, *v.shape[1:]), v.dtype))[rows] = v
+    return values
 
 
 def _is_output(site, draw):

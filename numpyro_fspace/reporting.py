@@ -226,8 +226,9 @@ def _weight_drift(mcmc, kernel, args, kwargs):
     scale, draws = potential.scale(), mcmc.get_samples(group_by_chain=True)
     squares = 0.0
     for name in names:
-        standardised = np.asarray(draws[name] / scale[name]).reshape(*draws[name].shape[:2], -1)
-        squares = squares + np.sum(standardised.astype(np.float64) ** 2, axis=-1)
+        weights = np.asarray(draws[name]).reshape(*draws[name].shape[:2], -1)  # may lie on disk: nothing is copied
+        precision = np.broadcast_to(np.asarray(scale[name], np.float64) ** -2, draws[name].shape[2:]).ravel()
+        squares = squares + np.einsum("csp,csp,p->cs", weights, weights, precision, dtype=np.float64)
     quarter = max(1, squares.shape[1] // 4)
     return squares[:, -quarter:].mean(1) / squares[:, :quarter].mean(1)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -22,26 +25,43 @@ import numpyro_fspace as fs
 from numpyro_fspace.infer.checkpoint import Checkpoint
 from numpyro_fspace.infer.loop import Loop
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning", "ignore::UserWarning")
 
 KEY = jax.random.key(3)
+KERNEL = fs.fSGHMC(linear(random_points(), batch=4), num_steps=3)
+PROGRAMS = {}
 
 
-def driver(folder, *, kernel=None, num_chains=2, **settings):
-    kernel = fs.fSGHMC(linear(random_points(), batch=4), num_steps=3) if kernel is None else kernel
+def driver(folder, *, kernel=KERNEL, num_chains=2, **settings):
     given = {"num_warmup": 25, "num_samples": 34, "checkpoint_every": 10, "chain_method": "vectorized"} | settings
-    return fs.MCMC(kernel, num_chains=num_chains, progress_bar=False, checkpoint=folder, **given)
+    mcmc = fs.MCMC(kernel, num_chains=num_chains, progress_bar=False, checkpoint=folder, **given)
+    if kernel is KERNEL:
+        mcmc._loops = PROGRAMS  # compiled once for all tests; the killed processes compile their own
+    return mcmc
 
 
-def finished(folder, **settings):
-    mcmc = driver(folder, **settings)
+def run(mcmc):
     mcmc.run(KEY, X, Y, extra_fields=("potential_energy",))
     return mcmc
 
 
+def finished(folder, **settings):
+    return run(driver(folder, **settings))
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    return finished(tmp_path_factory.mktemp("undisturbed"))
+    return finished(tmp_path_factory.mktemp("runs") / "undisturbed")
+
+
+@pytest.fixture
+def folder(tmp_path, undisturbed):
+    """A copy of what the undisturbed run has written."""
+    return shutil.copytree(undisturbed.checkpoint, tmp_path / "run")
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def plain(leaf):
@@ -61,6 +81,7 @@ def assert_same(a, b):
 @pytest.mark.parametrize("num_chains", [1, 3])
 def test_draws_are_those_of_a_run_without_checkpoint(tmp_path, num_chains):
     written, plain = finished(tmp_path, num_chains=num_chains), finished(None, num_chains=num_chains)
+    assert all(isinstance(a, np.ndarray) and not a.flags.writeable for a in jax.tree.leaves(written._states))
     for group in (True, False):
         a, b = (m.get_samples(group_by_chain=group) for m in (written, plain))
         assert set(a) == set(b)
@@ -91,51 +112,116 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("after", [0, 2, 3, 6])
-@pytest.mark.parametrize("moment", ["before", "between", "after"])
+@pytest.mark.parametrize(
+    ("after", "moment"), [(0, "before"), (2, "after"), (3, "between"), (5, "before"), (6, "between")]
+)
 def test_a_stopped_run_ends_as_the_undisturbed_one(tmp_path, monkeypatch, undisturbed, after, moment):
-    """Stopped at every write: before it, between draws and state, and after it."""
+    """Stopped at a write of warm-up or of sampling: before it, between draws and state, or after it."""
     writes, save = [], Checkpoint.save
 
-    def stopping(self, num_parts, num_draws, state, draws=None):
-        writes.append(num_draws)
+    def stopping(self, num_kept, num_made, state, part=None):
+        writes.append(num_made)
         stop = len(writes) > after
         if stop and moment == "before":
             raise Stop
-        if stop and moment == "between" and draws is not None:
-            self._write(self._part(num_parts - 1), lambda file: np.savez(file, **draws))
+        if stop and moment == "between" and part is not None:
+            for name, values in part.items():
+                self._put(name, num_kept - values.shape[1], values)
             raise Stop
-        save(self, num_parts, num_draws, state, draws)
+        save(self, num_kept, num_made, state, part)
         if stop:
             raise Stop
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(Checkpoint, "save", stopping)
-        with pytest.raises(Stop):
-            finished(tmp_path)
+        finished(tmp_path)
     assert len(writes) == after + 1
+    (tmp_path / ".state.npz-abc").write_bytes(b"half")  # of a write that was killed
     assert_same(finished(tmp_path), undisturbed)
-    assert not list(tmp_path.glob(".*")), "no half-written file is left"
+    assert not list(tmp_path.glob(".*-*")), "no half-written file is left"
 
 
-def test_what_a_killed_write_left_is_removed(tmp_path, undisturbed):
-    finished(tmp_path)
-    (tmp_path / ".state.npz-abc").write_bytes(b"half")
-    assert_same(finished(tmp_path), undisturbed)
-    assert not list(tmp_path.glob(".*"))
-
-
-def test_a_finished_run_is_read(tmp_path, monkeypatch, undisturbed):
-    finished(tmp_path)
+def test_a_finished_run_is_read(folder, monkeypatch, undisturbed):
+    before = contents(folder)
     monkeypatch.setattr(Loop, "__call__", lambda *_, **__: pytest.fail("nothing is left to draw"))
-    assert_same(finished(tmp_path), undisturbed)
+    assert_same(finished(folder), undisturbed)
+    assert contents(folder) == before
+
+
+def test_an_interrupted_run_has_its_draws(tmp_path, monkeypatch, undisturbed):
+    """As one without checkpoint has; the folder has them too."""
+    call = Loop.__call__
+
+    def interrupted(self, state, draws, start, stop, *rest, **named):
+        if stop > 50:
+            raise KeyboardInterrupt
+        return call(self, state, draws, start, stop, *rest, **named)
+
+    mcmc = driver(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Loop, "__call__", interrupted)
+        run(mcmc)
+    found = fs.Posterior.from_checkpoint(tmp_path, mcmc.sampler.model, X, Y)
+    whole = undisturbed.get_samples(group_by_chain=True)["w"]
+    np.testing.assert_array_equal(mcmc.get_samples(group_by_chain=True)["w"], whole[:, :20])
+    np.testing.assert_array_equal(mcmc.get_samples()["w"], whole[:, :20].reshape(40, 2))
+    np.testing.assert_array_equal(found.samples["w"], mcmc.get_samples()["w"])
+    assert_same(run(mcmc), undisturbed)
+
+
+# ---- opened without the run ----------------------------------------------------------------------------------
+
+
+def test_a_posterior_of_the_folder_is_that_of_the_run(folder, undisturbed):
+    found = fs.Posterior.from_checkpoint(folder, undisturbed.sampler.model, X, Y)
+    np.testing.assert_array_equal(found.samples["w"], undisturbed.get_samples()["w"])
+    a, b = (fs.predict(source, KEY, X[:3], batch_size=7) for source in (found, undisturbed))
+    assert set(a) == {"f", "y"}
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name])
+    a, b = (fs.to_arviz(source) for source in (found, undisturbed))
+    for group, name in (("posterior", "f"), ("posterior", "w"), ("sample_stats", "lp"), ("log_likelihood", "y")):
+        np.testing.assert_array_equal(a[group][name].values, b[group][name].values)
+        assert a[group][name].values.shape[:2] == (2, 34)
+
+
+def is_mapped(array):
+    while isinstance(array, np.ndarray) and not isinstance(array, np.memmap):
+        array = array.base
+    return isinstance(array, np.memmap)
+
+
+def test_draws_stay_on_disk(folder, undisturbed):
+    """In NumPyro's methods, in ours and in ArviZ's object: views of the mapped files, no copies."""
+    found = fs.Posterior.from_checkpoint(folder, undisturbed.sampler.model, X, Y)
+    assert is_mapped(found.samples["w"]) and is_mapped(found.stats["diverging"])
+    assert all(is_mapped(undisturbed.get_samples(group_by_chain=group)["w"]) for group in (True, False))
+    assert is_mapped(fs.to_arviz(found, log_lik=False)["posterior"]["w"].values)
+
+
+def test_keys_and_bytes_survive(tmp_path):
+    """Fields that are keys, empty, or of a type that NumPy's files do not know."""
+    mcmc = driver(tmp_path / "run", kernel=fs.SGLD(linear(POINTS), step_size=0.01))
+    mcmc.run(KEY, X, Y, extra_fields=("rng_key", "momentum"))
+    fields = mcmc.get_extra_fields(group_by_chain=True)
+    assert fields["momentum"].shape == (2, 34, 0)
+    np.testing.assert_array_equal(fields["rng_key"][:, -1], jax.random.key_data(mcmc.last_state.rng_key))
+    half = jax.numpy.arange(12, dtype="bfloat16").reshape(2, 3, 2)
+    with Checkpoint(tmp_path / "half", {"arrays": {"z/w": ["bfloat16", [2, 3, 2]]}}) as files:
+        files.save(3, 3, half, {"z/w": np.asarray(half)})
+    np.testing.assert_array_equal(files.draws()["z"]["w"], half)
+    np.testing.assert_array_equal(files.load(half)[2], half)
+
+
+def test_names_of_sites_may_be_anything(tmp_path):
+    names = ["z/a/b", "z/a.b", "z/A.b", "z/" + "é" * 300, "z/.."]
+    with Checkpoint(tmp_path, {"arrays": {name: ["float32", [1, 2, 1]] for name in names}}) as files:
+        files.save(2, 2, {}, {name: np.full((1, 2, 1), i, np.float32) for i, name in enumerate(names)})
+    found = Checkpoint.open(tmp_path).draws()["z"]
+    assert [found[name[2:]].tolist() for name in names] == [[[[i], [i]]] for i in range(5)]
 
 
 # ---- what is refused, and left as it is ----------------------------------------------------------------------
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 @pytest.mark.parametrize(
@@ -145,76 +231,118 @@ def contents(folder):
         ({"checkpoint_every": 5}, "checkpoint_every was 10 and is 5"),
         ({"num_chains": 1}, "num_chains was 2 and is 1"),
         ({"kernel": fs.SGHMC(linear(POINTS))}, "kernel was 'fSGHMC' and is 'SGHMC'"),
-        ({"kernel": fs.fSGHMC(linear(random_points(), batch=4), num_steps=4)}, "settings was"),
-        ({"kernel": fs.fSGHMC(linear(random_points(), batch=4), num_steps=3, warmup=fs.Warmup(0.1))}, "settings was"),
+        ({"kernel": fs.fSGHMC(linear(random_points(), batch=4), num_steps=4)}, "settings.num_steps was '3' and is '4'"),
+        (
+            {"kernel": fs.fSGHMC(linear(random_points(), batch=4), num_steps=3, warmup=fs.Warmup(0.1))},
+            "settings.warmup was",
+        ),
     ],
 )
-def test_another_run_is_refused(tmp_path, change, text):
-    finished(tmp_path)
-    before = contents(tmp_path)
+def test_another_run_is_refused(folder, change, text):
+    before = contents(folder)
     with pytest.raises(ValueError, match=text):
-        finished(tmp_path, **change)
-    assert contents(tmp_path) == before
+        finished(folder, **change)
+    assert contents(folder) == before
 
 
-def test_other_data_and_another_key_are_refused(tmp_path):
-    finished(tmp_path)
+def test_other_data_and_another_key_are_refused(folder):
     for key, y in ((KEY, Y + 1.0), (jax.random.key(4), Y)):
         with pytest.raises(ValueError, match="inputs was"):
-            driver(tmp_path).run(key, X, y, extra_fields=("potential_energy",))
+            driver(folder).run(key, X, y, extra_fields=("potential_energy",))
+
+
+def npz(change):
+    """What ``change`` makes of the arrays in a file."""
+
+    def spoil(data):
+        file = io.BytesIO()
+        np.savez(file, **change(dict(np.load(io.BytesIO(data)))))
+        return file.getvalue()
+
+    return spoil
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+W = "draws-002-z.w.npy"
 
 
 @pytest.mark.parametrize(
     ("name", "spoil", "text"),
     [
-        ("state.npz", lambda data: data[: len(data) // 2], "state.npz is damaged"),
         ("state.npz", lambda data: b"", "state.npz is damaged"),
-        ("draws-00001.npz", lambda data: data[:100], "draws-00001.npz is damaged"),
-        ("run.json", lambda data: b"{", "run.json is damaged"),
-        ("run.json", lambda data: json.dumps(json.loads(data) | {"format": 99}).encode(), "has format 99"),
+        ("state.npz", lambda data: npy(np.ones(3)), "state.npz is damaged"),
+        ("state.npz", npz(lambda a: {k: v for k, v in a.items() if k != "leaf_0"}), "state.npz is damaged.*leaf_0"),
+        ("state.npz", npz(lambda a: a | {"leaf_99": a["leaf_0"]}), "state of another model"),
+        ("state.npz", npz(lambda a: a | {"leaf_2": np.ones(7)}), "state of another model"),
+        (W, lambda data: b"", f"{W} is damaged"),
+        (W, lambda data: npy(np.ones((2, 34, 3), np.float32)), r"it has float32\[2, 34, 3\], not float32\[2, 34, 2\]"),
+        (W, lambda data: npy(np.array([{}])), f"{W} is damaged"),
+        (W, None, f"{W} is missing"),
+        ("run.json", lambda data: b"", "run.json is damaged"),
+        ("run.json", lambda data: b"[]", "run.json is damaged"),
+        ("run.json", lambda data: json.dumps(json.loads(data) | {"format": 99}).encode(), "has format 99.*update"),
+        ("run.json", lambda data: json.dumps(json.loads(data) | {"format": 1}).encode(), "has format 1.*that wrote it"),
+        ("run.json", None, "holds arrays of something else"),
     ],
 )
-def test_damaged_and_newer_files_are_refused(tmp_path, name, spoil, text):
-    finished(tmp_path)
-    path = tmp_path / name
-    path.write_bytes(spoil(path.read_bytes()))
-    before = contents(tmp_path)
-    with pytest.raises(ValueError, match=text):
-        finished(tmp_path)
-    assert contents(tmp_path) == before
+def test_damaged_and_newer_files_are_refused(folder, undisturbed, name, spoil, text):
+    described, path = Checkpoint.open(folder).run, folder / name
+    if spoil is None:
+        path.unlink()
+    else:
+        path.write_bytes(spoil(path.read_bytes()))
+    before = contents(folder)
+    with pytest.raises(ValueError, match=text), Checkpoint(folder, described) as files:
+        files.load(undisturbed.last_state)
+    if name != "state.npz":
+        with pytest.raises(ValueError, match=text if spoil or name == W else "no run"):
+            fs.Posterior.from_checkpoint(folder, undisturbed.sampler.model, X, Y)
+    assert contents(folder).keys() - {".lock"} == before.keys() - {".lock"}
+    assert all(contents(folder)[k] == before[k] for k in before if k != ".lock")
 
 
-def test_arrays_of_something_else_are_not_touched(tmp_path):
+def test_a_damaged_checkpoint_ends_the_call(folder):
+    (folder / "state.npz").write_bytes((folder / "state.npz").read_bytes()[:1000])
+    before = contents(folder)
+    with pytest.raises(ValueError, match=r"state\.npz is damaged"):
+        finished(folder)
+    assert contents(folder) == before
+
+
+def test_a_file_cut_anywhere_is_refused(folder, undisturbed):
+    """At some 100 lengths of every file but its own."""
+    state, described = undisturbed.last_state, Checkpoint.open(folder).run
+    for path in sorted(folder.glob("[!.]*")):
+        whole = path.read_bytes()
+        for size in [*range(0, len(whole), 1 + len(whole) // 100), len(whole) - 1]:
+            path.write_bytes(whole[:size])
+            with pytest.raises(ValueError, match=f"{path.name} is damaged"):
+                Checkpoint(folder, described).load(state)
+        path.write_bytes(whole)
+    assert Checkpoint(folder, described).load(state)[:2] == (34, 59)
+
+
+def test_what_is_no_checkpoint_is_not_touched(tmp_path, undisturbed):
     np.savez(tmp_path / "mine.npz", a=np.ones(3))
     with pytest.raises(ValueError, match="something else"):
         finished(tmp_path)
+    with pytest.raises(ValueError, match=r"holds no run\.json"):
+        fs.Posterior.from_checkpoint(tmp_path, undisturbed.sampler.model, X, Y)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.npz"]
 
 
-def test_files_hold_no_objects(tmp_path):
-    finished(tmp_path)
-    for path in tmp_path.glob("*.npz"):
-        with np.load(path, allow_pickle=False) as file:
-            assert all(file[name].dtype != object for name in file)
-
-
-def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch, undisturbed):
-    savez, calls = np.savez, []
-
-    def full(file, **arrays):
-        calls.append(1)
-        if len(calls) > 6:
-            file.write(b"some bytes")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        savez(file, **arrays)
-
-    mcmc = driver(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "savez", full)
-        with pytest.raises(OSError, match=r"could not be written \(No space left on device\); what was written before"):
-            mcmc.run(KEY, X, Y, extra_fields=("potential_energy",))
-    assert mcmc.last_state is not None
-    assert_same(finished(tmp_path), undisturbed)
+def test_files_hold_no_objects(folder):
+    paths = list(folder.glob("*.np[yz]"))
+    assert len(paths) == 4
+    for path in paths:
+        found = np.load(path, allow_pickle=False)
+        arrays = [found] if path.suffix == ".npy" else [found[name] for name in found.files]
+        assert all(array.dtype != object for array in arrays)
 
 
 def test_bad_arguments(tmp_path):
@@ -225,6 +353,226 @@ def test_bad_arguments(tmp_path):
     mcmc = driver(tmp_path)
     with pytest.raises(ValueError, match="are no arrays"):
         mcmc.run(KEY, X, Y, extra_fields=("warmup",))
+    with pytest.raises(ValueError, match=r"leave out warmup\(\)"):
+        mcmc.warmup(KEY, X, Y)
+
+
+# ---- disks that fail -----------------------------------------------------------------------------------------
+
+FULL = r"could not be written \(No space left on device\): free some space. What was written before is intact"
+PUT = Checkpoint._put
+
+
+def failing(real, calls, *, first):
+    """``first(...)`` and then no space left, from call number ``calls`` on."""
+    made = []
+
+    def fails(*args, **kwargs):
+        made.append(1)
+        if len(made) < calls:
+            return real(*args, **kwargs)
+        first(*args, **kwargs)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    return fails
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "calls", "first"),
+    [
+        (np, "savez", 5, lambda file, **_: file.write(b"some bytes")),  # within the file of the state
+        (Checkpoint, "_put", 5, lambda files, name, start, values: PUT(files, name, start, values[:1])),  # of draws
+        (os, "fsync", 1, lambda *_: None),  # the first file
+        (os, "fsync", 3, lambda *_: None),  # files of draws, still empty
+        (os, "fsync", 12, lambda *_: None),
+        (os, "replace", 2, lambda *_: None),
+        (os, "replace", 8, lambda *_: None),
+    ],
+)
+def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch, undisturbed, where, name, calls, first):
+    mcmc = driver(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, failing(getattr(where, name), calls, first=first))
+        with pytest.raises(OSError, match=FULL) as raised:
+            run(mcmc)
+    assert raised.value.errno == errno.ENOSPC and raised.value.filename == str(tmp_path)
+    assert (mcmc.last_state is not None) == (tmp_path / "state.npz").exists()
+    assert not list(tmp_path.glob(".*-*")), "no half-written file is left"
+    assert_same(run(mcmc), undisturbed)
+
+
+def test_a_disk_that_is_really_full(tmp_path):
+    """A file system of 64 KiB for 78 kB of draws, which then grows."""
+    small, settings = tmp_path / "disk", {"num_samples": 3000, "checkpoint_every": 10}
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    try:
+        mcmc = driver(small, **settings)
+        with pytest.raises(OSError, match=FULL), pytest.warns(RuntimeWarning, match="will take 7.8e-05 GB.* GB free"):
+            run(mcmc)
+        num = len(mcmc.get_samples()["w"]) // 2
+        assert 0 < num < 3000 and num % 10 == 0 and int(mcmc.last_state.i[0]) == 25 + num + 10
+        with pytest.raises(OSError, match=FULL):
+            run(mcmc)
+        subprocess.run(["mount", "-o", "remount,size=1m", small], check=True)
+        assert_same(run(mcmc), finished(tmp_path / "other", **settings))
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
+
+
+def test_a_limit_on_the_size_of_files(tmp_path, undisturbed):
+    resource = pytest.importorskip("resource")
+    limits, mcmc = resource.getrlimit(resource.RLIMIT_FSIZE), driver(tmp_path)
+    described = Checkpoint.open(undisturbed.checkpoint).run | {"arrays": {"z/w": ["float32", [2, 34, 2000]]}}
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        with (
+            pytest.raises(OSError, match=r"File too large\): raise the limit .*ulimit -f"),
+            Checkpoint(tmp_path / "a", described),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with Checkpoint(tmp_path / "a", described):
+        pass
+    assert (tmp_path / "a" / "draws-000-z.w.npy").stat().st_size > 544_000
+    assert mcmc.last_state is None
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    mcmc = driver(None)
+    for path in (tmp_path / "file", tmp_path / "file" / "folder", Path("/proc/folder")):
+        mcmc.checkpoint = path
+        with pytest.raises(OSError, match=r"could not be written .*: give a folder that can be written to") as raised:
+            run(mcmc)
+        assert raised.value.filename == str(path)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="rights are those of Unix")
+def test_a_read_only_folder(undisturbed):
+    """A finished run is read from it; for an unfinished one the error says what is wrong. As nobody, if we are root."""
+    described, is_root = Checkpoint.open(undisturbed.checkpoint).run, os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as place:
+        done, empty = shutil.copytree(undisturbed.checkpoint, Path(place) / "done"), Path(place) / "empty"
+        empty.mkdir()
+        for path in (place, done, empty):
+            os.chmod(path, 0o555)
+        for path in done.iterdir():
+            os.chmod(path, 0o444)
+        try:
+            if is_root:
+                os.seteuid(65534)
+            saved = Checkpoint(done, described).load(undisturbed.last_state)
+            with (
+                pytest.raises(PermissionError, match="give a folder that can be written to"),
+                Checkpoint(empty, described),
+            ):
+                pass
+        finally:
+            if is_root:
+                os.seteuid(0)
+            for path in (place, done, empty):
+                os.chmod(path, 0o755)
+    assert saved[:2] == (34, 59)
+
+
+# ---- two at once ---------------------------------------------------------------------------------------------
+
+
+def test_two_at_once(tmp_path, monkeypatch, undisturbed):
+    """The second is refused while the first writes, and may read; when the first has ended it goes on."""
+    save, second, texts = Checkpoint.save, driver(tmp_path), []
+
+    def meanwhile(self, num_kept, *rest):
+        save(self, num_kept, *rest)
+        assert Checkpoint.open(tmp_path).draws()["z"]["w"].shape[1] == num_kept
+        if num_kept == 20:
+            with pytest.raises(BlockingIOError) as raised:
+                run(second)
+            texts.append(str(raised.value))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "save", meanwhile)
+        finished(tmp_path)
+    assert len(texts) == 1 and f"process {os.getpid()} on" in texts[0] and str(tmp_path) in texts[0]
+    assert_same(run(second), undisturbed)
+
+
+# ---- larger than memory --------------------------------------------------------------------------------------
+
+LARGE = """
+import shutil, sys, threading, warnings
+sys.path.insert(0, {tests!r})
+from models import POINTS, Independent
+import jax, numpy as np, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+warnings.simplefilter("ignore")
+
+def model(x, y=None):  # 400 kB a draw
+    w = numpyro.sample("w", dist.Normal().expand([100_000]).to_event(1))
+    f = fs.functional_prior("f", lambda x: x[:, 0] * w.mean(), Independent(), POINTS)
+    numpyro.sample("y", dist.Normal(f(x), 1.0), obs=y)
+
+x, y = np.ones((5, 1), np.float32), np.ones(5, np.float32)
+kernel = fs.SGLD(model, step_size=1e-3, num_steps=1)
+settings = dict(num_warmup=0, num_chains=2, chain_method="vectorized", progress_bar=False, checkpoint_every=5)
+
+def run(parts):
+    shutil.rmtree(f"{{sys.argv[1]}}/{{parts}}", ignore_errors=True)
+    mcmc = fs.MCMC(kernel, num_samples=5 * parts, checkpoint=f"{{sys.argv[1]}}/{{parts}}", **settings)
+    mcmc.run(jax.random.key(0), x, y)
+
+def opened(parts):
+    return fs.Posterior.from_checkpoint(f"{{sys.argv[1]}}/{{parts}}", model, x, y)
+
+def look(parts):
+    f = fs.predict(opened(parts), jax.random.key(1), x)["f"]
+    data = fs.to_arviz(opened(parts))
+    np.testing.assert_allclose(np.asarray(data["posterior"]["f"].values).reshape(f.shape), f, rtol=1e-5)
+    assert data["posterior"]["w"].shape == (2, 5 * parts, 100_000)
+    np.testing.assert_allclose(f[:, 0], opened(parts).samples["w"].mean(1), atol=1e-5)
+
+def load(parts):
+    return np.array(opened(parts).samples["w"])
+
+def anonymous():  # memory that is no file's, in bytes
+    return 1024 * int(open("/proc/self/status").read().split("RssAnon:")[1].split()[0])
+
+def peak(fn, parts):
+    seen, stop = [], threading.Event()
+    def watch():
+        while not stop.wait(0.001):
+            seen.append(anonymous())
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    result = fn(parts)
+    stop.set()
+    thread.join()
+    return max([*seen, anonymous()])
+
+for fn in (run, look, load):
+    fn(2)  # compiles
+    print(fn.__name__, -peak(fn, 2) + peak(fn, 40))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc")
+def test_memory_does_not_grow_with_the_draws(tmp_path):
+    """160 MB of draws in 40 parts: the run, predictions and ArviZ's object take at most 60 MB more than with 2 parts.
+
+    An array of all draws takes 150 MB more, and is seen.
+    """
+    script = LARGE.format(tests=str(Path(__file__).parent))
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert sum(path.stat().st_size for path in (tmp_path / "40").iterdir()) > 160e6
+    grown = {line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines()}
+    print(grown)
+    assert grown["run"] < 60e6 and grown["look"] < 60e6 and grown["load"] > 100e6, grown
 
 
 # ---- killed for real -----------------------------------------------------------------------------------------
@@ -242,7 +590,8 @@ mcmc = fs.MCMC(
 )
 print("ready", flush=True)
 mcmc.run(jax.random.key(0), X, Y)
-np.save(sys.argv[2], mcmc.get_samples()["w"])
+state = mcmc.last_state._replace(rng_key=jax.random.key_data(mcmc.last_state.rng_key))
+np.savez(sys.argv[2], *jax.tree.leaves(state), w=mcmc.get_samples(group_by_chain=True)["w"])
 """
 
 
@@ -250,45 +599,66 @@ def start(script, folder, out):
     return subprocess.Popen([sys.executable, "-c", script, str(folder), str(out)], stdout=subprocess.PIPE)
 
 
-def killed_until_done(script, folder, out, seconds):
-    """Kill the run after each of ``seconds`` beyond its first write, then let it end; how often it was killed."""
-    kills = 0
-    for wait in seconds:
-        process = start(script, folder, out)
-        seen = (folder / "state.npz").stat().st_mtime_ns if (folder / "state.npz").exists() else 0
-        while process.poll() is None:
-            state = folder / "state.npz"
-            if state.exists() and state.stat().st_mtime_ns != seen:
-                break
-            time.sleep(0.01)
-        time.sleep(wait)
-        if process.poll() is None:
+def whole(script, folder, out):
+    with start(script, folder, out) as process:
+        assert process.wait(timeout=300) == 0
+    with np.load(out) as found:
+        return dict(found)
+
+
+def last_write(folder):
+    path = folder / "state.npz"
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def kill(script, folder, out, wait, after):
+    """Start the run and kill it ``wait`` seconds after its start or its first write."""
+    before = last_write(folder)
+    with start(script, folder, out) as process:
+        try:
+            process.stdout.readline()
+            while after == "write" and process.poll() is None and last_write(folder) == before:
+                time.sleep(0.002)
+            time.sleep(wait)
+            assert process.poll() is None, "the run ended before it was killed: make it longer"
+            if after == "write":
+                with pytest.raises(BlockingIOError, match=f"process {process.pid} on"), Checkpoint.open(folder):
+                    pass
+        finally:
             process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.wait()
-        process.stdout.close()
-    assert start(script, folder, out).wait(timeout=300) == 0
-    return kills
+    assert process.returncode == -signal.SIGKILL
 
 
-def check_kills(tmp_path, kernel, chains, seconds, draws=2000):
+def check_kills(tmp_path, kernel, chains, moments, draws):
+    """After every kill the folder has the first draws of the whole run, and never fewer; in the end it has all."""
     script = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent), kernel=kernel, chains=chains, draws=draws)
-    (tmp_path / "killed").mkdir()
-    assert start(script, tmp_path / "whole", tmp_path / "whole.npy").wait(timeout=300) == 0
-    kills = killed_until_done(script, tmp_path / "killed", tmp_path / "killed.npy", seconds)
-    np.testing.assert_array_equal(np.load(tmp_path / "killed.npy"), np.load(tmp_path / "whole.npy"))
-    return kills
+    expected, folder, counts = whole(script, tmp_path / "whole", tmp_path / "whole.npz"), tmp_path / "killed", [0]
+    assert expected["w"].shape[:2] == (chains, draws)
+    for wait, after in moments:
+        kill(script, folder, tmp_path / "killed.npz", wait, after)
+        if last_write(folder):
+            found = Checkpoint.open(folder).draws()["z"]["w"]
+            np.testing.assert_array_equal(found, expected["w"][:, : found.shape[1]])
+            counts.append(found.shape[1])
+    assert counts == sorted(counts) and counts[-1] < draws
+    resumed = whole(script, folder, tmp_path / "killed.npz")
+    assert resumed.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(resumed[name], value)
+    print(f"{kernel}, {chains} chains: {len(moments)} kills, at draws {counts[1:]}, then all {draws}, bit for bit")
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.slow
 def test_a_killed_process(tmp_path):
-    assert check_kills(tmp_path, "fs.fSGHMC", 2, [0.05]) == 1
+    check_kills(tmp_path, "fs.fSGHMC", 2, [(0.05, "write")], draws=3000)
 
 
 @pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize(("kernel", "chains"), [("fs.SGLD", 1), ("fs.fSGHMC", 1), ("fs.fSGHMC", 4)])
-def test_thirty_kills(tmp_path, kernel, chains):
-    """Ten kills at random moments of each kind of run (fewer where a run ends before)."""
-    seconds = np.random.default_rng(chains).uniform(0.0, 0.1, 10)
-    assert check_kills(tmp_path, kernel, chains, seconds, draws=8000) >= 3
+@pytest.mark.parametrize(
+    ("kernel", "chains", "kills"), [("fs.SGLD", 1, 7), ("fs.SGLD", 4, 7), ("fs.fSGHMC", 1, 8), ("fs.fSGHMC", 4, 8)]
+)
+def test_thirty_kills(tmp_path, kernel, chains, kills):
+    """Thirty in all, at random moments: of each kind one within three seconds of the start, others after a write."""
+    waits = np.random.default_rng(kills + chains).uniform(0.0, 0.2, kills)
+    moments = [(15.0 * waits[0], "start")] + [(wait, "write") for wait in waits[1:]]
+    check_kills(tmp_path, kernel, chains, moments, draws=10000)

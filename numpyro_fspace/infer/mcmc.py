@@ -15,7 +15,7 @@ from numpyro.util import is_prng_key
 from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.chain import KernelState
-from numpyro_fspace.infer.checkpoint import Checkpoint, fingerprint
+from numpyro_fspace.infer.checkpoint import Checkpoint, fingerprint, flat
 from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.loop import Loop
 from numpyro_fspace.infer.progress import Progress, is_watched
@@ -45,7 +45,11 @@ class MCMC(NumPyroMCMC):
     ``checkpoint_every`` draws at a time. If it is killed, at any moment, the same call (same kernel, numbers, key and
     data) goes on after the last part that was written, to the draws of an undisturbed run, bit for bit on the same
     machine; a run that was finished is read. A folder that holds another run is refused and left as it is: kernel and
-    settings, key and data are compared, and the shapes of the state, not the model's code.
+    settings, key and data are compared, and the shapes of draws and state, not the model's code.
+
+    Such draws may exceed the memory. Only one part is held while the run goes, and ``get_samples`` then returns
+    read-only NumPy arrays that lie on disk (``.npy`` files) and of which is loaded what is touched;
+    ``fs.Posterior.from_checkpoint`` opens them without the run, also while it goes.
 
     Args:
         sampler: a kernel.
@@ -56,8 +60,9 @@ class MCMC(NumPyroMCMC):
     Raises:
         ValueError: for chains that are not vectorised with a checkpoint, and, at ``run``, for a folder that holds
             another run or damaged files.
-        OSError: at ``run``, when a write fails (a full disk); what was written before is intact, and ``last_state`` is
-            the state at which the run stopped.
+        OSError: at ``run``, when a write fails (a full disk, a folder without the right to write) or another process is
+            writing to the folder; what was written before is intact, and ``last_state`` is the state at which the run
+            stopped.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tempfile
@@ -98,8 +103,8 @@ class MCMC(NumPyroMCMC):
         **kwargs: Any,
     ) -> None:
         state = self.post_warmup_state
-        if self.checkpoint is not None and state is not None:
-            raise ValueError("checkpoint= writes a run from its start; it cannot go on from post_warmup_state.")
+        if self.checkpoint is not None and (state is not None or self._collection_params["phase"] == "warmup"):
+            raise ValueError("checkpoint= writes whole runs: leave out warmup() and post_warmup_state.")
         if isinstance(state, KernelState) and state.control.centre.size:
             self.post_warmup_state = self.sampler.refresh(state, args, kwargs)
         if self._is_ours(extra_fields):
@@ -123,15 +128,15 @@ class MCMC(NumPyroMCMC):
         self._args, self._kwargs = args, kwargs
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
         arrays, static, join = split_arrays((args, kwargs))
-        files = None
         if self.checkpoint is not None:
-            files = Checkpoint(self.checkpoint, self._describe(key, fields, init_params, arrays))
+            run = self._describe(key, fields, init_params, arrays)
+            Checkpoint(self.checkpoint, run)  # refuses another run before anything is computed
         state = self.sampler.init(key, self.num_warmup, jax.tree.map(jnp.asarray, init_params), args, kwargs)
         loop = self._loop(fields, static, join)
-        if files is None:
+        if self.checkpoint is None:
             self._run_in_memory(loop, state, arrays)
         else:
-            self._run_on_disk(loop, state, arrays, files)
+            self._run_on_disk(loop, state, arrays, run)
 
     def _loop(self, fields, static, join):
         settings = {"num_chains": self.num_chains, "thinning": self.thinning, "constrain": self.postprocess_fn}
@@ -158,50 +163,53 @@ class MCMC(NumPyroMCMC):
             if num_kept:  # of an interrupted run too
                 self._hold(loop.by_chain(draws, num_kept))
 
-    def _run_on_disk(self, loop, state, arrays, files):
+    def _run_on_disk(self, loop, state, arrays, run):
         total = self.num_warmup + self.num_samples
-        num_parts, done, state = files.load(state) or (0, 0, state)
-        draws = loop.room(self.checkpoint_every, state, arrays, {})
+        room = loop.room(self.checkpoint_every, state, arrays, {})
+        shapes = jax.eval_shape(lambda draws: flat(_plain_fields(loop.by_chain(draws, 1))), room)
+        num = self.num_samples // self.thinning
+        specs = {k: [str(a.dtype), [self.num_chains, num, *a.shape[2:]]] for k, a in shapes.items()}
+        files = Checkpoint(self.checkpoint, run | {"arrays": specs})
+        saved = files.load(state)
+        if saved is None or saved[1] < total:
+            with files:
+                saved = self._write_draws(loop, room, arrays, files, files.load(state) or (0, 0, state))
+        self._last_state = saved[2]
+        self._hold(files.draws())
+
+    def _write_draws(self, loop, draws, arrays, files, saved):
+        total, (num_kept, done, state) = self.num_warmup + self.num_samples, saved
         bar = Progress(self.num_warmup, total, done, shown=bool(self.progress_bar) and is_watched())
-        while done < total:
-            is_warmup = done < self.num_warmup
-            if is_warmup:
-                stop = min(done + self.checkpoint_every, self.num_warmup)
-            else:
-                stop = min(done + self.checkpoint_every * self.thinning, total)
-            state, draws = loop(state, draws, done, stop, arrays, {}, first=done)
-            self._last_state, num_parts = state, num_parts + (not is_warmup)
-            part = None if is_warmup else self._named(loop.by_chain(draws, (stop - done) // self.thinning))
-            try:
-                files.save(num_parts, stop, state, part)
-            except OSError as error:
-                raise OSError(
-                    error.errno,
-                    f"the checkpoint could not be written ({error.strerror}); what was written before is intact, and "
-                    "the same call goes on from there",
-                    str(self.checkpoint),
-                ) from error
-            done = stop
-            bar.update(done, state)
-        bar.close()
-        self._last_state = state
-        prefix, saved = f"{self.sampler.sample_field}/", files.draws(num_parts)
-        states = {k: v for k, v in saved.items() if not k.startswith(prefix)}
-        states[self.sampler.sample_field] = {k[len(prefix) :]: v for k, v in saved.items() if k.startswith(prefix)}
-        self._hold(jax.tree.map(jnp.asarray, states))
+        try:
+            while done < total:
+                is_warmup = done < self.num_warmup
+                if is_warmup:
+                    stop = min(done + self.checkpoint_every, self.num_warmup)
+                else:
+                    stop = min(done + self.checkpoint_every * self.thinning, total)
+                state, draws = loop(state, draws, done, stop, arrays, {}, first=done)
+                self._last_state, part = state, None
+                if not is_warmup:
+                    part = loop.by_chain(draws, (stop - done) // self.thinning)
+                    part = jax.device_get(flat(_plain_fields(part)))
+                    num_kept += (stop - done) // self.thinning
+                files.save(num_kept, stop, state, part)
+                done = stop
+                bar.update(done, state)
+        finally:
+            bar.close()
+            if done > self.num_warmup:
+                self._hold(files.draws())  # of an interrupted run too
+        return num_kept, done, state
 
     def _hold(self, states):
         """Draws [C, S, …] where NumPyro's ``MCMC`` looks for them."""
         self._states, self._states_flat = states, None
 
-    def _named(self, states) -> dict:
-        """Draws as arrays by name, for a file."""
-        sample_field = self.sampler.sample_field
-        values = {f"{sample_field}/{k}": v for k, v in states.pop(sample_field).items()}
-        bad = [name for name, value in states.items() if not isinstance(value, jax.Array)]
-        if bad:
-            raise ValueError(f"extra_fields={bad} are no arrays; with a checkpoint name their parts, as 'a.b'.")
-        return jax.device_get(states | values)
+    def _get_states_flat(self):
+        if self._states_flat is None:  # NumPyro would load draws that lie on disk
+            self._states_flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), self._states)
+        return self._states_flat
 
     def _describe(self, key, fields, init_params, arrays) -> dict:
         """What tells this run from others."""
@@ -216,9 +224,19 @@ class MCMC(NumPyroMCMC):
             "thinning": self.thinning,
             "checkpoint_every": self.checkpoint_every,
             "fields": list(fields),
+            "sample_field": self.sampler.sample_field,
             "float64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
             "inputs": fingerprint((key, init_params, arrays)),
         }
+
+
+def _plain_fields(states: dict) -> dict:
+    """Fields that a file can hold."""
+    bad = [k for k, v in states.items() if not isinstance(v, jax.Array | dict)]
+    if bad:
+        raise ValueError(f"extra_fields={bad} are no arrays; with a checkpoint name their parts, as 'a.b'.")
+    is_key = {k: isinstance(v, jax.Array) and jnp.issubdtype(v.dtype, jax.dtypes.prng_key) for k, v in states.items()}
+    return {k: jax.random.key_data(v) if is_key[k] else v for k, v in states.items()}
 
 
 def warn_of_trouble(mcmc):
