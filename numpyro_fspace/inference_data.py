@@ -136,7 +136,7 @@ def _same(a, b):
 
 
 def _by_chain(values, chains):
-    return values.reshape(chains, -1, *values.shape[1:])
+    return values.reshape(chains, len(values) // chains, *values.shape[1:])
 
 
 def _clean(name):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_fspace.infer.checkpoint import Checkpoint
+from numpyro_fspace.infer.checkpoint import Checkpoint, join_chains
 from numpyro_fspace.infer.mcmc import warn_of_trouble
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Posterior:
         Args:
             folder: that of the checkpoint.
             model: the model of the run.
-            *args, **kwargs: the arguments it was fitted to.
+            args, kwargs: the arguments it was fitted to.
 
         Raises:
             ValueError: if the folder holds no draws of a run, or damaged ones.
@@ -62,7 +62,7 @@ class Posterior:
         files = Checkpoint.open(folder)
         stats = files.draws()
         samples = stats.pop(files.run["sample_field"])
-        flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (samples, _arrays(stats)))
+        flat = jax.tree.map(join_chains, (samples, _arrays(stats)))
         return cls(model, flat[0], files.run["num_chains"], args, kwargs, flat[1])
 
     def __post_init__(self):

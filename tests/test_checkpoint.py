@@ -205,6 +205,8 @@ def test_keys_and_bytes_survive(tmp_path):
     mcmc.run(KEY, X, Y, extra_fields=("rng_key", "momentum"))
     fields = mcmc.get_extra_fields(group_by_chain=True)
     assert fields["momentum"].shape == (2, 34, 0)
+    assert mcmc.get_extra_fields()["momentum"].shape == (68, 0)
+    assert fs.to_arviz(mcmc)["sample_stats"]["momentum"].shape == (2, 34, 0)
     np.testing.assert_array_equal(fields["rng_key"][:, -1], jax.random.key_data(mcmc.last_state.rng_key))
     half = jax.numpy.arange(12, dtype="bfloat16").reshape(2, 3, 2)
     with Checkpoint(tmp_path / "half", {"arrays": {"z/w": ["bfloat16", [2, 3, 2]]}}) as files:
@@ -585,7 +587,7 @@ import numpyro_fspace as fs
 import warnings; warnings.simplefilter("ignore")
 kernel = {kernel}(linear(random_points(), batch=4), num_steps=20)
 mcmc = fs.MCMC(
-    kernel, num_warmup=500, num_samples={draws}, num_chains={chains}, chain_method="vectorized", progress_bar=False,
+    kernel, num_warmup=100, num_samples={draws}, num_chains={chains}, chain_method="vectorized", progress_bar=False,
     checkpoint=sys.argv[1], checkpoint_every=20,
 )
 print("ready", flush=True)
@@ -611,17 +613,19 @@ def last_write(folder):
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-def kill(script, folder, out, wait, after):
-    """Start the run and kill it ``wait`` seconds after its start or its first write."""
-    before = last_write(folder)
+def kill(script, folder, out, writes, wait):
+    """Start the run and kill it ``wait`` seconds after so many writes (or after its start)."""
+    last = last_write(folder)
     with start(script, folder, out) as process:
         try:
             process.stdout.readline()
-            while after == "write" and process.poll() is None and last_write(folder) == before:
-                time.sleep(0.002)
+            for _ in range(writes):
+                while process.poll() is None and last_write(folder) == last:
+                    time.sleep(0.001)
+                last = last_write(folder)
             time.sleep(wait)
             assert process.poll() is None, "the run ended before it was killed: make it longer"
-            if after == "write":
+            if writes:
                 with pytest.raises(BlockingIOError, match=f"process {process.pid} on"), Checkpoint.open(folder):
                     pass
         finally:
@@ -634,8 +638,8 @@ def check_kills(tmp_path, kernel, chains, moments, draws):
     script = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent), kernel=kernel, chains=chains, draws=draws)
     expected, folder, counts = whole(script, tmp_path / "whole", tmp_path / "whole.npz"), tmp_path / "killed", [0]
     assert expected["w"].shape[:2] == (chains, draws)
-    for wait, after in moments:
-        kill(script, folder, tmp_path / "killed.npz", wait, after)
+    for writes, wait in moments:
+        kill(script, folder, tmp_path / "killed.npz", writes, wait)
         if last_write(folder):
             found = Checkpoint.open(folder).draws()["z"]["w"]
             np.testing.assert_array_equal(found, expected["w"][:, : found.shape[1]])
@@ -650,7 +654,7 @@ def check_kills(tmp_path, kernel, chains, moments, draws):
 
 @pytest.mark.slow
 def test_a_killed_process(tmp_path):
-    check_kills(tmp_path, "fs.fSGHMC", 2, [(0.05, "write")], draws=3000)
+    check_kills(tmp_path, "fs.fSGHMC", 2, [(7, 0.02)], draws=3000)
 
 
 @pytest.mark.nightly
@@ -658,7 +662,8 @@ def test_a_killed_process(tmp_path):
     ("kernel", "chains", "kills"), [("fs.SGLD", 1, 7), ("fs.SGLD", 4, 7), ("fs.fSGHMC", 1, 8), ("fs.fSGHMC", 4, 8)]
 )
 def test_thirty_kills(tmp_path, kernel, chains, kills):
-    """Thirty in all, at random moments: of each kind one within three seconds of the start, others after a write."""
-    waits = np.random.default_rng(kills + chains).uniform(0.0, 0.2, kills)
-    moments = [(15.0 * waits[0], "start")] + [(wait, "write") for wait in waits[1:]]
-    check_kills(tmp_path, kernel, chains, moments, draws=10000)
+    """Thirty in all, at random moments: of each kind one within three seconds of the start, others between writes."""
+    random = np.random.default_rng(kills + chains)
+    moments = [(0, random.uniform(0.0, 3.0))]
+    moments += [(int(random.integers(1, 12)), random.uniform(0.0, 0.05)) for _ in range(kills - 1)]
+    check_kills(tmp_path, kernel, chains, moments, draws=5000)

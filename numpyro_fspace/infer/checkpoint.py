@@ -32,7 +32,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-__all__ = ["Checkpoint", "fingerprint", "flat"]
+__all__ = ["Checkpoint", "fingerprint", "flat", "join_chains"]
 
 FORMAT = 2
 
@@ -258,6 +258,11 @@ def flat(states: dict) -> dict:
         k: {f"{k}/{site}": a for site, a in v.items()} if isinstance(v, dict) else {k: v} for k, v in states.items()
     }
     return {name: value for part in parts.values() for name, value in part.items()}
+
+
+def join_chains(array):
+    """[C, S, …] as [C · S, …]: without a copy, if the draws lie on disk and the run is finished."""
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
 def fingerprint(arrays) -> str:

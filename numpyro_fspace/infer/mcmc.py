@@ -15,7 +15,7 @@ from numpyro.util import is_prng_key
 from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.chain import KernelState
-from numpyro_fspace.infer.checkpoint import Checkpoint, fingerprint, flat
+from numpyro_fspace.infer.checkpoint import Checkpoint, fingerprint, flat, join_chains
 from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.loop import Loop
 from numpyro_fspace.infer.progress import Progress, is_watched
@@ -208,7 +208,7 @@ class MCMC(NumPyroMCMC):
 
     def _get_states_flat(self):
         if self._states_flat is None:  # NumPyro would load draws that lie on disk
-            self._states_flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), self._states)
+            self._states_flat = jax.tree.map(join_chains, self._states)
         return self._states_flat
 
     def _describe(self, key, fields, init_params, arrays) -> dict:
