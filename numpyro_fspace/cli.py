@@ -9,7 +9,7 @@ import sys
 
 __all__ = ["main"]
 
-EXPERIMENTS = ("extrapolation", "calibration", "uci", "two_moons")
+EXPERIMENTS = ("extrapolation", "calibration", "coverage", "uci", "two_moons")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,6 +46,7 @@ def _parser():
     run.add_argument("--dataset", nargs="+", choices=UCI_NAMES, default=["yacht"], help="of uci")
     run.add_argument("--method", nargs="+", choices=METHODS, default=["fsghmc"])
     run.add_argument("--splits", type=_positive, default=1, metavar="K", help="splits 0 to K-1 (uci)")
+    run.add_argument("--sets", type=_positive, default=200, metavar="K", help="data sets of a record (coverage)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of the run; of the data (but uci)")
     run.add_argument("--seeds", type=_positive, default=1, metavar="K", help="seeds S to S+K-1")
     run.add_argument(
@@ -120,13 +121,16 @@ def _bench(args):
 
 
 def _run(args):
-    from numpyro_fspace.experiments import calibration, extrapolation, two_moons, uci
+    from numpyro_fspace.experiments import calibration, coverage, extrapolation, two_moons, uci
     from numpyro_fspace.experiments.records import write
 
-    modules = {"extrapolation": extrapolation, "calibration": calibration, "uci": uci, "two_moons": two_moons}
-    module = modules[args.experiment]
+    module = dict(zip(EXPERIMENTS, (extrapolation, calibration, coverage, uci, two_moons), strict=True))[
+        args.experiment
+    ]
     config = module.CONFIG.updated(dict(args.set))
     options = {"config": config, "quick": args.quick, "progress": sys.stderr.isatty()}
+    if module is coverage:
+        options["num_sets"] = args.sets
 
     def finish(record):
         write(record, args.out)

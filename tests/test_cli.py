@@ -149,6 +149,26 @@ def test_bad_settings_are_explained(capsys, setting, text):
     assert text in err
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # 100 draws of warm-up are few
+def test_quick_records_of_coverage(capsys):
+    status, out, _ = run(capsys, "run", "coverage", "--method", "gp", "fsghmc", "--sets", "2", "--quick")
+    gp, ours = [json.loads(text) for text in out.splitlines()]
+    assert status == 0
+    assert gp["coverage90"] == gp["gp_coverage90"] == ours["gp_coverage90"]  # on the same data
+    assert gp["num_sets"] == ours["num_sets"] == 2
+    assert gp["rhat_max"] is None and gp["difference_se"] == 0.0
+    assert ours["ess_min"] > 0.0 and ours["num_diverging"] == 0
+    assert 0.5 < ours["width"] / ours["gp_width"] < 1.5
+
+
+@pytest.mark.nightly
+def test_the_exact_posterior_covers(capsys):
+    """Standard error .8 %; a band that is a tenth too narrow covers 86 %."""
+    _, out, _ = run(capsys, "run", "coverage", "--method", "gp")
+    assert 0.88 < json.loads(out)["coverage90"] < 0.92
+
+
 def test_missing_data_is_explained(capsys, monkeypatch, tmp_path):
     from numpyro_fspace.experiments.uci import prepare
 
