@@ -56,22 +56,20 @@ def run_seed(method: str, seed: int, *, num_sets: int = NUM_SETS, quick: bool = 
     seen = (np.abs(grid[:, 0]) >= 0.25) & (np.abs(grid[:, 0]) <= 0.75)
     key_data, key_fit = jax.random.split(jax.random.key(seed))
 
-    start, inside, inside_gp, width, width_gp = time.perf_counter(), [], [], [], []
-    rhat, ess, num_diverging = [], [], 0
+    start, ours, theirs, convergence, num_diverging = time.perf_counter(), [], [], [], 0
     for i in tqdm(range(num_sets), disable=not progress, desc=method):
         x, y, truth = _draw_set(prior, jax.random.fold_in(key_data, i), grid)
         posterior = apply(x, y, grid, jax.random.fold_in(key_fit, i))
         reference = posterior if method == "gp" else exact(x, y, grid, None)
-        for fitted, insides, widths in ((posterior, inside, width), (reference, inside_gp, width_gp)):
-            low, high = _band(fitted)
-            insides.append((low <= truth) & (truth <= high))
-            widths.append(np.mean(high - low))
+        ours.append(_judge(posterior, truth))
+        theirs.append(_judge(reference, truth))
         num_diverging += posterior.num_diverging
         if posterior.is_chain:
             found = function_diagnostics(posterior.f)
-            rhat.append(found.max_rhat)
-            ess.append(found.min_ess)
-    inside, inside_gp = np.array(inside), np.array(inside_gp)
+            convergence.append((found.max_rhat, found.min_ess))
+    inside, width = (np.array(part) for part in zip(*ours, strict=True))
+    inside_gp, width_gp = (np.array(part) for part in zip(*theirs, strict=True))
+    rhat, ess = np.array(convergence or [(np.nan, np.nan)]).T
     return record(
         experiment="coverage",
         dataset="gp_draws",
@@ -82,16 +80,16 @@ def run_seed(method: str, seed: int, *, num_sets: int = NUM_SETS, quick: bool = 
         seconds=time.perf_counter() - start,
         num_gradients=posterior.num_gradients,
         num_diverging=num_diverging,
-        rhat_max=max(rhat, default=None),
-        ess_min=min(ess, default=None),
+        rhat_max=float(rhat.max()),
+        ess_min=float(ess.min()),
         coverage90_se=_standard_error(inside.mean(1)),
         coverage90_seen=float(inside[:, seen].mean()),
         coverage90_unseen=float(inside[:, ~seen].mean()),
         gp_coverage90=float(inside_gp.mean()),
         difference_se=_standard_error(inside.mean(1) - inside_gp.mean(1)),
-        width=float(np.mean(width)),
-        gp_width=float(np.mean(width_gp)),
-        rhat_median=float(np.median(rhat)) if rhat else None,
+        width=float(width.mean()),
+        gp_width=float(width_gp.mean()),
+        rhat_median=float(np.median(rhat)),
         num_sets=num_sets,
         config=asdict(config),
     )
@@ -141,11 +139,13 @@ def _fitter(method, config, gp, points):
     return sample
 
 
-def _band(posterior):
-    """The pointwise central 90 % interval of f, by draws or of a Gaussian."""
+def _judge(posterior, truth):
+    """Where the pointwise central 90 % interval of f, by draws or of a Gaussian, holds the truth; its mean width."""
     if posterior.f is None:
-        return posterior.f_mean - Z90 * posterior.f_sd, posterior.f_mean + Z90 * posterior.f_sd
-    return np.quantile(posterior.f.reshape(-1, posterior.f.shape[-1]), (0.05, 0.95), axis=0)
+        low, high = posterior.f_mean - Z90 * posterior.f_sd, posterior.f_mean + Z90 * posterior.f_sd
+    else:
+        low, high = np.quantile(posterior.f.reshape(-1, len(truth)), (0.05, 0.95), axis=0)
+    return (low <= truth) & (truth <= high), np.mean(high - low)
 
 
 def _standard_error(values):
