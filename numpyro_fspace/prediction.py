@@ -154,7 +154,8 @@ def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None) -> dict:
         filled = join(arrays)
         return jax.vmap(lambda draw, key: fn(draw, key, *filled))(draws, keys)
 
-    keys, values = jax.random.split(key, num), {}
+    keys = jax.random.split(key, num)
+    values: dict = {}
     for start in range(0, num, batch_size):
         rows = slice(start, start + batch_size)
         part = jax.device_get(chunk(jax.tree.map(lambda a, rows=rows: a[rows], draws), keys[rows], arrays))

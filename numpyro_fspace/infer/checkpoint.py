@@ -30,7 +30,7 @@ import numpy as np
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Checkpoint", "fingerprint", "flat", "join_chains"]
 
