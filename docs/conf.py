@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 from sphinx.util import logging
 
@@ -74,6 +75,21 @@ def check_coverage(app, env):
                 logging.getLogger(__name__).warning("%s is public but has no entry in the API pages", full)
 
 
+def render_notebooks(app):
+    """Notebooks as pages ``notebooks/*.md``, with the outputs that are stored in them; nothing is executed."""
+    from nbconvert import MarkdownExporter
+
+    out = Path(app.srcdir) / "notebooks"
+    for path in sorted(Path(app.srcdir).parent.glob("notebooks/*.ipynb")):
+        resources = {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
+        text, resources = MarkdownExporter().from_filename(str(path), resources)
+        (out / f"{path.stem}_files").mkdir(parents=True, exist_ok=True)
+        (out / f"{path.stem}.md").write_text(text)
+        for name, content in resources["outputs"].items():
+            (out / name).write_bytes(content)
+
+
 def setup(app):
+    app.connect("builder-inited", render_notebooks)
     app.connect("autodoc-process-docstring", escape_plain_formulas, priority=100)
     app.connect("env-check-consistency", check_coverage)
