@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import itertools
 import sys
 
@@ -31,6 +32,7 @@ def _parser():
     from numpyro_fspace.experiments.bench import ESS_METHODS
     from numpyro_fspace.experiments.figures import FIGURES
     from numpyro_fspace.experiments.methods import METHODS
+    from numpyro_fspace.experiments.steps import SIZES
 
     parser = argparse.ArgumentParser(prog="fspace", description="Bayesian neural networks with priors over functions.")
     parser.add_argument("--version", action="version", version=f"fspace {__version__}")
@@ -65,9 +67,10 @@ def _parser():
     figure.add_argument("--out", metavar="FILE", help="the picture; NAME.png if not given")
     figure.set_defaults(run=_figure)
 
-    bench = commands.add_parser("bench", help="effective draws of f per second; the cost of a variational step")
-    bench.add_argument("benchmark", choices=("ess", "svi"))
+    bench = commands.add_parser("bench", help="effective draws of f per second; the time of a step beside others'")
+    bench.add_argument("benchmark", choices=("ess", "steps", "svi"))
     bench.add_argument("--method", nargs="+", choices=ESS_METHODS, default=list(ESS_METHODS), help="of ess")
+    bench.add_argument("--size", nargs="+", choices=tuple(SIZES), default=list(SIZES), help="of steps")
     bench.add_argument("--repeats", type=_positive, default=1, metavar="R")
     bench.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
     bench.add_argument("--out", metavar="FILE", help="append records to FILE instead of printing them")
@@ -110,13 +113,15 @@ def _figure(args):
 def _bench(args):
     from numpyro_fspace.experiments.bench import bench_ess, bench_svi
     from numpyro_fspace.experiments.records import write
+    from numpyro_fspace.experiments.steps import bench_steps
 
-    if args.benchmark == "svi":
-        for repeat in range(args.repeats):
-            write(bench_svi(repeat, quick=args.quick), args.out)
-        return 0
-    for repeat, method in itertools.product(range(args.repeats), args.method):
-        write(bench_ess(method, repeat, quick=args.quick), args.out)
+    runs = {
+        "ess": [functools.partial(bench_ess, method) for method in args.method],
+        "steps": [functools.partial(bench_steps, size) for size in args.size],
+        "svi": [bench_svi],
+    }
+    for repeat, bench in itertools.product(range(args.repeats), runs[args.benchmark]):
+        write(bench(repeat, quick=args.quick), args.out)
     return 0
 
 

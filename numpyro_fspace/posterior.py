@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC as NumPyroMCMC
 
 from numpyro_fspace.infer.checkpoint import Checkpoint, join_chains
-from numpyro_fspace.infer.mcmc import warn_of_trouble
+from numpyro_fspace.infer.mcmc import MCMC, warn_of_trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,13 +72,14 @@ class Posterior:
 
 
 def as_posterior(source, model: Callable | None = None) -> Posterior:
-    """The posterior behind an ``MCMC`` object, a dict of draws or a ``Posterior``; warns if a run was in trouble."""
+    """The posterior behind an ``MCMC`` object (NumPyro's has not warned of trouble yet), draws or a ``Posterior``."""
     if isinstance(source, Posterior):
         return source if model is None else replace(source, model=model)
-    if isinstance(source, MCMC):
+    if isinstance(source, NumPyroMCMC):
         if source.last_state is None:
             raise ValueError("The MCMC object has no draws yet: call run first.")
-        warn_of_trouble(source)
+        if not isinstance(source, MCMC):  # which has said so when it ran
+            warn_of_trouble(source)
         stats = _arrays(source.get_extra_fields())
         model = source.sampler.model if model is None else model
         return Posterior(model, source.get_samples(), source.num_chains, source._args, source._kwargs, stats)

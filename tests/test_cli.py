@@ -125,6 +125,16 @@ def test_benchmark_of_variational_steps(capsys):
     assert line["ratio"] == pytest.approx(line["gfsvi_ms"] / line["mean_field_ms"])
 
 
+@pytest.mark.filterwarnings("ignore:The chain runs hot")  # two draws say little
+def test_benchmark_of_steps(capsys):
+    status, out, _ = run(capsys, "bench", "steps", "--size", "boston", "--quick")
+    line = json.loads(out)
+    assert status == 0
+    assert line["num_parameters"] == 14 * 10 + 11 * 10 + 11
+    assert set(line["us"]) == {"sgld", "sghmc", "fsgld", "fsghmc", "blackjax_sgld", "blackjax_sghmc", "sgd"}
+    assert line["faster_than_blackjax"]["sgld"] == pytest.approx(line["us"]["blackjax_sgld"] / line["us"]["sgld"])
+
+
 def test_settings_change_the_config(capsys):
     argv = ["run", "extrapolation", "--method", "bbb", "--quick", "--set", "noise_factor=10", "activation=relu"]
     status, out, _ = run(capsys, *argv)

@@ -52,6 +52,24 @@ def test_loss_is_the_evidence():
         np.testing.assert_allclose(ours(0.5), plain(0.5), rtol=1e-8)
 
 
+def test_known_noise_is_kept():
+    """Variances of the targets: the loss is the evidence with them, and scikit-learn's optimum is reached."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+    known = RNG.uniform(0.01, 1.0, size=60)
+    reference = GaussianProcessRegressor(ConstantKernel(1.0) * RBF([1.0, 1.0], (1e-2, 1e9)), alpha=known).fit(X, Y)
+    fit = fit_gp(None, X, Y, noise_variance=known)
+    np.testing.assert_allclose(-60 * fit.losses.min(), reference.log_marginal_likelihood_value_, atol=0.1)
+    np.testing.assert_array_equal(fit.noise_variance, known)
+    two, each = np.stack([Y, 0.1 * X[:, 0]], 1), np.stack([known, known[::-1]], 1)
+    fit = fit_gp(ExpSquared(scale=0.7), X, two, noise_variance=each, num_steps=1)
+    expected = -GPPrior(ExpSquared(scale=0.7), num_outputs=2).log_marginal_likelihood(X, two, each) / 120
+    np.testing.assert_allclose(fit.losses, [expected], rtol=1e-5)
+    some = fit_gp(None, X, two, noise_variance=each, max_points=20, key=jax.random.key(0), num_steps=5)
+    assert np.isfinite(some.losses).all()
+
+
 def test_kernel_function_of_a_dict():
     """A user's own parameters; the prior keeps them as concrete values."""
     fit = fit_gp(lambda p: p["a"] * ExpSquared(scale=p["l"]), X, Y, params={"a": 1.0, "l": 2.0}, num_steps=60)
@@ -102,6 +120,8 @@ def test_progress_bar(capsys):
         (lambda: fit_gp(None, X, Y, max_points=20), ValueError, "pass a key"),
         (lambda: fit_gp(None, X, Y, num_steps=0), ValueError, "num_steps"),
         (lambda: fit_gp(None, X, Y, noise_variance=0.0), ValueError, "noise_variance must be positive"),
+        (lambda: fit_gp(None, X, Y, noise_variance=np.ones(5)), ValueError, r"or variances \[N\]"),
+        (lambda: fit_gp(None, X, Y, noise_variance=np.ones(60), num_steps=1).predict(X, Y, X), ValueError, "new ones"),
         (lambda: fit_gp(ExpSquared, X, Y), TypeError, "kernel must be"),
         (lambda: fit_gp(ExpSquared(scale=-1.0), X, Y), ValueError, "kernel parameter 0 must be positive"),
         (lambda: fit_gp(lambda p: ExpSquared(scale=p["l"]), X, Y), ValueError, "params must give a start"),

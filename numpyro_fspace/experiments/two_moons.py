@@ -83,7 +83,7 @@ def posterior_probs(method, config, x, labels, x_new, key, *, progress=False):
         raise ValueError(f"two_moons cannot run method={method!r}; choose from {known}.")
     targets, variances = dirichlet_targets(labels, NUM_CLASSES)
     mean = float(targets.mean())
-    gp = fit_gp(None, x, targets - mean, noise_variance=float(variances.mean()))
+    gp = fit_gp(None, x, targets - mean, noise_variance=variances)
     if method == "gp":
         return _laplace_gp(gp, x, labels, x_new), None
     variance = float(gp.params["variance"])

@@ -33,20 +33,29 @@ class GPFit:
 
     Attributes:
         prior: the zero-mean prior with the trained kernel (not conditioned on the data).
-        noise_variance: trained variance of the noise.
+        noise_variance: trained variance of the noise, or the variances that were given, [N] or [N, K].
         losses: negative log marginal likelihood per point before each step.
         params: the trained positive kernel parameters, as passed to the kernel function.
     """
 
     prior: GPPrior
-    noise_variance: float
+    noise_variance: float | np.ndarray
     losses: np.ndarray = field(repr=False)
     params: dict[str, np.ndarray]
 
     def predict(
         self, x_train: Float[ArrayLike, "N D"], y_train: Float[ArrayLike, "N K"], x_test: Float[ArrayLike, "M D"]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of y (noise included) at x_test, [M] or [M, K], given the training data."""
+        """Mean and variance of y (noise included) at x_test, [M] or [M, K], given the training data.
+
+        Raises:
+            ValueError: if the noise of each target was given, so that nothing is known of that of new ones.
+        """
+        if np.ndim(self.noise_variance):
+            raise ValueError(
+                "predict: fit_gp was given the noise of each target, which says nothing of new ones; use "
+                "prior.condition(x_train, y_train, noise_variance).moments(x_test), the law of f."
+            )
         mean, covariance = self.prior.condition(x_train, y_train, self.noise_variance).moments(x_test)
         variance = np.diagonal(covariance, axis1=-2, axis2=-1).T + self.noise_variance
         return np.asarray(mean), variance
@@ -58,7 +67,7 @@ def fit_gp(
     y: Float[ArrayLike, "N K"],
     *,
     params: dict[str, Float[ArrayLike, "*shape"]] | None = None,
-    noise_variance: float = 0.1,
+    noise_variance: Float[ArrayLike, "*N"] = 0.1,
     num_steps: int = 500,
     learning_rate: float = 0.05,
     max_points: int = 1000,
@@ -78,7 +87,8 @@ def fit_gp(
         x: inputs [N, D].
         y: targets [N], or [N, K] for K outputs sharing kernel and noise.
         params: start of a kernel function's parameters.
-        noise_variance: start of the noise variance.
+        noise_variance: a number is the start of the noise variance; variances of the targets, [N] or [N, K], are taken
+            as known and not trained (those of ``dirichlet_targets``, say).
         num_steps: Adam steps.
         learning_rate: of Adam, in log space.
         max_points: if N is larger, a random subset of this size, drawn by ``key``, stands for the data.
@@ -107,22 +117,35 @@ def fit_gp(
     y = as_values(y, len(x), num_outputs, "y")
     if num_steps < 1 or max_points < 1:
         raise ValueError(f"num_steps and max_points must be positive, got {num_steps} and {max_points}.")
+    noise = np.asarray(as_positive(noise_variance, "noise_variance", ndim=2), float)
+    is_known = noise.ndim > 0
+    if is_known:
+        if noise.shape not in ((len(x),), y.shape):
+            raise ValueError(
+                f"noise_variance must be a number, or variances [N] or [N, K] of y {list(y.shape)}, got "
+                f"{list(noise.shape)}."
+            )
+        noise = np.broadcast_to(noise if noise.ndim == 2 else noise[:, None], y.shape)
     if len(x) > max_points:
         if key is None:
             raise ValueError(f"x holds {len(x)} > max_points={max_points} points: pass a key to draw a subset by.")
         rows = np.asarray(jax.random.permutation(key, len(x))[:max_points])
         x, y = x[rows], y[rows]
+        noise = noise[rows] if is_known else noise
 
     kernel_fn, params = kernel_and_params(kernel, params, x, y)
-    start = {"kernel": params, "noise": as_positive(noise_variance, "noise_variance")}
-    floor = NOISE_FLOOR * float(y.var() or 1.0)
+    start = {"kernel": params} if is_known else {"kernel": params, "noise": noise}
+    floor = 0.0 if is_known else NOISE_FLOOR * float(y.var() or 1.0)
 
     def loss(logs):
         values = jax.tree.map(jnp.exp, logs)
         covariance = GPPrior(kernel_fn(values["kernel"]), num_outputs=y.shape[1]).covariance_function(x, x)
+        if is_known:
+            covariance = covariance + jax.vmap(jnp.diag)(jnp.asarray(noise.T))
+        else:
+            covariance = covariance + (values["noise"] + floor) * jnp.eye(len(x))
         columns = y[None] if len(covariance) == 1 else y.T[:, :, None]
-        noise = (values["noise"] + floor) * jnp.eye(len(x))
-        return _negative_evidence(covariance + noise, jnp.asarray(columns)) / y.size
+        return _negative_evidence(covariance, jnp.asarray(columns)) / y.size
 
     if progress is None:
         progress = num_steps * len(x) ** 3 > 1e10 and sys.stderr.isatty()
@@ -134,7 +157,8 @@ def fit_gp(
     best = int(np.nanargmin(losses))
     values = jax.tree.map(lambda steps: np.exp(steps[best]), path)
     prior = GPPrior(kernel_fn(values["kernel"]), num_outputs=num_outputs)
-    return GPFit(prior, float(values["noise"] + floor), losses, values["kernel"])
+    trained = np.asarray(noise_variance, float) if is_known else float(values["noise"] + floor)
+    return GPFit(prior, trained, losses, values["kernel"])
 
 
 def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Kernel], dict]:
