@@ -32,20 +32,11 @@ class Loop:
         self.sampler, self.fields, self.join = sampler, fields, join
         self.num_chains, self.thinning, self.constrain = num_chains, thinning, constrain
         self._program = jax.jit(self._draw, donate_argnums=1)
+        self._room = jax.jit(self._make_room, static_argnums=0)
 
     def room(self, num: int, state, arrays, inputs):
         """Room for so many draws, [num, (C,) …]: the fields, and the functions at ``inputs`` by name (may be empty)."""
-
-        def empty(spec):
-            is_key = jnp.issubdtype(spec.dtype, jax.dtypes.prng_key)
-            zero = jax.random.key(0) if is_key else jnp.zeros((), spec.dtype)
-            return jnp.broadcast_to(zero, (num, *spec.shape)).copy()
-
-        def kept(state, arrays):
-            args, kwargs = self.join(arrays)
-            return self._kept(state, args, kwargs, inputs)
-
-        return jax.tree.map(empty, jax.eval_shape(kept, state, arrays))
+        return self._room(num, state, arrays, inputs)
 
     def __call__(self, state, draws, start: int, stop: int, arrays, inputs, *, first: int):
         """``(state, draws)`` after draws number ``start`` to ``stop``; number ``first`` lies in the first slot.
@@ -66,6 +57,15 @@ class Loop:
         draw = self.sampler.postprocess_fn(args, kwargs)(first)
         inputs = function_inputs(self.sampler.model, jax.tree.map(lambda a: a[None], draw), args, kwargs)
         return {k: some_rows(x, NUM_PROBES) for k, x in inputs.items()}
+
+    def _make_room(self, num, state, arrays, inputs):
+        def empty(spec):
+            is_key = jnp.issubdtype(spec.dtype, jax.dtypes.prng_key)
+            zero = jax.random.key(0) if is_key else jnp.zeros((), spec.dtype)
+            return jnp.broadcast_to(zero, (num, *spec.shape))
+
+        kept = jax.eval_shape(lambda state, arrays: self._kept(state, *self.join(arrays), inputs), state, arrays)
+        return jax.tree.map(empty, kept)
 
     def _draw(self, state, draws, start, stop, first, arrays, inputs):
         args, kwargs = self.join(arrays)
