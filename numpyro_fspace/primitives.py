@@ -164,8 +164,8 @@ def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
     key_angle, key_rows = jax.random.split(key)
     widths = np.diff(edges)
     # Rounding may prefer some rows of a stratum by one part in 10⁷; turned, every index still has the same chance.
-    rows = (jax.random.uniform(key_rows, (batch_size,), jnp.float32) * widths).astype(int)
-    rows = edges[:-1] + jnp.minimum(rows, widths - 1)
+    places = (jax.random.uniform(key_rows, (batch_size,), jnp.float32) * widths).astype(int)
+    rows = edges[:-1] + jnp.minimum(places, widths - 1)
     return (rows + jax.random.randint(key_angle, (), 0, size)) % size
 
 
