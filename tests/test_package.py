@@ -104,7 +104,7 @@ def test_the_algorithms_stand_alone():
         ("arviz", ("inference_data.py",)),
         ("tinygp", ("priors/", "baselines/", "experiments/", "cli.py")),
         ("matplotlib", ("plots.py", "experiments/", "cli.py")),
-        ("blackjax", ("sgmcmc/",)),
+        ("blackjax", ("sgmcmc/", "experiments/")),
         ("equinox", ("network_kinds.py", "experiments/")),
         ("sklearn", ("datasets/", "experiments/")),
     ],
