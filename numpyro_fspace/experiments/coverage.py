@@ -12,10 +12,9 @@ import numpy as np
 from numpyro_fspace import measurement
 from numpyro_fspace.datasets import extrapolation
 from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.experiments.methods import KERNELS, fit
+from numpyro_fspace.experiments.methods import KERNELS, driver, fit
 from numpyro_fspace.experiments.records import record
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, build_model
-from numpyro_fspace.infer import MCMC
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.priors import GPFit, GPPrior
 
@@ -111,14 +110,7 @@ def _fitter(method, config, gp, points):
     if method not in KERNELS:
         return functools.partial(fit, method, config, gp, points)
     kernel = KERNELS[method](build_model(config, gp, points, functional=method.startswith("f")))
-    mcmc = MCMC(
-        kernel,
-        num_warmup=config.num_warmup,
-        num_samples=config.num_samples,
-        num_chains=config.num_chains,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    mcmc = driver(kernel, config)
 
     def sample(x, y, x_new, key):
         start = time.perf_counter()

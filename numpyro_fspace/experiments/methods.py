@@ -29,7 +29,7 @@ from numpyro_fspace.variational import (
     svi_posterior,
 )
 
-__all__ = ["KERNELS", "METHODS", "VARIATIONAL", "fit"]
+__all__ = ["KERNELS", "METHODS", "VARIATIONAL", "fit", "driver"]
 
 KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
 #: Divergences of the functional bound; None is NumPyro's own bound, against the prior of the weights.
@@ -116,6 +116,18 @@ def _squeeze(f):
     return f[..., 0] if f.ndim == 3 and f.shape[-1] == 1 else f
 
 
+def driver(kernel, config, *, progress: bool = False) -> MCMC:
+    """The chains of a config, vectorised."""
+    return MCMC(
+        kernel,
+        num_warmup=config.num_warmup,
+        num_samples=config.num_samples,
+        num_chains=config.num_chains,
+        chain_method="vectorized",
+        progress_bar=progress,
+    )
+
+
 def _sample(method, config, build, data, x_new, key, progress):
     from numpyro.infer import NUTS
 
@@ -125,14 +137,7 @@ def _sample(method, config, build, data, x_new, key, progress):
     kernel = (
         NUTS(model, init_strategy=init_to_network, max_tree_depth=NUTS_DEPTH) if is_nuts else KERNELS[method](model)
     )
-    mcmc = MCMC(
-        kernel,
-        num_warmup=config.num_warmup,
-        num_samples=config.num_samples,
-        num_chains=config.num_chains,
-        chain_method="vectorized",
-        progress_bar=progress,
-    )
+    mcmc = driver(kernel, config, progress=progress)
     key_run, key_predict = jax.random.split(key)
     mcmc.run(key_run, *data, extra_fields=("num_steps",) if is_nuts else ())
     jax.block_until_ready(mcmc.last_state.z)

@@ -17,7 +17,8 @@ import optax
 import tinygp
 
 from numpyro_fspace import measurement
-from numpyro_fspace.infer import MCMC, SGHMC, SGLD, Warmup, fSGHMC, fSGLD
+from numpyro_fspace.experiments.methods import KERNELS
+from numpyro_fspace.infer import MCMC, Warmup
 from numpyro_fspace.networks import fan_in, random_module
 from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import GPPrior
@@ -98,9 +99,6 @@ def _clock(run, key):
     start = time.perf_counter(), time.process_time()
     run(key)
     return time.perf_counter() - start[0], time.process_time() - start[1]
-
-
-KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
 
 
 def _data(problem):
