@@ -1,4 +1,4 @@
-"""The command ``fspace``: ``fspace demo``, ``fspace run``, ``fspace figure``, ``fspace bench``."""
+"""The command ``fspace``: ``demo``, ``list``, ``run``, ``table``, ``figure`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import sys
 
 __all__ = ["main"]
 
-EXPERIMENTS = ("extrapolation", "calibration", "coverage", "uci", "two_moons")
-
 
 def main(argv: list[str] | None = None) -> int:
     """Run ``fspace`` with ``argv`` (the command line's if None); the exit status."""
@@ -22,16 +20,16 @@ def main(argv: list[str] | None = None) -> int:
         print(f"fspace: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("fspace: interrupted; records written so far are kept", file=sys.stderr)
+        print(
+            "fspace: interrupted; records in a file are kept, and the same command goes on from them", file=sys.stderr
+        )
         return 130
 
 
 def _parser():
     from numpyro_fspace import __version__
-    from numpyro_fspace.datasets import UCI_NAMES
     from numpyro_fspace.experiments.bench import ESS_METHODS
-    from numpyro_fspace.experiments.figures import FIGURES
-    from numpyro_fspace.experiments.methods import METHODS
+    from numpyro_fspace.experiments.catalogue import NAMES
     from numpyro_fspace.experiments.steps import SIZES
 
     parser = argparse.ArgumentParser(prog="fspace", description="Bayesian neural networks with priors over functions.")
@@ -43,28 +41,32 @@ def _parser():
     demo.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
     demo.set_defaults(run=_demo)
 
+    listing = commands.add_parser("list", help="the experiments: what each asks, its data, methods and time")
+    listing.set_defaults(run=_list)
+
     run = commands.add_parser("run", help="an experiment of the papers; one JSON record per run")
-    run.add_argument("experiment", choices=EXPERIMENTS)
-    run.add_argument("--dataset", nargs="+", choices=UCI_NAMES, default=["yacht"], help="of uci")
-    run.add_argument("--method", nargs="+", choices=METHODS, default=["fsghmc"])
+    run.add_argument("experiment", choices=NAMES)
+    run.add_argument("--dataset", nargs="+", help="the experiment's first if not given")
+    run.add_argument("--method", nargs="+", help="some of the experiment's if not given")
     run.add_argument("--splits", type=_positive, default=1, metavar="K", help="splits 0 to K-1 (uci)")
-    run.add_argument("--sets", type=_positive, default=200, metavar="K", help="data sets of a record (coverage)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of the run; of the data (but uci)")
     run.add_argument("--seeds", type=_positive, default=1, metavar="K", help="seeds S to S+K-1")
     run.add_argument(
         "--set", nargs="+", type=_setting, default=[], metavar="NAME=VALUE", help="change the run's config"
     )
     run.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
-    run.add_argument("--out", metavar="FILE", help="append records to FILE instead of printing them")
+    run.add_argument("--out", metavar="FILE", help="append records to FILE; runs that it already holds are left out")
     run.set_defaults(run=_run)
 
-    figure = commands.add_parser("figure", help="what methods make of a toy problem, a panel for each")
-    figure.add_argument("figure", choices=tuple(FIGURES))
-    figure.add_argument("--method", nargs="+", choices=METHODS, default=["gp", "fsghmc", "gfsvi"])
-    figure.add_argument("--seed", type=int, default=0, metavar="S")
-    figure.add_argument("--set", nargs="+", type=_setting, default=[], metavar="NAME=VALUE", help="change the config")
-    figure.add_argument("--quick", action="store_true", help="tiny runs, to see that everything works")
-    figure.add_argument("--out", metavar="FILE", help="the picture; NAME.png if not given")
+    table = commands.add_parser("table", help="records as a table in Markdown, beside the published figures")
+    table.add_argument("experiment", choices=NAMES)
+    table.add_argument("records", nargs="+", metavar="FILE", help="what fspace run wrote with --out")
+    table.set_defaults(run=_table)
+
+    figure = commands.add_parser("figure", help="records as a picture")
+    figure.add_argument("experiment", choices=NAMES)
+    figure.add_argument("records", nargs="+", metavar="FILE", help="what fspace run wrote with --out")
+    figure.add_argument("--out", metavar="PICTURE", help="NAME.png if not given")
     figure.set_defaults(run=_figure)
 
     bench = commands.add_parser("bench", help="effective draws of f per second; the time of a step beside others'")
@@ -100,14 +102,46 @@ def _demo(args):
     return 0
 
 
-def _figure(args):
-    from numpyro_fspace.experiments.figures import FIGURES, draw_figure
+def _list(args):
+    from numpyro_fspace.experiments.catalogue import NAMES, find
 
-    config = FIGURES[args.figure][0].CONFIG.updated(dict(args.set))
-    out = args.out or f"{args.figure}.png"
-    draw_figure(args.figure, args.method, args.seed, out, config=config, quick=args.quick)
-    print(f"wrote {out}")
+    for name in NAMES:
+        experiment = find(name)
+        print(f"{name}: {experiment.summary}")
+        if len(experiment.datasets) > 1:
+            print(f"    data sets: {', '.join(experiment.datasets)}")
+        print(f"    data: {', '.join(experiment.files) or 'none but drawn ones'}")
+        print(f"    methods: {', '.join(experiment.methods)}")
+        print(f"    time: about {experiment.minutes:g} min a run on one core")
     return 0
+
+
+def _table(args):
+    from numpyro_fspace.experiments.catalogue import find
+    from numpyro_fspace.experiments.tables import table
+
+    print(table(find(args.experiment), _records(args)))
+    return 0
+
+
+def _figure(args):
+    from numpyro_fspace.experiments.catalogue import find
+
+    picture = find(args.experiment).picture
+    if picture is None:
+        raise ValueError(f"{args.experiment} has no picture; see fspace table {args.experiment}.")
+    path = args.out or f"{args.experiment}.png"
+    picture(_records(args)).savefig(path, dpi=110, bbox_inches="tight")
+    print(f"wrote {path}")
+    return 0
+
+
+def _records(args):
+    """The records of an experiment in files."""
+    from numpyro_fspace.experiments.records import read
+
+    lines = [line for path in args.records for line in read(path)]
+    return [line for line in lines if line["experiment"] == args.experiment]
 
 
 def _bench(args):
@@ -126,28 +160,25 @@ def _bench(args):
 
 
 def _run(args):
-    from numpyro_fspace.experiments import calibration, coverage, extrapolation, two_moons, uci
-    from numpyro_fspace.experiments.records import write
+    from pathlib import Path
 
-    module = dict(zip(EXPERIMENTS, (extrapolation, calibration, coverage, uci, two_moons), strict=True))[
-        args.experiment
-    ]
-    config = module.CONFIG.updated(dict(args.set))
-    options = {"config": config, "quick": args.quick, "progress": sys.stderr.isatty()}
-    if module is coverage:
-        options["num_sets"] = args.sets
+    from numpyro_fspace.experiments.catalogue import jobs, run
+    from numpyro_fspace.experiments.records import read, write
 
-    def finish(record):
+    todo = jobs(
+        args.experiment,
+        methods=args.method,
+        datasets=args.dataset,
+        num_splits=args.splits,
+        seeds=range(args.seed, args.seed + args.seeds),
+        settings=dict(args.set),
+        quick=args.quick,
+        progress=sys.stderr.isatty(),
+    )
+    done = read(args.out) if args.out and Path(args.out).exists() else ()
+    for record in run(args.experiment, todo, done):
         write(record, args.out)
         name = f"{record['method']} on {record['dataset']}, split {record['split']}, seed {record['seed']}"
         for line in record.get("advice") or []:
             print(f"fspace: {name}: {line}", file=sys.stderr)
-
-    for seed in range(args.seed, args.seed + args.seeds):
-        if module is not uci:
-            for method in args.method:
-                finish(module.run_seed(method, seed, **options))
-            continue
-        for dataset, split, method in itertools.product(args.dataset, range(args.splits), args.method):
-            finish(uci.run_split(dataset, method, split, seed, **options))
     return 0

@@ -6,7 +6,9 @@ import math
 import pytest
 
 from numpyro_fspace.cli import main
-from numpyro_fspace.experiments.records import KEYS, record, write
+from numpyro_fspace.experiments.catalogue import NAMES, find
+from numpyro_fspace.experiments.records import KEYS, read, record, write
+from numpyro_fspace.experiments.tables import table
 
 
 def run(capsys, *argv):
@@ -82,20 +84,84 @@ def test_two_moons(capsys, method):
     assert method in ("laplace", "gfsvi") or line["entropy_far"] > line["entropy"]
 
 
-def test_two_moons_is_no_regression(capsys):
-    status, _, err = run(capsys, "run", "two_moons", "--method", "svgp")
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["two_moons", "--method", "svgp"], "no method 'svgp'; choose from sgld"),
+        (["uci", "--method", "nonesuch"], "fsghmc"),
+        (["uci", "--dataset", "iris"], "no dataset 'iris'; choose from yacht"),
+        (["extrapolation", "--splits", "2"], "no splits beyond 1"),
+    ],
+)
+def test_what_an_experiment_does_not_have(capsys, argv, text):
+    status, _, err = run(capsys, "run", *argv)
     assert status == 2
-    assert "method='svgp'; choose from" in err
+    assert text in err
 
 
 @pytest.mark.parametrize("name", ["extrapolation", "two_moons"])
-def test_figure(capsys, tmp_path, name):
+def test_records_to_table_and_figure(capsys, tmp_path, name):
     pytest.importorskip("sklearn")
-    out = tmp_path / "folder" / "picture.png"
-    status, text, _ = run(capsys, "figure", name, "--method", "gp", "bbb", "--quick", "--out", str(out))
+    records, picture = str(tmp_path / "records.jsonl"), tmp_path / "picture.png"
+    run(capsys, "run", name, "--method", "gp", "bbb", "--quick", "--out", records)
+    _, text, _ = run(capsys, "table", name, records)
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| " + name)]
+    assert [row[1] for row in rows] == ["gp", "bbb"]
+    status, text, _ = run(capsys, "figure", name, records, "--out", str(picture))
     assert status == 0
-    assert str(out) in text
-    assert out.read_bytes().startswith(b"\x89PNG")
+    assert str(picture) in text
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interrupted_run_goes_on(capsys, tmp_path):
+    """Records that are there already are left out; those of another config are not."""
+    path = str(tmp_path / "records.jsonl")
+    argv = ["run", "extrapolation", "--method", "gp", "--out", path, "--seeds"]
+    run(capsys, *argv, "2")
+    first = read(path)
+    run(capsys, *argv, "3")
+    assert read(path)[:2] == first
+    assert [line["seed"] for line in read(path)] == [0, 1, 2]
+    run(capsys, *argv, "1", "--set", "noise_factor=2.0")
+    assert len(read(path)) == 4
+
+
+def test_a_table_has_means_errors_and_the_published(capsys):
+    lines = [
+        record(
+            experiment="uci", dataset="yacht", method="gfsvi", split=split, seed=0, rmse=rmse, config={"widths": [w]}
+        )
+        for w in (10, 20)
+        for split, rmse in enumerate((0.1, 0.2, 0.3))
+    ]
+    text = table(find("uci"), lines)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert rows[0] == ["data set", "method", "runs", "RMSE", "published"]
+    assert rows[2] == ["yacht", "gfsvi, widths=[10]", "3", "0.200 ± 0.058", "0.055"]
+    assert rows[3][1] == "gfsvi, widths=[20]"
+    assert "Cinquin" in text
+
+
+def test_files_that_hold_no_records(capsys, tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text("not json\n")
+    status, _, err = run(capsys, "table", "uci", str(path))
+    assert status == 2 and "line 1 is no record" in err
+    path.write_text("")
+    for command in ("table", "figure"):
+        status, _, err = run(capsys, command, "extrapolation", str(path))
+        assert status == 2 and "fspace run" in err
+
+
+def test_the_list_tells_of_every_experiment(capsys):
+    _, out, _ = run(capsys, "list")
+    assert [line.split(":")[0] for line in out.splitlines() if not line.startswith(" ")] == list(NAMES)
+    for name in NAMES:
+        experiment = find(name)
+        assert set(experiment.defaults) <= set(experiment.methods)
+        assert {method for _, method in experiment.published} <= set(experiment.methods)
+        assert {dataset for dataset, _ in experiment.published} <= set(experiment.datasets)
+        assert {key for figures in experiment.published.values() for key in figures} <= set(experiment.columns)
 
 
 def test_uci_record_beside_the_gp(capsys, data_dir):
@@ -162,11 +228,11 @@ def test_bad_settings_are_explained(capsys, setting, text):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # 100 draws of warm-up are few
 def test_quick_records_of_coverage(capsys):
-    status, out, _ = run(capsys, "run", "coverage", "--method", "gp", "fsghmc", "--sets", "2", "--quick")
+    status, out, _ = run(capsys, "run", "coverage", "--method", "gp", "fsghmc", "--quick")
     gp, ours = [json.loads(text) for text in out.splitlines()]
     assert status == 0
     assert gp["coverage90"] == gp["gp_coverage90"] == ours["gp_coverage90"]  # on the same data
-    assert gp["num_sets"] == ours["num_sets"] == 2
+    assert gp["config"]["num_sets"] == ours["config"]["num_sets"] == 3
     assert gp["rhat_max"] is None and gp["difference_se"] == 0.0
     assert ours["ess_min"] > 0.0 and ours["num_diverging"] == 0
     assert 0.5 < ours["width"] / ours["gp_width"] < 1.5
@@ -192,9 +258,7 @@ def test_missing_data_is_explained(capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (["run", "uci", "--method", "nonesuch"], "fsghmc"),
         (["run", "nonesuch"], "extrapolation"),
-        (["run", "uci", "--dataset", "iris"], "yacht"),
         (["run", "uci", "--splits", "0"], "at least 1"),
         ([], "COMMAND"),
     ],

@@ -40,8 +40,8 @@ def bench_ess(method: str, repeat: int = 0, *, quick: bool = False) -> dict:
     Gradients are those of one chain, warm-up included; seconds are those of a second run, in
     which NumPyro still compiles its collection loop anew.
     """
-    problem = prepare(DATASET, SPLIT, 0, quick)
     config = CONFIG.quick() if quick else CONFIG
+    problem = prepare(DATASET, SPLIT, 0, config.num_gp_steps)
     data, functional = problem.data, method not in ("sghmc", "sgld")
     model = build_model(config, problem.gp, problem.points, functional=functional)
     key = jax.random.fold_in(jax.random.key(0), repeat)

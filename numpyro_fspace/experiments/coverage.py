@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -12,28 +14,37 @@ import numpy as np
 from numpyro_fspace import measurement
 from numpyro_fspace.datasets import extrapolation
 from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.experiments.methods import KERNELS, driver, fit
-from numpyro_fspace.experiments.records import record
+from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.methods import KERNELS, METHODS, driver, fit
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, build_model
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.priors import GPFit, GPPrior
 
-__all__ = ["CONFIG", "NUM_SETS", "run_seed"]
+__all__ = ["EXPERIMENT", "CoverageConfig"]
+
+
+@dataclass(frozen=True)
+class CoverageConfig(Config):
+    """As ``Config``, for ``num_sets`` data sets of each seed."""
+
+    num_sets: int = 200
+
+    QUICK: ClassVar[Mapping[str, object]] = {**Config.QUICK, "num_sets": 3}
+
 
 NOISE, LENGTHSCALE, NUGGET = 0.5, 0.3, 0.01
 #: Measurement points and test inputs, both evenly spaced on [-1, 1].
 NUM_POINTS, NUM_GRID = 40, 41
 #: As in ``calibration``: weights wider than the process, inputs in its lengthscales, the noise known.
-CONFIG = Config(
+CONFIG = CoverageConfig(
     weight_scale=3.0, calibrated=True, noise_sd=0.02, num_warmup=200, num_samples=200, num_chains=2, max_lengthscale=1.0
 )
-NUM_SETS = 200
 #: z of a Gaussian's central 90 % interval.
 Z90 = 1.6448536269514722
 
 
-def run_seed(method: str, seed: int, *, num_sets: int = NUM_SETS, quick: bool = False, config=None, progress=False):
-    """One record: coverage of ``method``'s pointwise 90 % bands of f, mean over ``num_sets`` data sets of ``seed``.
+def run(job: Job[CoverageConfig]) -> dict:
+    """Coverage of a method's pointwise 90 % bands of f, mean over the data sets of a seed.
 
     Each set has a function drawn from the GP and 20 noisy values of it, at inputs as in the 1-D extrapolation. The
     exact GP posterior covers 90 % on average; ``gp_coverage90`` is what it covers on these sets. ``coverage90_se`` is
@@ -45,18 +56,16 @@ def run_seed(method: str, seed: int, *, num_sets: int = NUM_SETS, quick: bool = 
     import tinygp
     from tqdm import tqdm
 
-    config = CONFIG if config is None else config
-    if quick:
-        config, num_sets = config.quick(), min(num_sets, 3)
+    method, config, num_sets = job.method, job.config, job.config.num_sets
     prior = GPPrior(tinygp.kernels.ExpSquared(LENGTHSCALE), nugget=NUGGET)
     gp = GPFit(prior, NOISE**2, np.zeros(0), {"lengthscale": np.full(1, LENGTHSCALE)})
     grid, spread = (np.linspace(-1.0, 1.0, n, dtype=np.float32)[:, None] for n in (NUM_GRID, NUM_POINTS))
     apply, exact = _fitter(method, config, gp, measurement.fixed(spread)), _fitter("gp", config, gp, None)
     seen = (np.abs(grid[:, 0]) >= 0.25) & (np.abs(grid[:, 0]) <= 0.75)
-    key_data, key_fit = jax.random.split(jax.random.key(seed))
+    key_data, key_fit = jax.random.split(jax.random.key(job.seed))
 
     start, ours, theirs, convergence, num_diverging = time.perf_counter(), [], [], [], 0
-    for i in tqdm(range(num_sets), disable=not progress, desc=method):
+    for i in tqdm(range(num_sets), disable=not job.progress, desc=method):
         x, y, truth = _draw_set(prior, jax.random.fold_in(key_data, i), grid)
         posterior = apply(x, y, grid, jax.random.fold_in(key_fit, i))
         reference = posterior if method == "gp" else exact(x, y, grid, None)
@@ -69,29 +78,22 @@ def run_seed(method: str, seed: int, *, num_sets: int = NUM_SETS, quick: bool = 
     inside, width = (np.array(part) for part in zip(*ours, strict=True))
     inside_gp, width_gp = (np.array(part) for part in zip(*theirs, strict=True))
     rhat, ess = np.array(convergence or [(np.nan, np.nan)]).T
-    return record(
-        experiment="coverage",
-        dataset="gp_draws",
-        method=method,
-        split=0,
-        seed=seed,
-        coverage90=float(inside.mean()),
-        seconds=time.perf_counter() - start,
-        num_gradients=posterior.num_gradients,
-        num_diverging=num_diverging,
-        rhat_max=float(rhat.max()),
-        ess_min=float(ess.min()),
-        coverage90_se=_standard_error(inside.mean(1)),
-        coverage90_seen=float(inside[:, seen].mean()),
-        coverage90_unseen=float(inside[:, ~seen].mean()),
-        gp_coverage90=float(inside_gp.mean()),
-        difference_se=_standard_error(inside.mean(1) - inside_gp.mean(1)),
-        width=float(width.mean()),
-        gp_width=float(width_gp.mean()),
-        rhat_median=float(np.median(rhat)),
-        num_sets=num_sets,
-        config=asdict(config),
-    )
+    return {
+        "coverage90": float(inside.mean()),
+        "seconds": time.perf_counter() - start,
+        "num_gradients": posterior.num_gradients,
+        "num_diverging": num_diverging,
+        "rhat_max": float(rhat.max()),
+        "ess_min": float(ess.min()),
+        "coverage90_se": _standard_error(inside.mean(1)),
+        "coverage90_seen": float(inside[:, seen].mean()),
+        "coverage90_unseen": float(inside[:, ~seen].mean()),
+        "gp_coverage90": float(inside_gp.mean()),
+        "difference_se": _standard_error(inside.mean(1) - inside_gp.mean(1)),
+        "width": float(width.mean()),
+        "gp_width": float(width_gp.mean()),
+        "rhat_median": float(np.median(rhat)),
+    }
 
 
 def _draw_set(prior, key, grid):
@@ -142,3 +144,23 @@ def _judge(posterior, truth):
 
 def _standard_error(values):
     return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+
+
+EXPERIMENT = Experiment(
+    summary="How often 90 % bands of the function cover it, on data drawn from the functional prior.",
+    run=run,
+    config=CONFIG,
+    methods=METHODS,
+    defaults=("gp", "fsghmc"),
+    datasets=("gp_draws",),
+    minutes=40,
+    columns={
+        "coverage90": "coverage",
+        "gp_coverage90": "of the GP",
+        "coverage90_seen": "near data",
+        "coverage90_unseen": "elsewhere",
+        "width": "width",
+        "gp_width": "of the GP",
+        "rhat_median": "R-hat, median",
+    },
+)

@@ -1,91 +1,47 @@
-"""Pictures of what methods make of a toy problem, one panel each."""
+"""Pictures of records: a panel for each method."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
-from numpyro_fspace.experiments import extrapolation, two_moons
-from numpyro_fspace.experiments.methods import fit
-from numpyro_fspace.plots import plot_functions
-
 if TYPE_CHECKING:
-    from numpyro_fspace.experiments.regression import Config
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["FIGURES", "draw_figure"]
+__all__ = ["panels"]
 
-#: Panels in a row; size of a panel in inches; functions drawn from an exact GP; points of the plane along an axis.
-NUM_COLUMNS, PANEL, NUM_DRAWS, NUM_GRID = 3, (4.2, 2.8), 400, 80
+#: Panels in a row; size of a panel in inches.
+NUM_COLUMNS, PANEL = 3, (4.2, 2.8)
 
 
-def draw_figure(name: str, methods, seed: int, out: str | Path, *, config: Config | None = None, quick: bool = False):
-    """Fit each of ``methods`` to the data of ``seed`` and write a picture with one panel for each to ``out``.
+def panels(
+    records: Sequence[Mapping], draw: Callable[[Axes, Mapping], None], *, title: Callable[[Mapping], str] | None = None
+) -> Figure:
+    """``draw(axes, record)`` for each record, under the name of its method.
 
     Args:
-        name: one of ``FIGURES``.
-        methods: as for ``fspace run``.
-        seed: of the data and the runs.
-        out: file to write, its format told by its ending.
-        config: numbers of the runs; the experiment's own if None.
-        quick: tiny runs.
+        records: what to draw; only those with curves are.
+        draw: draws one.
+        title: of a panel; the method by default.
+
+    Raises:
+        ValueError: if no record has curves.
     """
     import matplotlib.pyplot as plt
 
-    module, panel = FIGURES[name]
-    config = module.CONFIG if config is None else config
-    config = config.quick() if quick else config
-    num_rows = -(-len(methods) // NUM_COLUMNS)
-    num_columns = min(NUM_COLUMNS, len(methods))
+    records = [line for line in records if line.get("curves")]
+    if not records:
+        raise ValueError("no record holds curves to draw; make some with fspace run ... --out FILE.")
+    num_columns = min(NUM_COLUMNS, len(records))
+    num_rows = -(-len(records) // num_columns)
     size = (PANEL[0] * num_columns, PANEL[1] * num_rows)
     figure, axes = plt.subplots(num_rows, num_columns, figsize=size, squeeze=False, sharex=True, sharey=True)
-    for ax, method in zip(axes.flat, methods, strict=False):
-        panel(ax, method, seed, config)
-        ax.set_title(method)
-    for ax in axes.flat[len(methods) :]:
+    for ax, line in zip(axes.flat, records, strict=False):
+        draw(ax, {name: np.array(curve) for name, curve in line["curves"].items()})
+        ax.set_title(line["method"] if title is None else title(line))
+    for ax in axes.flat[len(records) :]:
         ax.set_axis_off()
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=110, bbox_inches="tight")
-    plt.close(figure)
-
-
-def _extrapolation(ax, method, seed, config):
-    """Mean, 90 % band and draws; dashed, the exact GP posterior."""
-    (x, y, grid, truth, gp, points), (_, key, _) = extrapolation.prepare(seed)
-    exact = fit("gp", config, gp, None, x, y, grid, None)
-    if method == "gp":
-        law = gp.prior.condition(x, y, gp.noise_variance)
-        f = np.asarray(law.sample(key, grid, (NUM_DRAWS,)))
-    else:
-        posterior = fit(method, config, gp, points, x, y, grid, key)
-        normal = np.asarray(jax.random.normal(key, (NUM_DRAWS, len(grid))))
-        f = posterior.f_mean + posterior.f_sd * normal if posterior.f is None else posterior.f.reshape(-1, len(grid))
-    reference = None if method == "gp" else (exact.f_mean, exact.f_sd)
-    plot_functions(grid, f, x_data=x, y_data=y, truth=truth, reference=reference, num_draws=5, ax=ax)
-    ax.set_ylim(-4.0, 4.0)
-    if ax.get_legend() is not None:
-        ax.get_legend().remove()
-
-
-def _two_moons(ax, method, seed, config):
-    """Probability of class 1 and the data."""
-    key_data, _, key = jax.random.split(jax.random.key(seed), 3)
-    x, labels = (np.asarray(a) for a in two_moons.two_moons(key_data))
-    plane = two_moons.grid(NUM_GRID)
-    probs, _ = two_moons.posterior_probs(method, config, x, labels, plane, key)
-    shape = (NUM_GRID, NUM_GRID)
-    ax.contourf(
-        plane[:, 0].reshape(shape),
-        plane[:, 1].reshape(shape),
-        probs[:, 1].reshape(shape),
-        levels=np.linspace(0.0, 1.0, 11),
-        cmap="RdBu",
-    )
-    for label, colour in ((0, "#8b0000"), (1, "#00008b")):
-        ax.scatter(*x[labels == label].T, s=8, color=colour, edgecolors="white", linewidths=0.3)
-
-
-#: The experiment and the panel of each figure.
-FIGURES = {"extrapolation": (extrapolation, _extrapolation), "two_moons": (two_moons, _two_moons)}
+    return figure

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["KEYS", "record", "write"]
+import numpy as np
+
+__all__ = ["KEYS", "read", "record", "write"]
 
 #: The keys of every record, in order.
 KEYS = (
@@ -30,18 +33,27 @@ KEYS = (
     "w2_gp",
     "version",
 )
+#: Significant digits of the numbers of a curve.
+CURVE_DIGITS = 4
 
 
 def record(**values) -> dict:
-    """A record with exactly ``KEYS`` (missing ones null, NaN null) and then whatever else is given."""
+    """A record with exactly ``KEYS`` (missing ones null, NaN null) and then whatever else is given.
+
+    Arrays under ``curves``, a mapping, become lists of four significant digits.
+    """
     from numpyro_fspace import __version__
 
     values["version"] = __version__
+    curves = values.pop("curves", None)
     extra = [k for k in values if k not in KEYS]
-    return {k: _plain(values.get(k)) for k in (*KEYS, *extra)}
+    line = {k: _plain(values.get(k)) for k in (*KEYS, *extra)}
+    if curves is not None:
+        line["curves"] = {name: _rounded(np.asarray(curve).tolist()) for name, curve in curves.items()}
+    return line
 
 
-def write(line: dict, path: str | Path | None):
+def write(line: Mapping, path: str | Path | None):
     """Print a record, or append it to the file ``path``."""
     text = json.dumps(line)
     if path is None:
@@ -52,7 +64,30 @@ def write(line: dict, path: str | Path | None):
         file.write(text + "\n")
 
 
+def read(path: str | Path) -> list[dict]:
+    """The records of a file.
+
+    Raises:
+        ValueError: for a line that is no record.
+    """
+    lines = []
+    for number, text in enumerate(Path(path).read_text().splitlines(), 1):
+        try:
+            line = json.loads(text)
+            line["method"]
+        except (json.JSONDecodeError, TypeError, KeyError):
+            raise ValueError(f"{path}, line {number} is no record of fspace run: {text[:60]!r}.") from None
+        lines.append(line)
+    return lines
+
+
 def _plain(value):
     if isinstance(value, float):
         return None if math.isnan(value) else round(value, 6)
     return value
+
+
+def _rounded(value):
+    if isinstance(value, list):
+        return [_rounded(part) for part in value]
+    return float(f"{value:.{CURVE_DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else value

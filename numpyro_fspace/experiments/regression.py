@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from numpyro import handlers
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.baselines import implicit_process
 from numpyro_fspace.diagnostics import function_diagnostics
+from numpyro_fspace.experiments.catalogue import Settings
 from numpyro_fspace.networks import fan_in, random_module
 from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import CalibratedPrior, GPFit, NetworkPrior
@@ -27,8 +29,8 @@ DRAWS_PER_POINT = 10
 
 
 @dataclass(frozen=True)
-class Config:
-    """Every number of a run.
+class Config(Settings):
+    """Every number of a run of a network under a functional prior.
 
     Attributes:
         widths: hidden widths of the network.
@@ -47,7 +49,16 @@ class Config:
         noise_sd: sd of the log-normal prior of the noise, around the trained GP's.
         noise_factor: factor on that centre: a prior that is mistaken about the noise.
         num_updates, learning_rate: of Adam, with a cosine decay, for the variational methods.
+        num_gp_steps: of Adam on the kernel's parameters, where it is trained.
     """
+
+    QUICK: ClassVar[Mapping[str, object]] = {
+        "widths": (20,),
+        "num_warmup": 100,
+        "num_samples": 100,
+        "num_updates": 200,
+        "num_gp_steps": 50,
+    }
 
     widths: tuple[int, ...] = (50, 50)
     activation: str = "tanh"
@@ -66,32 +77,13 @@ class Config:
     noise_factor: float = 1.0
     num_updates: int = 10_000
     learning_rate: float = 5e-3
+    num_gp_steps: int = 300
 
     def __post_init__(self):
         if not callable(getattr(jax.nn, self.activation, None)):
             raise ValueError(
                 f"activation={self.activation!r} is unknown; give the name of a function of jax.nn: relu, tanh."
             )
-
-    def quick(self) -> Config:
-        """The same run at a size for tests."""
-        return replace(self, widths=(20,), num_warmup=100, num_samples=100, num_updates=200)
-
-    def updated(self, settings: dict) -> Config:
-        """The same run with some numbers changed.
-
-        Raises:
-            ValueError: for a name that is none of the attributes, or a value of another type than its default.
-        """
-        known = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, value in settings.items():
-            if name not in known:
-                raise ValueError(f"unknown setting {name!r}; choose from {', '.join(known)}.")
-            default = known[name]
-            kinds = (int, float, type(None)) if default is None or type(default) is float else (type(default),)
-            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-                raise ValueError(f"setting {name}={value!r} must be of the kind of its default, {default!r}.")
-        return replace(self, **settings)
 
 
 class FunctionPosterior(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -12,14 +12,16 @@ import numpyro.distributions as dist
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import two_moons
 from numpyro_fspace.diagnostics import function_diagnostics
+from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.figures import panels
 from numpyro_fspace.experiments.methods import METHODS, fit
-from numpyro_fspace.experiments.records import record
 from numpyro_fspace.experiments.regression import Config, random_functions
 from numpyro_fspace.priors import GPPrior, dirichlet_targets, fit_gp
 
-__all__ = ["CONFIG", "grid", "posterior_probs", "run_seed"]
+__all__ = ["EXPERIMENT"]
 
-NUM_CLASSES, NUM_TEST = 2, 1000
+#: Test points; points of the plane along an axis.
+NUM_CLASSES, NUM_TEST, NUM_GRID = 2, 1000, 60
 #: Corners of the plane that is looked at, and how far from all data a point is said to be far.
 LOW, HIGH, FAR = (-2.5, -2.0), (3.5, 2.5), 1.0
 CONFIG = Config(widths=(100, 100), weight_scale=3.0, num_chains=4, num_warmup=500, num_samples=500)
@@ -27,50 +29,42 @@ CONFIG = Config(widths=(100, 100), weight_scale=3.0, num_chains=4, num_warmup=50
 NUGGET, NUM_UNIFORM = 1e-2, 50
 
 
-def run_seed(method: str, seed: int, *, quick: bool = False, config=None, progress=False):
-    """One record: ``method`` on 100 points of two moons with noise .1.
+def run(job: Job[Config]) -> dict:
+    """A method on 100 points of two moons with noise .1.
 
     The functional prior is a squared exponential GP over both logits, trained on the labels' Dirichlet targets.
     ``accuracy``, ``lpd`` (the mean log probability), ``brier`` and ``ece`` are those of 1000 fresh points, ``entropy``
     and ``entropy_far`` the mean entropies of the predicted classes there and at grid points at a distance of more than
     1 from all data; ``"gp"`` is scikit-learn's Laplace approximation of the same GP.
     """
-    config = CONFIG if config is None else config
-    if quick:
-        config = config.quick()
-    key_data, key_test, key_fit = jax.random.split(jax.random.key(seed), 3)
+    key_data, key_test, key_fit = jax.random.split(jax.random.key(job.seed), 3)
     x, labels = (np.asarray(a) for a in two_moons(key_data))
     x_test, labels_test = (np.asarray(a) for a in two_moons(key_test, num=NUM_TEST))
-    plane = grid(40)
+    plane = _grid(NUM_GRID)
     distance = np.sqrt(((plane[:, None] - x) ** 2).sum(-1)).min(1)
-    where = np.concatenate([x_test, plane[distance > FAR]])
-    probs, posterior = posterior_probs(method, config, x, labels, where, key_fit, progress=progress)
+    where = np.concatenate([x_test, plane])
+    probs, posterior = posterior_probs(job.method, job.config, x, labels, where, key_fit, progress=job.progress)
     found = None
     if posterior is not None and posterior.is_chain:
         found = function_diagnostics(posterior.f[:, :, :NUM_TEST].reshape(*posterior.f.shape[:2], -1))
-    seen, far = probs[:NUM_TEST], probs[NUM_TEST:]
-    return record(
-        experiment="two_moons",
-        dataset="two_moons",
-        method=method,
-        split=0,
-        seed=seed,
-        lpd=-metrics.nll(seen, labels_test),
-        accuracy=metrics.accuracy(seen, labels_test),
-        brier=metrics.brier(seen, labels_test),
-        ece=metrics.ece(seen, labels_test),
-        entropy=float(metrics.entropy(seen).mean()),
-        entropy_far=float(metrics.entropy(far).mean()),
-        seconds=posterior and posterior.seconds,
-        num_gradients=posterior and posterior.num_gradients,
-        num_diverging=posterior and posterior.num_diverging,
-        rhat_max=found and found.max_rhat,
-        ess_min=found and found.min_ess,
-        config=asdict(config),
-    )
+    seen, far = probs[:NUM_TEST], probs[NUM_TEST:][distance > FAR]
+    return {
+        "lpd": -metrics.nll(seen, labels_test),
+        "accuracy": metrics.accuracy(seen, labels_test),
+        "brier": metrics.brier(seen, labels_test),
+        "ece": metrics.ece(seen, labels_test),
+        "entropy": float(metrics.entropy(seen).mean()),
+        "entropy_far": float(metrics.entropy(far).mean()),
+        "seconds": posterior and posterior.seconds,
+        "num_gradients": posterior and posterior.num_gradients,
+        "num_diverging": posterior and posterior.num_diverging,
+        "rhat_max": found and found.max_rhat,
+        "ess_min": found and found.min_ess,
+        "curves": {"x": x, "labels": labels, "probs": probs[NUM_TEST:, 1]},
+    }
 
 
-def grid(num: int) -> np.ndarray:
+def _grid(num: int) -> np.ndarray:
     """num × num points of the plane, [num², 2]."""
     axes = [np.linspace(low, high, num, dtype=np.float32) for low, high in zip(LOW, HIGH, strict=True)]
     return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
@@ -78,9 +72,6 @@ def grid(num: int) -> np.ndarray:
 
 def posterior_probs(method, config, x, labels, x_new, key, *, progress=False):
     """Probabilities of the classes at x_new, [N, K], and the posterior behind them (None for ``"gp"``)."""
-    if method not in METHODS or method == "svgp":
-        known = ", ".join(m for m in METHODS if m != "svgp")
-        raise ValueError(f"two_moons cannot run method={method!r}; choose from {known}.")
     targets, variances = dirichlet_targets(labels, NUM_CLASSES)
     mean = float(targets.mean())
     gp = fit_gp(None, x, targets - mean, noise_variance=variances)
@@ -120,3 +111,33 @@ def _laplace_gp(gp, x, labels, x_new):
     # The difference of two independent logits has twice the variance.
     kernel = ConstantKernel(2.0 * float(gp.params["variance"])) * RBF(np.asarray(gp.params["lengthscale"]))
     return GaussianProcessClassifier(kernel, optimizer=None).fit(x, labels).predict_proba(x_new)
+
+
+def _panel(ax, curves):
+    """Probability of class 1 and the data."""
+    plane, shape = _grid(NUM_GRID), (NUM_GRID, NUM_GRID)
+    first, second, probs = (part.reshape(shape) for part in (plane[:, 0], plane[:, 1], curves["probs"]))
+    ax.contourf(first, second, probs, levels=np.linspace(0.0, 1.0, 11), cmap="RdBu")
+    for label, colour in ((0, "#8b0000"), (1, "#00008b")):
+        ax.scatter(*curves["x"][curves["labels"] == label].T, s=8, color=colour, edgecolors="white", linewidths=0.3)
+
+
+EXPERIMENT = Experiment(
+    summary="Classification in the plane: sure at the data, undecided far from them.",
+    run=run,
+    config=CONFIG,
+    methods=tuple(method for method in METHODS if method != "svgp"),
+    defaults=("gp", "fsghmc", "gfsvi", "laplace"),
+    datasets=("two_moons",),
+    minutes=3,
+    columns={
+        "accuracy": "accuracy",
+        "lpd": "log probability",
+        "brier": "Brier",
+        "ece": "ECE",
+        "entropy": "entropy",
+        "entropy_far": "entropy, far",
+        "rhat_max": "R-hat",
+    },
+    picture=lambda records: panels(records, _panel),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -10,14 +10,14 @@ import jax
 import numpy as np
 
 from numpyro_fspace import measurement, metrics
-from numpyro_fspace.datasets import Split, load_uci
-from numpyro_fspace.experiments.methods import VARIATIONAL, fit
-from numpyro_fspace.experiments.records import record
+from numpyro_fspace.datasets import UCI_NAMES, Split, load_uci
+from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.methods import METHODS, VARIATIONAL, fit
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, scores, training_points
 from numpyro_fspace.measurement import PointSampler
 from numpyro_fspace.priors import GPFit, GPPrior, fit_gp
 
-__all__ = ["CONFIG", "FULL_BATCH", "run_split"]
+__all__ = ["EXPERIMENT", "prepare"]
 
 #: Weights of a scale that is learned with the rest, around half as wide again as N(0, 1/fan-in), so that the functional
 #: prior, which is calibrated to them, has something to say. Several chains: where the noise is small one chain does not
@@ -46,21 +46,19 @@ class Problem(NamedTuple):
     exact: FunctionPosterior
 
 
-def run_split(dataset: str, method: str, split: int, seed: int, *, quick: bool = False, config=None, progress=False):
-    """One record: ``method`` on one split of ``dataset``, beside the exact GP of the functional prior's kernel.
+def run(job: Job[Config]) -> dict:
+    """A method on one split of a data set, beside the exact GP of the functional prior's kernel.
 
     The GP (squared exponential with a lengthscale per input, noise) is trained by marginal likelihood on up to 1000
     training points and conditioned on up to 1500. Its kernel is the functional prior at up to 300 training
     inputs, its lengthscales are the units of the network's inputs, its noise centres the noise's prior.
     """
-    problem = prepare(dataset, split, seed, quick)
+    method, config = job.method, job.config
+    problem = prepare(job.dataset, job.split, job.seed, config.num_gp_steps)
     data, exact = problem.data, problem.exact
-    config = CONFIG if config is None else config
     if len(data.x_train) > FULL_BATCH and config.batch_size is None:
         config = replace(config, batch_size=BATCH)
-    if quick:
-        config = config.quick()
-    key_fit, key_scores = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1 + split))
+    key_fit, key_scores = jax.random.split(jax.random.fold_in(jax.random.key(job.seed), 1 + job.split))
     posterior = exact
     if method != "gp":
         train, gp, points = (data.x_train, data.y_train), problem.gp, problem.points
@@ -69,37 +67,32 @@ def run_split(dataset: str, method: str, split: int, seed: int, *, quick: bool =
             rows = measurement.subset(data.x_train, min(half, len(data.x_train)))
             points = measurement.union(rows, measurement.perturb(data.x_train, SPREAD, half))
             gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=VARIATIONAL_NUGGET * float(gp.params["variance"])))
-        posterior = fit(method, config, gp, points, *train, data.x_test, key_fit, progress=progress)
+        posterior = fit(method, config, gp, points, *train, data.x_test, key_fit, progress=job.progress)
     result, gp_result = scores(posterior, data.y_test, key_scores), scores(exact, data.y_test, key_scores)
     moments = (posterior.f_mean, posterior.f_sd**2, exact.f_mean, exact.f_sd**2)
     rmse_raw, lpd_raw = metrics.to_raw_units(result["rmse"], result["lpd"], data.y_scale)
-    return record(
-        experiment="uci",
-        dataset=dataset,
-        method=method,
-        split=split,
-        seed=seed,
-        rmse_raw=rmse_raw,
-        lpd_raw=lpd_raw,
-        seconds=posterior.seconds,
-        num_gradients=posterior.num_gradients,
-        num_diverging=posterior.num_diverging,
-        gp_rmse=gp_result["rmse"],
-        gp_lpd=gp_result["lpd"],
-        w2_gp=metrics.gaussian_w2(*moments),
-        w2_gp_squared=metrics.gaussian_w2(*moments, squared=True),
-        config=asdict(config),
+    return {
+        "rmse_raw": rmse_raw,
+        "lpd_raw": lpd_raw,
+        "seconds": posterior.seconds,
+        "num_gradients": posterior.num_gradients,
+        "num_diverging": posterior.num_diverging,
+        "gp_rmse": gp_result["rmse"],
+        "gp_lpd": gp_result["lpd"],
+        "w2_gp": metrics.gaussian_w2(*moments),
+        "w2_gp_squared": metrics.gaussian_w2(*moments, squared=True),
+        "batch_size": config.batch_size,
         **result,
-    )
+    }
 
 
 @lru_cache(maxsize=1)
-def prepare(dataset: str, split: int, seed: int, quick: bool) -> Problem:
+def prepare(dataset: str, split: int, seed: int, num_gp_steps: int) -> Problem:
     """Load a split and train its GP; remembered for the next method."""
     data = load_uci(dataset, split)
     x, y = data.x_train, data.y_train
     key_gp, key_rows, key_points = jax.random.split(jax.random.fold_in(jax.random.key(seed), 2**16 + split), 3)
-    gp = fit_gp(None, x, y, num_steps=50 if quick else 300, learning_rate=0.1, max_points=NUM_TRAINING, key=key_gp)
+    gp = fit_gp(None, x, y, num_steps=num_gp_steps, learning_rate=0.1, max_points=NUM_TRAINING, key=key_gp)
     nugget = gp.noise_variance + NUGGET * float(gp.params["variance"])
     gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=nugget))
     rows: slice | np.ndarray = slice(None)
@@ -107,3 +100,47 @@ def prepare(dataset: str, split: int, seed: int, quick: bool) -> Problem:
         rows = np.asarray(jax.random.permutation(key_rows, len(x))[:NUM_CONDITIONING])
     exact = fit("gp", CONFIG, gp, None, x[rows], y[rows], data.x_test, None)
     return Problem(data, gp, training_points(x, NUM_MEASUREMENT, key_points), exact)
+
+
+#: Published RMSE on standardised targets, 90/10 splits: Wu et al. (the first four), their FVIMC, and the roots of the
+#: mean squared errors of Cinquin and Bamler, table 7.
+PUBLISHED_RMSE = {
+    "sgld": (1.09, 1.23, 1.10, 1.04, 1.08, 1.20, 1.12),
+    "sghmc": (1.19, 1.31, 1.15, 1.07, 1.14, 1.26, 1.21),
+    "fsgld": (0.41, 0.36, 0.45, 0.24, 0.71, 0.74, 0.84),
+    "fsghmc": (0.25, 0.24, 0.28, 0.18, 0.62, 0.37, 0.83),
+    "fvimc": (0.37, 0.36, 0.40, 0.23, 0.68, 0.57, 0.95),
+    "gfsvi": (0.055, 0.35, 0.34, 0.055, 0.81, 0.27, 0.68),
+    "gp": (0.60, 0.34, 0.34, 0.29, 0.76, None, None),
+}
+PUBLISHED_SETS = ("yacht", "boston", "concrete", "energy", "wine_red", "kin8nm", "protein")
+
+EXPERIMENT = Experiment(
+    summary="Regression on the classic UCI splits, beside the exact GP.",
+    run=run,
+    config=CONFIG,
+    methods=METHODS,
+    defaults=("gp", "fsghmc"),
+    datasets=UCI_NAMES,
+    num_splits=20,
+    files=tuple(f"uci/{name}.npz" for name in UCI_NAMES),
+    minutes=3,
+    columns={
+        "rmse": "RMSE",
+        "gp_rmse": "of the GP",
+        "lpd": "lpd",
+        "gp_lpd": "of the GP",
+        "coverage90": "coverage",
+        "w2_gp": "W2 to the GP",
+        "rhat_max": "R-hat",
+        "temperature": "temperature",
+        "seconds": "seconds",
+    },
+    published={
+        (dataset, method): {"rmse": value}
+        for method, values in PUBLISHED_RMSE.items()
+        for dataset, value in zip(PUBLISHED_SETS, values, strict=True)
+        if value is not None
+    },
+    source="Wu, Xuan and Lu (fSGLD, fSGHMC and their SGLD, SGHMC; FVIMC); Cinquin and Bamler (GFSVI, GP), table 7",
+)

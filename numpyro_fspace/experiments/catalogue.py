@@ -1,0 +1,171 @@
+"""What is known of an experiment before it runs: its methods, its data, its time, and the figures published of it."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
+
+from numpyro_fspace.experiments.records import record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["NAMES", "Experiment", "Job", "Settings", "find", "jobs", "run"]
+
+#: Experiments, by the names of their modules.
+NAMES = ("extrapolation", "calibration", "coverage", "uci", "two_moons")
+
+S = TypeVar("S", bound="Settings")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The numbers of a run; each experiment has a dataclass of its own."""
+
+    #: What changes for a tiny run, to see that everything works.
+    QUICK: ClassVar[Mapping[str, object]] = {}
+
+    def quick(self: S) -> S:
+        """The same run at a size for tests."""
+        return replace(self, **self.QUICK)
+
+    def updated(self: S, settings: Mapping[str, object]) -> S:
+        """The same run with some numbers changed.
+
+        Raises:
+            ValueError: for a name that is none of the attributes, or a value of another type than its default.
+        """
+        known = {item.name: getattr(self, item.name) for item in fields(self)}
+        for name, value in settings.items():
+            if name not in known:
+                raise ValueError(f"unknown setting {name!r}; choose from {', '.join(known)}.")
+            default = known[name]
+            kinds = (int, float, type(None)) if default is None or type(default) is float else (type(default),)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                raise ValueError(f"setting {name}={value!r} must be of the kind of its default, {default!r}.")
+        return replace(self, **settings)
+
+
+class Job(NamedTuple, Generic[S]):
+    """One run of an experiment.
+
+    Attributes:
+        method: its name.
+        dataset: name of the data set.
+        split: number of the split into training and test data.
+        seed: of the run, and of data that are drawn.
+        config: every number of the run.
+        progress: show a progress bar.
+    """
+
+    method: str
+    dataset: str
+    split: int
+    seed: int
+    config: S
+    progress: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """An experiment of ``fspace run``.
+
+    Attributes:
+        summary: what it asks, in a line.
+        run: a job's results, by the keys of a record (see ``record``); under ``curves``, what the picture is made of.
+        config: the numbers of a run.
+        methods: those it can run.
+        defaults: those it runs if none is named.
+        datasets: those it has; the first is run if none is named.
+        num_splits: splits of each data set.
+        files: what it reads from the data directory.
+        minutes: of one run on one core, about.
+        columns: keys of the table, and their headings.
+        published: figures of a paper by data set and method, under the keys of the table.
+        source: the paper.
+        picture: records to a figure.
+    """
+
+    summary: str
+    run: Callable[[Job], dict]
+    config: Settings
+    methods: tuple[str, ...]
+    defaults: tuple[str, ...]
+    datasets: tuple[str, ...]
+    num_splits: int = 1
+    files: tuple[str, ...] = ()
+    minutes: float
+    columns: Mapping[str, str]
+    published: Mapping[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
+    source: str = ""
+    picture: Callable[[Sequence[dict]], Figure] | None = None
+
+
+def find(name: str) -> Experiment:
+    """The experiment called ``name``, one of ``NAMES``."""
+    return importlib.import_module(f"numpyro_fspace.experiments.{name}").EXPERIMENT
+
+
+def jobs(
+    name: str,
+    *,
+    methods: Sequence[str] | None = None,
+    datasets: Sequence[str] | None = None,
+    num_splits: int = 1,
+    seeds: Iterable[int] = (0,),
+    settings: Mapping[str, object] | None = None,
+    quick: bool = False,
+    progress: bool = False,
+) -> list[Job]:
+    """The runs of an experiment that are asked for: every data set, split, seed and method.
+
+    Args:
+        name: one of ``NAMES``.
+        methods, datasets: names; the experiment's defaults if None.
+        num_splits: splits 0 to ``num_splits - 1``.
+        seeds: of the runs.
+        settings: numbers of the config to change.
+        quick: tiny runs.
+        progress: show progress bars.
+
+    Raises:
+        ValueError: for a method, data set, split or setting that the experiment doesn't have.
+    """
+    experiment = find(name)
+    methods = experiment.defaults if methods is None else methods
+    datasets = experiment.datasets[:1] if datasets is None else datasets
+    for what, asked, known in (
+        ("method", methods, experiment.methods),
+        ("dataset", datasets, experiment.datasets),
+    ):
+        for word in asked:
+            if word not in known:
+                raise ValueError(f"{name} has no {what} {word!r}; choose from {', '.join(known)}.")
+    if num_splits > experiment.num_splits:
+        raise ValueError(f"{name} has no splits beyond {experiment.num_splits}, and num_splits={num_splits}.")
+    config = experiment.config.updated(settings or {})
+    config = config.quick() if quick else config
+    return [
+        Job(method, dataset, split, seed, config, progress)
+        for dataset, split, seed, method in itertools.product(datasets, range(num_splits), seeds, methods)
+    ]
+
+
+def run(name: str, todo: Iterable[Job], done: Iterable[Mapping] = ()) -> Iterator[dict]:
+    """Records of the runs of an experiment, one after the other; those among ``done`` are left out."""
+    from numpyro_fspace import __version__
+
+    def key(line):
+        named = ("experiment", "dataset", "method", "split", "seed", "version")
+        return (*(line.get(k) for k in named), json.dumps(line.get("config"), sort_keys=True))
+
+    experiment, seen = find(name), {key(line) for line in done}
+    for job in todo:
+        named = {"experiment": name, "dataset": job.dataset, "method": job.method, "split": job.split, "seed": job.seed}
+        config = json.loads(json.dumps(asdict(job.config)))
+        if key(named | {"config": config, "version": __version__}) not in seen:
+            yield record(**named, **experiment.run(job), config=config)

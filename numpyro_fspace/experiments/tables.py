@@ -1,0 +1,67 @@
+"""Tables of records, in Markdown, beside the published figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from numpyro_fspace.experiments.catalogue import Experiment
+
+__all__ = ["table"]
+
+
+def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
+    """Means ± standard errors over splits and seeds: a row for each data set, method and config.
+
+    Settings that differ between records are named in a row's label. A column whose key the paper has figures for is
+    followed by theirs.
+
+    Raises:
+        ValueError: if there are no records.
+    """
+    if not records:
+        raise ValueError("there are no records; make some with fspace run ... --out FILE.")
+    varied = _varied(records)
+    groups: dict[tuple, list[Mapping]] = {}
+    for line in records:
+        settings = tuple(f"{name}={line['config'].get(name)}" for name in varied)
+        groups.setdefault((line["dataset"], line["method"], settings), []).append(line)
+    known = {key for figures in experiment.published.values() for key in figures}
+    keys = [key for key in experiment.columns if any(line.get(key) is not None for line in records)]
+    headings = ["data set", "method", "runs"]
+    for key in keys:
+        headings += [experiment.columns[key], *(["published"] if key in known else [])]
+    rows = []
+    for (dataset, method, settings), lines in groups.items():
+        published = experiment.published.get((dataset, method), {})
+        row = [dataset, ", ".join((method, *settings)), str(len(lines))]
+        for key in keys:
+            row.append(_summary([line[key] for line in lines if line.get(key) is not None]))
+            if key in known:
+                row.append(f"{published[key]:g}" if key in published else "")
+        rows.append(row)
+    text = [headings, ["---"] * len(headings), *rows]
+    note = f"\n\nPublished: {experiment.source}." if known else ""
+    return "\n".join("| " + " | ".join(row) + " |" for row in text) + note
+
+
+def _varied(records):
+    """Names of the settings that are not the same in all records."""
+    configs = [line.get("config") or {} for line in records]
+    names = dict.fromkeys(name for config in configs for name in config)
+    return [name for name in names if any(config.get(name) != configs[0].get(name) for config in configs)]
+
+
+def _summary(values) -> str:
+    """Mean ± standard error, with the digits that the error leaves."""
+    if not values:
+        return ""
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        return f"{mean:.3g}"
+    error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
+    if error == 0.0 or not np.isfinite(error):
+        return f"{mean:.3g}"
+    digits = max(0, 1 - int(np.floor(np.log10(error))))
+    return f"{mean:.{digits}f} ± {error:.{digits}f}"
