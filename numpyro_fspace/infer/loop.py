@@ -6,8 +6,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from numpyro_fspace.functions import function_inputs, function_values, some_rows
+from numpyro_fspace.infer.devices import CHAINS
 
 __all__ = ["Loop"]
 
@@ -26,13 +28,20 @@ class Loop:
         join: from the arrays among the model's arguments to ``(args, kwargs)``.
         num_chains, thinning: as for ``MCMC``; several chains are vectorised.
         constrain: from unconstrained to constrained values of the sample field; None for the kernel's own.
+        mesh: devices along whose axis ``"chains"`` the chains are spread; None is one device.
     """
 
-    def __init__(self, sampler, fields, join, *, num_chains: int, thinning: int, constrain=None):
+    def __init__(self, sampler, fields, join, *, num_chains: int, thinning: int, constrain=None, mesh=None):
         self.sampler, self.fields, self.join = sampler, fields, join
         self.num_chains, self.thinning, self.constrain = num_chains, thinning, constrain
-        self._program = jax.jit(self._draw, donate_argnums=1)
-        self._room = jax.jit(self._make_room, static_argnums=0)
+        draw, shardings = self._draw, None
+        if mesh is not None:  # every device runs its chains by itself
+            by_chain, each, all_ = PartitionSpec(None, CHAINS), PartitionSpec(CHAINS), PartitionSpec()
+            specs = {"in_specs": (each, by_chain, *(all_,) * 5), "out_specs": (each, by_chain)}
+            draw = jax.shard_map(draw, mesh=mesh, axis_names={CHAINS}, check_vma=False, **specs)
+            shardings = NamedSharding(mesh, by_chain)
+        self._program = jax.jit(draw, donate_argnums=1)
+        self._room = jax.jit(self._make_room, static_argnums=0, out_shardings=shardings)
 
     def room(self, num: int, state, arrays, inputs):
         """Room for so many draws, [num, (C,) …]: the fields, and the functions at ``inputs`` by name (may be empty)."""

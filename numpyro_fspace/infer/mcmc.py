@@ -16,6 +16,7 @@ from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.chain import KernelState
 from numpyro_fspace.infer.checkpoint import Checkpoint, fingerprint, flat, join_chains
+from numpyro_fspace.infer.devices import CHAINS, check_mesh, gathered, place
 from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.loop import Loop
 from numpyro_fspace.infer.progress import Progress, is_watched
@@ -24,6 +25,7 @@ from numpyro_fspace.validate import check_count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from jax.sharding import Mesh
     from jaxtyping import Array, Key
 
 __all__ = ["MCMC", "warn_of_trouble"]
@@ -51,14 +53,21 @@ class MCMC(NumPyroMCMC):
     read-only NumPy arrays that lie on disk (``.npy`` files) and of which is loaded what is touched;
     ``fs.Posterior.from_checkpoint`` opens them without the run, also while it goes.
 
+    **Many chains.** Vectorised chains are one program on one device, thousands of them if they fit. With ``mesh=``
+    every device along its axis ``"chains"`` runs a share of them, to the draws of one device up to rounding. Other axes
+    are for data: arguments that were put on the mesh in parts stay in parts. After ``jax.distributed.initialize`` the
+    mesh may span processes, each of which makes the same calls and gets all draws.
+
     Args:
         sampler: a kernel.
         num_warmup, num_samples, num_chains, thinning, ...: as for NumPyro's ``MCMC``.
+        mesh: devices that share vectorised chains, such as ``jax.make_mesh((8,), ("chains",))``; None uses one device.
         checkpoint: folder of the files; None writes none. Several chains must be vectorised.
         checkpoint_every: draws between two writes.
 
     Raises:
-        ValueError: for chains that are not vectorised with a checkpoint, and, at ``run``, for a folder that holds
+        ValueError: for chains that are not vectorised with a checkpoint or a mesh; for a mesh that cannot share the
+            chains equally, or of several processes with a checkpoint; and, at ``run``, for a folder that holds
             another run or damaged files.
         OSError: at ``run``, when a write fails (a full disk, a folder without the right to write) or another process is
             writing to the folder; what was written before is intact, and ``last_state`` is the state at which the run
@@ -80,7 +89,15 @@ class MCMC(NumPyroMCMC):
 
     post_warmup_state: Any  # a property of NumPyro's
 
-    def __init__(self, sampler, *, checkpoint: str | Path | None = None, checkpoint_every: int = 100, **settings):
+    def __init__(
+        self,
+        sampler,
+        *,
+        mesh: Mesh | None = None,
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int = 100,
+        **settings,
+    ):
         super().__init__(sampler, **settings)
         check_count(checkpoint_every, "checkpoint_every")
         if checkpoint is not None and self.num_chains > 1 and self.chain_method != "vectorized":
@@ -88,11 +105,21 @@ class MCMC(NumPyroMCMC):
                 f"chain_method={self.chain_method!r} has no checkpoints: set chain_method='vectorized', or run the "
                 "chains one by one, each with a folder of its own."
             )
+        self.mesh = None if mesh is None else self._checked(mesh, checkpoint)
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
         self._loops: dict = {}
 
     def __getstate__(self):
         return super().__getstate__() | {"_loops": {}}
+
+    def _checked(self, mesh, checkpoint):
+        if not isinstance(self.sampler, SGMCMCKernel):
+            raise TypeError(f"mesh= is for the kernels of this package, not for {type(self.sampler).__name__}.")
+        if self.num_chains == 1 or self.chain_method != "vectorized":
+            raise ValueError("mesh= is for several chains with chain_method='vectorized'.")
+        if checkpoint is not None and mesh.is_multi_process:
+            raise ValueError("checkpoint= does not write the chains of other processes: leave it out, or mesh.")
+        return check_mesh(mesh, self.num_chains)
 
     def run(
         self,
@@ -118,6 +145,10 @@ class MCMC(NumPyroMCMC):
         if self.checkpoint is not None:
             return True
         is_whole = self.post_warmup_state is None and self._collection_params["phase"] != "warmup"
+        if self.mesh is not None:
+            if not is_whole:
+                raise ValueError("mesh= is for whole runs: leave out warmup() and post_warmup_state.")
+            return True
         is_plain = not any(name.startswith("~") for name in extra_fields) and not self._jit_model_args
         together = self.num_chains == 1 or self.chain_method == "vectorized"
         return isinstance(self.sampler, SGMCMCKernel) and is_whole and is_plain and together and self.num_samples > 0
@@ -131,7 +162,12 @@ class MCMC(NumPyroMCMC):
         if self.checkpoint is not None:
             run = self._describe(key, fields, init_params, arrays)
             Checkpoint(self.checkpoint, run)  # refuses another run before anything is computed
-        state = self.sampler.init(key, self.num_warmup, jax.tree.map(jnp.asarray, init_params), args, kwargs)
+        init_params = jax.tree.map(jnp.asarray, init_params)
+        if self.mesh is not None:
+            key, init_params = place((key, init_params), self.mesh, CHAINS)
+            arrays = place(arrays, self.mesh)
+            args, kwargs = join(arrays)
+        state = self.sampler.init(key, self.num_warmup, init_params, args, kwargs)
         loop = self._loop(fields, static, join)
         if self.checkpoint is None:
             self._run_in_memory(loop, state, arrays)
@@ -140,6 +176,7 @@ class MCMC(NumPyroMCMC):
 
     def _loop(self, fields, static, join):
         settings = {"num_chains": self.num_chains, "thinning": self.thinning, "constrain": self.postprocess_fn}
+        settings["mesh"] = self.mesh
         try:
             key = (fields, static, *settings.values())
             return self._loops.setdefault(key, Loop(self.sampler, fields, join, **settings))
@@ -148,20 +185,21 @@ class MCMC(NumPyroMCMC):
 
     def _run_in_memory(self, loop, state, arrays):
         total, done, num_kept = self.num_warmup + self.num_samples, 0, 0
-        bar = Progress(self.num_warmup, total, shown=bool(self.progress_bar) and is_watched())
+        is_alone = self.mesh is None or not self.mesh.is_multi_process
+        bar = Progress(self.num_warmup, total, shown=bool(self.progress_bar) and is_alone and is_watched())
         inputs = loop.find_inputs(state, arrays) if bar.shown and self.num_chains > 1 else {}
         draws = loop.room(self.num_samples // self.thinning, state, arrays, inputs)
         try:
             while done < total:
                 stop = bar.next_stop()
                 state, draws = loop(state, draws, done, stop, arrays, inputs, first=self.num_warmup)
-                done, self._last_state = stop, state
+                done, self._last_state = stop, gathered(state)
                 num_kept = max(0, done - self.num_warmup) // self.thinning
                 bar.update(done, state, np.asarray(draws[1])[:num_kept] if inputs else None)
         finally:
             bar.close()
             if num_kept:  # of an interrupted run too
-                self._hold(loop.by_chain(draws, num_kept))
+                self._hold(gathered(loop.by_chain(draws, num_kept)))
 
     def _run_on_disk(self, loop, state, arrays, run):
         total = self.num_warmup + self.num_samples
@@ -173,7 +211,10 @@ class MCMC(NumPyroMCMC):
         saved = files.load(state)
         if saved is None or saved[1] < total:
             with files:
-                saved = self._write_draws(loop, room, arrays, files, files.load(state) or (0, 0, state))
+                num_kept, done, state = files.load(state) or (0, 0, state)
+                if self.mesh is not None:
+                    state = place(state, self.mesh, CHAINS)
+                saved = self._write_draws(loop, room, arrays, files, (num_kept, done, state))
         self._last_state = saved[2]
         self._hold(files.draws())
 

@@ -1,0 +1,64 @@
+"""Chains spread over the devices of a mesh, of one process or of many."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+__all__ = ["CHAINS", "check_mesh", "gathered", "place"]
+
+#: Name of the axis of a mesh that chains are spread over.
+CHAINS = "chains"
+
+
+def check_mesh(mesh: Mesh, num_chains: int) -> Mesh:
+    """``mesh`` as the compiler likes it, told to find the other axes' communication by itself.
+
+    Raises:
+        TypeError, ValueError: if it is no mesh, has no axis ``"chains"``, or cannot share the chains equally.
+    """
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}.")
+    if CHAINS not in mesh.axis_names:
+        raise ValueError(f"mesh has the axes {mesh.axis_names}; one must be {CHAINS!r}.")
+    if num_chains % mesh.shape[CHAINS]:
+        raise ValueError(f"{mesh.shape[CHAINS]} devices along 'chains' cannot share num_chains={num_chains} equally.")
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+def place(tree, mesh: Mesh, *axes: str):
+    """Arrays with their leading dimensions spread over axes of the mesh; without axes, a copy on every device.
+
+    Copies are not made of arrays that already lie on devices of the mesh in parts. Every process calls this with the
+    same values.
+    """
+
+    def put(a):
+        old = getattr(a, "sharding", None)
+        is_placed = isinstance(old, NamedSharding) and old.device_set == set(mesh.devices.flat)
+        spec = old.spec if is_placed and not axes else PartitionSpec(*axes)
+        sharding = NamedSharding(mesh, spec)
+        if is_placed:
+            return jax.device_put(a, sharding)
+        if isinstance(a, jax.Array) and jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            data = jax.device_put(np.asarray(jax.random.key_data(a)), sharding)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(a))
+        return jax.device_put(np.asarray(a), sharding)
+
+    return jax.tree.map(put, tree)
+
+
+def gathered(tree):
+    """Arrays that this process can read: those that are spread over processes become whole ones."""
+
+    def gather(a):
+        if not isinstance(a, jax.Array) or a.is_fully_addressable:
+            return a
+        if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(gather(jax.random.key_data(a)), impl=jax.random.key_impl(a))
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.process_allgather(a, tiled=True)
+
+    return jax.tree.map(gather, tree)

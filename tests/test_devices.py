@@ -1,0 +1,130 @@
+"""Chains and data spread over devices and processes: the draws of one device, up to rounding."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import numpyro_fspace as fs
+
+ROOT = Path(__file__).parents[1]
+COMMON = """
+import json, os, sys, warnings
+sys.path.insert(0, "tests")
+warnings.simplefilter("ignore")
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+import numpyro_fspace as fs
+from models import X, Y, linear, random_points
+from tinygp.kernels import ExpSquared
+
+kernel = fs.fSGHMC(linear(random_points(), prior=fs.GPPrior(ExpSquared(1.0)), batch=4), num_steps=2, refresh_every=1)
+X, Y = np.tile(X, (4, 1))[:16], np.tile(Y, 4)[:16]
+
+def run(x, y, **settings):
+    mcmc = fs.MCMC(kernel, num_warmup=20, num_samples=10, num_chains=8, chain_method="vectorized",
+                   progress_bar=False, **settings)
+    mcmc.run(jax.random.key(0), x, y, extra_fields=("rng_key",))
+    assert np.asarray(mcmc.last_state.z["w"]).shape[0] == 8  # every process reads all chains
+    assert len(mcmc.get_extra_fields()["rng_key"]) == 80
+    return np.asarray(mcmc.get_samples(group_by_chain=True)["w"], float)
+"""
+ONE_PROCESS = """
+alone, gaps = run(X, Y), {}
+for shape in ((8,), (4, 2), (1, 8)):
+    names = ("chains", "rows")[: len(shape)]
+    mesh = jax.make_mesh(shape, names)
+    spec = NamedSharding(mesh, PartitionSpec(*names[1:]))
+    data = (X, Y) if len(shape) == 1 else (jax.device_put(X, spec), jax.device_put(Y, spec))
+    gaps[str(shape)] = float(np.abs(run(*data, mesh=mesh) - alone).max())
+folder = sys.argv[1]
+mesh = jax.make_mesh((8,), ("chains",))
+on_disk = [run(X, Y, mesh=mesh, checkpoint=folder, checkpoint_every=4) for _ in range(2)]
+gaps["checkpoint"] = float(np.abs(on_disk[0] - alone).max() + np.abs(on_disk[1] - on_disk[0]).max())
+try:
+    fs.MCMC(kernel, num_warmup=1, num_samples=1, num_chains=12, chain_method="vectorized", mesh=mesh)
+except ValueError as error:
+    print(json.dumps({"gaps": gaps, "spread": float(alone.std()), "refused": str(error)}))
+"""
+FIRST = """
+import sys
+import jax
+import numpyro_fspace
+port, number = sys.argv[1:]
+jax.distributed.initialize(f"localhost:{port}", 2, int(number))  # importing the package starts no backend
+"""
+TWO_PROCESSES = """
+mesh = jax.make_mesh((4,), ("chains",))
+draws = run(X, Y, mesh=mesh)
+print(json.dumps({"devices": [jax.local_device_count(), jax.device_count()], "draws": draws.tolist()}))
+"""
+
+
+def start(script, *args, devices, first=""):
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(ROOT),
+    }
+    argv = [sys.executable, "-c", first + COMMON + script, *map(str, args)]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+
+
+def reports(processes):
+    """What each process prints last; none is left running."""
+    try:
+        ends = [process.communicate(timeout=400) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    for process, (_, err) in zip(processes, ends, strict=True):
+        assert process.returncode == 0, err
+    return [json.loads(out.splitlines()[-1]) for out, _ in ends]
+
+
+@pytest.mark.slow
+def test_chains_and_data_on_eight_devices(tmp_path):
+    """Chains over eight, over four with the data in two parts, and the data in eight parts; and with checkpoints."""
+    (found,) = reports([start(ONE_PROCESS, tmp_path / "run", devices=8)])
+    assert max(found["gaps"].values()) < 1e-3 < found["spread"]
+    assert "8 devices along 'chains' cannot share num_chains=12" in found["refused"]
+
+
+@pytest.mark.slow
+def test_chains_of_two_processes():
+    """Both processes get all draws, those of one process."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    both = reports([start(TWO_PROCESSES, port, number, devices=2, first=FIRST) for number in range(2)])
+    (alone,) = reports([start("print(json.dumps(run(X, Y).tolist()))", devices=1)])
+    for one in both:
+        assert one["devices"] == [2, 4]
+        np.testing.assert_allclose(one["draws"], alone, rtol=1e-3, atol=1e-3)
+
+
+def model(y=None):
+    raise AssertionError("refused before it is run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"mesh": "gpu"}, TypeError, "jax.sharding.Mesh, got str"),
+        ({"mesh": Mesh(np.array(jax.devices()[:1]), ("data",))}, ValueError, "one must be 'chains'"),
+        ({"num_chains": 1}, ValueError, "several chains"),
+        ({"chain_method": "sequential"}, ValueError, "chain_method='vectorized'"),
+    ],
+)
+def test_meshes_that_do_not_fit(settings, error, text):
+    defaults = {"mesh": Mesh(np.array(jax.devices()[:1]), ("chains",)), "num_chains": 2, "chain_method": "vectorized"}
+    with pytest.raises(error, match=text):
+        fs.MCMC(fs.SGHMC(model), num_warmup=1, num_samples=1, **(defaults | settings))
