@@ -9,7 +9,15 @@ from numpyro import handlers
 
 from numpyro_fspace.primitives import full_plates, function_hook, is_functional_prior
 
-__all__ = ["condition", "function_inputs", "function_values", "functions_of", "some_rows"]
+__all__ = [
+    "condition",
+    "depends_on",
+    "evaluate",
+    "function_inputs",
+    "function_values",
+    "functions_of",
+    "some_rows",
+]
 
 
 def functions_of(trace) -> dict:
@@ -76,12 +84,59 @@ def _takes(fn, x) -> bool:
     return True
 
 
-def function_values(model, draw, args, kwargs, inputs) -> jax.Array:
-    """The functions of a model at a draw and ``inputs`` by name, one after another, flat [P]."""
+def function_values(model, draw, args, kwargs, inputs) -> dict:
+    """The functions of a model at a draw, by name, at their ``inputs``.
+
+    Args:
+        model: a NumPyro model.
+        draw: values of its latent sites.
+        args, kwargs: its arguments.
+        inputs: [N, ...] for every function, or a dict of them by name of function.
+
+    Raises:
+        ValueError: for names that are no functions of the model.
+    """
     seeded = handlers.seed(full_plates(condition(model, draw)), jax.random.key(0))
     with function_hook(lambda name, fn, _: fn, density=False):
         functions = functions_of(handlers.trace(handlers.uncondition(seeded)).get_trace(*args, **kwargs))
-    return jnp.concatenate([functions[k](x).ravel() for k, x in inputs.items()])
+    return evaluate(functions, inputs)
+
+
+def evaluate(functions, inputs) -> dict:
+    """Functions, by name, at their ``inputs``: [N, ...] for all of them, or a dict by name.
+
+    Raises:
+        ValueError: for names of inputs that are no functions.
+    """
+    if not isinstance(inputs, dict):
+        inputs = dict.fromkeys(functions, inputs)
+    elif not inputs.keys() <= functions.keys():
+        unknown = sorted(inputs.keys() - functions.keys())
+        raise ValueError(f"inputs: {unknown} are no functions of the model; it has {sorted(functions)}.")
+    return {k: functions[k](x) for k, x in inputs.items()}
+
+
+def depends_on(fn, values: dict) -> set:
+    """Names of the ``values`` that ``fn(values)`` depends on, read off its program (never too few)."""
+    names = [{name} for name in sorted(values) for _ in jax.tree.leaves(values[name])]
+    return set().union(*_origins(jax.make_jaxpr(fn)(values).jaxpr, names))
+
+
+def _origins(program, inputs: list) -> list:
+    """Origins of a program's outputs, given those of its inputs; compiled functions inside are looked into."""
+    origin = dict(zip(program.invars, inputs, strict=True))
+
+    def of(variable):
+        return set() if hasattr(variable, "val") else origin.get(variable, set())
+
+    for equation in program.eqns:
+        sources = [of(variable) for variable in equation.invars]
+        if equation.primitive.name in ("jit", "pjit"):
+            found = _origins(equation.params["jaxpr"].jaxpr, sources)
+        else:
+            found = [set().union(*sources)] * len(equation.outvars)
+        origin.update(zip(equation.outvars, found, strict=True))
+    return [of(variable) for variable in program.outvars]
 
 
 def some_rows(x, num: int):

@@ -43,6 +43,9 @@ def to_arviz(
     ``sample_stats`` (``diverging`` and the run's ``extra_fields``). The functional prior is no observation and
     appears in none of them. Names with '/', which ArviZ 1.x refuses, get a '.' instead.
 
+    Of a run that kept functions in place of weights (``fs.MCMC(..., functions_at=x)``): ``posterior``,
+    ``sample_stats`` and ``constant_data`` alone.
+
     Draws that lie on disk (of a checkpoint) stay there; functions, log-likelihood and predictive draws are computed and
     held in memory.
 
@@ -64,6 +67,8 @@ def to_arviz(
         >>> import arviz as az, numpyro_fspace as fs  # doctest: +SKIP
         >>> az.summary(fs.to_arviz(mcmc), var_names=["f"])  # doctest: +SKIP
     """
+    if getattr(source, "functions_at", None) is not None:
+        return _build(_groups_of_functions(source))
     found = as_posterior(source)
     model, chains, args, kwargs = found.model, found.num_chains, found.args, found.kwargs
     if not args and not kwargs:
@@ -95,6 +100,20 @@ def to_arviz(
         new = {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in names}
         groups["posterior_predictive"] = new
     return _build({k: v for k, v in groups.items() if v})
+
+
+def _groups_of_functions(mcmc):
+    """Groups of a run that kept functions at some inputs in place of weights."""
+    stats = {k: v for k, v in mcmc.get_extra_fields(group_by_chain=True).items() if not isinstance(v, dict | tuple)}
+    groups = {
+        "posterior": {_clean(k): np.asarray(v) for k, v in mcmc.get_samples(group_by_chain=True).items()},
+        "sample_stats": {
+            SAMPLE_STATS.get(k, k): -np.asarray(v) if k == "potential_energy" else np.asarray(v)
+            for k, v in stats.items()
+        },
+        "constant_data": _probes(mcmc.functions_at),
+    }
+    return {k: v for k, v in groups.items() if v}
 
 
 def _build(groups):

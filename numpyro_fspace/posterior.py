@@ -78,6 +78,11 @@ def as_posterior(source, model: Callable | None = None) -> Posterior:
     if isinstance(source, NumPyroMCMC):
         if source.last_state is None:
             raise ValueError("The MCMC object has no draws yet: call run first.")
+        if getattr(source, "functions_at", None) is not None:
+            raise ValueError(
+                "This run kept functions in place of weights (functions_at=...); their draws are get_samples(). Run "
+                "without functions_at for what needs weights."
+            )
         if not isinstance(source, MCMC):  # which has said so when it ran
             warn_of_trouble(source)
         stats = _arrays(source.get_extra_fields())

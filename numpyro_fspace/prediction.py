@@ -14,7 +14,7 @@ import numpy as np
 from numpyro import handlers
 
 from numpyro_fspace.arguments import split_arrays
-from numpyro_fspace.functions import condition, function_inputs, functions_of
+from numpyro_fspace.functions import condition, evaluate, function_inputs, functions_of
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.primitives import full_plates
 from numpyro_fspace.validate import check_count
@@ -84,14 +84,7 @@ def predict(
     def one_draw(draw, key, args, kwargs, inputs):
         seeded = handlers.seed(full_plates(condition(model, draw)), key)
         trace = handlers.trace(handlers.uncondition(seeded)).get_trace(*args, **kwargs)
-        functions = functions_of(trace)
-        if not isinstance(inputs, dict):
-            inputs = dict.fromkeys(functions, inputs)
-        elif not inputs.keys() <= functions.keys():
-            unknown = sorted(inputs.keys() - functions.keys())
-            raise ValueError(f"inputs: {unknown} are no functions of the model; it has {sorted(functions)}.")
-        values = {k: functions[k](x) for k, x in inputs.items()}
-        return values | {k: s["value"] for k, s in trace.items() if _is_output(s, draw)}
+        return evaluate(functions_of(trace), inputs) | {k: s["value"] for k, s in trace.items() if _is_output(s, draw)}
 
     num, parts = max([0, *(len(x) for x in jax.tree.leaves(inputs))]), []
     if num <= input_batch_size:

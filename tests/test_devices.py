@@ -120,7 +120,7 @@ def model(y=None):
     [
         ({"mesh": "gpu"}, TypeError, "jax.sharding.Mesh, got str"),
         ({"mesh": Mesh(np.array(jax.devices()[:1]), ("data",))}, ValueError, "one must be 'chains'"),
-        ({"num_chains": 1}, ValueError, "several chains"),
+        ({"num_chains": 1}, ValueError, "for several chains"),
         ({"chain_method": "sequential"}, ValueError, "chain_method='vectorized'"),
     ],
 )

@@ -15,12 +15,12 @@ from scipy.linalg import solve_triangular
 
 from numpyro_fspace.baselines.functions import declared_functions, run_with_outputs
 from numpyro_fspace.baselines.mode import check_model, check_optimiser, find_modes
+from numpyro_fspace.functions import depends_on
 from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.posterior import Posterior
 from numpyro_fspace.potential import base_transform
 from numpyro_fspace.primitives import is_functional_prior
 from numpyro_fspace.validate import check_count
-from numpyro_fspace.variational.elbo import depends_on
 from numpyro_fspace.variational.linearise import linearise
 
 __all__ = ["laplace"]

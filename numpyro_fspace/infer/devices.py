@@ -22,6 +22,8 @@ def check_mesh(mesh: Mesh, num_chains: int) -> Mesh:
         raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}.")
     if CHAINS not in mesh.axis_names:
         raise ValueError(f"mesh has the axes {mesh.axis_names}; one must be {CHAINS!r}.")
+    if num_chains == 1:
+        raise ValueError("mesh= is for several chains: num_chains=1.")
     if num_chains % mesh.shape[CHAINS]:
         raise ValueError(f"{mesh.shape[CHAINS]} devices along 'chains' cannot share num_chains={num_chains} equally.")
     return Mesh(mesh.devices, mesh.axis_names)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from numpyro_fspace.functions import function_inputs, function_values, some_rows
+from numpyro_fspace.functions import depends_on, function_inputs, function_values, some_rows
 from numpyro_fspace.infer.devices import CHAINS
 
 __all__ = ["Loop"]
@@ -25,7 +25,8 @@ class Loop:
     Args:
         sampler: a kernel.
         fields: names of what is kept of a state; parts as ``"a.b"``.
-        join: from the arrays among the model's arguments to ``(args, kwargs)``.
+        join: from arrays to ``(args, kwargs, inputs)``: the model's arguments, and where its functions are kept in
+            place of the weights (None keeps the weights).
         num_chains, thinning: as for ``MCMC``; several chains are vectorised.
         constrain: from unconstrained to constrained values of the sample field; None for the kernel's own.
         mesh: devices along whose axis ``"chains"`` the chains are spread; None is one device.
@@ -60,7 +61,7 @@ class Loop:
 
     def find_inputs(self, state, arrays) -> dict:
         """A few inputs of each function, by name."""
-        args, kwargs = self.join(arrays)
+        args, kwargs, _ = self.join(arrays)
         start = getattr(state, self.sampler.sample_field)
         first = start if self.num_chains == 1 else jax.tree.map(lambda a: a[0], start)
         draw = self.sampler.postprocess_fn(args, kwargs)(first)
@@ -77,22 +78,33 @@ class Loop:
         return jax.tree.map(empty, kept)
 
     def _draw(self, state, draws, start, stop, first, arrays, inputs):
-        args, kwargs = self.join(arrays)
+        args, kwargs, _ = given = self.join(arrays)
 
         def step(i, carry):
             state, draws = carry
             state = self.sampler.sample(state, args, kwargs)
             slot = jnp.maximum(i - first, 0) // self.thinning
-            kept = self._kept(state, args, kwargs, inputs)
+            kept = self._kept(state, *given, inputs)
             return state, jax.tree.map(lambda all_, one: all_.at[slot].set(one), draws, kept)
 
         return jax.lax.fori_loop(start, stop, step, (state, draws))
 
-    def _kept(self, state, args, kwargs, inputs):
+    def _kept(self, state, args, kwargs, functions_at, inputs):
         constrain = self.constrain or self.sampler.postprocess_fn(args, kwargs)
         over_chains = jax.vmap if self.num_chains > 1 else lambda fn: fn
         values = {name: functools.reduce(getattr, name.split("."), state) for name in self.fields}
-        drawn = values[self.sampler.sample_field] = over_chains(constrain)(values[self.sampler.sample_field])
-        if not inputs:
-            return values, ()
-        return values, over_chains(lambda z: function_values(self.sampler.model, z, args, kwargs, inputs))(drawn)
+
+        def functions(draw, inputs):
+            return function_values(self.sampler.model, draw, args, kwargs, inputs)
+
+        def in_place_of_weights(draw):
+            hidden = depends_on(lambda draw: functions(draw, functions_at), draw)
+            return {k: v for k, v in draw.items() if k not in hidden} | functions(draw, functions_at)
+
+        def probes(draw):
+            return jnp.concatenate([f.ravel() for f in functions(draw, inputs).values()])
+
+        draws = over_chains(constrain)(values[self.sampler.sample_field])
+        kept = draws if functions_at is None else over_chains(in_place_of_weights)(draws)
+        values[self.sampler.sample_field] = kept
+        return values, over_chains(probes)(draws) if inputs else ()

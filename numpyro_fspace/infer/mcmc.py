@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jax.sharding import Mesh
-    from jaxtyping import Array, Key
+    from jaxtyping import Array, ArrayLike, Float, Key
 
 __all__ = ["MCMC", "warn_of_trouble"]
 
@@ -61,14 +61,17 @@ class MCMC(NumPyroMCMC):
     Args:
         sampler: a kernel.
         num_warmup, num_samples, num_chains, thinning, ...: as for NumPyro's ``MCMC``.
+        functions_at: inputs [N, D] (or a dict of them by name of function) at which every draw's functions are kept *in
+            place of the weights* they depend on, for networks whose draws would not fit: ``get_samples()["f"]`` is then
+            [S, N, ...]. What needs weights, such as ``fs.predict``, cannot use such a run.
         mesh: devices that share vectorised chains, such as ``jax.make_mesh((8,), ("chains",))``; None uses one device.
         checkpoint: folder of the files; None writes none. Several chains must be vectorised.
         checkpoint_every: draws between two writes.
 
     Raises:
-        ValueError: for chains that are not vectorised with a checkpoint or a mesh; for a mesh that cannot share the
-            chains equally, or of several processes with a checkpoint; and, at ``run``, for a folder that holds
-            another run or damaged files.
+        ValueError: for chains that are not vectorised with a checkpoint, functions_at or a mesh; for a mesh that cannot
+            share the chains equally, or of several processes with a checkpoint; and, at ``run``, for a folder that
+            holds another run or damaged files.
         OSError: at ``run``, when a write fails (a full disk, a folder without the right to write) or another process is
             writing to the folder; what was written before is intact, and ``last_state`` is the state at which the run
             stopped.
@@ -93,6 +96,7 @@ class MCMC(NumPyroMCMC):
         self,
         sampler,
         *,
+        functions_at: Float[ArrayLike, "N D"] | dict | None = None,
         mesh: Mesh | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 100,
@@ -100,26 +104,24 @@ class MCMC(NumPyroMCMC):
     ):
         super().__init__(sampler, **settings)
         check_count(checkpoint_every, "checkpoint_every")
-        if checkpoint is not None and self.num_chains > 1 and self.chain_method != "vectorized":
-            raise ValueError(
-                f"chain_method={self.chain_method!r} has no checkpoints: set chain_method='vectorized', or run the "
-                "chains one by one, each with a folder of its own."
-            )
-        self.mesh = None if mesh is None else self._checked(mesh, checkpoint)
+        asked = {"checkpoint": checkpoint, "functions_at": functions_at, "mesh": mesh}
+        for name in [name for name, value in asked.items() if value is not None]:
+            if name != "checkpoint" and not isinstance(sampler, SGMCMCKernel):
+                raise TypeError(f"{name}= is for the kernels of this package, not for {type(sampler).__name__}.")
+            if self.num_chains > 1 and self.chain_method != "vectorized":
+                raise ValueError(
+                    f"chain_method={self.chain_method!r} has no {name}: set chain_method='vectorized', or run the "
+                    "chains one by one."
+                )
+        self.functions_at = jax.tree.map(np.asarray, functions_at)
+        self.mesh = None if mesh is None else check_mesh(mesh, self.num_chains)
+        if checkpoint is not None and self.mesh is not None and self.mesh.is_multi_process:
+            raise ValueError("checkpoint= does not write the chains of other processes: leave it out, or mesh.")
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
         self._loops: dict = {}
 
     def __getstate__(self):
         return super().__getstate__() | {"_loops": {}}
-
-    def _checked(self, mesh, checkpoint):
-        if not isinstance(self.sampler, SGMCMCKernel):
-            raise TypeError(f"mesh= is for the kernels of this package, not for {type(self.sampler).__name__}.")
-        if self.num_chains == 1 or self.chain_method != "vectorized":
-            raise ValueError("mesh= is for several chains with chain_method='vectorized'.")
-        if checkpoint is not None and mesh.is_multi_process:
-            raise ValueError("checkpoint= does not write the chains of other processes: leave it out, or mesh.")
-        return check_mesh(mesh, self.num_chains)
 
     def run(
         self,
@@ -145,9 +147,11 @@ class MCMC(NumPyroMCMC):
         if self.checkpoint is not None:
             return True
         is_whole = self.post_warmup_state is None and self._collection_params["phase"] != "warmup"
-        if self.mesh is not None:
+        if self.mesh is not None or self.functions_at is not None:
             if not is_whole:
-                raise ValueError("mesh= is for whole runs: leave out warmup() and post_warmup_state.")
+                raise ValueError(
+                    "mesh= and functions_at= are for whole runs: leave out warmup() and post_warmup_state."
+                )
             return True
         is_plain = not any(name.startswith("~") for name in extra_fields) and not self._jit_model_args
         together = self.num_chains == 1 or self.chain_method == "vectorized"
@@ -158,7 +162,7 @@ class MCMC(NumPyroMCMC):
             key = jax.random.split(key, self.num_chains)
         self._args, self._kwargs = args, kwargs
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
-        arrays, static, join = split_arrays((args, kwargs))
+        arrays, static, join = split_arrays((args, kwargs, self.functions_at))
         if self.checkpoint is not None:
             run = self._describe(key, fields, init_params, arrays)
             Checkpoint(self.checkpoint, run)  # refuses another run before anything is computed
@@ -166,7 +170,7 @@ class MCMC(NumPyroMCMC):
         if self.mesh is not None:
             key, init_params = place((key, init_params), self.mesh, CHAINS)
             arrays = place(arrays, self.mesh)
-            args, kwargs = join(arrays)
+            args, kwargs, _ = join(arrays)
         state = self.sampler.init(key, self.num_warmup, init_params, args, kwargs)
         loop = self._loop(fields, static, join)
         if self.checkpoint is None:

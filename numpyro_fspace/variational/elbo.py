@@ -13,6 +13,7 @@ from numpyro.distributions.util import scale_and_mask, sum_rightmost
 from numpyro.infer import ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation
 
+from numpyro_fspace.functions import depends_on
 from numpyro_fspace.potential import base_transform
 from numpyro_fspace.primitives import fresh_draws, function_hook, is_functional_prior
 from numpyro_fspace.validate import check_count
@@ -301,29 +302,6 @@ def _normal(site):
     """The univariate normal laws behind a site, None for any other."""
     law = as_normal(site["fn"])
     return law if isinstance(law, dist.Normal) else None
-
-
-def depends_on(fn, values: dict) -> set:
-    """Names of the ``values`` that ``fn(values)`` depends on, read off its program (never too few)."""
-    names = [{name} for name in sorted(values) for _ in jax.tree.leaves(values[name])]
-    return set().union(*_origins(jax.make_jaxpr(fn)(values).jaxpr, names))
-
-
-def _origins(program, inputs: list) -> list:
-    """Origins of a program's outputs, given those of its inputs; compiled functions inside are looked into."""
-    origin = dict(zip(program.invars, inputs, strict=True))
-
-    def of(variable):
-        return set() if hasattr(variable, "val") else origin.get(variable, set())
-
-    for equation in program.eqns:
-        sources = [of(variable) for variable in equation.invars]
-        if equation.primitive.name in ("jit", "pjit"):
-            found = _origins(equation.params["jaxpr"].jaxpr, sources)
-        else:
-            found = [set().union(*sources)] * len(equation.outvars)
-        origin.update(zip(equation.outvars, found, strict=True))
-    return [of(variable) for variable in program.outvars]
 
 
 def _is_real(site) -> bool:
