@@ -5,6 +5,7 @@ from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.infer import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD
 from numpyro_fspace.inference_data import to_arviz
 from numpyro_fspace.networks import fan_in, flat, init_to_network, random_function, random_module
+from numpyro_fspace.on_demand import OnDemand
 from numpyro_fspace.plots import plot_functions
 from numpyro_fspace.posterior import Posterior
 from numpyro_fspace.prediction import predict
@@ -38,6 +39,7 @@ __all__ = [
     "FunctionalELBO",
     "GPPrior",
     "NetworkPrior",
+    "OnDemand",
     "Posterior",
     "PushforwardKL",
     "RegularizedKL",

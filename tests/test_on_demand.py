@@ -1,0 +1,91 @@
+"""Rows loaded on demand: the draws of data in memory, whatever holds the rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from flax import linen as nn
+
+import numpyro_fspace as fs
+
+NUM, BATCH = 300, 20
+
+
+@pytest.fixture
+def files(tmp_path):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(NUM, 2)).astype(np.float32)
+    y = (x[:, 0] - x[:, 1] ** 2).astype(np.float32)
+    for name, a in (("x", x), ("y", y)):
+        np.save(tmp_path / f"{name}.npy", a)
+    return tuple(np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("x", "y"))
+
+
+def model(x, y=None):
+    f = fs.random_module("f", nn.Sequential([nn.Dense(5), nn.tanh, nn.Dense(1)]), input_shape=2)
+    with numpyro.plate("data", len(x), subsample_size=BATCH) as rows:
+        numpyro.sample("y", dist.Normal(f(x[rows])[:, 0], 0.3), obs=None if y is None else y[rows])
+
+
+def run(x, y, **settings):
+    mcmc = fs.MCMC(fs.SGHMC(model, num_steps=4), num_warmup=20, num_samples=10, progress_bar=False, **settings)
+    mcmc.run(jax.random.key(0), x, y)
+    return mcmc
+
+
+@pytest.mark.filterwarnings("ignore:The chain runs hot")  # ten draws say little
+@pytest.mark.parametrize("settings", [{}, {"num_chains": 2, "chain_method": "vectorized"}])
+def test_the_draws_are_those_of_data_in_memory(files, settings):
+    """Control variates and their full gradients included."""
+    in_memory = run(*(jnp.asarray(a) for a in files), **settings)
+    on_disk = run(*(fs.OnDemand(a) for a in files), **settings)
+    for one, two in zip(*(jax.tree.leaves(m.get_samples()) for m in (in_memory, on_disk)), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+    new = np.asarray(files[0][:7])
+    f = [fs.predict(m, jax.random.key(1), new, inputs=new)["f"] for m in (in_memory, on_disk)]
+    np.testing.assert_allclose(*f, rtol=1e-3, atol=1e-4)
+
+
+class Recorder:
+    """A source that only takes what an HDF5 file does, increasing distinct row numbers, and remembers how many."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype, self.most = array, array.shape, array.dtype, 0
+
+    def __getitem__(self, rows):
+        assert (np.diff(rows) > 0).all()
+        self.most = max(self.most, len(rows))
+        return self.array[rows]
+
+
+def test_rows_in_any_order_and_number():
+    array = np.arange(12.0).reshape(6, 2)
+    source = fs.OnDemand(Recorder(array))
+    rows = np.array([[5, 0], [3, 3]])
+    for load in (source.__getitem__, jax.jit(lambda rows: source[rows]), jax.vmap(lambda rows: source[rows])):
+        np.testing.assert_array_equal(load(jnp.asarray(rows)), array[rows])
+    np.testing.assert_array_equal(source[1:5:2], array[1:5:2])
+    assert source[jnp.array([0])].dtype == jnp.float32  # JAX's default precision
+    assert len(source) == 6 and source.ndim == 2 and "Recorder of shape [6, 2]" in repr(source)
+
+
+@pytest.mark.filterwarnings("ignore:The chain runs hot")
+def test_a_minibatch_at_a_time(files):
+    """No more rows than the full gradient of the control variates takes at once; without them, one minibatch."""
+    x, y = (Recorder(a) for a in files)
+    mcmc = fs.MCMC(fs.SGHMC(model, control_variates=False), num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(jax.random.key(0), fs.OnDemand(x), fs.OnDemand(y))
+    assert x.most == y.most == BATCH
+
+
+def test_mistakes_are_named():
+    with pytest.raises(TypeError, match="got generator without shape"):
+        fs.OnDemand(i for i in range(3))
+    with pytest.raises(TypeError, match="of a single number"):
+        fs.OnDemand(np.zeros(()))
+    with pytest.raises(TypeError, match="must hold numbers"):
+        fs.OnDemand(np.array(["a", "b"]))
+    with pytest.raises(IndexError, match="rows 2 to 9 are not all among the 3"):
+        fs.OnDemand(np.zeros((3, 1)))[np.array([2, 9])]
