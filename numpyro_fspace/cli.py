@@ -70,7 +70,7 @@ def _parser():
     figure.set_defaults(run=_figure)
 
     bench = commands.add_parser("bench", help="effective draws of f per second; the time of a step beside others'")
-    bench.add_argument("benchmark", choices=("ess", "steps", "svi"))
+    bench.add_argument("benchmark", choices=("ess", "rows", "steps", "svi"))
     bench.add_argument("--method", nargs="+", choices=ESS_METHODS, default=list(ESS_METHODS), help="of ess")
     bench.add_argument("--size", nargs="+", choices=tuple(SIZES), default=list(SIZES), help="of steps")
     bench.add_argument("--repeats", type=_positive, default=1, metavar="R")
@@ -147,10 +147,11 @@ def _records(args):
 def _bench(args):
     from numpyro_fspace.experiments.bench import bench_ess, bench_svi
     from numpyro_fspace.experiments.records import write
-    from numpyro_fspace.experiments.steps import bench_steps
+    from numpyro_fspace.experiments.steps import NUM_ROWS, bench_rows, bench_steps
 
     runs = {
         "ess": [functools.partial(bench_ess, method) for method in args.method],
+        "rows": [functools.partial(bench_rows, num_rows) for num_rows in (NUM_ROWS[:1] if args.quick else NUM_ROWS)],
         "steps": [functools.partial(bench_steps, size) for size in args.size],
         "svi": [bench_svi],
     }

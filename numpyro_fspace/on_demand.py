@@ -77,8 +77,9 @@ class OnDemand:
 
     def _load(self, rows) -> np.ndarray:
         rows = np.asarray(rows)
+        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
+            raise IndexError(f"rows {rows.min()} to {rows.max()} are not all among the {len(self)} of {self!r}.")
+        if isinstance(self.source, np.ndarray):  # np.memmap too, which takes rows in any order
+            return np.asarray(self.source[rows], self.dtype)
         distinct, places = np.unique(rows, return_inverse=True)
-        if distinct.size and not 0 <= distinct[0] <= distinct[-1] < len(self):
-            raise IndexError(f"rows {distinct[0]} to {distinct[-1]} are not all among the {len(self)} of {self!r}.")
-        loaded = np.asarray(self.source[distinct], self.dtype)
-        return loaded[places.reshape(rows.shape)]
+        return np.asarray(self.source[distinct], self.dtype)[places.reshape(rows.shape)]

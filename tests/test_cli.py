@@ -201,6 +201,15 @@ def test_benchmark_of_steps(capsys):
     assert line["faster_than_blackjax"]["sgld"] == pytest.approx(line["us"]["blackjax_sgld"] / line["us"]["sgld"])
 
 
+@pytest.mark.filterwarnings("ignore:The chain runs hot")  # two draws say little
+def test_benchmark_of_rows_on_disk(capsys):
+    status, out, _ = run(capsys, "bench", "rows", "--quick")
+    line = json.loads(out)
+    assert status == 0
+    assert (line["num_rows"], line["batch_size"]) == (1000, 500)
+    assert line["on_disk_over_in_memory"] == pytest.approx(line["us"]["on_disk"] / line["us"]["in_memory"])
+
+
 def test_settings_change_the_config(capsys):
     argv = ["run", "extrapolation", "--method", "bbb", "--quick", "--set", "noise_factor=10", "activation=relu"]
     status, out, _ = run(capsys, *argv)

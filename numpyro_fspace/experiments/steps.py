@@ -1,9 +1,11 @@
-"""The time of a gradient step beside BlackJAX's samplers and plain SGD, by turns in one process."""
+"""The time of a gradient step: beside BlackJAX's samplers and plain SGD, by turns in one process; on data on disk."""
 
 from __future__ import annotations
 
 import functools
+import tempfile
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import blackjax
@@ -20,11 +22,12 @@ from numpyro_fspace import measurement
 from numpyro_fspace.experiments.methods import KERNELS
 from numpyro_fspace.infer import MCMC, Warmup
 from numpyro_fspace.networks import fan_in, random_module
+from numpyro_fspace.on_demand import OnDemand
 from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import GPPrior
 from numpyro_fspace.sgmcmc.preconditioners import identity
 
-__all__ = ["SIZES", "bench_steps"]
+__all__ = ["NUM_ROWS", "SIZES", "bench_rows", "bench_steps"]
 
 STEP_SIZE = 1e-7
 #: Gradient steps of a draw that is kept.
@@ -94,6 +97,59 @@ def bench_steps(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
     }
 
 
+#: Rows of the data sets of ``bench_rows``.
+NUM_ROWS = (10**3, 10**5, 10**7)
+
+
+def bench_rows(num_rows: int, repeat: int = 0, *, quick: bool = False) -> dict:
+    """One record: microseconds of a gradient step of SGHMC on data in memory and on the same data on disk.
+
+    Nine inputs, a 2×50 network, minibatches of 1024 (of half the rows, if they are fewer), no control variates, whose
+    full gradient grows with the data; the file is one that the system has just written, so it lies in its cache if it
+    fits. ``mib`` is by how much the process's own memory grew in the run, the data in memory not counted.
+    """
+    num_rows = min(num_rows, 10**4) if quick else num_rows
+    problem = SIZES["protein1000"]._replace(num_data=num_rows, batch_size=min(1024, num_rows // 2))
+    problem = problem._replace(num_draws=2 if quick else 40)
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: Path(folder) / f"{name}.npy" for name in ("x", "y")}
+        for file, values in zip(files.values(), _data(problem), strict=True):
+            np.save(file, values)
+        mapped = [OnDemand(np.load(file, mmap_mode="r")) for file in files.values()]
+        runs, mib = {}, {}
+        for name, data in (("on_disk", mapped), ("in_memory", [jnp.asarray(np.load(f)) for f in files.values()])):
+            before = _own_memory()
+            runs[name] = _ours(KERNELS["sghmc"], problem, *data)
+            runs[name](jax.random.key(repeat))
+            mib[name] = _own_memory() - before
+        times: dict[str, list] = {name: [] for name in runs}
+        for turn in range(2 if quick else NUM_TURNS):
+            for name, run in runs.items():
+                times[name].append(_clock(run, jax.random.key(1000 * repeat + turn + 1)))
+    total = problem.num_draws * NUM_STEPS
+    us = {name: 1e6 / total * np.median(values, 0) for name, values in times.items()}
+    return {
+        "benchmark": "rows",
+        "num_rows": num_rows,
+        "batch_size": problem.batch_size,
+        "repeat": repeat,
+        "us": {name: float(pair[0]) for name, pair in us.items()},
+        "cpu_us": {name: float(pair[1]) for name, pair in us.items()},
+        "on_disk_over_in_memory": float(us["on_disk"][0] / us["in_memory"][0]),
+        "mib": mib,
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def _own_memory():
+    """MiB of this process's memory that belong to no file; NaN where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return float("nan")
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon")), float("nan"))
+
+
 def _clock(run, key):
     """Seconds on the wall, and of all cores together."""
     start = time.perf_counter(), time.process_time()
@@ -136,8 +192,8 @@ def _ours(kernel, problem, x, y):
         f = random_module("net", _network(problem), input_shape=problem.num_inputs, prior=fan_in(1.0))
         if kernel.needs_functional_prior:
             f = functional_prior("f", f, gp, points)
-        with numpyro.plate("data", problem.num_data, subsample_size=problem.batch_size):
-            xb, yb = numpyro.subsample(x, event_dim=1), numpyro.subsample(y, event_dim=0)
+        with numpyro.plate("data", problem.num_data, subsample_size=problem.batch_size) as rows:
+            xb, yb = (x, y) if problem.batch_size is None else (x[rows], y[rows])
             numpyro.sample("y", _likelihood(problem, f(xb)), obs=yb)
 
     settings = {"preconditioner": identity(), "warmup": Warmup(warm_start=0.0), "control_variates": False}
