@@ -72,6 +72,15 @@ def test_score_moves_with_the_draws_and_shrinks_with_their_scale():
     np.testing.assert_allclose(spectral_stein_score(4.0 * draws), spectral_stein_score(draws) / 4.0, atol=1e-3)
 
 
+def test_score_elsewhere_is_extended_from_the_draws():
+    draws = 1.0 + jax.random.normal(jax.random.key(0), (800, 2)) @ ROOT.T
+    np.testing.assert_allclose(spectral_stein_score(draws, at=draws), spectral_stein_score(draws), atol=0.02)
+    at = jnp.array([[1.5, 1.5], [0.5, 1.0], [1.0, 0.4]])
+    exact = -(at - 1.0) @ np.linalg.inv(ROOT @ ROOT.T)
+    np.testing.assert_allclose(spectral_stein_score(draws, at=at), exact, atol=0.7)
+    assert np.abs(spectral_stein_score(draws, at=100.0 + at)).max() < 1e-6
+
+
 # ---- SpectralSteinKL -----------------------------------------------------------------------------------------
 
 

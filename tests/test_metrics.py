@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from scipy import integrate, stats
+from scipy.spatial import distance
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 from numpyro_fspace import metrics
@@ -253,3 +254,101 @@ def test_bad_input_is_named(message):
 def test_text_is_a_type_error():
     with pytest.raises(TypeError, match="y must be a real numeric array"):
         metrics.rmse(["a"], [0.0])
+
+
+# Kernelised Stein discrepancy
+
+
+def stein_kernel(kernel, score):
+    """u(x, y) from its definition, by automatic differentiation."""
+    import jax
+
+    def u(x, y):
+        mixed = jax.jacfwd(jax.grad(kernel, 0), 1)(x, y)
+        k_x, k_y = jax.grad(kernel, 0)(x, y), jax.grad(kernel, 1)(x, y)
+        return score(x) @ score(y) * kernel(x, y) + score(x) @ k_y + score(y) @ k_x + mixed.trace()
+
+    return u
+
+
+@pytest.mark.parametrize("name", ["imq", "rbf"])
+def test_ksd_is_its_definition(name, x64):
+    import jax
+    import jax.numpy as jnp
+
+    def kernel(x, y):
+        r2 = jnp.sum((x - y) ** 2) / 0.7**2
+        return (1 + r2) ** -0.5 if name == "imq" else jnp.exp(-0.5 * r2)
+
+    def score(x):
+        return -jnp.tanh(x) * jnp.array([1.0, 3.0, 0.2])
+
+    draws = jax.random.normal(jax.random.key(0), (6, 3), float)
+    u = np.array(jax.vmap(jax.vmap(stein_kernel(kernel, score), (None, 0)), (0, None))(draws, draws))
+    settings = {"kernel": name, "bandwidth": 0.7}
+    assert metrics.ksd(draws, jax.vmap(score)(draws), **settings) == pytest.approx(u.mean())
+    expected = (u.sum() - np.trace(u)) / 30
+    assert metrics.ksd(draws, jax.vmap(score)(draws), unbiased=True, **settings) == pytest.approx(expected)
+
+
+def gaussian_ksd(mean, sd, bandwidth):
+    """KSD² of N(mean, sd²) from N(0, 1) with the squared exponential kernel, by quadrature of the definition."""
+
+    def term(y, x):
+        r = x - y
+        k = np.exp(-0.5 * r**2 / bandwidth**2)
+        u = x * y - r**2 / bandwidth**2 + 1 / bandwidth**2 - r**2 / bandwidth**4
+        return stats.norm.pdf(x, mean, sd) * stats.norm.pdf(y, mean, sd) * u * k
+
+    low, high = mean - 8 * sd, mean + 8 * sd
+    return integrate.dblquad(term, low, high, low, high)[0]
+
+
+@pytest.mark.parametrize(("mean", "sd"), [(0.8, 1.0), (0.0, 1.7), (0.5, 0.6)])
+def test_ksd_of_gaussians_in_closed_form(mean, sd):
+    """With the Stein feature b(y) = E[s(x) k + ∇_x k], KSD² = |b|²: for equal sd, m² times E[k]."""
+    bandwidth = 1.3
+    exact = gaussian_ksd(mean, sd, bandwidth)
+    if sd == 1.0:
+        assert exact == pytest.approx(mean**2 * bandwidth / np.sqrt(bandwidth**2 + 2.0), rel=1e-6)
+    draws = np.random.default_rng(RNG_SEED).normal(mean, sd, size=(3000, 1))
+    found = metrics.ksd(draws, -draws, kernel="rbf", bandwidth=bandwidth, unbiased=True)
+    assert found == pytest.approx(exact, rel=0.15)
+
+
+@pytest.mark.parametrize("kernel", ["imq", "rbf"])
+def test_ksd_of_the_law_itself_is_zero_and_grows_with_the_distance(kernel):
+    rng = np.random.default_rng(RNG_SEED)
+    draws = rng.normal(size=(200, 100, 3))
+    settings = {"kernel": kernel, "bandwidth": 2.0}
+    own = np.array([metrics.ksd(x, -x, unbiased=True, **settings) for x in draws])
+    assert abs(own.mean()) < 4.0 * own.std() / np.sqrt(len(own))
+    biased = np.mean([metrics.ksd(x, -x, **settings) for x in draws])
+    assert biased == pytest.approx((3.0 + 3.0 / 2.0**2) / 100, rel=0.1)  # (E|s|² + tr ∇∇k)/S
+    shifted = [metrics.ksd(draws[0] + shift, -(draws[0] + shift), **settings) for shift in (0.0, 0.3, 0.6, 1.2)]
+    assert np.all(np.diff(shifted) > 0)
+
+
+def test_ksd_by_blocks_of_draws():
+    """More draws than are held at a time, in another order; the bandwidth is their median distance."""
+    rng = np.random.default_rng(RNG_SEED)
+    draws, score = rng.normal(size=(2, 901, 2))
+    rows = rng.permutation(901)
+    median = np.median(distance.pdist(draws))
+    assert metrics.ksd(draws[rows], score[rows], bandwidth=median) == pytest.approx(metrics.ksd(draws, score))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        ((np.zeros((3, 2)), np.zeros((3, 1))), {}, "must both have shape"),
+        ((np.zeros(3), np.zeros(3)), {}, "must both have shape"),
+        ((np.zeros((1, 2)), np.zeros((1, 2))), {}, "two or more"),
+        ((np.ones((3, 2)), np.ones((3, 2))), {}, "bandwidth must be positive"),
+        ((np.ones((3, 2)), np.ones((3, 2))), {"kernel": "cosine"}, "'imq', 'rbf'"),
+        ((np.ones((3, 2)), np.full((3, 2), np.nan)), {}, "score holds 6 NaN"),
+    ],
+)
+def test_ksd_refuses(arguments, settings, message):
+    with pytest.raises(ValueError, match=message):
+        metrics.ksd(*arguments, **settings)

@@ -36,6 +36,7 @@ from numpyro_fspace.metrics.distribution import (
     gaussian_w2,
     sample_w2,
 )
+from numpyro_fspace.metrics.stein import ksd
 
 __all__ = [
     "Reliability",
@@ -52,6 +53,7 @@ __all__ = [
     "gaussian_mixture_lpd",
     "gaussian_w2",
     "gibbs_score",
+    "ksd",
     "lpd",
     "nll",
     "ood_auc",

@@ -235,11 +235,19 @@ class SpectralSteinKL:
         return (entropy_term - log_prior.sum()) / len(f)
 
 
-def spectral_stein_score(draws: Float[Array, "S D"], explained: float = 0.99) -> Float[Array, "S D"]:
-    """∇ log q at each of S draws from q: the spectral Stein estimate with a squared exponential kernel.
+def spectral_stein_score(
+    draws: Float[Array, "S D"], explained: float = 0.99, at: Float[Array, "A D"] | None = None
+) -> Float[Array, "A D"]:
+    """∇ log q from S draws from q: the spectral Stein estimate with a squared exponential kernel.
 
     The kernel's width is the median distance between draws; eigenfunctions are kept until they explain a share
-    ``explained`` of the kernel matrix's trace.
+    ``explained`` of the kernel matrix's trace. They are extended from the draws by Nyström's formula, and the estimate
+    falls to zero far from all draws.
+
+    Args:
+        draws: from q.
+        explained: that share.
+        at: where the score is wanted; the draws themselves if None.
 
     Reference: J. Shi, S. Sun, J. Zhu (2018), *A spectral approach to gradient estimation for implicit distributions*.
     """
@@ -254,4 +262,7 @@ def spectral_stein_score(draws: Float[Array, "S D"], explained: float = 0.99) ->
     # With ψ_j = √S Σ_i u_ij k(·, x_i) / λ_j, the mean over draws of ∇ψ_j is -β_j, and √S u_j are the ψ_j at the draws.
     slopes = -(kernel @ draws - kernel.sum(1)[:, None] * draws) / width
     beta = -(vectors.T @ slopes) / (jnp.where(kept, values, 1.0)[:, None] * jnp.sqrt(num))
-    return jnp.sqrt(num) * (vectors * kept) @ beta
+    if at is None:
+        return jnp.sqrt(num) * (vectors * kept) @ beta
+    extended = jnp.exp(-0.5 * jnp.sum((at[:, None] - draws[None]) ** 2, -1) / width)
+    return jnp.sqrt(num) * (extended @ (vectors * kept / values)) @ beta
