@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,17 +16,47 @@ from numpyro_fspace.experiments.methods import METHODS, VARIATIONAL, fit
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, scores, training_points
 from numpyro_fspace.measurement import PointSampler
 from numpyro_fspace.priors import GPFit, GPPrior, fit_gp
+from numpyro_fspace.priors.pretrain import kernel_and_params
 
-__all__ = ["EXPERIMENT", "prepare"]
+__all__ = ["CONFIG", "EXPERIMENT", "UCIConfig", "fit_split", "prepare", "results"]
+
+#: Kernels of inputs in units of their lengthscales, with a unit variance.
+UNIT_KERNELS = {
+    "rbf": lambda kernels: kernels.ExpSquared(),
+    "matern": lambda kernels: kernels.Matern52(distance=kernels.distance.L2Distance()),
+    "linear": lambda kernels: 1.0 + kernels.DotProduct(),
+}
+
+
+@dataclass(frozen=True)
+class UCIConfig(Config):
+    """Every number of a run.
+
+    Attributes:
+        num_train: training rows that are used, at most; None is all.
+        num_points: measurement points of the functional prior, at most.
+        kernel: of the GP, with a lengthscale per input: ``"rbf"``, ``"matern"`` (ν = 5/2) or ``"linear"``.
+        num_gp_steps: 0 leaves the GP as training would start it.
+    """
+
+    num_train: int | None = None
+    num_points: int = 300
+    kernel: str = "rbf"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.kernel not in UNIT_KERNELS:
+            raise ValueError(f"kernel={self.kernel!r} is unknown; choose from {', '.join(UNIT_KERNELS)}.")
+
 
 #: Weights of a scale that is learned with the rest, around half as wide again as N(0, 1/fan-in), so that the functional
 #: prior, which is calibrated to them, has something to say. Several chains: where the noise is small one chain does not
 #: get around the posterior, and its spread is too narrow.
-CONFIG = Config(weight_scale=1.5, weight_scale_sd=0.5, calibrated=True, noise_sd=0.1, num_chains=4, num_samples=500)
+CONFIG = UCIConfig(weight_scale=1.5, weight_scale_sd=0.5, calibrated=True, noise_sd=0.1, num_chains=4, num_samples=500)
 #: Largest training set that is used whole at every gradient; larger ones by minibatches of ``BATCH``.
 FULL_BATCH, BATCH = 2000, 500
-#: Measurement points of the functional prior; points the GP is trained on; points it is conditioned on.
-NUM_MEASUREMENT, NUM_TRAINING, NUM_CONDITIONING = 300, 1000, 1500
+#: Points the GP is trained on; points it is conditioned on.
+NUM_TRAINING, NUM_CONDITIONING = 1000, 1500
 #: Measurement points of a variational method, drawn anew at each step: nothing else tells it of the prior, so half of
 #: them are training inputs and half lie around them, at this distance in standardised inputs.
 NUM_DRAWN, SPREAD = 500, 0.5
@@ -46,29 +76,55 @@ class Problem(NamedTuple):
     exact: FunctionPosterior
 
 
-def run(job: Job[Config]) -> dict:
+def run(job: Job[UCIConfig]) -> dict:
     """A method on one split of a data set, beside the exact GP of the functional prior's kernel.
 
     The GP (squared exponential with a lengthscale per input, noise) is trained by marginal likelihood on up to 1000
     training points and conditioned on up to 1500. Its kernel is the functional prior at up to 300 training
     inputs, its lengthscales are the units of the network's inputs, its noise centres the noise's prior.
     """
+    return results(job, *fit_split(job))
+
+
+def fit_split(job: Job[UCIConfig]) -> tuple[Problem, FunctionPosterior]:
+    """The problem of a split, and a method's posterior at its test inputs."""
     method, config = job.method, job.config
-    problem = prepare(job.dataset, job.split, job.seed, config.num_gp_steps)
-    data, exact = problem.data, problem.exact
-    if len(data.x_train) > FULL_BATCH and config.batch_size is None:
-        config = replace(config, batch_size=BATCH)
-    key_fit, key_scores = jax.random.split(jax.random.fold_in(jax.random.key(job.seed), 1 + job.split))
-    posterior = exact
-    if method != "gp":
-        train, gp, points = (data.x_train, data.y_train), problem.gp, problem.points
-        if method in VARIATIONAL:
-            half = NUM_DRAWN // 2
-            rows = measurement.subset(data.x_train, min(half, len(data.x_train)))
-            points = measurement.union(rows, measurement.perturb(data.x_train, SPREAD, half))
-            gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=VARIATIONAL_NUGGET * float(gp.params["variance"])))
-        posterior = fit(method, config, gp, points, *train, data.x_test, key_fit, progress=job.progress)
-    result, gp_result = scores(posterior, data.y_test, key_scores), scores(exact, data.y_test, key_scores)
+    problem = prepare(
+        job.dataset,
+        job.split,
+        job.seed,
+        config.num_gp_steps,
+        num_train=config.num_train,
+        num_points=config.num_points,
+        kernel=config.kernel,
+    )
+    data, gp, points = problem.data, problem.gp, problem.points
+    if method == "gp":
+        return problem, problem.exact
+    if method in VARIATIONAL:
+        half = NUM_DRAWN // 2
+        rows = measurement.subset(data.x_train, min(half, len(data.x_train)))
+        points = measurement.union(rows, measurement.perturb(data.x_train, SPREAD, half))
+        gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=VARIATIONAL_NUGGET * float(gp.params["variance"])))
+    config = replace(config, batch_size=batch_size(config, data))
+    train, key = (data.x_train, data.y_train), _keys(job)[0]
+    return problem, fit(method, config, gp, points, *train, data.x_test, key, progress=job.progress)
+
+
+def batch_size(config: UCIConfig, data: Split) -> int | None:
+    """The minibatch of the config, or the one of large sets."""
+    return BATCH if len(data.x_train) > FULL_BATCH and config.batch_size is None else config.batch_size
+
+
+def _keys(job):
+    """Keys of the fit and of the scores."""
+    return jax.random.split(jax.random.fold_in(jax.random.key(job.seed), 1 + job.split))
+
+
+def results(job: Job[UCIConfig], problem: Problem, posterior: FunctionPosterior) -> dict:
+    """What a record says of a posterior."""
+    data, exact, key = problem.data, problem.exact, _keys(job)[1]
+    result, gp_result = scores(posterior, data.y_test, key), scores(exact, data.y_test, key)
     moments = (posterior.f_mean, posterior.f_sd**2, exact.f_mean, exact.f_sd**2)
     rmse_raw, lpd_raw = metrics.to_raw_units(result["rmse"], result["lpd"], data.y_scale)
     return {
@@ -81,25 +137,53 @@ def run(job: Job[Config]) -> dict:
         "gp_lpd": gp_result["lpd"],
         "w2_gp": metrics.gaussian_w2(*moments),
         "w2_gp_squared": metrics.gaussian_w2(*moments, squared=True),
-        "batch_size": config.batch_size,
+        "batch_size": batch_size(job.config, data),
         **result,
     }
 
 
 @lru_cache(maxsize=1)
-def prepare(dataset: str, split: int, seed: int, num_gp_steps: int) -> Problem:
+def prepare(
+    dataset: str,
+    split: int,
+    seed: int,
+    num_gp_steps: int,
+    *,
+    num_train: int | None = None,
+    num_points: int = CONFIG.num_points,
+    kernel: str = CONFIG.kernel,
+) -> Problem:
     """Load a split and train its GP; remembered for the next method."""
     data = load_uci(dataset, split)
+    key = jax.random.fold_in(jax.random.key(seed), 2**16 + split)
+    key_gp, key_rows, key_points, key_train = jax.random.split(key, 4)
+    if num_train is not None and num_train < len(data.x_train):
+        some = np.asarray(jax.random.permutation(key_train, len(data.x_train))[:num_train])
+        data = replace(data, x_train=data.x_train[some], y_train=data.y_train[some])
     x, y = data.x_train, data.y_train
-    key_gp, key_rows, key_points = jax.random.split(jax.random.fold_in(jax.random.key(seed), 2**16 + split), 3)
-    gp = fit_gp(None, x, y, num_steps=num_gp_steps, learning_rate=0.1, max_points=NUM_TRAINING, key=key_gp)
+    gp = _train(kernel, x, y, num_gp_steps, key_gp)
     nugget = gp.noise_variance + NUGGET * float(gp.params["variance"])
     gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=nugget))
     rows: slice | np.ndarray = slice(None)
     if len(x) > NUM_CONDITIONING:
         rows = np.asarray(jax.random.permutation(key_rows, len(x))[:NUM_CONDITIONING])
     exact = fit("gp", CONFIG, gp, None, x[rows], y[rows], data.x_test, None)
-    return Problem(data, gp, training_points(x, NUM_MEASUREMENT, key_points), exact)
+    return Problem(data, gp, training_points(x, num_points, key_points), exact)
+
+
+def _train(kernel, x, y, num_steps, key):
+    """The GP of a kernel's name, with the variance and a lengthscale per input as parameters."""
+    import tinygp
+
+    unit = UNIT_KERNELS[kernel](tinygp.kernels)
+
+    def scaled(params):
+        return params["variance"] * tinygp.transforms.Linear(1.0 / params["lengthscale"], unit)
+
+    start = kernel_and_params(None, None, x, y)[1]
+    # The parameters that are kept are those before a step: with one step, the start itself.
+    settings = {"num_steps": max(1, num_steps), "learning_rate": 0.1, "max_points": NUM_TRAINING, "key": key}
+    return fit_gp(scaled, x, y, params=start, **settings)
 
 
 #: Published RMSE on standardised targets, 90/10 splits: Wu et al. (the first four), their FVIMC, and the roots of the

@@ -1,0 +1,146 @@
+"""What each setting of the UCI regression is worth: one is changed, all others stay."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from numpyro_fspace import metrics
+from numpyro_fspace.experiments import uci
+from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.uci import UCIConfig
+
+__all__ = ["EXPERIMENT"]
+
+#: Shorter runs than ``fspace run uci``'s, as there are many.
+CONFIG = replace(uci.CONFIG, num_chains=2, num_warmup=500, num_samples=500)
+SAMPLERS = ("fsghmc", "fsgld")
+VARIANTS = {
+    "num_samples": (8, 75),
+    "num_train": (50, 150),
+    "num_points": (10, 40, 400),
+    "kernel": ("matern", "linear"),
+    "num_gp_steps": (0, 10, 20, 100),
+}
+LEVELS = np.linspace(0.1, 0.9, 9)
+#: Draws of a chain in a trace; test points at which f is traced.
+NUM_TRACED, NUM_POINTS = 100, 3
+
+
+def _methods(sampler):
+    return sampler, *(f"{sampler}:{name}={value}" for name, values in VARIANTS.items() for value in values)
+
+
+def run(job: Job[UCIConfig]) -> dict:
+    """``"fsghmc:num_points=10"`` is a run of ``fspace run uci --method fsghmc`` with ten measurement points.
+
+    ``num_samples`` is that of each chain, ``num_train`` that of the training rows, ``num_points`` that of the
+    measurement points, ``num_gp_steps`` how long the GP is trained. ``calibration_error`` is the mean distance between
+    the levels .1, .2, …, .9 of central intervals and the shares of targets in them.
+    """
+    sampler, _, setting = job.method.partition(":")
+    config = job.config.updated(dict([_parsed(setting)])) if setting else job.config
+    job = job._replace(method=sampler, config=config)
+    problem, posterior = uci.fit_split(job)
+    f, sigma = posterior.f, posterior.sigma
+    assert f is not None and sigma is not None, "a sampler has draws"
+    flat = f.reshape(-1, f.shape[-1])
+    noise = np.asarray(jax.random.normal(jax.random.fold_in(jax.random.key(job.seed), job.split), flat.shape))
+    seen = metrics.calibration_curve(problem.data.y_test, flat + sigma.reshape(-1, 1) * noise, LEVELS)
+    draws = np.unique(np.linspace(0, f.shape[1] - 1, NUM_TRACED).astype(int))
+    points = np.linspace(0, f.shape[2] - 1, NUM_POINTS).astype(int)
+    return {
+        **uci.results(job, problem, posterior),
+        "calibration_error": float(np.abs(seen - LEVELS).mean()),
+        "curves": {"level": LEVELS, "coverage": seen, "draw": draws, "trace": f[:, draws][:, :, points].swapaxes(0, 2)},
+    }
+
+
+def _parsed(setting):
+    name, _, value = setting.partition("=")
+    return name, ast.literal_eval(value) if value.isdigit() else value
+
+
+def picture(records):
+    """A panel of calibration curves for each setting, means over the records, and the traces of one run."""
+    import matplotlib.pyplot as plt
+
+    records = [line for line in records if line.get("curves")]
+    if not records:
+        raise ValueError("no record holds curves to draw; make some with fspace run ... --out FILE.")
+    sampler = records[0]["method"].partition(":")[0]
+    figure, axes = plt.subplots(2, 3, figsize=(12.0, 7.0), layout="constrained")
+    colours = plt.get_cmap("viridis")(np.linspace(0.0, 0.85, 4))
+    for ax, (name, values) in zip(axes.flat, VARIANTS.items(), strict=False):
+        ax.plot([0, 1], [0, 1], color="grey", lw=0.6)
+        _calibration(ax, records, sampler, "default", color="black", lw=2.0)
+        for value, colour in zip(values, colours, strict=False):
+            _calibration(ax, records, f"{sampler}:{name}={value}", str(value), color=colour)
+        ax.set(title=name, xlabel="level", ylabel="share of targets inside", aspect="equal", xlim=(0, 1), ylim=(0, 1))
+        ax.legend(frameon=False, fontsize="small")
+    _traces(axes.flat[-1], next((line for line in records if line["method"] == sampler), records[0]))
+    return figure
+
+
+def _calibration(ax, records, method, label, **style):
+    curves = [line["curves"] for line in records if line["method"] == method]
+    if curves:
+        ax.plot(curves[0]["level"], np.mean([curve["coverage"] for curve in curves], 0), label=label, **style)
+
+
+def _traces(ax, line):
+    """f at some test points: a shade for each chain."""
+    trace, draw = np.array(line["curves"]["trace"]), line["curves"]["draw"]  # [points, draws, chains]
+    for values, colour in zip(trace, ("#0072B2", "#D55E00", "#009E73"), strict=True):
+        for number, chain in enumerate(values.T):
+            ax.plot(draw, chain, color=colour, lw=0.7, alpha=1.0 / (1 + number))
+    ax.set(title=f"f at {len(trace)} test points, {trace.shape[2]} chains", xlabel="draw", ylabel="f")
+
+
+#: RMSE of Wu, Xuan and Lu's tables 2, 8, 10 and 12, by their nearest setting here.
+PUBLISHED = {
+    ("yacht", "fsghmc"): 0.25,
+    ("yacht", "fsghmc:num_samples=75"): 0.246,
+    ("yacht", "fsghmc:num_points=40"): 0.297,
+    ("yacht", "fsghmc:num_gp_steps=0"): 0.51,
+    ("yacht", "fsgld"): 0.41,
+    ("yacht", "fsgld:num_samples=75"): 0.409,
+    ("yacht", "fsgld:num_points=40"): 0.496,
+    ("yacht", "fsgld:num_gp_steps=0"): 0.58,
+    ("boston", "fsghmc"): 0.24,
+    ("boston", "fsghmc:num_samples=75"): 0.270,
+    ("boston", "fsghmc:num_points=40"): 0.290,
+    ("boston", "fsgld"): 0.36,
+    ("boston", "fsgld:num_samples=75"): 0.392,
+    ("boston", "fsgld:num_points=40"): 0.448,
+}
+
+EXPERIMENT = Experiment(
+    summary="What draws, training rows, measurement points, the kernel and its training are worth on UCI sets.",
+    run=run,
+    config=CONFIG,
+    methods=tuple(itertools.chain.from_iterable(map(_methods, SAMPLERS))),
+    defaults=_methods("fsghmc"),
+    datasets=("boston", "yacht", "concrete", "energy", "wine_red"),
+    num_splits=uci.EXPERIMENT.num_splits,
+    files=tuple(f"uci/{name}.npz" for name in ("boston", "yacht", "concrete", "energy", "wine_red")),
+    minutes=1,
+    columns={
+        "rmse": "RMSE",
+        "gp_rmse": "of the GP",
+        "lpd": "lpd",
+        "gp_lpd": "of the GP",
+        "coverage90": "coverage",
+        "calibration_error": "calibration error",
+        "w2_gp": "W2 to the GP",
+        "rhat_max": "R-hat",
+        "seconds": "seconds",
+    },
+    published={key: {"rmse": value} for key, value in PUBLISHED.items()},
+    source="Wu, Xuan and Lu, tables 2, 8, 10 and 12 (15 or 150 draws, splits of their own, a 2×10 network)",
+    picture=picture,
+)
