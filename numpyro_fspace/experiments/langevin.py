@@ -401,7 +401,7 @@ def picture(records):
             lines = [line for line in records if line["dataset"] == dataset and line["method"] == method]
             for line in lines[:1]:
                 _draw(row, line["curves"], colours[method], method, dashed=method == "function")
-        row[0].set(xscale="symlog", yscale="log", xlabel="iteration", ylabel="√KSD²", title=dataset)
+        row[0].set(xscale="log", yscale="log", xlabel="iteration", ylabel="√KSD² (dotted: exact draws)", title=dataset)
         for ax, iteration in zip(row[1:], SHOWN, strict=True):
             ax.set(ylim=(-5.0, 4.0), title=f"80 % of f after {iteration}")
     handles, labels = axes[0, 0].get_legend_handles_labels()
@@ -411,7 +411,7 @@ def picture(records):
 
 def _draw(axes, curves, colour, label, *, dashed):
     style = {"color": colour, "lw": 1.2, "ls": "--" if dashed else "-"}
-    axes[0].plot(curves["iterations"], curves["ksd"], label=label, **style)
+    axes[0].plot(curves["iterations"][1:], curves["ksd"][1:], label=label, **style)
     axes[0].axhline(curves["floor"][-1], color=colour, lw=0.6, ls=":")
     for ax, low, high in zip(axes[1:], curves["low"], curves["high"], strict=True):
         for edge in (low, high):
