@@ -17,26 +17,21 @@ from numpyro import handlers
 
 from numpyro_fspace import metrics
 from numpyro_fspace.experiments.catalogue import Experiment, Job, Settings
+from numpyro_fspace.experiments.network_laws import BIAS, SCORES, gaussian_score, infinite_kernels, root
 from numpyro_fspace.networks import fan_in, random_module
-from numpyro_fspace.variational.sampled_divergences import spectral_stein_score
 
-__all__ = ["EXPERIMENT", "LangevinConfig", "infinite_kernels", "mixture_score"]
+__all__ = ["EXPERIMENT", "LangevinConfig"]
 
 WIDTHS = (20, 50, 100, 200, 500)
 #: Number of data and layers by the name of a data set.
 PROBLEMS = {"n3_depth2": (3, 2), "n3_depth3": (3, 3), "n7_depth2": (7, 2), "n7_depth3": (7, 3)}
-#: Variance of the observations' noise; of a bias; the point at which the law of f is looked at beside the data.
-NOISE, BIAS, BETWEEN = 0.01, 0.1, 0.25
+#: Variance of the observations' noise; the point at which the law of f is looked at beside the data.
+NOISE, BETWEEN = 0.01, 0.25
 GRID = np.linspace(-3.0, 3.0, 61, dtype=np.float32)[:, None]
 #: Iterations whose bands are kept, and the level of the bands: the paper's 80 %.
 SHOWN, LEVEL = (10, 100, 1000), 0.8
-#: Nodes and largest node of the trapezoidal rule for normal expectations; variance added to a kernel matrix, relative
-#: to its trace's mean.
-NUM_NODES, LAST_NODE, JITTER = 71, 7.0, 1e-6
 #: The rate is told by the iterations until the discrepancy has fallen by this factor.
 TENTH = 10.0
-#: Values of f whose score is computed at a time; draws of f of which a spectral estimate is made.
-NUM_ROWS, NUM_SPECTRAL = 50, 1000
 #: Weights, in millions, whose chains run side by side.
 MILLIONS = 0.5
 
@@ -109,18 +104,21 @@ def run(job: Job[LangevinConfig]) -> dict:
         dynamics = function_dynamics(limit, y, config.step_size)
     else:
         dynamics = weight_dynamics(x, y, depth, width, config)
-    iterations = moments_of_record(config.num_iterations)
+    iterations = recorded(config.num_iterations)
     f, acceptance = simulate(dynamics, np.concatenate([at, GRID]), iterations, config.num_chains, key_run)
     seconds = time.perf_counter() - start
     kernel = limit[0][: num + 1, : num + 1]
-    exact_mean, exact_sd, root = _exact(limit[0], y)
-    score = _gaussian_score(kernel) if width is None else SCORES[config.score](key_score, at, depth, width, config)
+    exact_mean, exact_sd, axes = _exact(limit[0], y)
+    if width is None:
+        score = gaussian_score(kernel)
+    else:
+        score = SCORES[config.score](key_score, at, depth, width, config.activation, config.num_units)
     discrepancies, floors = [], []
     for values in np.asarray(f[:, :, : num + 1], np.float64):
         whole = score(values)
         whole[:, :num] += (y - values[:, :num]) / NOISE
         # In coordinates in which the exact posterior at infinite width is standard normal.
-        u, s = np.linalg.solve(root, (values - exact_mean[: num + 1]).T).T, whole @ root
+        u, s = np.linalg.solve(axes, (values - exact_mean[: num + 1]).T).T, whole @ axes
         bandwidth = np.sqrt(num + 1.0)
         discrepancies.append(np.sqrt(max(metrics.ksd(u, s, bandwidth=bandwidth), 0.0)))
         floors.append(np.sqrt((np.mean(np.sum(s**2, 1)) + (num + 1) / bandwidth**2) / len(u)))
@@ -156,7 +154,7 @@ def data(key, num: int) -> tuple[np.ndarray, np.ndarray]:
     return x[:, None].astype(np.float32), y.astype(np.float32)
 
 
-def moments_of_record(num_iterations: int) -> list[int]:
+def recorded(num_iterations: int) -> list[int]:
     """0, 1, 2, 3, 5, 10, 20, 30, 50, … and the last."""
     some = {0, num_iterations}
     some |= {digit * 10**power for digit in (1, 2, 3, 5) for power in range(9)}
@@ -242,68 +240,21 @@ def function_dynamics(limit, y, step_size: float) -> Dynamics:
 
     With f = A u, A Aᵀ = Θ, this is plain Langevin dynamics of u, as in the paper's example 2.1.
     """
-    kernel, tangent = (_root(matrix) for matrix in limit)
+    kernel, tangent = (root(matrix) for matrix in limit)
     precision = tangent.T @ np.linalg.solve(kernel @ kernel.T, tangent)
-    root, start_root = jnp.asarray(tangent, jnp.float32), jnp.asarray(np.linalg.solve(tangent, kernel), jnp.float32)
+    outward, start = jnp.asarray(tangent, jnp.float32), jnp.asarray(np.linalg.solve(tangent, kernel), jnp.float32)
     precision, y = jnp.asarray(precision, jnp.float32), jnp.asarray(y)
 
     def log_density(u):
-        return -0.5 * (u @ precision @ u + jnp.sum((root[: len(y)] @ u - y) ** 2) / NOISE)
+        return -0.5 * (u @ precision @ u + jnp.sum((outward[: len(y)] @ u - y) ** 2) / NOISE)
 
     return Dynamics(
-        lambda key: start_root @ jax.random.normal(key, (len(root),)),
+        lambda key: start @ jax.random.normal(key, (len(start),)),
         log_density,
-        lambda u, x: root @ u,
+        lambda u, x: outward @ u,
         step_size / len(y),
-        len(root),
+        len(start),
     )
-
-
-# ---- laws ------------------------------------------------------------------------------------------------------------
-
-
-def infinite_kernels(x, depth: int, activation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Limits at infinite width, for inputs [M, 1]: covariance of f under the prior, tangent kernel over the width.
-
-    Expectations of φ(a)φ(b) and φ'(a)φ'(b) over a bivariate normal, layer by layer, by the trapezoidal rule, whose
-    error for analytic φ falls exponentially. Of the tangent kernel only the arrays with 1/width as variance grow with
-    the width: the first layer and the biases stand still at this scale.
-    """
-    phi = getattr(jax.nn, activation)
-    slope = jax.vmap(jax.vmap(jax.grad(phi)))
-    x = np.asarray(x, np.float64)
-    covariance, tangent = x @ x.T + BIAS, np.zeros((len(x), len(x)))
-    with jax.enable_x64(True):
-        for layer in range(depth - 1):
-            hidden = _expectation(covariance, phi)
-            # W of the layer before, whose outputs are the a and b here; the first layer's is not among them.
-            tangent = hidden + (tangent * _expectation(covariance, slope) if layer else 0.0)
-            covariance = hidden + BIAS
-    return covariance, tangent
-
-
-def _expectation(covariance, function):
-    """E[g(a) g(b)] for every pair (a, b) ~ N(0, covariance)."""
-    nodes = np.linspace(-LAST_NODE, LAST_NODE, NUM_NODES)
-    weights = np.exp(-0.5 * nodes**2)
-    weights /= weights.sum()
-    sd = np.sqrt(np.diagonal(covariance))
-    first = np.asarray(function(jnp.asarray(sd[:, None] * nodes)))  # [M, Q]
-    result = np.empty_like(covariance)
-    for i in range(len(sd)):
-        ratio = np.clip(covariance[i] / (sd[i] * sd), -1.0, 1.0)
-        rest = np.sqrt(np.maximum(1.0 - ratio**2, 0.0))
-        b = sd[:, None, None] * (ratio[:, None, None] * nodes[:, None] + rest[:, None, None] * nodes)  # [M, Q, Q]
-        shape = (len(sd) * NUM_NODES, NUM_NODES)
-        second = np.asarray(function(jnp.asarray(b.reshape(shape)))).reshape(b.shape) @ weights
-        result[i] = second @ (weights * first[i])
-    return 0.5 * (result + result.T)
-
-
-def _root(matrix):
-    """A root A, A Aᵀ = matrix, after jitter."""
-    jitter = JITTER * np.trace(matrix) / len(matrix)
-    return np.linalg.cholesky(matrix + jitter * np.eye(len(matrix)))
 
 
 def _exact(kernel, y):
@@ -313,71 +264,6 @@ def _exact(kernel, y):
     covariance = kernel - gain @ kernel[:num]
     few = covariance[: num + 1, : num + 1]
     return gain @ y, np.sqrt(np.maximum(np.diagonal(covariance), 0.0)), np.linalg.cholesky(few)
-
-
-def _gaussian_score(kernel):
-    return lambda values: -np.linalg.solve(_root(kernel) @ _root(kernel).T, values.T).T
-
-
-def _hidden(key, at, depth, width, config, num):
-    """Features of the last layer [S, M, H] of random networks."""
-    activation = getattr(jax.nn, config.activation)
-
-    def draw(key):
-        h = jnp.asarray(at)
-        for _ in range(depth - 1):
-            key, key_weight, key_bias = jax.random.split(key, 3)
-            fan = h.shape[-1]
-            weight = jax.random.normal(key_weight, (fan, width)) / np.sqrt(fan)
-            h = activation(h @ weight + BIAS**0.5 * jax.random.normal(key_bias, (width,)))
-        return h
-
-    return jax.lax.map(draw, jax.random.split(key, num), batch_size=20)
-
-
-def mixture_score(key, at, depth: int, width: int, config: LangevinConfig):
-    """``values [S, M] -> ∇ log p(values)`` of a network's prior at inputs ``at``: a mixture of Gaussians.
-
-    Given its hidden layers f is Gaussian with covariance C = ΦΦᵀ/H + .1, so p(f) = E[N(f; 0, C)] over random hidden
-    layers: no density is estimated by kernels, and the tails, where the posterior lies, are as good as the middle.
-    """
-    num = max(1, config.num_units // width)
-
-    def second_moments(key):
-        phi = _hidden(key, at, depth, width, config, num)
-        return phi @ phi.mT / width
-
-    covariance = np.asarray(jax.jit(second_moments)(key), np.float64) + BIAS
-    covariance += JITTER * np.trace(covariance, axis1=1, axis2=2).mean() / len(at) * np.eye(len(at))
-    precision, log_det = np.linalg.inv(covariance), np.linalg.slogdet(covariance)[1]
-    flat = precision.reshape(len(precision), -1)
-
-    def score(values):
-        result = np.empty_like(values)
-        for rows in np.array_split(np.arange(len(values)), -(-len(values) // NUM_ROWS)):
-            f = values[rows]
-            squares = (f[:, :, None] * f[:, None, :]).reshape(len(f), -1)
-            log_weights = -0.5 * (squares @ flat.T + log_det)
-            weights = np.exp(log_weights - log_weights.max(1, keepdims=True))
-            weights /= weights.sum(1, keepdims=True)
-            mean = (weights @ flat).reshape(len(f), len(at), len(at))
-            result[rows] = -np.einsum("sij,sj->si", mean, f)
-        return result
-
-    return score
-
-
-def spectral_score(key, at, depth: int, width: int, config: LangevinConfig):
-    """The same by the spectral Stein estimate from draws of the function, as in the paper."""
-    key_hidden, key_last, key_bias = jax.random.split(key, 3)
-    phi = _hidden(key_hidden, at, depth, width, config, min(NUM_SPECTRAL, config.num_units // width))
-    weights = jax.random.normal(key_last, (len(phi), width)) / np.sqrt(width)
-    biases = BIAS**0.5 * jax.random.normal(key_bias, (len(phi), 1))
-    draws = jnp.einsum("smh,sh->sm", phi, weights) + biases
-    return lambda values: np.array(spectral_stein_score(draws, at=jnp.asarray(values, jnp.float32)), np.float64)
-
-
-SCORES = {"mixture": mixture_score, "spectral": spectral_score}
 
 
 # ---- picture ---------------------------------------------------------------------------------------------------------
