@@ -10,7 +10,15 @@ from numpyro_fspace.plots import plot_functions
 from numpyro_fspace.posterior import Posterior
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.primitives import functional_prior
-from numpyro_fspace.priors import CalibratedPrior, GPPrior, NetworkPrior, StudentTPrior, dirichlet_targets, fit_gp
+from numpyro_fspace.priors import (
+    CalibratedPrior,
+    GPPrior,
+    Helmholtz,
+    NetworkPrior,
+    StudentTPrior,
+    dirichlet_targets,
+    fit_gp,
+)
 from numpyro_fspace.reporting import report
 from numpyro_fspace.sgmcmc import preconditioners
 from numpyro_fspace.variational import (
@@ -38,6 +46,7 @@ __all__ = [
     "CalibratedPrior",
     "FunctionalELBO",
     "GPPrior",
+    "Helmholtz",
     "NetworkPrior",
     "OnDemand",
     "Posterior",

@@ -7,6 +7,7 @@ that cache otherwise (see `numpyro_fspace.datasets.registry`).
 
 from numpyro_fspace.datasets.co2 import load_co2
 from numpyro_fspace.datasets.diabetes import load_diabetes
+from numpyro_fspace.datasets.drifters import Drifters, load_drifters
 from numpyro_fspace.datasets.registry import ChecksumError, DataNotFoundError
 from numpyro_fspace.datasets.split import Split
 from numpyro_fspace.datasets.toy import extrapolation, extrapolation_grid, extrapolation_truth, two_moons
@@ -16,12 +17,14 @@ __all__ = [
     "UCI_NAMES",
     "ChecksumError",
     "DataNotFoundError",
+    "Drifters",
     "Split",
     "extrapolation",
     "extrapolation_grid",
     "extrapolation_truth",
     "load_co2",
     "load_diabetes",
+    "load_drifters",
     "load_uci",
     "two_moons",
 ]

@@ -2,13 +2,14 @@
 
 ``GPPrior`` is the usual one, ``fit_gp`` learns its kernel from data, and its ``condition`` gives the exact
 posterior, itself a prior. ``StudentTPrior`` has heavier tails; ``NetworkPrior`` is the law of a random
-network; ``CalibratedPrior`` is a Gaussian prior relative to it.
+network; ``CalibratedPrior`` is a Gaussian prior relative to it. ``Helmholtz`` is a kernel of vector fields.
 """
 
 from numpyro_fspace.priors.base import FunctionalPrior, check_prior
 from numpyro_fspace.priors.calibrated import CalibratedPrior
 from numpyro_fspace.priors.dirichlet import dirichlet_targets
 from numpyro_fspace.priors.gaussian_process import GPPrior
+from numpyro_fspace.priors.helmholtz import Helmholtz
 from numpyro_fspace.priors.network import NetworkPrior
 from numpyro_fspace.priors.pretrain import GPFit, fit_gp
 from numpyro_fspace.priors.process import ConditionedGP, GaussianProcess
@@ -21,6 +22,7 @@ __all__ = [
     "GPFit",
     "GPPrior",
     "GaussianProcess",
+    "Helmholtz",
     "NetworkPrior",
     "StudentTPrior",
     "check_prior",

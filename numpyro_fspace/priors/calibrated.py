@@ -106,7 +106,7 @@ class CalibratedPrior:
         f = jnp.asarray(as_values(f, len(x), self.num_outputs, "f"))
         basis = self._basis(x)
         to, shift, variance = (jnp.asarray(part, f.dtype) for part in (basis.to, basis.shift, basis.variance))
-        v = product(to.swapaxes(-1, -2), as_columns(f - jnp.asarray(basis.mean, f.dtype), len(to)))
+        v = product(to.swapaxes(-1, -2), as_columns(f - jnp.asarray(basis.mean, f.dtype), to.shape))
         wide = jnp.maximum(variance, 1.0)
         ratio = jnp.log(wide) + (v - shift) ** 2 / wide - v**2
         return 0.5 * jnp.where(variance > 1.0, ratio, 0.0).sum()
@@ -116,7 +116,7 @@ class CalibratedPrior:
         basis = self._basis(as_inputs(x))
         xp = np if isinstance(basis.to, np.ndarray) else jnp
         is_wide = basis.variance > 1.0
-        mean = basis.mean + as_rows(product(basis.back, xp.where(is_wide, 0.0, basis.shift)))
+        mean = basis.mean + as_rows(product(basis.back, xp.where(is_wide, 0.0, basis.shift)), len(x))
         root = basis.back * xp.sqrt(xp.minimum(basis.variance, 1.0)).swapaxes(-1, -2)
         covariance = product(root, root.swapaxes(-1, -2))
         if self.num_outputs is None:
@@ -132,7 +132,7 @@ class CalibratedPrior:
         blocks, size = basis.to.shape[:2]
         noise = jax.random.normal(key, (*sample_shape, blocks, size, basis.shift.shape[-1]), float)
         v = jnp.where(basis.variance > 1.0, noise, basis.shift + jnp.sqrt(basis.variance) * noise)
-        draws = basis.mean + as_rows(product(basis.back.astype(v.dtype), v))
+        draws = basis.mean + as_rows(product(basis.back.astype(v.dtype), v), len(x))
         return draws[..., 0] if self.num_outputs is None else draws
 
     def check(self, x: Float[ArrayLike, "M D"]) -> None:
@@ -152,5 +152,5 @@ class CalibratedPrior:
         variance = xp.maximum(variance, 0.0)[..., None]
         inverse = factor.whiten(xp.eye(len(x), dtype=white.dtype)[None])
         to = product(inverse.swapaxes(-1, -2), rotation)
-        shift = product(to.swapaxes(-1, -2), as_columns(base_mean - mean, len(to)))
+        shift = product(to.swapaxes(-1, -2), as_columns(base_mean - mean, to.shape))
         return _Basis(to, product(factor.cholesky, rotation), mean, shift, variance)

@@ -67,9 +67,9 @@ class Factor:
     inverse: np.ndarray | None = None
 
     @property
-    def num_blocks(self) -> int:
-        """B: one covariance shared by all outputs, or one for each."""
-        return self.cholesky.shape[0]
+    def shape(self) -> tuple[int, ...]:
+        """[B, P, P]: one block shared by all outputs, one for each, or one for all values together."""
+        return self.cholesky.shape
 
     def whiten(self, columns: Float[AnyArray, "B M R"]) -> Float[AnyArray, "B M R"]:
         """L⁻¹ r, in the precision of r."""
@@ -167,13 +167,20 @@ def product(left: Float[AnyArray, "*B M N"], right: Float[AnyArray, "*B N R"]) -
     return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
 
-def as_columns(values: Float[AnyArray, "M K"], num_blocks: int) -> Float[AnyArray, "B M R"]:
-    """Values as the columns that each covariance block acts on: B = 1 and R = K, or B = K and R = 1."""
-    return values[None] if num_blocks == 1 else values.T[:, :, None]
+def as_columns(values: Float[AnyArray, "M K"], shape: tuple[int, ...]) -> Float[AnyArray, "B P R"]:
+    """Values as the columns that covariance blocks of ``shape`` [B, P, ...] act on.
+
+    Independent outputs have P = M, with B = 1 and R = K, or B = K and R = 1; dependent ones are one column, P = M K.
+    """
+    if shape[-2] != len(values):
+        return values.reshape(1, -1, 1)
+    return values[None] if shape[-3] == 1 else values.T[:, :, None]
 
 
-def as_rows(columns: Float[AnyArray, "*S B M R"]) -> Float[AnyArray, "*S M K"]:
+def as_rows(columns: Float[AnyArray, "*S B P R"], num_points: int) -> Float[AnyArray, "*S M K"]:
     """The inverse of ``as_columns``."""
+    if columns.shape[-2] != num_points:
+        return columns.reshape(*columns.shape[:-3], num_points, -1)
     if columns.shape[-3] == 1:
         return columns[..., 0, :, :]
     return columns[..., 0].swapaxes(-1, -2)

@@ -25,7 +25,7 @@ def _as_jax(leaf):
 
 
 class GPPrior(GaussianProcess):
-    """The Gaussian-process prior f ~ GP(m, k), K independent outputs sharing a kernel or with their own.
+    """The Gaussian-process prior f ~ GP(m, k): K independent outputs with one kernel or their own, or dependent ones.
 
     At measurement points, f(x) ~ N(m(x), k(x, x) + nugget · I). ``log_prob`` and ``sample`` follow this law;
     ``moments`` and ``condition`` speak of the function itself, without nugget. The nugget bounds the
@@ -42,7 +42,8 @@ class GPPrior(GaussianProcess):
 
     Args:
         kernel: a tinygp kernel (any callable of x1 [M, D], x2 [L, D] to [M, L] will do), or a list of K
-            of them, one per output.
+            of them, one per output. A matrix-valued kernel, a callable to [M, K, L, K] such as ``fs.Helmholtz``, makes
+            the outputs depend on one another.
         mean: a number, an array [K], or a function of x [M, D] to [M] or [M, K].
         nugget: variance added to the covariance's diagonal at the points; None is 1e-2 times their mean
             variance.
@@ -105,8 +106,15 @@ class GPPrior(GaussianProcess):
         return jnp.broadcast_to(mean.reshape(len(x), -1), shape)
 
     def covariance_function(self, x1, x2):
-        blocks = [kernel(x1, x2) for kernel in self._kernels]
+        blocks, num_outputs = [kernel(x1, x2) for kernel in self._kernels], self.num_outputs
+        if len(blocks) == 1 and blocks[0].shape == (len(x1), num_outputs, len(x2), num_outputs):
+            return blocks[0].reshape(1, len(x1) * num_outputs, len(x2) * num_outputs)
         for block in blocks:
+            if block.ndim == 4:
+                raise ValueError(
+                    f"a matrix-valued kernel must return shape [{len(x1)}, K, {len(x2)}, K] for num_outputs=K, got "
+                    f"{list(block.shape)} with num_outputs={num_outputs}."
+                )
             if block.shape != (len(x1), len(x2)):
                 raise ValueError(
                     f"kernel must return shape {[len(x1), len(x2)]}, got {list(block.shape)}: check the "

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
-from numpyro_fspace.priors.factor import is_traced
+from numpyro_fspace.priors.factor import as_columns, is_traced
 from numpyro_fspace.priors.gaussian_process import GPPrior
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ class GPFit:
                 "prior.condition(x_train, y_train, noise_variance).moments(x_test), the law of f."
             )
         mean, covariance = self.prior.condition(x_train, y_train, self.noise_variance).moments(x_test)
-        variance = np.diagonal(covariance, axis1=-2, axis2=-1).T + self.noise_variance
-        return np.asarray(mean), variance
+        variance = np.diagonal(covariance, axis1=-2, axis2=-1)
+        variance = variance.reshape(mean.shape) if covariance.ndim == 2 else variance.T
+        return np.asarray(mean), variance + self.noise_variance
 
 
 def fit_gp(
@@ -141,11 +142,11 @@ def fit_gp(
         values = jax.tree.map(jnp.exp, logs)
         covariance = GPPrior(kernel_fn(values["kernel"]), num_outputs=y.shape[1]).covariance_function(x, x)
         if is_known:
-            covariance = covariance + jax.vmap(jnp.diag)(jnp.asarray(noise.T))
+            diagonals = noise.T if covariance.shape[-1] == len(x) else noise.reshape(1, -1)
+            covariance = covariance + jax.vmap(jnp.diag)(jnp.asarray(diagonals))
         else:
-            covariance = covariance + (values["noise"] + floor) * jnp.eye(len(x))
-        columns = y[None] if len(covariance) == 1 else y.T[:, :, None]
-        return _negative_evidence(covariance, jnp.asarray(columns)) / y.size
+            covariance = covariance + (values["noise"] + floor) * jnp.eye(covariance.shape[-1])
+        return _negative_evidence(covariance, jnp.asarray(as_columns(y, covariance.shape))) / y.size
 
     if progress is None:
         progress = num_steps * len(x) ** 3 > 1e10 and sys.stderr.isatty()

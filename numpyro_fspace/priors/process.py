@@ -27,8 +27,10 @@ class GaussianProcess(ABC):
     """A prior whose values at any inputs are Gaussian, given its mean and covariance.
 
     Inside, values are [M, K] with K = 1 for a single output, and covariances are B blocks [B, M, M]: one
-    shared by all outputs, or one for each. Where x and the prior are concrete, mean and factor are computed
-    once in float64, even while a program is being traced, and enter it as constants.
+    shared by all outputs, or one for each. Outputs that depend on one another have one block [1, M K, M K],
+    whose rows go through the outputs of a point and then through the points. Where x and the prior are
+    concrete, mean and factor are computed once in float64, even while a program is being traced, and enter
+    it as constants.
 
     Attributes:
         num_outputs: K, or None for a single output whose values are [M].
@@ -49,7 +51,7 @@ class GaussianProcess(ABC):
 
     @abstractmethod
     def covariance_function(self, x1: Float[ArrayLike, "M D"], x2: Float[ArrayLike, "L D"]) -> Float[Array, "B M L"]:
-        """k(x1, x2) without nugget, in one block or K."""
+        """k(x1, x2) without nugget, in one block or K, or in one block [1, M K, L K] of dependent outputs."""
 
     def log_prob(self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]) -> Float[Array, ""]:
         """log N(f; m(x), k(x, x) + nugget · I), summed over outputs.
@@ -89,21 +91,24 @@ class GaussianProcess(ABC):
         """
         x = as_inputs(x)
         factor, mean = self._factor(x), jnp.asarray(self._mean(x))
-        num_columns = mean.shape[1] // factor.num_blocks
-        noise = jax.random.normal(key, (*sample_shape, factor.num_blocks, len(x), num_columns), float)
-        draws = mean.astype(noise.dtype) + as_rows(factor.colour(noise))
+        num_blocks, size, _ = factor.shape
+        noise = jax.random.normal(key, (*sample_shape, num_blocks, size, mean.size // (num_blocks * size)), float)
+        draws = mean.astype(noise.dtype) + as_rows(factor.colour(noise), len(x))
         return draws[..., 0] if self.num_outputs is None else draws
 
     def moments(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
         """Mean and covariance of f(x) without nugget, float64 NumPy arrays if x and the prior are concrete.
 
         Returns:
-            Mean [M] and covariance [M, M], or [M, K] and [K, M, M] if the prior has ``num_outputs``.
+            Mean [M] and covariance [M, M], or [M, K] and [K, M, M] if the prior has ``num_outputs``; [M, K] and
+            [M K, M K], the covariance of ``f.ravel()``, if these depend on one another.
         """
         x = as_inputs(x)
         mean, covariance = self._mean(x), self._covariance(x)
         if self.num_outputs is None:
             return mean[:, 0], covariance[0]
+        if covariance.shape[-1] != len(x):
+            return mean, covariance[0]
         return mean, covariance.repeat(self.num_outputs // len(covariance), axis=0)
 
     def law(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
@@ -147,24 +152,28 @@ class GaussianProcess(ABC):
     def whitened_square(
         self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"], noise: Float[ArrayLike, "*shape"] | None = None
     ) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
-        """(f - m)ᵀ Σ⁻¹ (f - m) and log |Σ| / 2 of each output, with Σ = k(x, x) + nugget (or noise) · I."""
+        """(f - m)ᵀ Σ⁻¹ (f - m) and log |Σ| / 2 of each output, with Σ = k(x, x) + nugget (or noise) · I.
+
+        Of all values together, K = 1, if the outputs depend on one another.
+        """
         x = as_inputs(x)
         f = jnp.asarray(as_values(f, len(x), self.num_outputs, "f" if noise is None else "y"))
         factor = self._factor(x, noise)
         residual = f - jnp.asarray(self._mean(x), f.dtype)
-        white = factor.whiten(as_columns(residual, factor.num_blocks))
+        white = factor.whiten(as_columns(residual, factor.shape))
         square = jnp.sum(white**2, axis=-2)
         half_log_det = jnp.broadcast_to(jnp.asarray(factor.half_log_det, white.dtype)[:, None], square.shape)
         return square.ravel(), half_log_det.ravel()
 
     def _log_density(self, x, f, noise) -> Float[Array, ""]:
         square, half_log_det = self.whitened_square(x, f, noise)
-        return -(0.5 * square + half_log_det + 0.5 * math.log(2 * math.pi) * len(x)).sum()
+        num_values = len(x) * (self.num_outputs or 1)
+        return -(0.5 * square + half_log_det).sum() - 0.5 * math.log(2 * math.pi) * num_values
 
     def _mean(self, x) -> Float[AnyArray, "M K"]:
         return self._memory.once(("mean", x), lambda: at_compile_time(self.mean_function, x, exact=self.exact))
 
-    def _covariance(self, x) -> Float[AnyArray, "B M M"]:
+    def _covariance(self, x) -> Float[AnyArray, "B P P"]:
         return at_compile_time(lambda a: self.covariance_function(a, a), x, exact=self.exact)
 
     def _factor(self, x, noise=None) -> Factor:
@@ -174,17 +183,21 @@ class GaussianProcess(ABC):
 
     def _factorise(self, x, nugget, name: str) -> Factor:
         covariance = self._covariance(x)
+        size = covariance.shape[-1]
         if nugget is None:
             nugget = RELATIVE_NUGGET * covariance.diagonal(axis1=-2, axis2=-1).mean(-1)[:, None]
         elif nugget.ndim == 2:
-            nugget = as_values(nugget, len(x), self.num_outputs, name).T
+            nugget = as_values(nugget, len(x), self.num_outputs, name)
+            nugget = nugget.T if size == len(x) else nugget.reshape(1, -1)
         elif nugget.shape not in [(), (len(x),)]:
             raise ValueError(f"{name} must be a scalar or have shape [{len(x)}], got {list(nugget.shape)}.")
+        elif nugget.ndim == 1:
+            nugget = nugget.repeat(size // len(x))
         concrete = isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray)
         xp = np if concrete else jnp
         blocks = max(len(covariance), len(nugget) if nugget.ndim == 2 else 1)
-        covariance = xp.broadcast_to(covariance, (blocks, len(x), len(x)))
-        return factorise(covariance, xp.broadcast_to(nugget, (blocks, len(x))), name)
+        covariance = xp.broadcast_to(covariance, (blocks, size, size))
+        return factorise(covariance, xp.broadcast_to(nugget, (blocks, size)), name)
 
 
 class ConditionedGP(GaussianProcess):
@@ -205,11 +218,11 @@ class ConditionedGP(GaussianProcess):
         self.prior, self.x = prior, as_inputs(x)
         y = as_values(as_real(y, "y"), len(self.x), self.num_outputs, "y")
         self._data = prior._factor(self.x, as_positive(noise_variance, "noise_variance", ndim=2))
-        self._weights = self._data.solve(as_columns(y - prior._mean(self.x), self._data.num_blocks))
+        self._weights = self._data.solve(as_columns(y - prior._mean(self.x), self._data.shape))
 
     def mean_function(self, x):
         cross = self.prior.covariance_function(x, self.x)
-        return self.prior.mean_function(x) + as_rows(product(cross, self._weights))
+        return self.prior.mean_function(x) + as_rows(product(cross, self._weights), len(x))
 
     def covariance_function(self, x1, x2):
         white1, white2 = (self._data.whiten(self.prior.covariance_function(self.x, x)) for x in (x1, x2))

@@ -69,7 +69,7 @@ class StudentTPrior:
         """log t_df(f; m(x), k(x, x) + nugget · I), summed over outputs; shapes and errors as ``GPPrior``."""
         x = as_inputs(x)
         square, half_log_det = self.gaussian.whitened_square(x, f)
-        df, size = jnp.asarray(self.df, square.dtype), len(x)
+        df, size = jnp.asarray(self.df, square.dtype), len(x) * (self.num_outputs or 1) // len(square)
         normaliser = gammaln((df + size) / 2) - gammaln(df / 2) - 0.5 * size * jnp.log(df * jnp.pi)
         return (normaliser - half_log_det - 0.5 * (df + size) * jnp.log1p(square / df)).sum()
 
@@ -79,8 +79,10 @@ class StudentTPrior:
         """Draws of f(x), [*sample_shape, M] or [*sample_shape, M, K]."""
         key_normal, key_scale = jax.random.split(key)
         draws = self.gaussian.sample(key_normal, x, sample_shape)
-        mean = jnp.asarray(self.gaussian.moments(x)[0], draws.dtype)
-        scales = sample_shape if self.num_outputs is None else (*sample_shape, self.num_outputs)
+        mean, covariance = self.gaussian.moments(x)
+        mean, scales = jnp.asarray(mean, draws.dtype), sample_shape
+        if self.num_outputs is not None:  # one for each output, or for all if they depend on one another
+            scales = (*sample_shape, self.num_outputs if covariance.ndim == 3 else 1)
         df = jnp.asarray(self.df, draws.dtype)
         precision = jax.random.gamma(key_scale, df / 2, scales, draws.dtype) / (df / 2)
         return mean + (draws - mean) / jnp.sqrt(jnp.expand_dims(precision, len(sample_shape)))

@@ -52,10 +52,9 @@ class RegularizedKL:
             check_positive(self.gamma, "gamma")
 
     def __call__(self, law, prior, x) -> Float[Array, ""]:
-        mean, root = law.mean(x), law.root(x)
-        prior_mean, prior_covariance = _moments(self, prior, x, mean.dtype)
-        jitter = len(x) * default_gamma(self.gamma, mean.dtype)
-        return regularised_kl(mean - prior_mean, root, prior_covariance, jitter)
+        difference, root, prior_covariance = _compared(self, law, prior, x)
+        jitter = len(x) * default_gamma(self.gamma, root.dtype)
+        return regularised_kl(difference, root, prior_covariance, jitter)
 
 
 @dataclass(frozen=True)
@@ -111,26 +110,34 @@ class Wasserstein2:
     """
 
     def __call__(self, law, prior, x) -> Float[Array, ""]:
-        mean, root = law.mean(x), jnp.swapaxes(law.root(x), 0, 1)
-        prior_mean, prior_covariance = _moments(self, prior, x, mean.dtype)
+        difference, root, prior_covariance = _compared(self, law, prior, x)
+        root = jnp.swapaxes(root, 0, 1)
         factor = jnp.linalg.cholesky(prior_covariance)
         flat = (factor.mT @ root).reshape(-1, root.shape[-1])
         values = jnp.linalg.eigvalsh(gram(flat))
-        floor = jnp.finfo(mean.dtype).eps * jnp.max(values)  # below it eigenvalues are rounding, and the root is steep
+        floor = jnp.finfo(root.dtype).eps * jnp.max(values)  # below it eigenvalues are rounding, and the root is steep
         overlap = jnp.sqrt(jnp.maximum(values, floor)).sum()
         spread = jnp.sum(root**2) + jnp.trace(prior_covariance, axis1=-2, axis2=-1).sum() - 2.0 * overlap
-        return jnp.sum((mean - prior_mean) ** 2) + spread
+        return jnp.sum(difference**2) + spread
 
 
-def _moments(divergence, prior, x, dtype):
-    """Mean [M, K] and covariance [K, M, M] of a Gaussian prior at x."""
+def _compared(divergence, law, prior, x):
+    """m_q - m_p [M, K] and A [M, K, R] of the law at x, covariance [K, M, M] of a Gaussian prior.
+
+    Dependent outputs are taken together: their values are one output at M K points.
+    """
     if not hasattr(prior, "law"):
         raise TypeError(
             f"{type(divergence).__name__} needs a Gaussian prior such as fs.GPPrior; {type(prior).__name__} is known "
             "by its log density and draws only. fs.SpectralSteinKL() takes any prior."
         )
-    mean, covariance = (jnp.asarray(part, dtype) for part in prior.law(x))
-    return (mean[:, None], covariance[None]) if mean.ndim == 1 else (mean, covariance)
+    mean, root = law.mean(x), law.root(x)
+    prior_mean, covariance = (jnp.asarray(part, mean.dtype) for part in prior.law(x))
+    difference = mean - prior_mean.reshape(mean.shape)
+    if covariance.ndim == 3:
+        return difference, root, covariance
+    size = len(covariance)
+    return difference.reshape(size, 1), root.reshape(size, 1, -1), covariance[None]
 
 
 def default_gamma(gamma: float | None, dtype) -> float:

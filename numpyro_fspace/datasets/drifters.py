@@ -1,0 +1,112 @@
+"""Surface currents of the Gulf of Mexico: twenty drifters' velocities, and the mean currents on a grid."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from numpyro_fspace.datasets.registry import Source, find
+from numpyro_fspace.datasets.split import check_dtype
+
+if TYPE_CHECKING:
+    import os
+
+    from jaxtyping import Float
+    from numpy.typing import DTypeLike
+
+
+def build_drifters(parts: Sequence[bytes]) -> bytes:
+    """Content of an npz file: positions and velocities ``train_pos train_vel test_pos test_vel``, and ``test_shape``.
+
+    Args:
+        parts: two tables as text, of the drifters and of the grid, with a heading and the columns number, longitude,
+            latitude, eastward and northward velocity; the sixth of the grid begins with its size along both axes.
+
+    Raises:
+        ValueError: if a table has other columns, or the grid another size than it says.
+    """
+    tables = []
+    for part, columns in zip(parts, (",lon,lat,ubar,vbar", ",lon,lat,ubar,vbar,shape"), strict=True):
+        heading = part.split(b"\n", 1)[0].decode().strip()
+        if heading != columns:
+            raise ValueError(f"a table of drifters must have the columns {columns!r}, got {heading!r}.")
+        tables.append(np.loadtxt(io.BytesIO(part), delimiter=",", skiprows=1, ndmin=2))
+    train, test = tables
+    shape = test[:2, 5].astype(int)
+    if shape.prod() != len(test):
+        raise ValueError(f"the grid has {len(test)} rows and says {shape[0]} × {shape[1]}.")
+    stream = io.BytesIO()
+    np.savez_compressed(
+        stream,
+        train_pos=train[:, 1:3],
+        train_vel=train[:, 3:5],
+        test_pos=test[:, 1:3],
+        test_vel=test[:, 3:5],
+        test_shape=shape,
+    )
+    return stream.getvalue()
+
+
+_URL = "https://raw.githubusercontent.com/JaxGaussianProcesses/static/3e2ae250c3d6105bcad610cdf0f651c9d2737c4b/data"
+DRIFTERS_SOURCE = Source(
+    path="drifters/gulfdrifters_gpjax.npz",
+    urls=(f"{_URL}/gulfdata_train.csv", f"{_URL}/gulfdata_test.csv"),
+    sha256="aa0d67f4a22f4bbc2ba550241fab9e06190c8d4a1048704c04f2c68079c55f17",
+    build=build_drifters,
+)
+
+
+class Drifters(NamedTuple):
+    """What ``load_drifters`` gives.
+
+    Attributes:
+        x: positions of the drifters, longitude and latitude in degrees, [20, 2].
+        y: their velocities, eastward and northward in m/s, [20, 2].
+        grid: centres of the grid's cells, [544, 2], longitude running first.
+        currents: mean velocities in them, [544, 2].
+        shape: the grid's numbers of latitudes and longitudes, (16, 34).
+    """
+
+    x: Float[np.ndarray, "N 2"]
+    y: Float[np.ndarray, "N 2"]
+    grid: Float[np.ndarray, "G 2"]
+    currents: Float[np.ndarray, "G 2"]
+    shape: tuple[int, int]
+
+
+def load_drifters(*, data_dir: str | os.PathLike[str] | None = None, dtype: DTypeLike = np.float32) -> Drifters:
+    """Twenty velocities of surface drifters in the Gulf of Mexico, and the mean currents around them.
+
+    The extract of GulfDrifters that GPJax's example of vector fields uses: five stretches of four places along
+    drifters' ways, and the velocities of all drifters averaged over cells of a fifth of a degree, which stand for the
+    truth.
+
+    Args:
+        data_dir: directory that holds ``drifters/gulfdrifters_gpjax.npz``; None looks in ``NUMPYRO_FSPACE_DATA`` and
+            the user's cache, and downloads the public files otherwise.
+        dtype: floating point type of the arrays.
+
+    Returns:
+        The `Drifters`, in degrees and m/s.
+
+    Raises:
+        ValueError: if the dtype is not a known one.
+        DataNotFoundError: if the file is neither on disk nor to be downloaded.
+        ChecksumError: if what was downloaded is not the expected data.
+
+    Example:
+        >>> from numpyro_fspace.datasets import load_drifters
+        >>> load_drifters().currents.shape  # doctest: +SKIP
+        (544, 2)
+
+    Reference:
+        Lilly & Pérez-Brunius (2021), *GulfDrifters*; Berlinghieri et al. (2023).
+    """
+    dtype = check_dtype(dtype)
+    with np.load(find(DRIFTERS_SOURCE, data_dir)) as file:
+        arrays = [file[key].astype(dtype) for key in ("train_pos", "train_vel", "test_pos", "test_vel")]
+        num_longitudes, num_latitudes = file["test_shape"].tolist()
+    return Drifters(*arrays, (num_latitudes, num_longitudes))

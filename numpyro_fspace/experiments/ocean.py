@@ -1,0 +1,261 @@
+"""Ocean currents: a vector field from twenty velocities, under a Helmholtz Gaussian process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_fspace import measurement, metrics
+from numpyro_fspace.datasets import load_drifters
+from numpyro_fspace.diagnostics import function_diagnostics
+from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.methods import fit
+from numpyro_fspace.experiments.regression import Config, FunctionPosterior, random_functions
+from numpyro_fspace.priors import GPFit, GPPrior, Helmholtz, fit_gp
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["EXPERIMENT", "velocity_network"]
+
+#: Where the marginal likelihood is climbed from: variances of the two parts of the velocity, (m/s)², lengthscales in
+#: degrees, variance of the noise.
+START = {"potential": 0.01, "potential_scale": 1.0, "stream": 0.03, "stream_scale": 1.0}
+START_NOISE = 0.02
+#: Longitudes and latitudes of the measurement points, 160 in all as in the paper, on a grid over the sea.
+NUM_POINTS = (16, 10)
+
+
+@dataclass(frozen=True)
+class OceanConfig(Config):
+    """Every number of a run: those of ``Config``, for a network of two potentials.
+
+    Attributes:
+        nugget: of the functional prior, in variances of the process.
+    """
+
+    QUICK: ClassVar[Mapping[str, object]] = {**Config.QUICK, "num_gp_steps": 200, "num_chains": 1}
+
+    nugget: float = 0.01
+
+
+CONFIG = OceanConfig(num_chains=4, num_warmup=500, num_samples=500, num_gp_steps=800, weight_scale=2.0)
+
+
+def kernel(params: Mapping) -> Helmholtz:
+    """Squared exponentials; ``potential`` and ``stream`` are the variances of a component of their parts of f."""
+    import tinygp
+
+    parts = []
+    for name in ("potential", "stream"):
+        lengthscale = params[f"{name}_scale"]
+        parts.append(params[name] * lengthscale**2 * tinygp.kernels.ExpSquared(lengthscale))
+    return Helmholtz(*parts)
+
+
+@lru_cache(maxsize=1)
+def prepare(num_gp_steps: int):
+    """The data and the GP trained on them; remembered for the next method."""
+    data = load_drifters()
+    gp = fit_gp(kernel, data.x, data.y, params=START, noise_variance=START_NOISE, num_steps=num_gp_steps)
+    return data, gp
+
+
+def velocity_network(config: Config, centre, lengthscale: float, speed: float):
+    """``(init, apply)`` of s (grad Φ + rot Ψ)((x - c) / ℓ), Φ and Ψ networks, for ``fs.random_module``.
+
+    Args:
+        config: hidden widths and activation of either network.
+        centre: c [2], in degrees.
+        lengthscale: ℓ in degrees, the unit of the networks' inputs.
+        speed: s in m/s, the unit of their slopes.
+    """
+    from flax import linen as nn
+
+    activation = getattr(jax.nn, config.activation)
+    layers = [layer for width in config.widths for layer in (nn.Dense(width), activation)]
+    network = nn.Sequential([*layers, nn.Dense(1)])
+
+    def init(key, shape):
+        keys = jax.random.split(key)
+        return {
+            k: network.init(one, jnp.zeros((1, *shape))) for k, one in zip(("potential", "stream"), keys, strict=True)
+        }
+
+    def apply(weights, x):
+        def slope(name, place):
+            return jax.grad(lambda at: network.apply(weights[name], at[None])[0, 0])(place)
+
+        def velocity(place):
+            potential, stream = slope("potential", place), slope("stream", place)
+            return speed * jnp.stack([potential[0] + stream[1], potential[1] - stream[0]])
+
+        return jax.vmap(velocity)((x - centre) / lengthscale)
+
+    return init, apply
+
+
+def _build(config: Config, gp: GPFit, points, *, functional: bool):
+    """The two networks, a log-normal noise prior and, if ``functional``, the trained GP as prior on their field."""
+    speed = float(np.sqrt(gp.params["potential"] + gp.params["stream"]))
+    centre = np.asarray(points(jax.random.key(0))).mean(0)
+    network = velocity_network(config, centre, float(gp.params["stream_scale"]), speed)
+    function = random_functions(config, network, gp.prior, points, functional=functional)
+    log_noise = 0.5 * float(np.log(gp.noise_variance))
+
+    def model(x, y=None):
+        f = function(x.shape[-1])
+        sigma = numpyro.sample("sigma", dist.LogNormal(log_noise, config.noise_sd))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(f(x), sigma).to_event(1), obs=y)
+
+    return model
+
+
+def run(job: Job[OceanConfig]) -> dict:
+    """A method on the twenty drifters, scored at the 544 mean currents.
+
+    ``mse`` and ``rmse`` are over both components, in m/s; ``gibbs`` is the mean log density of a component over draws
+    and points (the paper's expected log-likelihood) and ``lpd`` that of the mixture over draws, in nats; ``w2_gp`` is
+    the mean distance of the components' laws to the exact GP's.
+    """
+    config = job.config
+    data, gp = prepare(config.num_gp_steps)
+    variance = float(gp.params["potential"] + gp.params["stream"])
+    gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=config.nugget * variance, num_outputs=2))
+    exact = fit("gp", config, gp, None, data.x, data.y, data.grid, None)
+    posterior = exact
+    key_fit, key_scores = jax.random.split(jax.random.key(job.seed))
+    if job.method != "gp":
+        points = measurement.fixed(_lattice(data.grid))
+        posterior = fit(
+            job.method, config, gp, points, data.x, data.y, data.grid, key_fit, build=_build, progress=job.progress
+        )
+    found = function_diagnostics(_flat(posterior.f)) if posterior.is_chain else None
+    return {
+        **field_scores(posterior, data.currents, key_scores),
+        "w2_gp": metrics.gaussian_w2(*(a.ravel() for a in (*_moments(posterior), *_moments(exact)))),
+        "sigma": float(np.mean(posterior.sigma)),
+        "rhat_max": found and found.max_rhat,
+        "ess_min": found and found.min_ess,
+        "seconds": posterior.seconds,
+        "num_gradients": posterior.num_gradients,
+        "num_diverging": posterior.num_diverging,
+        "curves": {
+            "mean": posterior.f_mean,
+            "grid": data.grid,
+            "currents": data.currents,
+            "shape": data.shape,
+            "x": data.x,
+            "y": data.y,
+        },
+    }
+
+
+def _lattice(grid) -> np.ndarray:
+    """The measurement points: a lattice over the box of the grid."""
+    axes = [np.linspace(*ends, num) for *ends, num in zip(grid.min(0), grid.max(0), NUM_POINTS, strict=True)]
+    return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
+
+
+def _flat(f):
+    """Draws with one axis for places and components."""
+    return f.reshape(*f.shape[:-2], -1)
+
+
+def _moments(posterior):
+    return posterior.f_mean, posterior.f_sd**2
+
+
+def field_scores(posterior: FunctionPosterior, currents, key) -> dict:
+    """Scores of a vector field, over its components at all places; closed forms for a Gaussian."""
+    y, mean = currents.ravel(), posterior.f_mean.ravel()
+    error = metrics.rmse(y, mean)
+    result = {"rmse": error, "mse": error**2}
+    if posterior.f is None:
+        variance, noise = posterior.f_sd.ravel() ** 2, float(posterior.sigma) ** 2
+        return result | {
+            "gibbs": metrics.gaussian_lpd(y, mean, noise) - 0.5 * float(np.mean(variance)) / noise,
+            "lpd": metrics.gaussian_lpd(y, mean, variance + noise),
+            "coverage90": metrics.gaussian_coverage(y, mean, variance + noise, 0.9),
+        }
+    f, sigma = _flat(posterior.f).reshape(-1, y.size), posterior.sigma.reshape(-1, 1)
+    log_lik = -0.5 * (np.log(2 * np.pi * sigma**2) + (y - f) ** 2 / sigma**2)
+    return result | {
+        "gibbs": metrics.gibbs_score(log_lik),
+        "lpd": metrics.lpd(log_lik),
+        "coverage90": metrics.coverage(y, f + sigma * np.asarray(jax.random.normal(key, f.shape)), 0.9),
+    }
+
+
+def picture(records: Sequence[Mapping]) -> Figure:
+    """The mean field of each method, beside the truth, and its squared error beneath."""
+    import matplotlib.pyplot as plt
+
+    first = {line["method"]: line for line in reversed(records) if line.get("curves")}
+    if not first:
+        raise ValueError("no record holds curves to draw; make some with fspace run ocean --out FILE.")
+    lines = [line for line in records if first.get(line["method"]) is line]
+    fields = [{name: np.array(curve) for name, curve in line["curves"].items()} for line in lines]
+    truth = fields[0] | {"mean": fields[0]["currents"]}
+    titles = ["currents and drifters", *(line["method"] for line in lines)]
+    num_columns = min(4, len(titles))
+    num_rows = 2 * -(-len(titles) // num_columns)
+    size = (3.4 * num_columns, 1.9 * num_rows)
+    figure, axes = plt.subplots(num_rows, num_columns, figsize=size, squeeze=False, sharex=True, sharey=True)
+    figure.subplots_adjust(wspace=0.05, hspace=0.15)
+    for ax in axes.flat:
+        ax.set_axis_off()
+    errors = [((field["mean"] - field["currents"]) ** 2).sum(-1) for field in fields]
+    top = float(np.max([np.quantile(error, 0.99) for error in errors]))
+    image = None
+    for i, (title, field) in enumerate(zip(titles, [truth, *fields], strict=True)):
+        upper, lower = axes[2 * (i // num_columns), i % num_columns], axes[2 * (i // num_columns) + 1, i % num_columns]
+        upper.set_axis_on()
+        upper.set_title(title, fontsize=10)
+        upper.quiver(*field["grid"].T, *field["mean"].T, color="#0072B2", scale=7.0, width=0.003)
+        upper.quiver(*field["x"].T, *field["y"].T, color="#D55E00", scale=7.0, width=0.005)
+        if i:
+            lower.set_axis_on()
+            across, up = (field["grid"][:, k].reshape(field["shape"]) for k in (0, 1))
+            image = lower.pcolormesh(
+                across, up, errors[i - 1].reshape(field["shape"]), cmap="magma_r", vmin=0, vmax=top
+            )
+            lower.plot(*field["x"].T, "o", color="#D55E00", ms=2)
+    figure.colorbar(image, ax=axes, fraction=0.02, pad=0.02, label="squared error, (m/s)²")
+    return figure
+
+
+#: Cinquin and Bamler, table 3: expected log-likelihood and mean squared error (printed with a minus sign before each).
+PUBLISHED = {"gfsvi": (-6.627, 0.021), "tfsvi": (-22.651, 0.034), "gp": (-0.507, 0.013)}
+
+EXPERIMENT = Experiment(
+    summary="Currents of the Gulf of Mexico from twenty drifters, under a Helmholtz Gaussian process.",
+    run=run,
+    config=CONFIG,
+    methods=("gp", "fsghmc", "fsgld", "sghmc", "sgld", "nuts", "gfsvi", "tfsvi", "gwi", "fbnn", "bbb", "ensemble"),
+    defaults=("gp", "fsghmc", "fsgld", "sghmc", "gfsvi", "tfsvi"),
+    datasets=("gulf",),
+    files=("drifters/gulfdrifters_gpjax.npz",),
+    minutes=2,
+    columns={
+        "mse": "MSE",
+        "gibbs": "expected log-likelihood",
+        "lpd": "lpd",
+        "coverage90": "coverage",
+        "w2_gp": "W2 to the GP",
+        "rhat_max": "R-hat",
+        "seconds": "seconds",
+    },
+    published={("gulf", method): {"gibbs": gibbs, "mse": mse} for method, (gibbs, mse) in PUBLISHED.items()},
+    source="Cinquin and Bamler, table 3",
+    picture=picture,
+)

@@ -1,0 +1,112 @@
+"""The kernel of vector fields in the plane that are a gradient and a rotation of random functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace.priors.factor import at_compile_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Array, Float
+
+__all__ = ["Helmholtz"]
+
+#: rot Ψ = ROTATION grad Ψ.
+ROTATION = ((0.0, 1.0), (-1.0, 0.0))
+
+
+class Helmholtz:
+    r"""The matrix-valued kernel of a plane vector field with Gaussian-process potential and stream function.
+
+    .. math:: f = \operatorname{grad} \Phi + \operatorname{rot} \Psi,\quad
+              \operatorname{rot} \Psi = (\partial_2 \Psi, -\partial_1 \Psi),\quad
+              \Phi \sim GP(0, k_\Phi),\; \Psi \sim GP(0, k_\Psi) \text{ independent}
+
+    has the covariance, with :math:`\nabla \nabla'^\top k = (\partial_{x_i} \partial_{x'_j} k)_{ij}` and the rotation
+    :math:`R` by a right angle, rot = R grad,
+
+    .. math:: \operatorname{Cov}(f(x), f(x')) = \nabla \nabla'^\top k_\Phi(x, x')
+              + R\, \nabla \nabla'^\top k_\Psi(x, x')\, R^\top.
+
+    grad Φ has no curl and rot Ψ no divergence, so that the two kernels say how much the field diverges and how much it
+    turns, and on what scales. ``fs.GPPrior(Helmholtz(...), num_outputs=2)`` is the prior; with ``fs.fit_gp`` its
+    parameters are trained. Derivatives are JAX's: the kernels must be twice differentiable as programs, as
+    ``ExpSquared`` and ``Polynomial`` are. tinygp's Matérn and rational quadratic kernels take a root of the distance,
+    whose derivative at distance 0 is lost, and are refused.
+
+    Args:
+        potential: the kernel of Φ, a tinygp kernel or a callable of x1 [M, 2], x2 [L, 2] to [M, L]. Its variance is
+            that of Φ: that of each component of grad Φ is variance / lengthscale² for the squared exponential.
+        stream: the kernel of Ψ, likewise.
+
+    Raises:
+        TypeError: a kernel is not callable, or a class.
+        ValueError: a kernel's derivative jumps where its inputs meet; at a call, inputs that are not in the plane.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro_fspace as fs
+        >>> from tinygp.kernels import ExpSquared
+        >>> kernel = fs.Helmholtz(0.1 * ExpSquared(1.0), ExpSquared(2.0))
+        >>> prior = fs.GPPrior(kernel, num_outputs=2)
+        >>> x = jnp.array([[0.0, 0.0], [1.0, 0.5]])
+        >>> kernel(x, x).shape, prior.sample(jax.random.key(0), x).shape
+        ((2, 2, 2, 2), (2, 2))
+
+    Reference: R. Berlinghieri et al. (2023), *Gaussian processes at the Helm(holtz): a more fluid model for ocean
+    currents*.
+    """
+
+    def __init__(self, potential: Callable, stream: Callable):
+        for name, kernel in {"potential": potential, "stream": stream}.items():
+            if isinstance(kernel, type) or not callable(kernel):
+                raise TypeError(f"Helmholtz: {name} must be a tinygp kernel instance, got {kernel!r}.")
+            _check_smooth(name, kernel)
+        self.potential, self.stream = potential, stream
+
+    def __repr__(self) -> str:
+        return f"Helmholtz(potential={self.potential}, stream={self.stream})"
+
+    def __call__(self, x1: Float[Array, "M 2"], x2: Float[Array, "L 2"]) -> Float[Array, "M 2 L 2"]:
+        """Cov(f(x1), f(x2)), the components of f after their point."""
+        x1, x2 = jnp.asarray(x1), jnp.asarray(x2)
+        if x1.shape[-1] != 2 or x2.shape[-1] != 2:
+            raise ValueError(f"Helmholtz is a kernel of the plane, got inputs {list(x1.shape)} and {list(x2.shape)}.")
+
+        def covariance(a, b):
+            rotation = jnp.array(ROTATION, a.dtype)
+            return _mixed(self.potential, a, b) + rotation @ _mixed(self.stream, a, b) @ rotation.T
+
+        blocks = jax.vmap(jax.vmap(covariance, (None, 0)), (0, None))(x1, x2)
+        return blocks.swapaxes(1, 2)
+
+
+def _check_smooth(name, kernel):
+    """Compare ∂²k/∂x∂x' at equal inputs and at two pairs 1e-5 apart, unless the kernel's parameters are traced."""
+    places = np.array([0.3, -0.2]) + 1e-6 * np.array([[0, 0], [6, 8], [8, -6]])
+    found = at_compile_time(lambda x: jax.vmap(lambda b: _mixed(kernel, x[0], b))(x), places)
+    if isinstance(found, np.ndarray) and np.ptp(found, axis=0).max() > 1e-2 * np.abs(found).max():
+        raise ValueError(
+            f"Helmholtz: the derivative ∂²k/∂x∂x' of {name} jumps where x' meets x, as that of a root of the distance "
+            "does (tinygp's Matern, RationalQuadratic, Exp): use a function of the squared distance, such as "
+            f"ExpSquared; got {kernel!r}."
+        )
+
+
+def _mixed(kernel, a, b) -> Float[Array, "2 2"]:
+    """∂² k(a, b) / ∂a_i ∂b_j."""
+    return jax.jacfwd(jax.grad(lambda a, b: kernel(a[None], b[None])[0, 0]), argnums=1)(a, b)
+
+
+def _unflatten(_, kernels):
+    kernel = object.__new__(Helmholtz)
+    kernel.potential, kernel.stream = kernels
+    return kernel
+
+
+jax.tree_util.register_pytree_node(Helmholtz, lambda kernel: ((kernel.potential, kernel.stream), None), _unflatten)
