@@ -190,6 +190,30 @@ def test_a_custom_matrix_kernel():
     np.testing.assert_allclose(gp.log_prob(X, F), value, rtol=1e-4)
 
 
+def test_calibrated_to_a_dependent_law():
+    """Random linear fields f = W x: where the base is the wider law, the ratio of the two Gaussians, brute force."""
+    x, f = X[:2], F[:2]
+
+    def draw(key, x):
+        return 10.0 * x @ jax.random.normal(key, (2, 2))
+
+    base = fs.NetworkPrior(draw, jax.random.key(0), num_draws=500, num_outputs=2, dependent=True)
+    mean, total = (np.asarray(part) for part in base.moments(x))
+    assert total.shape == (4, 4)
+    assert np.allclose(total, np.cov(np.stack([np.ravel(d) for d in base._fitted(jnp.asarray(x))]).T), rtol=1e-3)
+    law = prior().law(x)[1]
+    assert np.linalg.eigvalsh(total - law).min() > 0  # the wider law in every direction
+    wanted = scipy.stats.multivariate_normal(None, law).logpdf(f.ravel())
+    wanted -= scipy.stats.multivariate_normal(mean.ravel(), total).logpdf(f.ravel())
+    calibrated = fs.CalibratedPrior(prior(), base)
+    np.testing.assert_allclose(calibrated.log_prob(x, f), wanted, rtol=1e-3)
+    np.testing.assert_allclose(calibrated.law(x)[1], law, atol=1e-3)
+    assert calibrated.sample(jax.random.key(1), x, (3,)).shape == (3, 2, 2)
+    independent = fs.NetworkPrior(draw, jax.random.key(0), num_draws=500, num_outputs=2)
+    with pytest.raises(ValueError, match="dependent in prior and base alike"):
+        fs.CalibratedPrior(prior(), independent).log_prob(x, f)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
@@ -208,7 +232,7 @@ def test_errors(call, error, text):
 
 @pytest.mark.parametrize("rough", [Matern52(0.8, distance=distance.L2Distance()), RationalQuadratic(alpha=1.0)])
 def test_a_kernel_whose_derivative_jumps_is_refused(rough):
-    with pytest.raises(ValueError, match="derivative .* of stream jumps where x' meets x"):
+    with pytest.raises(ValueError, match=r"derivative .* of stream jumps where x' meets x"):
         fs.Helmholtz(ExpSquared(), rough)
 
 

@@ -62,7 +62,8 @@ class CalibratedPrior:
 
     Raises:
         TypeError: prior or base is not Gaussian.
-        ValueError: they differ in their number of outputs.
+        ValueError: they differ in their number of outputs; at an evaluation, the outputs of one depend on one another
+            and those of the other do not.
 
     Example:
         >>> import jax, tinygp, flax.linen as nn, numpyro_fspace as fs
@@ -121,6 +122,8 @@ class CalibratedPrior:
         covariance = product(root, root.swapaxes(-1, -2))
         if self.num_outputs is None:
             return mean[:, 0], covariance[0]
+        if covariance.shape[-1] != len(x):
+            return mean, covariance[0]
         return mean, covariance.repeat(self.num_outputs // len(covariance), axis=0)
 
     def sample(
@@ -145,12 +148,17 @@ class CalibratedPrior:
     def _find_basis(self, x) -> _Basis:
         factor, mean = self.prior._factor(x), self.prior._mean(x)
         base_mean, covariance = self.base._mean(x), self.base._covariance(x)
+        if covariance.shape[-1] != factor.shape[-1]:
+            raise ValueError(
+                "CalibratedPrior: outputs must be dependent in prior and base alike; with a matrix-valued kernel the "
+                "base is fs.NetworkPrior(..., dependent=True)."
+            )
         half = factor.whiten(covariance)
         white = factor.whiten(half.swapaxes(-1, -2))
         xp = np if isinstance(white, np.ndarray) else jnp
         variance, rotation = xp.linalg.eigh(0.5 * (white + white.swapaxes(-1, -2)))
         variance = xp.maximum(variance, 0.0)[..., None]
-        inverse = factor.whiten(xp.eye(len(x), dtype=white.dtype)[None])
+        inverse = factor.whiten(xp.eye(white.shape[-1], dtype=white.dtype)[None])
         to = product(inverse.swapaxes(-1, -2), rotation)
         shift = product(to.swapaxes(-1, -2), as_columns(base_mean - mean, to.shape))
         return _Basis(to, product(factor.cholesky, rotation), mean, shift, variance)

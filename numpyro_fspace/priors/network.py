@@ -29,8 +29,8 @@ class NetworkPrior(GaussianProcess):
     ``sample`` draws from the law itself. It has no density in closed form: ``log_prob``, ``moments`` and
     ``condition`` use the *Gaussian approximation* with the sample mean and covariance of ``num_draws``
     functions drawn once, from ``key``. It is biased where the law is not Gaussian (narrow networks, heavy
-    tails), has no correlation between outputs, and its covariance has rank below ``num_draws``: take several
-    draws per measurement point. The nugget fills the rest.
+    tails), has no correlation between outputs unless they are ``dependent``, and its covariance has rank below
+    ``num_draws``: take several draws per measurement point (and dependent output). The nugget fills the rest.
 
     Args:
         draw: draws one function and evaluates it, (key, x [M, D]) to [M] or [M, K], as ``fs.random_function`` makes
@@ -39,6 +39,8 @@ class NetworkPrior(GaussianProcess):
         num_draws: how many.
         nugget: as for ``GPPrior``.
         num_outputs: K, or None for a single output with values [M].
+        dependent: whether the approximation holds the covariances between outputs, as the prior of a
+            matrix-valued kernel does.
 
     Raises:
         TypeError: draw is not callable.
@@ -63,13 +65,14 @@ class NetworkPrior(GaussianProcess):
         num_draws: int = 2000,
         nugget: ArrayLike | None = None,
         num_outputs: int | None = None,
+        dependent: bool = False,
     ):
         if not callable(draw):
             raise TypeError(f"draw must be a function of (key, x), got {type(draw).__name__}.")
         if num_draws < 2:
             raise ValueError(f"num_draws must be at least 2 to fit a covariance, got {num_draws}.")
         super().__init__(num_outputs, nugget)
-        self.draw, self.key, self.num_draws = draw, key, num_draws
+        self.draw, self.key, self.num_draws, self.dependent = draw, key, num_draws, dependent
 
     def sample(
         self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
@@ -87,6 +90,8 @@ class NetworkPrior(GaussianProcess):
         right = left if x2 is x1 else self._fitted(x2)
         left, right = left - left.mean(0), right - right.mean(0)
         highest = jax.lax.Precision.HIGHEST
+        if self.dependent:
+            left, right = (draws.reshape(self.num_draws, -1, 1) for draws in (left, right))
         return jnp.einsum("smk,slk->kml", left, right, precision=highest) / (self.num_draws - 1)
 
     def _fitted(self, x) -> Float[Array, "S M K"]:

@@ -1,0 +1,211 @@
+"""Carbon dioxide at Mauna Loa: a trend and a season learned until 1985, extrapolated to 2001."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_fspace import measurement, metrics
+from numpyro_fspace.datasets import load_co2
+from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.figures import panels
+from numpyro_fspace.experiments.methods import METHODS, fit
+from numpyro_fspace.experiments.regression import Config, FunctionPosterior, random_functions, scores
+from numpyro_fspace.priors import GPFit, GPPrior, fit_gp
+
+__all__ = ["EXPERIMENT", "circle"]
+
+#: The first year that is not seen.
+CUT = 1985.0
+#: Where the marginal likelihood is climbed from: variances of standardised values, lengthscales in years.
+START = {"trend": 10.0, "trend_scale": 40.0, "season": 0.3, "season_scale": 150.0, "roughness": 0.5}
+START_NOISE = 2e-3
+
+
+@dataclass(frozen=True)
+class Co2Config(Config):
+    """Every number of a run: those of ``Config``, and the measurement points.
+
+    Attributes:
+        points_per_year: measurement points of the functional prior in a year, from the first one to the last.
+    """
+
+    QUICK: ClassVar[Mapping[str, object]] = {**Config.QUICK, "num_gp_steps": 20, "points_per_year": 2.3}
+
+    points_per_year: float = 6.0
+
+
+CONFIG = Co2Config(
+    num_chains=2, num_warmup=500, num_samples=500, num_gp_steps=100, num_updates=3000, calibrated=True, weight_scale=2.0
+)
+
+
+def kernel(params: Mapping):
+    """A smooth trend and a season that changes slowly, both squared exponentials: of the year, and of ``circle``."""
+    import tinygp
+
+    squared = tinygp.kernels.ExpSquared
+    season = tinygp.kernels.ExpSineSquared(scale=1.0, gamma=params["roughness"])
+    trend = params["trend"] * squared(params["trend_scale"])
+    return trend + params["season"] * squared(params["season_scale"]) * season
+
+
+def circle(x, roughness: float):
+    """The place of a year's day on a circle, [M, 2].
+
+    tinygp's exp(-γ sin²(π τ)) is the squared exponential of the distance between such places, for γ = ``roughness``:
+    what is periodic in the prior is smooth in the network's inputs.
+    """
+    angle = 2 * jnp.pi * x
+    return jnp.sqrt(roughness / 2) * jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], -1)
+
+
+class Problem(NamedTuple):
+    """Years since 1985 and standardised values, seen and held out, with the GP trained on what was seen."""
+
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    mean: float
+    scale: float
+    gp: GPFit
+
+
+@lru_cache(maxsize=1)
+def prepare(num_gp_steps: int) -> Problem:
+    """The monthly means and the trained GP; remembered for the next method."""
+    t, y = load_co2("monthly", dtype=np.float64)
+    seen = t[:, 0] < CUT
+    mean, scale = float(y[seen].mean()), float(y[seen].std())
+    x, y = (t - CUT).astype(np.float32), ((y - mean) / scale).astype(np.float32)
+    gp = fit_gp(kernel, x[seen], y[seen], params=START, noise_variance=START_NOISE, num_steps=num_gp_steps)
+    gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=gp.noise_variance))
+    return Problem(x[seen], y[seen], x[~seen], y[~seen], mean, scale, gp)
+
+
+def _build(config: Co2Config, gp: GPFit, points, *, functional: bool):
+    """A network of the year and the place on the circle, in the units of the process, with a log-normal noise prior."""
+    from flax import linen as nn
+
+    activation = getattr(jax.nn, config.activation)
+    layers = [layer for width in config.widths for layer in (nn.Dense(width), activation)]
+    params = {name: float(value) for name, value in gp.params.items()}
+    amplitude = np.sqrt(params["trend"] + params["season"])
+
+    def features(x):
+        both = jnp.concatenate([x / params["trend_scale"], circle(x, params["roughness"])], -1)
+        return np.sqrt(both.shape[-1]) * both
+
+    network = nn.Sequential([features, *layers, nn.Dense(1), lambda f: amplitude * f])
+    function = random_functions(config, network, gp.prior, points, functional=functional)
+    log_noise = 0.5 * float(np.log(gp.noise_variance))
+
+    def model(x, y=None):
+        f = function(x.shape[-1])
+        sigma = numpyro.sample("sigma", dist.LogNormal(log_noise, config.noise_sd))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(f(x).squeeze(-1), sigma), obs=y)
+
+    return model
+
+
+def run(job: Job[Co2Config]) -> dict:
+    """A method on the monthly means before 1985, scored on those after, beside the exact GP of the same kernel.
+
+    ``rmse_raw``, ``lpd_raw`` are in parts per million; ``sd_end`` is the sd of f in the last year, ``w2_gp`` the mean
+    distance to the GP's law of f over all years.
+    """
+    config = job.config
+    problem = prepare(config.num_gp_steps)
+    x, y, x_test, y_test, mean, scale, gp = problem
+    everywhere = np.concatenate([x, x_test])
+    exact = fit("gp", config, gp, None, x, y, everywhere, None)
+    posterior = exact
+    key_fit, key_scores = jax.random.split(jax.random.key(job.seed))
+    if job.method != "gp":
+        num_points = round(config.points_per_year * float(everywhere[-1, 0] - everywhere[0, 0]))
+        points = measurement.fixed(np.linspace(everywhere[0], everywhere[-1], num_points))
+        posterior = fit(job.method, config, gp, points, x, y, everywhere, key_fit, build=_build, progress=job.progress)
+    later, gp_later = (scores(_tail(law, len(x_test)), y_test, key_scores) for law in (posterior, exact))
+    rmse_raw, lpd_raw = metrics.to_raw_units(later["rmse"], later["lpd"], scale)
+    gp_rmse, gp_lpd = metrics.to_raw_units(gp_later["rmse"], gp_later["lpd"], scale)
+    seen = metrics.rmse(y, posterior.f_mean[: len(x)])
+    return {
+        **later,
+        "rmse_raw": rmse_raw,
+        "lpd_raw": lpd_raw,
+        "rmse_seen": seen * scale,
+        "gp_rmse": gp_rmse,
+        "gp_lpd": gp_lpd,
+        "w2_gp": scale * metrics.gaussian_w2(posterior.f_mean, posterior.f_sd**2, exact.f_mean, exact.f_sd**2),
+        "sd_end": scale * float(posterior.f_sd[-12:].mean()),
+        "sigma": scale * float(np.mean(posterior.sigma)),
+        "seconds": posterior.seconds,
+        "num_gradients": posterior.num_gradients,
+        "num_diverging": posterior.num_diverging,
+        "curves": {name: mean + scale * curve for name, curve in _bands(posterior, exact).items()}
+        | {"year": CUT + everywhere[:, 0], "co2": mean + scale * np.concatenate([y, y_test])},
+    }
+
+
+def _tail(posterior: FunctionPosterior, num: int) -> FunctionPosterior:
+    """The posterior at the last inputs."""
+    f = None if posterior.f is None else posterior.f[..., -num:]
+    return posterior._replace(f=f, f_mean=posterior.f_mean[-num:], f_sd=posterior.f_sd[-num:])
+
+
+def _bands(posterior, exact):
+    """Means and ends of central 90 % intervals of f, for a method and for the exact GP."""
+    z90 = 1.6448536269514722
+    if posterior.f is None:
+        low, high = posterior.f_mean - z90 * posterior.f_sd, posterior.f_mean + z90 * posterior.f_sd
+    else:
+        low, high = np.quantile(posterior.f.reshape(-1, posterior.f.shape[-1]), (0.05, 0.95), axis=0)
+    bands = {"mean": posterior.f_mean, "low": low, "high": high}
+    return bands | {"gp_low": exact.f_mean - z90 * exact.f_sd, "gp_high": exact.f_mean + z90 * exact.f_sd}
+
+
+def _panel(ax, curves):
+    """Mean and 90 % band of f; dashed, the exact GP's band; dots, what was seen (black) and what was not (orange)."""
+    year = curves["year"]
+    seen = year < CUT
+    ax.axvline(CUT, color="0.6", lw=0.8)
+    for rows, colour in ((seen, "black"), (~seen, "#D55E00")):
+        ax.plot(year[rows], curves["co2"][rows], ".", color=colour, ms=2)
+    ax.fill_between(year, curves["low"], curves["high"], color="#0072B2", alpha=0.3, lw=0)
+    ax.plot(year, curves["mean"], color="#0072B2", lw=0.9)
+    for name in ("gp_low", "gp_high"):
+        ax.plot(year, curves[name], "--", color="black", lw=0.5)
+    ax.set(xlim=(1972, 2002), ylim=(320, 390), ylabel="CO2, ppm")
+
+
+EXPERIMENT = Experiment(
+    summary="Carbon dioxide at Mauna Loa: a prior with trend and season carries a network 16 years beyond its data.",
+    run=run,
+    config=CONFIG,
+    methods=tuple(method for method in METHODS if method not in ("svgp", "vip", "ifbnn")),
+    defaults=("gp", "fsghmc", "fsgld", "sghmc", "gfsvi", "ensemble"),
+    datasets=("co2",),
+    files=("timeseries/co2.csv",),
+    minutes=3,
+    columns={
+        "rmse_raw": "RMSE, ppm",
+        "rmse_seen": "RMSE until 1985",
+        "lpd_raw": "lpd",
+        "coverage90": "coverage",
+        "sd_end": "sd of f, 2001",
+        "w2_gp": "W2 to the GP",
+        "rhat_max": "R-hat",
+        "seconds": "seconds",
+    },
+    picture=lambda records: panels(records, _panel),
+)
