@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from numpyro_fspace import datasets
-from numpyro_fspace.datasets import co2, registry, uci
+from numpyro_fspace.datasets import co2, drifters, registry, uci
 from numpyro_fspace.datasets.registry import ChecksumError, DataNotFoundError, Source, find
 from numpyro_fspace.datasets.split import make_split
 
@@ -446,6 +446,61 @@ def test_real_co2(data_dir):
     assert y.shape == (2284 - 59,)
     assert np.all(np.diff(t[:, 0]) > 0)
     assert np.all((y > 310) & (y < 375))
+
+
+# Drifters
+
+
+def drifter_parts(**changes: str) -> list[bytes]:
+    """Two drifters, and a grid of three longitudes and two latitudes."""
+    grid = [f"{i},{lon},{lat},{i}.5,-{i}.25,{s}" for i, (lat, lon, s) in enumerate(DRIFTER_CELLS)]
+    texts = {
+        "train": "\r\n".join([",lon,lat,ubar,vbar", "0,-90,26.5,0.1,-0.2", "1,-89,25.5,0.3,0.4"]),
+        "test": "\r\n".join([",lon,lat,ubar,vbar,shape", *grid]),
+    }
+    return [text.encode() for text in (texts | changes).values()]
+
+
+DRIFTER_CELLS = [(24, -90, 3), (24, -89, 2), (24, -88, 0), (25, -90, 0), (25, -89, 0), (25, -88, 0)]
+
+
+def test_drifters_are_downloaded_built_and_loaded(cache, tmp_path, monkeypatch):
+    train, test = drifter_parts()
+    source = source_of(tmp_path / "web", drifters.DRIFTERS_SOURCE.path, train=train, test=test)
+    source = Source(source.path, source.urls, source.sha256, drifters.build_drifters)
+    monkeypatch.setattr(drifters, "DRIFTERS_SOURCE", source)
+    data = datasets.load_drifters(dtype=np.float64)
+    assert (cache / "drifters" / "gulfdrifters_gpjax.npz").is_file()
+    np.testing.assert_array_equal(data.x, [[-90, 26.5], [-89, 25.5]])
+    np.testing.assert_array_equal(data.y, [[0.1, -0.2], [0.3, 0.4]])
+    assert data.shape == (2, 3)
+    np.testing.assert_array_equal(data.grid.reshape(*data.shape, 2)[1, 2], [-88, 25])
+    np.testing.assert_array_equal(data.currents[4], [4.5, -4.25])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": ",lat,lon,ubar,vbar\n0,1,2,3,4"}, "must have the columns ',lon,lat,ubar,vbar', got ',lat"),
+        ({"test": ",lon,lat,ubar,vbar,shape\n0,1,2,3,4,2\n1,1,3,3,4,2"}, "2 rows and says 2 × 2"),
+    ],
+)
+def test_other_tables_of_drifters_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        drifters.build_drifters(drifter_parts(**changes))
+
+
+def test_real_drifters(data_dir):
+    data = datasets.load_drifters(data_dir=data_dir)
+    assert [a.shape for a in data[:4]] == [(20, 2), (20, 2), (544, 2), (544, 2)]
+    assert data.shape == (16, 34)
+    assert data.x.dtype == np.float32
+    longitude, latitude = np.moveaxis(data.grid.reshape(16, 34, 2), -1, 0)
+    assert np.all(np.ptp(longitude, axis=0) == 0) and np.all(np.diff(longitude) > 0)
+    assert np.all(np.ptp(latitude, axis=1) == 0) and np.all(np.diff(latitude, axis=0) > 0)
+    # A drifter goes with the mean current of its place, give or take .2 m/s.
+    near = np.argmin(((data.x[:, None] - data.grid) ** 2).sum(-1), axis=1)
+    assert np.corrcoef(data.y.ravel(), data.currents[near].ravel())[0, 1] > 0.7
 
 
 # Carbon dioxide

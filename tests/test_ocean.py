@@ -1,0 +1,87 @@
+"""The experiment on ocean currents: its network, its exact GP, a quick run."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_fspace.cli import main
+from numpyro_fspace.experiments.catalogue import find
+from numpyro_fspace.experiments.ocean import CONFIG, field_scores, velocity_network
+from numpyro_fspace.experiments.records import read
+from numpyro_fspace.experiments.regression import FunctionPosterior
+
+CENTRE, UNIT, SPEED = np.array([-87.0, 26.0]), 1.3, 0.2
+
+
+@pytest.fixture(scope="module")
+def network():
+    init, apply = velocity_network(CONFIG.quick(), CENTRE, UNIT, SPEED)
+    return init(jax.random.key(0), (2,)), apply
+
+
+def jacobian(network, weights, x):
+    return np.asarray(jax.vmap(jax.jacfwd(lambda at: network[1](weights, at[None])[0]))(x))
+
+
+def test_network_is_gradient_and_rotation(network, x64):
+    """Without its potential the field has no divergence, without its stream function no curl; both together add."""
+    x = jnp.asarray(np.random.default_rng(0).uniform((-91, 24), (-84, 27.5), (20, 2)))
+    weights = jax.tree.map(lambda a: 3.0 * a, network[0])
+    parts = [{**weights, off: jax.tree.map(jnp.zeros_like, weights[off])} for off in ("potential", "stream")]
+    stream, potential = (jacobian(network, part, x) for part in parts)
+    divergence, curl = (lambda j: j[:, 0, 0] + j[:, 1, 1]), (lambda j: j[:, 1, 0] - j[:, 0, 1])
+    assert np.abs(divergence(stream)).max() < 1e-12 < 1e-3 < np.abs(curl(stream)).max()
+    assert np.abs(curl(potential)).max() < 1e-12 < 1e-3 < np.abs(divergence(potential)).max()
+    both = sum(network[1](part, x) for part in parts)
+    np.testing.assert_allclose(network[1](weights, x), both, atol=1e-12)
+
+
+def test_scores_of_draws_and_of_a_gaussian_agree():
+    """20 000 draws of a Gaussian field against the closed forms; errors of .01 are ten standard errors."""
+    rng = np.random.default_rng(0)
+    mean, sd, noise = rng.normal(size=(8, 2)), rng.uniform(0.2, 1.0, (8, 2)), 0.7
+    currents = mean + sd * rng.normal(size=(8, 2))
+    f = (mean + sd * rng.normal(size=(20_000, 8, 2)))[None]
+    rest = {"seconds": 0.0, "num_gradients": 0, "num_diverging": 0}
+    exact = field_scores(FunctionPosterior(None, noise, mean, sd, **rest), currents, None)
+    draws = FunctionPosterior(f, np.full((1, 20_000), noise), mean, sd, **rest)
+    found = field_scores(draws, currents, jax.random.key(0))
+    assert found.keys() == exact.keys()
+    np.testing.assert_allclose([found["mse"], exact["mse"]], np.mean((mean - currents) ** 2), rtol=1e-12)
+    assert exact["gibbs"] < exact["lpd"]
+    for name in ("gibbs", "lpd"):
+        assert abs(found[name] - exact[name]) < 0.02
+
+
+def run(tmp_path, *arguments):
+    path = tmp_path / "ocean.jsonl"
+    assert main(["run", "ocean", *arguments, "--out", str(path)]) == 0
+    return path
+
+
+def test_exact_gp_is_the_published_one(data_dir, tmp_path):
+    """Table 3 says a mean squared error of .013 and an expected log-likelihood of .507 (with a minus sign)."""
+    (line,) = read(run(tmp_path, "--method", "gp"))
+    assert 0.0125 < line["mse"] < 0.0135
+    assert -0.56 < line["gibbs"] < -0.45
+    assert line["w2_gp"] == 0
+    assert find("ocean").published["gulf", "gp"] == {"gibbs": -0.507, "mse": 0.013}
+
+
+@pytest.mark.slow
+def test_quick_run_and_picture(data_dir, tmp_path):
+    path = run(tmp_path, "--method", "gp", "fsghmc", "--quick")
+    gp, line = read(path)
+    still = np.mean(np.square(gp["curves"]["currents"]))
+    assert line["num_diverging"] == 0
+    assert line["mse"] < still  # better than no current at all
+    assert np.shape(line["curves"]["mean"]) == (544, 2)
+    assert json.loads(json.dumps(line["config"]))["calibrated"]
+    picture = tmp_path / "ocean.png"
+    assert main(["figure", "ocean", str(path), "--out", str(picture)]) == 0
+    assert picture.stat().st_size > 10_000
