@@ -153,7 +153,7 @@ def run(job: Job[Co2Config]) -> dict:
         "num_gradients": posterior.num_gradients,
         "num_diverging": posterior.num_diverging,
         "curves": {name: mean + scale * curve for name, curve in _bands(posterior, exact).items()}
-        | {"year": CUT + everywhere[:, 0], "co2": mean + scale * np.concatenate([y, y_test])},
+        | {"x": everywhere[:, 0], "co2": mean + scale * np.concatenate([y, y_test])},
     }
 
 
@@ -176,8 +176,7 @@ def _bands(posterior, exact):
 
 def _panel(ax, curves):
     """Mean and 90 % band of f; dashed, the exact GP's band; dots, what was seen (black) and what was not (orange)."""
-    year = curves["year"]
-    seen = year < CUT
+    seen, year = curves["x"] < 0.0, CUT + curves["x"]
     ax.axvline(CUT, color="0.6", lw=0.8)
     for rows, colour in ((seen, "black"), (~seen, "#D55E00")):
         ax.plot(year[rows], curves["co2"][rows], ".", color=colour, ms=2)
@@ -185,7 +184,7 @@ def _panel(ax, curves):
     ax.plot(year, curves["mean"], color="#0072B2", lw=0.9)
     for name in ("gp_low", "gp_high"):
         ax.plot(year, curves[name], "--", color="black", lw=0.5)
-    ax.set(xlim=(1972, 2002), ylim=(320, 390), ylabel="CO2, ppm")
+    ax.set(xlim=(1976, 2002), ylim=(328, 384), ylabel="CO2, ppm")
 
 
 EXPERIMENT = Experiment(

@@ -49,7 +49,7 @@ class OceanConfig(Config):
 
 
 CONFIG = OceanConfig(
-    num_chains=2, num_warmup=300, num_samples=300, num_gp_steps=800, num_updates=2000, weight_scale=2.0, calibrated=True
+    num_chains=2, num_warmup=300, num_samples=300, num_gp_steps=800, num_updates=500, weight_scale=4.0, calibrated=True
 )
 
 
