@@ -107,6 +107,6 @@ def load_drifters(*, data_dir: str | os.PathLike[str] | None = None, dtype: DTyp
     """
     dtype = check_dtype(dtype)
     with np.load(find(DRIFTERS_SOURCE, data_dir)) as file:
-        arrays = [file[key].astype(dtype) for key in ("train_pos", "train_vel", "test_pos", "test_vel")]
+        x, y, grid, currents = (file[key].astype(dtype) for key in ("train_pos", "train_vel", "test_pos", "test_vel"))
         num_longitudes, num_latitudes = file["test_shape"].tolist()
-    return Drifters(*arrays, (num_latitudes, num_longitudes))
+    return Drifters(x, y, grid, currents, (num_latitudes, num_longitudes))

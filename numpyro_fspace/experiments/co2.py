@@ -148,7 +148,7 @@ def run(job: Job[Co2Config]) -> dict:
         "gp_lpd": gp_lpd,
         "w2_gp": scale * metrics.gaussian_w2(posterior.f_mean, posterior.f_sd**2, exact.f_mean, exact.f_sd**2),
         "sd_end": scale * float(posterior.f_sd[-12:].mean()),
-        "sigma": scale * float(np.mean(posterior.sigma)),
+        "sigma": scale * float(np.mean(np.asarray(posterior.sigma))),
         "seconds": posterior.seconds,
         "num_gradients": posterior.num_gradients,
         "num_diverging": posterior.num_diverging,

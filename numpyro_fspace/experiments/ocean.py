@@ -20,7 +20,7 @@ from numpyro_fspace.experiments.catalogue import Experiment, Job
 from numpyro_fspace.experiments.methods import fit
 from numpyro_fspace.experiments.regression import DRAWS_PER_POINT, Config, FunctionPosterior, random_functions
 from numpyro_fspace.networks import fan_in, random_function
-from numpyro_fspace.priors import CalibratedPrior, GPFit, GPPrior, Helmholtz, NetworkPrior, fit_gp
+from numpyro_fspace.priors import CalibratedPrior, FunctionalPrior, GPFit, GPPrior, Helmholtz, NetworkPrior, fit_gp
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +31,8 @@ __all__ = ["EXPERIMENT", "velocity_network"]
 #: degrees, variance of the noise.
 START = {"potential": 0.01, "potential_scale": 1.0, "stream": 0.03, "stream_scale": 1.0}
 START_NOISE = 0.02
+#: Panels in a row of the picture; size of a panel in inches.
+NUM_COLUMNS, PANEL = 4, (3.4, 1.9)
 #: Longitudes and latitudes of the measurement points, 160 in all as in the paper, on a grid over the sea.
 NUM_POINTS = (16, 10)
 
@@ -111,12 +113,12 @@ def _build(config: Config, gp: GPFit, points, *, functional: bool):
     speed = float(np.sqrt(gp.params["potential"] + gp.params["stream"]))
     centre = np.asarray(points(jax.random.key(0))).mean(0)
     network = velocity_network(config, centre, float(gp.params["stream_scale"]), speed)
-    prior: GPPrior | CalibratedPrior = gp.prior
+    prior: FunctionalPrior = gp.prior
     if functional and config.calibrated:
         draw = random_function(network, input_shape=2, prior=fan_in(config.weight_scale))
         num_draws = 2 * DRAWS_PER_POINT * points.num_points
         law = NetworkPrior(draw, jax.random.key(0), num_draws=num_draws, num_outputs=2, dependent=True)
-        prior, config = CalibratedPrior(prior, law), replace(config, calibrated=False)
+        prior, config = CalibratedPrior(gp.prior, law), replace(config, calibrated=False)
     function = random_functions(config, network, prior, points, functional=functional)
     log_noise = 0.5 * float(np.log(gp.noise_variance))
 
@@ -152,7 +154,7 @@ def run(job: Job[OceanConfig]) -> dict:
     return {
         **field_scores(posterior, data.currents, key_scores),
         "w2_gp": metrics.gaussian_w2(*(a.ravel() for a in (*_moments(posterior), *_moments(exact)))),
-        "sigma": float(np.mean(posterior.sigma)),
+        "sigma": float(np.mean(np.asarray(posterior.sigma))),
         "rhat_max": found and found.max_rhat,
         "ess_min": found and found.min_ess,
         "seconds": posterior.seconds,
@@ -171,7 +173,7 @@ def run(job: Job[OceanConfig]) -> dict:
 
 def _lattice(grid) -> np.ndarray:
     """The measurement points: a lattice over the box of the grid."""
-    axes = [np.linspace(*ends, num) for *ends, num in zip(grid.min(0), grid.max(0), NUM_POINTS, strict=True)]
+    axes = [np.linspace(low, high, num) for low, high, num in zip(grid.min(0), grid.max(0), NUM_POINTS, strict=True)]
     return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
 
 
@@ -187,16 +189,16 @@ def _moments(posterior):
 def field_scores(posterior: FunctionPosterior, currents, key) -> dict:
     """Scores of a vector field, over its components at all places; closed forms for a Gaussian."""
     y, mean = currents.ravel(), posterior.f_mean.ravel()
-    error = metrics.rmse(y, mean)
+    error, sigma = metrics.rmse(y, mean), np.asarray(posterior.sigma)
     result = {"rmse": error, "mse": error**2}
     if posterior.f is None:
-        variance, noise = posterior.f_sd.ravel() ** 2, float(posterior.sigma) ** 2
+        variance, noise = posterior.f_sd.ravel() ** 2, float(sigma) ** 2
         return result | {
             "gibbs": metrics.gaussian_lpd(y, mean, noise) - 0.5 * float(np.mean(variance)) / noise,
             "lpd": metrics.gaussian_lpd(y, mean, variance + noise),
             "coverage90": metrics.gaussian_coverage(y, mean, variance + noise, 0.9),
         }
-    f, sigma = _flat(posterior.f).reshape(-1, y.size), posterior.sigma.reshape(-1, 1)
+    f, sigma = posterior.f.reshape(-1, y.size), sigma.reshape(-1, 1)
     log_lik = -0.5 * (np.log(2 * np.pi * sigma**2) + (y - f) ** 2 / sigma**2)
     return result | {
         "gibbs": metrics.gibbs_score(log_lik),
@@ -206,40 +208,41 @@ def field_scores(posterior: FunctionPosterior, currents, key) -> dict:
 
 
 def picture(records: Sequence[Mapping]) -> Figure:
-    """The mean field of each method, beside the truth, and its squared error beneath."""
+    """The mean field of each method, beside the truth, and its squared error beneath; one record for each method.
+
+    Raises:
+        ValueError: if no record has curves.
+    """
     import matplotlib.pyplot as plt
 
     first = {line["method"]: line for line in reversed(records) if line.get("curves")}
-    if not first:
+    fields = {line["method"]: line["curves"] for line in records if first.get(line["method"]) is line}
+    if not fields:
         raise ValueError("no record holds curves to draw; make some with fspace run ocean --out FILE.")
-    lines = [line for line in records if first.get(line["method"]) is line]
-    fields = [{name: np.array(curve) for name, curve in line["curves"].items()} for line in lines]
-    truth = fields[0] | {"mean": fields[0]["currents"]}
-    titles = ["currents and drifters", *(line["method"] for line in lines)]
-    num_columns = min(4, len(titles))
-    num_rows = 2 * -(-len(titles) // num_columns)
-    size = (3.4 * num_columns, 1.9 * num_rows)
+    fields = {name: {k: np.array(v) for k, v in curves.items()} for name, curves in fields.items()}
+    truth = next(iter(fields.values()))
+    fields = {"currents and drifters": truth | {"mean": truth["currents"]}, **fields}
+    errors = [((field["mean"] - field["currents"]) ** 2).sum(-1).reshape(field["shape"]) for field in fields.values()]
+    top = max(float(np.quantile(error, 0.99)) for error in errors)
+    num_columns = min(NUM_COLUMNS, len(fields))
+    num_rows = 2 * -(-len(fields) // num_columns)
+    size = (PANEL[0] * num_columns, PANEL[1] * num_rows)
     figure, axes = plt.subplots(num_rows, num_columns, figsize=size, squeeze=False, sharex=True, sharey=True)
-    figure.subplots_adjust(wspace=0.05, hspace=0.15)
-    for ax in axes.flat:
-        ax.set_axis_off()
-    errors = [((field["mean"] - field["currents"]) ** 2).sum(-1) for field in fields]
-    top = float(np.max([np.quantile(error, 0.99) for error in errors]))
-    image = None
-    for i, (title, field) in enumerate(zip(titles, [truth, *fields], strict=True)):
-        upper, lower = axes[2 * (i // num_columns), i % num_columns], axes[2 * (i // num_columns) + 1, i % num_columns]
-        upper.set_axis_on()
-        upper.set_title(title, fontsize=10)
+    figure.subplots_adjust(wspace=0.05, hspace=0.2)
+    images = []
+    for i, ((name, field), error) in enumerate(zip(fields.items(), errors, strict=True)):
+        upper, lower = axes[2 * (i // num_columns) :, i % num_columns][:2]
+        upper.set_title(name, fontsize=10)
         upper.quiver(*field["grid"].T, *field["mean"].T, color="#0072B2", scale=7.0, width=0.003)
         upper.quiver(*field["x"].T, *field["y"].T, color="#D55E00", scale=7.0, width=0.005)
         if i:
-            lower.set_axis_on()
-            across, up = (field["grid"][:, k].reshape(field["shape"]) for k in (0, 1))
-            image = lower.pcolormesh(
-                across, up, errors[i - 1].reshape(field["shape"]), cmap="magma_r", vmin=0, vmax=top
-            )
-            lower.plot(*field["x"].T, "o", color="#D55E00", ms=2)
-    figure.colorbar(image, ax=axes, fraction=0.02, pad=0.02, label="squared error, (m/s)²")
+            longitude, latitude = (axis.reshape(field["shape"]) for axis in field["grid"].T)
+            images.append(lower.pcolormesh(longitude, latitude, error, cmap="magma_r", vmin=0.0, vmax=top))
+            lower.plot(*field["x"].T, "o", color="#0072B2", ms=2)
+    for ax in axes.flat:
+        if not ax.has_data():
+            ax.set_axis_off()
+    figure.colorbar(images[0], ax=axes, fraction=0.02, pad=0.02, label="squared error, (m/s)²")
     return figure
 
 

@@ -114,7 +114,8 @@ class CalibratedPrior:
 
     def law(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
         """Mean and covariance of f(x) under base and ratio together: N(m, K ∧ Q), in the form of ``GPPrior.law``."""
-        basis = self._basis(as_inputs(x))
+        x = as_inputs(x)
+        basis = self._basis(x)
         xp = np if isinstance(basis.to, np.ndarray) else jnp
         is_wide = basis.variance > 1.0
         mean = basis.mean + as_rows(product(basis.back, xp.where(is_wide, 0.0, basis.shift)), len(x))

@@ -64,7 +64,7 @@ class GPPrior(GaussianProcess):
 
     def __init__(
         self,
-        kernel: Kernel | Sequence[Kernel],
+        kernel: Kernel | Callable | Sequence[Kernel],
         *,
         mean: Float[ArrayLike, "*K"] | Callable = 0.0,
         nugget: ArrayLike | None = None,

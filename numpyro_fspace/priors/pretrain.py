@@ -16,7 +16,7 @@ from numpyro_fspace.priors.factor import as_columns, is_traced
 from numpyro_fspace.priors.gaussian_process import GPPrior
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from jaxtyping import Array, ArrayLike, Float, Key
     from tinygp.kernels import Kernel
@@ -63,11 +63,11 @@ class GPFit:
 
 
 def fit_gp(
-    kernel: Callable[[dict], Kernel] | Kernel | None,
+    kernel: Callable[[dict], Callable] | Kernel | None,
     x: Float[ArrayLike, "N D"],
     y: Float[ArrayLike, "N K"],
     *,
-    params: dict[str, Float[ArrayLike, "*shape"]] | None = None,
+    params: Mapping[str, Float[ArrayLike, "*shape"]] | None = None,
     noise_variance: Float[ArrayLike, "*N"] = 0.1,
     num_steps: int = 500,
     learning_rate: float = 0.05,
@@ -84,7 +84,7 @@ def fit_gp(
     Args:
         kernel: None for the squared exponential with one lengthscale per input, started at median distances
             and the variance of y; a tinygp kernel, whose (positive) parameters are the start; or a function
-            of a dict of positive parameters to a kernel, with ``params`` as the start.
+            of a dict of positive parameters to a kernel as ``GPPrior`` takes it, with ``params`` as the start.
         x: inputs [N, D].
         y: targets [N], or [N, K] for K outputs sharing kernel and noise.
         params: start of a kernel function's parameters.
@@ -162,7 +162,7 @@ def fit_gp(
     return GPFit(prior, trained, losses, values["kernel"])
 
 
-def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Kernel], dict]:
+def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable], dict]:
     """The kernel as a function of positive parameters, and their start."""
     import tinygp
 
