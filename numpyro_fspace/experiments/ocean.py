@@ -51,7 +51,14 @@ class OceanConfig(Config):
 
 
 CONFIG = OceanConfig(
-    num_chains=2, num_warmup=300, num_samples=300, num_gp_steps=800, num_updates=500, weight_scale=4.0, calibrated=True
+    num_chains=2,
+    num_warmup=300,
+    num_samples=300,
+    num_gp_steps=800,
+    num_updates=500,
+    weight_scale=2.0,
+    noise_sd=0.05,
+    calibrated=True,
 )
 
 
