@@ -8,16 +8,19 @@ that cache otherwise (see `numpyro_fspace.datasets.registry`).
 from numpyro_fspace.datasets.co2 import load_co2
 from numpyro_fspace.datasets.diabetes import load_diabetes
 from numpyro_fspace.datasets.drifters import Drifters, load_drifters
+from numpyro_fspace.datasets.images import IMAGE_NAMES, Images, load_images
 from numpyro_fspace.datasets.registry import ChecksumError, DataNotFoundError
 from numpyro_fspace.datasets.split import Split
 from numpyro_fspace.datasets.toy import extrapolation, extrapolation_grid, extrapolation_truth, two_moons
 from numpyro_fspace.datasets.uci import UCI_NAMES, load_uci
 
 __all__ = [
+    "IMAGE_NAMES",
     "UCI_NAMES",
     "ChecksumError",
     "DataNotFoundError",
     "Drifters",
+    "Images",
     "Split",
     "extrapolation",
     "extrapolation_grid",
@@ -25,6 +28,7 @@ __all__ = [
     "load_co2",
     "load_diabetes",
     "load_drifters",
+    "load_images",
     "load_uci",
     "two_moons",
 ]

@@ -32,7 +32,7 @@ class Source:
 
     Args:
         path: place of the file in a data directory, such as ``"uci/yacht.npz"``.
-        urls: the public files, downloaded in this order.
+        urls: the public files, downloaded in this order; none where there is no public copy.
         sha256: SHA-256 (hexadecimal) of the public files' bytes, joined in this order.
         build: makes the content of the file from that of the public files; joins them by default.
     """
@@ -76,6 +76,8 @@ def find(source: Source, data_dir: str | os.PathLike[str] | None = None, *, time
             return path
     if data_dir is not None:
         raise DataNotFoundError(_not_found(source, places, "nothing is downloaded when data_dir is given"))
+    if not source.urls:
+        raise DataNotFoundError(_not_found(source, places, "it cannot be downloaded"))
     try:
         parts = [_read(url, timeout) for url in source.urls]
     except (OSError, http.client.HTTPException) as error:
@@ -145,7 +147,9 @@ def _and_more(source: Source) -> str:
 def _not_found(source: Source, places: Sequence[Path], reason: str) -> str:
     """What was looked for, where, and what to do."""
     target = cache_dir() / source.path
-    if len(source.urls) == 1:
+    if not source.urls:
+        by_hand = f"save a copy of it as {target}"
+    elif len(source.urls) == 1 and source.build is Source.build:
         by_hand = f"download {source.urls[0]} and save it as {target}"
     else:
         by_hand = (

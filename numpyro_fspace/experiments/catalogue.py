@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["NAMES", "Experiment", "Job", "Settings", "find", "jobs", "run"]
 
 #: Experiments, by the names of their modules.
-NAMES = ("extrapolation", "calibration", "coverage", "uci", "two_moons", "langevin", "ablations", "ocean", "co2")
+NAMES = ("extrapolation", "calibration", "coverage", "uci", "two_moons", "langevin", "ablations", "ocean", "co2", "images")
 
 S = TypeVar("S", bound="Settings")
 

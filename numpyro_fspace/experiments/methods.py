@@ -134,9 +134,10 @@ def _sample(method, config, build, data, x_new, key, progress):
     start = time.perf_counter()
     model = build(config, functional=method in ("fsgld", "fsghmc", "nuts"))
     is_nuts = method == "nuts"
-    kernel = (
-        NUTS(model, init_strategy=init_to_network, max_tree_depth=NUTS_DEPTH) if is_nuts else KERNELS[method](model)
-    )
+    if is_nuts:
+        kernel = NUTS(model, init_strategy=init_to_network, max_tree_depth=NUTS_DEPTH)
+    else:
+        kernel = KERNELS[method](model, **({"num_steps": config.num_steps} if config.num_steps else {}))
     mcmc = driver(kernel, config, progress=progress)
     key_run, key_predict = jax.random.split(key)
     mcmc.run(key_run, *data, extra_fields=("num_steps",) if is_nuts else ())

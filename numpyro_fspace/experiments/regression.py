@@ -36,6 +36,7 @@ class Config(Settings):
         widths: hidden widths of the network.
         activation: of its hidden units, a name in ``jax.nn`` (or ``"tanh"``).
         num_warmup, num_samples, num_chains: of ``MCMC``.
+        num_steps: gradient steps of a draw of our kernels; None is the kernel's own number.
         batch_size: minibatch; None is the full data.
         weight_scale: sd of a weight's prior times √fan-in.
         weight_scale_sd: sd of the log-normal prior of ``weight_scale``, which is then sampled; 0 keeps it fixed.
@@ -65,6 +66,7 @@ class Config(Settings):
     num_warmup: int = 1000
     num_samples: int = 1000
     num_chains: int = 1
+    num_steps: int | None = None
     batch_size: int | None = None
     weight_scale: float = 1.0
     weight_scale_sd: float = 0.0

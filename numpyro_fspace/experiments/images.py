@@ -1,0 +1,461 @@
+"""Images: classes, how sure a network is of them, and what it says of images that are none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_fspace import measurement, metrics
+from numpyro_fspace.datasets import load_images
+from numpyro_fspace.datasets.images import IMAGE_NAMES, image_sources
+from numpyro_fspace.diagnostics import function_diagnostics
+from numpyro_fspace.experiments import regression
+from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.methods import VARIATIONAL, fit
+from numpyro_fspace.priors import GPFit, GPPrior, dirichlet_targets, fit_gp
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["EXPERIMENT", "Config", "prepare", "threshold_accuracy"]
+
+NUM_CLASSES = 10
+#: What a network trained on a set should find strange: scored, and beside it.
+STRANGE = {
+    "mnist": ("fashion_mnist", "kmnist"),
+    "fashion_mnist": ("mnist", "kmnist"),
+    "cifar10": ("svhn",),
+    "cifar10_subset": ("svhn",),
+}
+#: Training images among which measurement points are drawn: they are part of the compiled program.
+NUM_POOL = 2000
+#: Measurement points of a variational method (GFSVI's number), which takes the Jacobian at them.
+NUM_VARIATIONAL = 10
+#: Nugget of the functional prior, in variances of the process.
+NUGGET = 0.01
+#: Images that are turned, and by how much (degrees).
+NUM_TURNED, ANGLES = 300, tuple(range(0, 181, 15))
+
+
+@dataclass(frozen=True)
+class Config(regression.Config):
+    """Every number of a run.
+
+    Attributes:
+        network: ``"mlp"`` (hidden ``widths``), ``"cnn"`` (three convolutions of 16, 32 and 64 channels between
+            max-pooling, a layer of 128) or ``"resnet18"`` (group norm in place of batch norm).
+        points: where the functional prior looks: ``"train"`` (training images), ``"kmnist"``, or ``"random"`` (half
+            training images, half uniform pixels on the range of the data and half as much on either side).
+        num_points: measurement points of a gradient step.
+        num_train, num_test: images of each part at most (test: of strange images too); None is all.
+        num_gp_points: training images that the kernel is trained on.
+    """
+
+    QUICK: ClassVar[Mapping[str, object]] = {
+        "widths": (20,),
+        "num_warmup": 20,
+        "num_samples": 10,
+        "num_steps": 10,
+        "num_updates": 50,
+        "num_train": 300,
+        "num_test": 100,
+        "batch_size": 50,
+        "num_points": 10,
+        "num_gp_points": 50,
+        "num_gp_steps": 10,
+    }
+
+    activation: str = "relu"
+    num_warmup: int = 100
+    num_samples: int = 100
+    num_steps: int | None = 100
+    batch_size: int | None = 125
+    num_updates: int = 5000
+    num_gp_steps: int = 50
+    network: str = "mlp"
+    points: str = "train"
+    num_points: int = 40
+    num_train: int | None = None
+    num_test: int | None = None
+    num_gp_points: int = 200
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, known in (("network", tuple(NETWORKS)), ("points", ("train", "kmnist", "random"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(known)}.")
+
+
+class Problem(NamedTuple):
+    """Images as rows of standardised pixels, and the trained GP.
+
+    Attributes:
+        x, labels: training images [N, D] and classes [N].
+        x_test, labels_test: test images and classes.
+        strange: images of other sets, by name.
+        turned: test images turned by each of ``ANGLES``, one angle after the other; their classes are those of the
+            first ``NUM_TURNED`` test images.
+        shape: of an image, [H, W, C].
+        gp: the GP prior over the logits.
+    """
+
+    x: np.ndarray
+    labels: np.ndarray
+    x_test: np.ndarray
+    labels_test: np.ndarray
+    strange: dict[str, np.ndarray]
+    turned: np.ndarray
+    shape: tuple[int, ...]
+    gp: GPFit
+
+
+def run(job: Job[Config]) -> dict:
+    """A method on a set of images.
+
+    The functional prior is a GP over the ten logits, trained on the Dirichlet targets of some training images. Scores
+    of the test images: ``error`` (of all, in percent), ``lpd`` (mean log probability under the mixture over draws),
+    ``gibbs`` (mean over draws of it), ``ece``, ``brier``, ``entropy``. Scores of strange images: their mean entropy,
+    ``ood_entropy``; ``ood_auc``, how well entropy tells them from test images; ``ood_accuracy``, the share that the
+    best single threshold tells apart; ``kmnist_auc`` is the AUC for KMNIST. ``curves`` are entropy and accuracy
+    against the angle by which test images are turned.
+    """
+    config, key = job.config, jax.random.key(job.seed)
+    key_points, key_fit = jax.random.split(jax.random.fold_in(key, 1))
+    problem = prepare(
+        job.dataset, job.seed, config.num_train, config.num_test, config.num_gp_points, config.num_gp_steps
+    )
+    num_points = min(config.num_points, NUM_VARIATIONAL) if job.method in VARIATIONAL else config.num_points
+    points = _points(config.points, problem, num_points, key_points)
+    where = [problem.x_test, *problem.strange.values(), problem.turned]
+    posterior = fit(
+        job.method,
+        config,
+        problem.gp,
+        points,
+        problem.x,
+        problem.labels,
+        np.concatenate(where),
+        key_fit,
+        build=_builder(problem.shape),
+        progress=job.progress,
+    )
+    assert posterior.f is not None, "every method of this experiment gives draws"
+    f = posterior.f.reshape(-1, *posterior.f.shape[2:])
+    probs, gibbs = _mixture(f, problem.labels_test)
+    seen, *rest = np.split(probs, np.cumsum([len(part) for part in where])[:-1])
+    strange, turned = dict(zip(problem.strange, rest, strict=False)), rest[-1]
+    entropy = metrics.entropy(seen)
+    ood, *beside = (metrics.entropy(part) for part in strange.values())
+    found = None
+    if posterior.is_chain:
+        some = posterior.f[:, :, : min(100, len(seen))]
+        found = function_diagnostics(some.reshape(*some.shape[:2], -1))
+    turned = turned.reshape(len(ANGLES), -1, NUM_CLASSES)
+    true = problem.labels_test[: turned.shape[1]]
+    return {
+        "lpd": -metrics.nll(seen, problem.labels_test),
+        "gibbs": gibbs,
+        "error": 100.0 * (1.0 - metrics.accuracy(seen, problem.labels_test)),
+        "ece": metrics.ece(seen, problem.labels_test),
+        "brier": metrics.brier(seen, problem.labels_test),
+        "entropy": float(entropy.mean()),
+        "ood_entropy": float(ood.mean()),
+        "ood_auc": metrics.ood_auc(entropy, ood),
+        "ood_accuracy": threshold_accuracy(entropy, ood),
+        "kmnist_auc": metrics.ood_auc(entropy, beside[0]) if beside else None,
+        "num_train": len(problem.x),
+        "seconds": posterior.seconds,
+        "num_gradients": posterior.num_gradients,
+        "num_diverging": posterior.num_diverging,
+        "rhat_max": found and found.max_rhat,
+        "ess_min": found and found.min_ess,
+        "temperature": posterior.report and float(np.max(posterior.report.temperature)),
+        "noise_share": posterior.report and posterior.report.noise_share,
+        "advice": list(posterior.report.advice) if posterior.report else [],
+        "curves": {
+            "angle": np.array(ANGLES, float),
+            "entropy": metrics.entropy(turned).mean(-1),
+            "accuracy": (turned.argmax(-1) == true).mean(-1),
+        },
+    }
+
+
+def threshold_accuracy(score_in, score_out) -> float:
+    """Share of points that the best single threshold on a score tells apart, with as many points of either kind.
+
+    A depth-1 decision tree: which side is which is chosen too, so it is never below .5.
+
+    Args:
+        score_in, score_out: scores of in-distribution and other points; the first of the larger set are used.
+    """
+    num = min(len(score_in), len(score_out))
+    scores = np.concatenate([np.asarray(score_in)[:num], np.asarray(score_out)[:num]])
+    order = np.argsort(scores, kind="stable")
+    is_out = np.repeat([-1, 1], num)[order]
+    # Outsiders less insiders among the k lowest scores; a threshold cannot part equal scores.
+    lead = np.concatenate([[0], np.cumsum(is_out)])
+    cuts = np.concatenate([[True], np.diff(scores[order]) > 0, [True]])
+    return float(0.5 + np.abs(lead[cuts]).max() / (2 * num))
+
+
+@lru_cache(maxsize=1)
+def prepare(
+    dataset: str, seed: int, num_train: int | None, num_test: int | None, num_gp_points: int, num_gp_steps: int
+) -> Problem:
+    """Load images, standardise their pixels by the training part, train the GP; remembered for the next method.
+
+    The kernel is the squared exponential with one lengthscale for all pixels, started at √D, the root mean square
+    distance being √(2D).
+    """
+    import tinygp
+
+    data = load_images(dataset)
+    random = np.random.default_rng(seed)
+    assert data.train_labels is not None and data.test_labels is not None, "sets of this experiment have classes"
+    rows = slice(None) if num_train is None else random.permutation(len(data.train))[:num_train]
+    train, labels, test = data.train[rows], data.train_labels[rows], data.test[:num_test]
+    mean, sd = train.mean((0, 1, 2)), train.std((0, 1, 2))
+
+    def pixels(images):
+        return ((images - mean) / sd).reshape(len(images), -1).astype(np.float32)
+
+    strange = {}
+    for name in STRANGE[dataset]:
+        other = load_images(name)
+        strange[name] = pixels((other.test if len(other.test) else other.train)[:num_test])
+    x = pixels(train)
+    some = random.permutation(len(x))[:num_gp_points]
+    targets, variances = dirichlet_targets(labels[some], NUM_CLASSES)
+    # A shift that all logits share changes no probability, so the prior's mean is 0 and not the targets'.
+    gp = fit_gp(
+        lambda params: params["variance"] * tinygp.kernels.ExpSquared(scale=params["lengthscale"]),
+        x[some],
+        targets - targets.mean(),
+        params={"variance": np.array(5.0), "lengthscale": np.sqrt(x.shape[1])},
+        noise_variance=variances,
+        num_steps=num_gp_steps,
+        learning_rate=0.1,
+    )
+    nugget = NUGGET * float(gp.params["variance"])
+    prior = GPPrior(gp.prior.kernel, nugget=nugget, num_outputs=NUM_CLASSES)
+    return Problem(
+        x=x,
+        labels=labels,
+        x_test=pixels(test),
+        labels_test=data.test_labels[:num_test],
+        strange=strange,
+        turned=pixels(_turn(test[:NUM_TURNED])),
+        shape=data.train.shape[1:],
+        gp=replace(gp, prior=prior),
+    )
+
+
+def _turn(images) -> np.ndarray:
+    """Images turned anticlockwise by each of ``ANGLES``; where nothing was, there is black."""
+    from scipy.ndimage import rotate
+
+    turned = [rotate(images, angle, axes=(1, 2), reshape=False, order=1) for angle in ANGLES]
+    return np.concatenate(turned)
+
+
+def _points(name: str, problem: Problem, num: int, key):
+    """The measurement points that are called ``name``."""
+    rows = np.asarray(jax.random.permutation(key, len(problem.x))[:NUM_POOL])
+    if name == "train":
+        return measurement.subset(problem.x[rows], num)
+    if name == "kmnist":
+        if "kmnist" not in problem.strange:
+            raise ValueError("points='kmnist' needs images of 28 x 28 pixels; choose train or random.")
+        return measurement.subset(problem.strange["kmnist"][:NUM_POOL], num)
+    low, high = problem.x.min(0).min(), problem.x.max(0).max()
+    margin = 0.5 * (high - low)
+    box = np.full(problem.x.shape[1], low - margin), np.full(problem.x.shape[1], high + margin)
+    return measurement.union(measurement.subset(problem.x[rows], num // 2), measurement.uniform(*box, num - num // 2))
+
+
+def _builder(shape):
+    """``build`` of ``fit``: a classifier of images of this shape."""
+
+    def build(config: Config, gp, points, *, functional: bool):
+        network = NETWORKS[config.network](config, shape)
+        function = regression.random_functions(config, network, gp.prior, points, functional=functional)
+
+        def model(x, y=None):
+            f = function(x.shape[-1])
+            with numpyro.plate("data", x.shape[0], subsample_size=config.batch_size):
+                xb = numpyro.subsample(x, event_dim=1)
+                yb = None if y is None else numpyro.subsample(y, event_dim=0)
+                numpyro.sample("y", dist.Categorical(logits=f(xb)), obs=yb)
+
+        return model
+
+    return build
+
+
+def _mlp(config, shape):
+    from flax import linen as nn
+
+    activation = getattr(jax.nn, config.activation)
+    layers = [layer for width in config.widths for layer in (nn.Dense(width), activation)]
+    return nn.Sequential([*layers, nn.Dense(NUM_CLASSES)])
+
+
+def _cnn(config, shape):
+    """GFSVI's: three convolutions, max-pooling between each two, two layers."""
+    from flax import linen as nn
+
+    activation = getattr(jax.nn, config.activation)
+
+    def pool(x):
+        return nn.max_pool(x, (2, 2), strides=(2, 2))
+
+    def image(x):
+        return x.reshape(len(x), *shape)
+
+    def flat(x):
+        return x.reshape(len(x), -1)
+
+    convolutions = [nn.Conv(channels, (3, 3)) for channels in (16, 32, 64)]
+    first, second, third = ([convolution, activation] for convolution in convolutions)
+    head = [flat, nn.Dense(128), activation, nn.Dense(NUM_CLASSES)]
+    return nn.Sequential([image, *first, pool, *second, pool, *third, *head])
+
+
+def _resnet18(config, shape):
+    """ResNet-18 for small images (a first layer of 3×3, no pooling after it), with group norm in place of batch norm.
+
+    Batch norm makes a function of an image depend on the other images of its minibatch, so it is no function that
+    could have a prior.
+    """
+    from flax import linen as nn
+
+    activation = getattr(jax.nn, config.activation)
+
+    class Block(nn.Module):
+        channels: int
+        stride: int
+
+        @nn.compact
+        def __call__(self, x):
+            strides = (self.stride, self.stride)
+            y = nn.Conv(self.channels, (3, 3), strides, use_bias=False)(x)
+            y = activation(nn.GroupNorm(NUM_GROUPS)(y))
+            y = nn.GroupNorm(NUM_GROUPS)(nn.Conv(self.channels, (3, 3), use_bias=False)(y))
+            if x.shape != y.shape:
+                x = nn.GroupNorm(NUM_GROUPS)(nn.Conv(self.channels, (1, 1), strides, use_bias=False)(x))
+            return activation(x + y)
+
+    class ResNet(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Conv(64, (3, 3), use_bias=False)(x.reshape(len(x), *shape))
+            x = activation(nn.GroupNorm(NUM_GROUPS)(x))
+            for channels, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+                x = Block(channels, 1)(Block(channels, stride)(x))
+            return nn.Dense(NUM_CLASSES)(x.mean((1, 2)))
+
+    return ResNet()
+
+
+#: Groups of channels that group norm takes together.
+NUM_GROUPS = 32
+NETWORKS = {"mlp": _mlp, "cnn": _cnn, "resnet18": _resnet18}
+
+
+def _mixture(f, labels):
+    """Mean probabilities [N, K] over draws [S, N, K] of logits, and the mean over draws of the log probability.
+
+    The labels are those of the first inputs.
+    """
+    probs, gibbs = np.zeros(f.shape[1:]), 0.0
+    for logits in f:
+        log_probs = np.asarray(jax.nn.log_softmax(logits, -1))
+        probs += np.exp(log_probs) / len(f)
+        gibbs += float(log_probs[np.arange(len(labels)), labels].mean()) / len(f)
+    return probs / probs.sum(-1, keepdims=True), gibbs
+
+
+def picture(records: Sequence[Mapping]) -> Figure:
+    """Entropy and accuracy against the angle of turned images: a row for each data set, a line for each method.
+
+    Raises:
+        ValueError: if no record has curves.
+    """
+    import matplotlib.pyplot as plt
+
+    records = [line for line in records if line.get("curves")]
+    if not records:
+        raise ValueError("no record holds curves to draw; make some with fspace run images --out FILE.")
+    datasets = list(dict.fromkeys(line["dataset"] for line in records))
+    methods = list(dict.fromkeys(line["method"] for line in records))
+    figure, axes = plt.subplots(len(datasets), 2, figsize=(8.4, 3.0 * len(datasets)), squeeze=False, sharex=True)
+    for row, dataset in zip(axes, datasets, strict=True):
+        for ax, name in zip(row, ("entropy", "accuracy"), strict=True):
+            for i, method in enumerate(methods):
+                lines = [r["curves"] for r in records if (r["dataset"], r["method"]) == (dataset, method)]
+                if lines:
+                    ax.plot(lines[0]["angle"], np.mean([c[name] for c in lines], 0), color=f"C{i}", label=method)
+            ax.set(title=f"{dataset}: {name}", xticks=range(0, 181, 45), xlim=(0, 180))
+            ax.set_ylim(0.0, None if name == "entropy" else 1.0)
+    for ax in axes[-1]:
+        ax.set_xlabel("turned by (degrees)")
+    axes[0, 1].legend(frameon=False, fontsize="small")
+    return figure
+
+
+#: Wu, Xuan and Lu, table 4: error in percent, AUC.
+_SAMPLERS = {
+    "sgld": ((2.73, 0.859), (13.92, 0.633), (49.56, 0.669)),
+    "fsgld": ((1.89, 0.960), (11.66, 0.849), (33.57, 0.672)),
+    "sghmc": ((2.97, 0.853), (13.72, 0.589), (48.13, 0.639)),
+    "fsghmc": ((1.64, 0.931), (11.91, 0.880), (31.99, 0.717)),
+}
+#: Cinquin and Bamler, table 2, points "random": mean over draws of the log probability, accuracy, ECE, OOD accuracy.
+_OPTIMISED = {
+    "gfsvi": ((-0.033, 0.992, 0.002, 0.921), (-0.260, 0.910, 0.020, 0.853)),
+    "bbb": ((-0.078, 0.990, 0.021, 0.928), (-0.290, 0.913, 0.010, 0.805)),
+}
+
+EXPERIMENT = Experiment(
+    summary="Digits, clothes and things: errors, calibration, and entropy where an image is of another kind.",
+    run=run,
+    config=Config(),
+    methods=("sgld", "sghmc", "fsgld", "fsghmc", "gfsvi", "bbb", "ensemble"),
+    defaults=("fsghmc", "sghmc", "ensemble"),
+    datasets=tuple(STRANGE),
+    files=tuple(dict.fromkeys(source.path for name in IMAGE_NAMES for source in image_sources(name).values())),
+    minutes=4,
+    columns={
+        "error": "error, %",
+        "lpd": "log probability",
+        "gibbs": "mean over draws",
+        "ece": "ECE",
+        "brier": "Brier",
+        "ood_auc": "OOD AUC",
+        "ood_accuracy": "OOD accuracy",
+        "kmnist_auc": "AUC, KMNIST",
+        "temperature": "temperature",
+        "seconds": "seconds",
+    },
+    published={
+        **{
+            (dataset, method): {"error": error, "ood_auc": auc}
+            for method, rows in _SAMPLERS.items()
+            for dataset, (error, auc) in zip(("mnist", "fashion_mnist", "cifar10"), rows, strict=True)
+        },
+        **{
+            (dataset, method): {"gibbs": g, "error": round(100 * (1 - a), 2), "ece": e, "ood_accuracy": o}
+            for method, rows in _OPTIMISED.items()
+            for dataset, (g, a, e, o) in zip(("mnist", "fashion_mnist"), rows, strict=True)
+        },
+    },
+    source="Wu, Xuan and Lu, table 4 (ResNet-18); Cinquin and Bamler, table 2 (a small convolutional network)",
+    picture=picture,
+)
