@@ -40,7 +40,8 @@ NUM_POOL = 2000
 NUM_VARIATIONAL = 10
 #: Nugget of the functional prior, in variances of the process.
 NUGGET = 0.01
-#: Images that are turned, and by how much (degrees).
+#: Strange images of a set; images that are turned, and by how much (degrees).
+NUM_STRANGE = 2000
 NUM_TURNED, ANGLES = 300, tuple(range(0, 181, 15))
 
 
@@ -54,7 +55,7 @@ class Config(regression.Config):
         points: where the functional prior looks: ``"train"`` (training images), ``"kmnist"``, or ``"random"`` (half
             training images, half uniform pixels on the range of the data and half as much on either side).
         num_points: measurement points of a gradient step.
-        num_train, num_test: images of each part at most (test: of strange images too); None is all.
+        num_train, num_test: training images, and test images (and strange ones), at most; None is all.
         num_gp_points: training images that the kernel is trained on.
     """
 
@@ -229,7 +230,7 @@ def prepare(
     strange = {}
     for name in STRANGE[dataset]:
         other = load_images(name)
-        strange[name] = pixels((other.test if len(other.test) else other.train)[:num_test])
+        strange[name] = pixels((other.test if len(other.test) else other.train)[:NUM_STRANGE][:num_test])
     x = pixels(train)
     some = random.permutation(len(x))[:num_gp_points]
     targets, variances = dirichlet_targets(labels[some], NUM_CLASSES)
@@ -273,7 +274,7 @@ def _points(name: str, problem: Problem, num: int, key):
     if name == "kmnist":
         if "kmnist" not in problem.strange:
             raise ValueError("points='kmnist' needs images of 28 x 28 pixels; choose train or random.")
-        return measurement.subset(problem.strange["kmnist"][:NUM_POOL], num)
+        return measurement.subset(problem.strange["kmnist"], num)
     low, high = problem.x.min(0).min(), problem.x.max(0).max()
     margin = 0.5 * (high - low)
     box = np.full(problem.x.shape[1], low - margin), np.full(problem.x.shape[1], high + margin)
