@@ -394,20 +394,25 @@ def picture(records: Sequence[Mapping]) -> Figure:
     records = [line for line in records if line.get("curves")]
     if not records:
         raise ValueError("no record holds curves to draw; make some with fspace run images --out FILE.")
-    datasets = list(dict.fromkeys(line["dataset"] for line in records))
-    methods = list(dict.fromkeys(line["method"] for line in records))
-    figure, axes = plt.subplots(len(datasets), 2, figsize=(8.4, 3.0 * len(datasets)), squeeze=False, sharex=True)
-    for row, dataset in zip(axes, datasets, strict=True):
-        for ax, name in zip(row, ("entropy", "accuracy"), strict=True):
-            for i, method in enumerate(methods):
-                lines = [r["curves"] for r in records if (r["dataset"], r["method"]) == (dataset, method)]
-                if lines:
-                    ax.plot(lines[0]["angle"], np.mean([c[name] for c in lines], 0), color=f"C{i}", label=method)
+    configs = [line.get("config", {}) for line in records]
+    varied = sorted({name for config in configs for name in config if config[name] != configs[0].get(name)})
+    groups: dict[tuple, list] = {}
+    for line, config in zip(records, configs, strict=True):
+        label = ", ".join([line["method"], *(f"{name}={config.get(name)}" for name in varied)])
+        groups.setdefault((line["dataset"], label), []).append(line["curves"])
+    datasets, labels = (list(dict.fromkeys(parts)) for parts in zip(*groups, strict=True))
+    size = (8.4, 2.6 * len(datasets) + 0.6)
+    figure, axes = plt.subplots(len(datasets), 2, figsize=size, squeeze=False, sharex=True, layout="constrained")
+    for (dataset, label), curves in groups.items():
+        for ax, name in zip(axes[datasets.index(dataset)], ("entropy", "accuracy"), strict=True):
+            values = np.mean([curve[name] for curve in curves], 0)
+            ax.plot(curves[0]["angle"], values, color=f"C{labels.index(label)}", label=label)
             ax.set(title=f"{dataset}: {name}", xticks=range(0, 181, 45), xlim=(0, 180))
             ax.set_ylim(0.0, None if name == "entropy" else 1.0)
     for ax in axes[-1]:
         ax.set_xlabel("turned by (degrees)")
-    axes[0, 1].legend(frameon=False, fontsize="small")
+    lines = {line.get_label(): line for ax in axes[:, 0] for line in ax.lines}
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 
