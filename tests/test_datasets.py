@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from numpyro_fspace import datasets
-from numpyro_fspace.datasets import co2, drifters, registry, uci
+from numpyro_fspace.datasets import co2, drifters, mushroom, registry, uci
 from numpyro_fspace.datasets.registry import ChecksumError, DataNotFoundError, Source, find
 from numpyro_fspace.datasets.split import make_split
 
@@ -501,6 +501,41 @@ def test_real_drifters(data_dir):
     # A drifter goes with the mean current of its place, give or take .2 m/s.
     near = np.argmin(((data.x[:, None] - data.grid) ** 2).sum(-1), axis=1)
     assert np.corrcoef(data.y.ravel(), data.currents[near].ravel())[0, 1] > 0.7
+
+
+def test_real_mushrooms(data_dir):
+    content = (data_dir / mushroom.MUSHROOM_SOURCE.path).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == mushroom.MUSHROOM_SOURCE.sha256
+    x, poisonous = datasets.load_mushroom()
+    assert x.shape == (8124, 117)
+    assert poisonous.sum() == 3916
+    np.testing.assert_array_equal(x.sum(1), 22)
+    # Odour, the fifth feature, comes after 6 + 4 + 10 + 2 levels: a c f l m n p s y. All that smell foul are poisonous,
+    # all that smell of almond are not.
+    odour = x[:, 22:31]
+    np.testing.assert_array_equal(odour.sum(1), 1)
+    assert (odour[:, 2].sum(), poisonous[odour[:, 2] == 1].all()) == (2160, True)
+    assert (odour[:, 0].sum(), poisonous[odour[:, 0] == 1].any()) == (400, False)
+
+
+# Mushrooms
+
+
+def test_mushroom_levels(tmp_path):
+    """Two features that vary, twenty that don't; an unknown value is a level."""
+    same = ",".join("k" * 20)
+    lines = [f"p,b,?,{same}", f"e,a,?,{same}", f"e,b,c,{same}"]
+    (tmp_path / "mushroom").mkdir()
+    path = tmp_path / "mushroom" / "agaricus-lepiota.data"
+    path.write_text("\n".join(lines) + "\n")
+    x, poisonous = datasets.load_mushroom(data_dir=tmp_path, dtype=np.float64)
+    np.testing.assert_array_equal(poisonous, [True, False, False])
+    np.testing.assert_array_equal(x[:, :4], [[0, 1, 1, 0], [1, 0, 1, 0], [0, 1, 0, 1]])
+    np.testing.assert_array_equal(x[:, 4:], np.ones((3, 20)))
+    assert x.dtype == np.float64
+    path.write_text("p,b\n")
+    with pytest.raises(ValueError, match="no table of 23 columns"):
+        datasets.load_mushroom(data_dir=tmp_path)
 
 
 # Carbon dioxide

@@ -9,6 +9,7 @@ from numpyro_fspace.datasets.co2 import load_co2
 from numpyro_fspace.datasets.diabetes import load_diabetes
 from numpyro_fspace.datasets.drifters import Drifters, load_drifters
 from numpyro_fspace.datasets.images import IMAGE_NAMES, Images, load_images
+from numpyro_fspace.datasets.mushroom import load_mushroom
 from numpyro_fspace.datasets.registry import ChecksumError, DataNotFoundError
 from numpyro_fspace.datasets.split import Split
 from numpyro_fspace.datasets.toy import extrapolation, extrapolation_grid, extrapolation_truth, two_moons
@@ -29,6 +30,7 @@ __all__ = [
     "load_diabetes",
     "load_drifters",
     "load_images",
+    "load_mushroom",
     "load_uci",
     "two_moons",
 ]

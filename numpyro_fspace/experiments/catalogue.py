@@ -17,7 +17,19 @@ if TYPE_CHECKING:
 __all__ = ["NAMES", "Experiment", "Job", "Settings", "find", "jobs", "run"]
 
 #: Experiments, by the names of their modules.
-NAMES = ("extrapolation", "calibration", "coverage", "uci", "two_moons", "langevin", "ablations", "ocean", "co2", "images")
+NAMES = (
+    "extrapolation",
+    "calibration",
+    "coverage",
+    "uci",
+    "two_moons",
+    "langevin",
+    "ablations",
+    "ocean",
+    "co2",
+    "images",
+    "bandit",
+)
 
 S = TypeVar("S", bound="Settings")
 

@@ -1,0 +1,65 @@
+"""Mushrooms that are edible or poisonous, by 22 features that anyone can see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from numpyro_fspace.datasets.registry import Source, find
+from numpyro_fspace.datasets.split import check_dtype
+
+if TYPE_CHECKING:
+    import os
+
+    from jaxtyping import Bool, Float
+    from numpy.typing import DTypeLike
+
+MUSHROOM_SOURCE = Source(
+    path="mushroom/agaricus-lepiota.data",
+    urls=("https://archive.ics.uci.edu/ml/machine-learning-databases/mushroom/agaricus-lepiota.data",),
+    sha256="e65d082030501a3ebcbcd7c9f7c71aa9d28fdfff463bf4cf4716a3fe13ac360e",
+)
+#: Columns of the file: the class and the features.
+NUM_COLUMNS = 23
+
+
+def load_mushroom(
+    *, data_dir: str | os.PathLike[str] | None = None, dtype: DTypeLike = np.float32
+) -> tuple[Float[np.ndarray, "8124 117"], Bool[np.ndarray, " 8124"]]:
+    """The 8124 mushrooms of UCI's Mushroom data set (3916 of them poisonous).
+
+    The 22 features are categories. Each level that occurs gets a column of its own, in the order of the file's columns
+    and of the levels' letters; a stalk root that is not known (``?``) is a level like others.
+
+    Args:
+        data_dir: directory that holds ``mushroom/agaricus-lepiota.data``; None looks in ``NUMPYRO_FSPACE_DATA`` and the
+            user's cache, and downloads the public file otherwise.
+        dtype: floating point type of the features.
+
+    Returns:
+        Features, 0 or 1, ``[8124, 117]``, with one 1 for each of the 22; and which are poisonous, ``[8124]``.
+
+    Raises:
+        ValueError: if the dtype is not a known one, or the file is no table of mushrooms.
+        DataNotFoundError: if the file is neither on disk nor to be downloaded.
+        ChecksumError: if what was downloaded is not the expected data.
+
+    Example:
+        >>> from numpyro_fspace.datasets import load_mushroom
+        >>> x, poisonous = load_mushroom()  # doctest: +SKIP
+
+    Reference:
+        UCI Machine Learning Repository, *Mushroom* (1981), doi:10.24432/C5959T; CC BY 4.0.
+    """
+    dtype = check_dtype(dtype)
+    path = find(MUSHROOM_SOURCE, data_dir)
+    rows = [line.split(",") for line in path.read_text(encoding="utf-8").split()]
+    if not rows or any(len(row) != NUM_COLUMNS or row[0] not in ("e", "p") for row in rows):
+        raise ValueError(
+            f"{path} is no table of {NUM_COLUMNS} columns, of which the first is e or p; remove it to have it "
+            "downloaded again."
+        )
+    table = np.array(rows)
+    x = np.concatenate([column[:, None] == np.unique(column) for column in table[:, 1:].T], axis=1)
+    return x.astype(dtype), table[:, 0] == "p"

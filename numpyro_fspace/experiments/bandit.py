@@ -1,0 +1,399 @@
+"""Eat or reject: Thompson sampling on UCI's mushrooms, with a network under a GP prior as the model of rewards.
+
+A mushroom comes, the agent sees its features, and eats it or not. It draws weights from its posterior and takes the
+action whose reward is the larger under them: so it explores as far as it is unsure. The chain of a sampler is never
+restarted, it moves on as the buffer of interactions grows. All interactions are one compiled loop.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta
+
+from numpyro_fspace import measurement
+from numpyro_fspace.datasets import load_mushroom
+from numpyro_fspace.experiments.catalogue import Experiment, Job, Settings
+from numpyro_fspace.experiments.methods import KERNELS
+from numpyro_fspace.functions import function_values
+from numpyro_fspace.infer import SGHMC, Warmup
+from numpyro_fspace.networks import fan_in, init_to_network, random_module
+from numpyro_fspace.primitives import functional_prior
+from numpyro_fspace.priors import GPPrior, fit_gp
+from numpyro_fspace.variational import FunctionalELBO, RegularizedKL, SpectralSteinKL, mean_field
+
+__all__ = ["EXPERIMENT"]
+
+#: Actions; reward of a mushroom that does one good, and of one that doesn't.
+REJECT, EAT = 0, 1
+GOOD, BAD = 5.0, -35.0
+#: The reward patterns: probability that a poisonous mushroom does harm.
+PATTERNS = {"p0.4": 0.4, "p0.5": 0.5, "p0.6": 0.6}
+#: Divergences of the variational methods; None is NumPyro's bound, against the prior of the weights.
+DIVERGENCES = {"bbb": None, "gfsvi": RegularizedKL(), "fbnn": SpectralSteinKL()}
+#: Networks without uncertainty: the share of their actions that is random.
+EPSILON = {"greedy": 0.0, "egreedy": 0.05}
+METHODS = (*KERNELS, *DIVERGENCES, *EPSILON, "uniform")
+#: Points of a curve of regrets.
+NUM_CHECKPOINTS = 100
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """Every number of a run.
+
+    Attributes:
+        num_interactions: mushrooms that come.
+        widths, activation: of the network, which has an output for each action.
+        weight_scale: sd of a weight's prior times √fan-in.
+        noise_sd: of a reward, in its own units.
+        buffer_size: the last so many interactions are learned from.
+        batch_size: rows of the buffer in a gradient.
+        num_steps: gradients after each interaction.
+        num_warmup: draws of a warm-up; where one ends the next begins.
+        control_variates: whether a sampler's gradients are corrected by those at a centre.
+        friction: of the Hamiltonian samplers; it takes away the heat of minibatches.
+        num_points: measurement points, drawn afresh for each gradient.
+        num_pretrain: mushrooms with known rewards for the GP's kernel; the points are among them.
+        num_gp_steps: of Adam on the kernel's parameters.
+        nugget: variance of the functional prior beyond the process, in variances of the process.
+        learning_rate: of Adam, for the methods that optimise.
+    """
+
+    QUICK: ClassVar[Mapping[str, object]] = {
+        "num_interactions": 300,
+        "widths": (20,),
+        "num_steps": 2,
+        "num_warmup": 16,
+        "num_points": 10,
+        "num_pretrain": 100,
+        "num_gp_steps": 20,
+    }
+
+    num_interactions: int = 10_000
+    widths: tuple[int, ...] = (100, 100)
+    activation: str = "tanh"
+    weight_scale: float = 1.5
+    noise_sd: float = 3.0
+    buffer_size: int = 4096
+    batch_size: int = 64
+    num_steps: int = 4
+    num_warmup: int = 64
+    control_variates: bool = False
+    friction: float = 5.0
+    num_points: int = 40
+    num_pretrain: int = 1000
+    num_gp_steps: int = 100
+    nugget: float = 0.1
+    learning_rate: float = 1e-3
+
+
+class Buffer(NamedTuple):
+    """The last interactions.
+
+    Attributes:
+        rows: which mushrooms came [B].
+        actions: what was done [B].
+        rewards: in the model's units [B].
+        num: interactions so far; the first min(num, B) places are filled.
+    """
+
+    rows: jax.Array
+    actions: jax.Array
+    rewards: jax.Array
+    num: jax.Array
+
+    @classmethod
+    def empty(cls, size: int) -> Buffer:
+        return cls(jnp.zeros(size, int), jnp.zeros(size, int), jnp.zeros(size), jnp.zeros((), int))
+
+    @property
+    def size(self):
+        """Filled places."""
+        return jnp.minimum(self.num, len(self.rows))
+
+    def add(self, row, action, reward) -> Buffer:
+        """The buffer with one more interaction, in place of the oldest if it is full."""
+        place = self.num % len(self.rows)
+        return Buffer(
+            self.rows.at[place].set(row),
+            self.actions.at[place].set(action),
+            self.rewards.at[place].set(reward),
+            self.num + 1,
+        )
+
+
+class Agent(NamedTuple):
+    """What chooses: a state, how it learns, and weights drawn from what it believes.
+
+    Attributes:
+        start: ``key -> state``.
+        learn: ``(state, buffer) -> state``.
+        draw: ``(key, state, buffer) -> weights``; None acts at random.
+        epsilon: share of actions that are random.
+    """
+
+    start: Callable
+    learn: Callable
+    draw: Callable | None
+    epsilon: float = 0.0
+
+
+@functools.lru_cache(maxsize=4)
+def pretrain(pattern: str, num: int, num_steps: int, seed: int):
+    """``(gp, scale, rows)``: the GP of the rewards of ``num`` eaten mushrooms, in units of their sd."""
+    x, poisonous = load_mushroom()
+    key_rows, key_harm = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1))
+    rows = np.asarray(jax.random.permutation(key_rows, len(x))[:num])
+    harm = poisonous[rows] & np.asarray(jax.random.bernoulli(key_harm, PATTERNS[pattern], (num,)))
+    rewards = np.where(harm, BAD, GOOD)
+    scale = float(rewards.std())
+
+    def kernel(params):
+        import tinygp
+
+        return params["variance"] * tinygp.kernels.ExpSquared(
+            params["lengthscale"], distance=tinygp.kernels.distance.L2Distance()
+        )
+
+    # Two mushrooms that differ in k features are √(2k) apart.
+    params = {"variance": np.ones(()), "lengthscale": np.sqrt(2.0 * 11)}
+    gp = fit_gp(kernel, x[rows], (rewards - rewards.mean()) / scale, params=params, num_steps=num_steps)
+    return gp, scale, rows
+
+
+def spread(indices, capacity: int, size):
+    """Rows below ``size`` for indices below ``capacity``, and the share of its row that each index has.
+
+    Consecutive indices fall to the same row, as many to each as to any other to within one; the shares of a row's
+    indices sum to one. So a plate of size ``capacity`` sees every row once, whatever ``size`` is, and a minibatch of it
+    holds rows that are there.
+    """
+    size = jnp.maximum(size, 1)
+    rows = indices * size // capacity
+    first, last = -(-rows * capacity // size), -(-(rows + 1) * capacity // size)
+    return rows, 1.0 / (last - first)
+
+
+def build_model(config: Config, x, prior, points, noise_sd: float, *, functional: bool):
+    """``model(buffer)``: a network of two rewards, normal noise, and minibatches of what the buffer holds by now.
+
+    The plate has room for a full buffer; ``spread`` gives its indices to the rows that are there by now.
+    """
+    from flax import linen as nn
+
+    activation = getattr(jax.nn, config.activation)
+    layers = [layer for width in config.widths for layer in (nn.Dense(width), activation)]
+    network = nn.Sequential([*layers, nn.Dense(2)])
+
+    def model(buffer):
+        f = random_module("net", network, input_shape=(x.shape[-1],), prior=fan_in(config.weight_scale))
+        if functional:
+            f = functional_prior("f", f, prior, points)
+        with numpyro.plate("buffer", config.buffer_size, subsample_size=config.batch_size) as indices:
+            places, shares = spread(indices, config.buffer_size, buffer.size)
+            with handlers.scale(scale=shares), handlers.mask(mask=buffer.num > 0):
+                rewards = f(x[buffer.rows[places]])[jnp.arange(len(places)), buffer.actions[places]]
+                numpyro.sample("reward", dist.Normal(rewards, noise_sd), obs=buffer.rewards[places])
+
+    return model
+
+
+def sampler_agent(method: str, config: Config, model) -> Agent:
+    """A chain that goes on as the buffer grows, a step after each interaction.
+
+    What fits the curvature of a hundred interactions is too long a step for a thousand. So warm-up never ends: every
+    ``num_warmup`` draws step size and preconditioner are found anew where the chain is.
+    """
+    settings: dict[str, Any] = {"friction": config.friction} if issubclass(KERNELS[method], SGHMC) else {}
+    kernel = KERNELS[method](
+        model,
+        num_steps=config.num_steps,
+        control_variates=config.control_variates,
+        warmup=Warmup(warm_start=0.0),
+        **settings,
+    )
+    empty = Buffer.empty(config.buffer_size)
+
+    def learn(state, buffer):
+        state = state._replace(i=state.i % config.num_warmup)
+        return kernel.sample(state, (buffer,), {})
+
+    return Agent(
+        start=lambda key: kernel.init(key, config.num_warmup, None, (empty,), {}),
+        learn=learn,
+        draw=lambda key, state, buffer: state.z,
+    )
+
+
+def optimising_agent(config: Config, model, guide, loss, epsilon: float) -> Agent:
+    """A guide that Adam goes on fitting as the buffer grows."""
+    import optax
+
+    svi = SVI(model, guide, optax.adam(config.learning_rate), loss)
+    empty = Buffer.empty(config.buffer_size)
+
+    def learn(state, buffer):
+        return jax.lax.scan(lambda state, _: (svi.update(state, buffer)[0], None), state, length=config.num_steps)[0]
+
+    def draw(key, state, buffer):
+        return guide.sample_posterior(key, svi.get_params(state), buffer)
+
+    return Agent(lambda key: svi.init(key, empty), learn, draw, epsilon)
+
+
+def build_agent(method: str, config: Config, build) -> Agent:
+    """The agent of a method; ``build(functional=...)`` gives the model."""
+    if method == "uniform":
+        return Agent(lambda key: (), lambda state, buffer: state, None)
+    if method in KERNELS:
+        return sampler_agent(method, config, build(functional=KERNELS[method].needs_functional_prior))
+    if method in EPSILON:
+        model = build(functional=False)
+        return optimising_agent(
+            config, model, AutoDelta(model, init_loc_fn=init_to_network), Trace_ELBO(), EPSILON[method]
+        )
+    divergence = DIVERGENCES[method]
+    model = build(functional=divergence is not None)
+    loss = Trace_ELBO() if divergence is None else FunctionalELBO(divergence)
+    return optimising_agent(config, model, mean_field(model), loss, 0.0)
+
+
+def interact(agent: Agent, values: Callable, poisonous, harm: float, scale: float, buffer: Buffer, state, rows, key):
+    """All interactions: ``((state, buffer), (actions, undone))``, and of each what was done, and whether what the agent
+    learned from it was undone, [T].
+
+    Args:
+        agent: who chooses.
+        values: ``(weights, buffer, row) -> [2]``, the rewards that weights promise.
+        poisonous: of each mushroom.
+        harm: probability that eating a poisonous one does harm.
+        scale: unit of the model's rewards.
+        buffer: the empty buffer.
+        state: the agent's.
+        rows: mushrooms that come [T].
+        key: of chance, and the agent's choices.
+    """
+
+    def step(carry, xs):
+        state, buffer = carry
+        row, key = xs
+        key_draw, key_random, key_action, key_harm = jax.random.split(key, 4)
+        action = jax.random.randint(key_action, (), 0, 2)
+        if agent.draw is not None:
+            best = jnp.argmax(values(agent.draw(key_draw, state, buffer), buffer, row))
+            action = jnp.where(jax.random.bernoulli(key_random, agent.epsilon), action, best)
+        does_harm = poisonous[row] & jax.random.bernoulli(key_harm, harm)
+        reward = jnp.where(action == EAT, jnp.where(does_harm, BAD, GOOD), 0.0)
+        buffer = buffer.add(row, action, reward / scale)
+        state = agent.learn(state, buffer)
+        return (state, buffer), (action, getattr(state, "diverging", False))
+
+    return jax.lax.scan(step, (state, buffer), (rows, jax.random.split(key, len(rows))))
+
+
+def expected_regret(actions, poisonous, harm: float) -> np.ndarray:
+    """What the oracle, who eats the edible ones alone, earns more in expectation by each action [T]."""
+    eating = np.where(poisonous, harm * BAD + (1.0 - harm) * GOOD, GOOD)
+    return np.where(poisonous, 0.0, GOOD) - np.where(np.asarray(actions) == EAT, eating, 0.0)
+
+
+def run(job: Job[Config]) -> dict:
+    """A method on a reward pattern.
+
+    ``regret`` is the sum of expected regrets of all interactions (see ``expected_regret``), ``regret_late`` that of
+    the second half; ``eaten`` counts the poisonous mushrooms eaten, ``rejected`` the edible ones rejected. The kernel
+    of the GP, and the unit of rewards, come from ``num_pretrain`` mushrooms that were eaten before: every method gets
+    the unit, the functional ones the kernel.
+    """
+    config, harm = job.config, PATTERNS[job.dataset]
+    x, poisonous = load_mushroom()
+    gp, scale, seen = pretrain(job.dataset, config.num_pretrain, config.num_gp_steps, job.seed)
+    prior = GPPrior(gp.prior.kernel, nugget=config.nugget * float(gp.params["variance"]), num_outputs=2)
+    points = measurement.subset(x[seen], config.num_points)
+    features, noise_sd = jnp.asarray(x), config.noise_sd / scale
+    build = functools.partial(build_model, config, features, prior, points, noise_sd)
+    agent = build_agent(job.method, config, build)
+    model, buffer = build(functional=False), Buffer.empty(config.buffer_size)
+
+    def values(weights, buffer, row):
+        return function_values(model, weights, (buffer,), {}, {"net": features[row][None]})
+
+    key_rows, key_start, key_run = jax.random.split(jax.random.key(job.seed), 3)
+    rows = jax.random.randint(key_rows, (config.num_interactions,), 0, len(x))
+    start = time.perf_counter()
+    play = jax.jit(functools.partial(interact, agent, values, jnp.asarray(poisonous), harm, scale, buffer))
+    _, (actions, undone) = jax.device_get(play(agent.start(key_start), rows, key_run))
+    seconds = time.perf_counter() - start
+    bad = poisonous[np.asarray(rows)]
+    regret = expected_regret(actions, bad, harm)
+    curve = np.cumsum(regret)
+    checkpoints = np.linspace(0, len(regret), NUM_CHECKPOINTS + 1).astype(int)[1:]
+    learns = job.method != "uniform"
+    return {
+        "seconds": seconds,
+        "num_gradients": config.num_interactions * config.num_steps if learns else 0,
+        "num_diverging": int(np.sum(undone)),
+        "regret": float(curve[-1]),
+        "regret_late": float(curve[-1] - curve[len(curve) // 2 - 1]),
+        "eaten": int(np.sum(bad & (actions == EAT))),
+        "rejected": int(np.sum(~bad & (actions == REJECT))),
+        "curves": {"interaction": checkpoints, "regret": curve[checkpoints - 1]},
+    }
+
+
+def picture(records: Sequence[Mapping]) -> Any:
+    """Cumulative regret: a panel for each reward pattern, a line (mean over seeds) and a band (all) per method."""
+    import matplotlib.pyplot as plt
+
+    datasets = [name for name in PATTERNS if any(line["dataset"] == name for line in records)]
+    if not datasets:
+        raise ValueError("no record to draw; make some with fspace run bandit --out FILE.")
+    size = (4.2 * len(datasets), 3.4)
+    figure, axes = plt.subplots(1, len(datasets), figsize=size, squeeze=False, sharex=True, sharey=True)
+    methods = [name for name in METHODS if any(line["method"] == name for line in records)]
+    for ax, dataset in zip(axes.flat, datasets, strict=True):
+        for number, method in enumerate(methods):
+            lines = [line["curves"] for line in records if (line["dataset"], line["method"]) == (dataset, method)]
+            if not lines:
+                continue
+            regrets = np.array([curves["regret"] for curves in lines])
+            interaction, colour = lines[0]["interaction"], f"C{number}"
+            ax.fill_between(interaction, regrets.min(0), regrets.max(0), color=colour, alpha=0.15, lw=0)
+            ax.plot(interaction, regrets.mean(0), color=colour, label=method)
+        ax.set(title=f"harm with probability {PATTERNS[dataset]}", xlabel="interactions", yscale="log")
+    axes.flat[0].set_ylabel("cumulative regret")
+    axes.flat[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+EXPERIMENT = Experiment(
+    summary="Thompson sampling on mushrooms: how much is lost until the poisonous ones are known.",
+    run=run,
+    config=Config(),
+    methods=METHODS,
+    defaults=("fsghmc", "fsgld", "sghmc", "sgld", "bbb", "greedy", "uniform"),
+    datasets=tuple(PATTERNS),
+    files=("mushroom/agaricus-lepiota.data",),
+    minutes=2,
+    columns={
+        "regret": "regret",
+        "regret_late": "regret, second half",
+        "eaten": "poisonous eaten",
+        "rejected": "edible rejected",
+        "num_diverging": "undone draws",
+        "seconds": "seconds",
+    },
+    picture=picture,
+)
