@@ -408,8 +408,9 @@ def picture(records: Sequence[Mapping]) -> Figure:
             values = np.mean([curve[name] for curve in curves], 0)
             ax.plot(curves[0]["angle"], values, color=f"C{labels.index(label)}", label=label)
             ax.set(title=f"{dataset}: {name}", xticks=range(0, 181, 45), xlim=(0, 180))
-    for ax, top in zip(axes.T.flat, len(datasets) * [None] + len(datasets) * [1.0], strict=True):
-        ax.set_ylim(0.0, top)
+    for entropy, accuracy in axes:
+        entropy.set_ylim(bottom=0.0)
+        accuracy.set_ylim(0.0, 1.0)
     for ax in axes[-1]:
         ax.set_xlabel("turned by (degrees)")
     lines = {line.get_label(): line for ax in axes[:, 0] for line in ax.lines}

@@ -86,10 +86,10 @@ def run(job: Job[LangevinConfig]) -> dict:
 
     ``"weight100"`` runs on the weights of a network of width 100, ``"function"`` on the values of the function, under
     the Gaussian process that the network's law tends to and with the tangent kernel's limit as metric. ``ksd`` is the
-    root of the kernelised Stein discrepancy, at the end, between the chains' values of f at the data and one point more,
-    and their posterior *for this width*; ``ksd_floor`` the root of what as many draws of that posterior would give on
-    average; ``tenth`` the iterations after which it is a tenth of what it was at the start. ``w2_gp`` compares the law
-    of f on [-3, 3] with the exact posterior at infinite width.
+    root of the kernelised Stein discrepancy, at the end, between the chains' values of f at the data and one point
+    more, and their posterior *for this width*; ``ksd_floor`` the root of what as many draws of that posterior would
+    give on average; ``tenth`` the iterations after which it is a tenth of what it was at the start. ``w2_gp`` compares
+    the law of f on [-3, 3] with the exact posterior at infinite width.
     """
     config = job.config
     num, depth = PROBLEMS[job.dataset]
