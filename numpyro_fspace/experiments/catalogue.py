@@ -159,8 +159,7 @@ def jobs(
                 raise ValueError(f"{name} has no {what} {word!r}; choose from {', '.join(known)}.")
     if num_splits > experiment.num_splits:
         raise ValueError(f"{name} has no splits beyond {experiment.num_splits}, and num_splits={num_splits}.")
-    config = experiment.config.updated(settings or {})
-    config = config.quick() if quick else config
+    config = (experiment.config.quick() if quick else experiment.config).updated(settings or {})
     return [
         Job(method, dataset, split, seed, config, progress)
         for dataset, split, seed, method in itertools.product(datasets, range(num_splits), seeds, methods)
