@@ -73,7 +73,7 @@ def picture(records):
     if not records:
         raise ValueError("no record holds curves to draw; make some with fspace run ... --out FILE.")
     sampler = records[0]["method"].partition(":")[0]
-    figure, axes = plt.subplots(2, 3, figsize=(12.0, 7.0), layout="constrained")
+    figure, axes = plt.subplots(2, 3, figsize=(10.5, 6.2), layout="constrained")
     colours = plt.get_cmap("viridis")(np.linspace(0.0, 0.85, 4))
     for ax, (name, values) in zip(axes.flat, VARIANTS.items(), strict=False):
         ax.plot([0, 1], [0, 1], color="grey", lw=0.6)
