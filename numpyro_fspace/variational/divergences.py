@@ -53,7 +53,7 @@ class RegularizedKL:
 
     def __call__(self, law, prior, x) -> Float[Array, ""]:
         difference, root, prior_covariance = _compared(self, law, prior, x)
-        jitter = len(x) * default_gamma(self.gamma, root.dtype)
+        jitter = len(x) * default_gamma(self.gamma, difference.dtype)
         return regularised_kl(difference, root, prior_covariance, jitter)
 
 
@@ -115,7 +115,8 @@ class Wasserstein2:
         factor = jnp.linalg.cholesky(prior_covariance)
         flat = (factor.mT @ root).reshape(-1, root.shape[-1])
         values = jnp.linalg.eigvalsh(gram(flat))
-        floor = jnp.finfo(root.dtype).eps * jnp.max(values)  # below it eigenvalues are rounding, and the root is steep
+        eps = jnp.finfo(difference.dtype).eps
+        floor = eps * jnp.max(values)  # below it eigenvalues are rounding, and the root is steep
         overlap = jnp.sqrt(jnp.maximum(values, floor)).sum()
         spread = jnp.sum(root**2) + jnp.trace(prior_covariance, axis1=-2, axis2=-1).sum() - 2.0 * overlap
         return jnp.sum(difference**2) + spread
