@@ -65,8 +65,8 @@ class Config(Settings):
         control_variates: whether a sampler's gradients are corrected by those at a centre.
         friction: of the Hamiltonian samplers; it takes away the heat of minibatches.
         num_points: measurement points, drawn afresh for each gradient.
-        num_pretrain: mushrooms with known rewards for the GP's kernel; the points are among them.
-        num_gp_steps: of Adam on the kernel's parameters.
+        num_pretrain: mushrooms eaten before, whose rewards give the unit; the measurement points are among them.
+        num_gp_steps: of Adam on the kernel's parameters, by the same rewards; 0 leaves the kernel a guess.
         nugget: variance of the functional prior beyond the process, in variances of the process.
         learning_rate: of Adam, for the methods that optimise.
     """
@@ -78,7 +78,6 @@ class Config(Settings):
         "num_warmup": 16,
         "num_points": 10,
         "num_pretrain": 100,
-        "num_gp_steps": 20,
     }
 
     num_interactions: int = 10_000
@@ -94,7 +93,7 @@ class Config(Settings):
     friction: float = 5.0
     num_points: int = 40
     num_pretrain: int = 1000
-    num_gp_steps: int = 100
+    num_gp_steps: int = 0
     nugget: float = 0.1
     learning_rate: float = 1e-3
 
@@ -152,7 +151,11 @@ class Agent(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def pretrain(pattern: str, num: int, num_steps: int, seed: int):
-    """``(gp, scale, rows)``: the GP of the rewards of ``num`` eaten mushrooms, in units of their sd."""
+    """``(kernel, variance, scale, rows)``: a GP of the rewards of ``num`` eaten mushrooms, in units of their sd.
+
+    With ``num_steps`` = 0 the kernel is a guess that no reward has told: mushrooms that share half of their 22 features
+    are a lengthscale apart.
+    """
     x, poisonous = load_mushroom()
     key_rows, key_harm = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1))
     rows = np.asarray(jax.random.permutation(key_rows, len(x))[:num])
@@ -169,7 +172,10 @@ def pretrain(pattern: str, num: int, num_steps: int, seed: int):
 
     # Two mushrooms that differ in k features are √(2k) apart.
     params = {"variance": np.ones(()), "lengthscale": np.sqrt(2.0 * 11)}
+    if num_steps == 0:
+        return kernel(params), 1.0, scale, rows
     gp = fit_gp(kernel, x[rows], (rewards - rewards.mean()) / scale, params=params, num_steps=num_steps)
+    return gp.prior.kernel, float(gp.params["variance"]), scale, rows
     return gp, scale, rows
 
 
@@ -313,14 +319,13 @@ def run(job: Job[Config]) -> dict:
     """A method on a reward pattern.
 
     ``regret`` is the sum of expected regrets of all interactions (see ``expected_regret``), ``regret_late`` that of
-    the second half; ``eaten`` counts the poisonous mushrooms eaten, ``rejected`` the edible ones rejected. The kernel
-    of the GP, and the unit of rewards, come from ``num_pretrain`` mushrooms that were eaten before: every method gets
-    the unit, the functional ones the kernel.
+    the second half; ``eaten`` counts the poisonous mushrooms eaten, ``rejected`` the edible ones rejected. The unit of
+    rewards (and the kernel of the GP, if it is trained) comes from ``num_pretrain`` mushrooms that were eaten before.
     """
     config, harm = job.config, PATTERNS[job.dataset]
     x, poisonous = load_mushroom()
-    gp, scale, seen = pretrain(job.dataset, config.num_pretrain, config.num_gp_steps, job.seed)
-    prior = GPPrior(gp.prior.kernel, nugget=config.nugget * float(gp.params["variance"]), num_outputs=2)
+    kernel, variance, scale, seen = pretrain(job.dataset, config.num_pretrain, config.num_gp_steps, job.seed)
+    prior = GPPrior(kernel, nugget=config.nugget * variance, num_outputs=2)
     points = measurement.subset(x[seen], config.num_points)
     features, noise_sd = jnp.asarray(x), config.noise_sd / scale
     build = functools.partial(build_model, config, features, prior, points, noise_sd)
@@ -328,7 +333,7 @@ def run(job: Job[Config]) -> dict:
     model, buffer = build(functional=False), Buffer.empty(config.buffer_size)
 
     def values(weights, buffer, row):
-        return function_values(model, weights, (buffer,), {}, {"net": features[row][None]})
+        return function_values(model, weights, (buffer,), {}, {"net": features[row][None]})["net"][0]
 
     key_rows, key_start, key_run = jax.random.split(jax.random.key(job.seed), 3)
     rows = jax.random.randint(key_rows, (config.num_interactions,), 0, len(x))
