@@ -133,7 +133,9 @@ def test_picture_has_a_panel_for_each_pattern():
 
     curves = {"interaction": [10, 20], "regret": [30.0, 40.0]}
     lines = [
-        {"dataset": dataset, "method": method, "curves": curves} for dataset in PATTERNS for method in ("fsgld", "bbb")
+        {"dataset": dataset, "method": method, "regret": 40.0, "curves": curves}
+        for dataset in PATTERNS
+        for method in ("fsgld", "bbb")
     ]
     figure = bandit.picture(lines)
     assert [ax.get_title() for ax in figure.axes] == [f"harm with probability {p}" for p in PATTERNS.values()]

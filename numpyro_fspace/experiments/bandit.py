@@ -377,9 +377,11 @@ def picture(records: Sequence[Mapping]) -> Any:
             interaction, colour = lines[0]["interaction"], f"C{number}"
             ax.fill_between(interaction, regrets.min(0), regrets.max(0), color=colour, alpha=0.15, lw=0)
             ax.plot(interaction, regrets.mean(0), color=colour, label=method)
-        ax.set(title=f"harm with probability {PATTERNS[dataset]}", xlabel="interactions", yscale="log")
-    axes.flat[0].set_ylabel("cumulative regret")
-    axes.flat[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        ax.set(title=f"harm with probability {PATTERNS[dataset]}", xlabel="interactions")
+    tops = [line["regret"] for line in records if line["method"] != "uniform"]
+    axes.flat[0].set(ylabel="cumulative regret", ylim=(0.0, 1.05 * max(tops, default=records[0]["regret"])))
+    shown = {line.get_label(): line for ax in axes.flat for line in ax.lines}
+    axes.flat[-1].legend(shown.values(), shown, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 

@@ -59,9 +59,14 @@ def _summary(values) -> str:
         return ""
     mean = float(np.mean(values))
     if len(values) == 1:
-        return f"{mean:.3g}"
+        return _three_digits(mean)
     error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
     if error == 0.0 or not np.isfinite(error):
-        return f"{mean:.3g}"
+        return _three_digits(mean)
     digits = max(0, 1 - int(np.floor(np.log10(error))))
     return f"{mean:.{digits}f} ± {error:.{digits}f}"
+
+
+def _three_digits(value: float) -> str:
+    """Three significant digits, and all those before the point."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
