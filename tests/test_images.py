@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from numpyro_fspace import datasets
+from numpyro_fspace import datasets, metrics
 from numpyro_fspace.cli import main
 from numpyro_fspace.datasets import images, registry
 from numpyro_fspace.datasets.registry import DataNotFoundError, Source
@@ -170,19 +170,19 @@ def test_real_images(name):
 # Parts of the experiment
 
 
-def test_threshold_accuracy_by_hand():
-    assert experiment.threshold_accuracy([0.0, 1.0, 2.0, 3.0], [2.5, 4.0, 5.0, 6.0]) == 7 / 8
-    assert experiment.threshold_accuracy([5.0, 6.0], [1.0, 2.0]) == 1.0  # either side may be the strange one
-    assert experiment.threshold_accuracy([1.0, 1.0], [1.0, 1.0]) == 0.5  # equal scores stay together
+def test_ood_accuracy_by_hand():
+    assert metrics.ood_accuracy([0.0, 1.0, 2.0, 3.0], [2.5, 4.0, 5.0, 6.0]) == 7 / 8
+    assert metrics.ood_accuracy([5.0, 6.0], [1.0, 2.0]) == 1.0  # either side may be the strange one
+    assert metrics.ood_accuracy([1.0, 1.0], [1.0, 1.0]) == 0.5  # equal scores stay together
 
 
-def test_threshold_accuracy_is_the_best_of_all():
+def test_ood_accuracy_is_the_best_of_all():
     random = np.random.default_rng(3)
     inside, outside = random.integers(0, 9, 40), random.integers(3, 12, 50)
     cuts = np.arange(-1, 13) + 0.5
     right = [np.mean([*(inside < cut), *(outside[:40] > cut)]) for cut in cuts]
     best = max(max(right), 1.0 - min(right))
-    assert experiment.threshold_accuracy(inside, outside) == pytest.approx(best)
+    assert metrics.ood_accuracy(inside, outside) == pytest.approx(best)
 
 
 def test_turned_images():

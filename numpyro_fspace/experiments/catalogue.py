@@ -29,6 +29,7 @@ NAMES = (
     "co2",
     "images",
     "bandit",
+    "tabular_ood",
 )
 
 S = TypeVar("S", bound="Settings")

@@ -24,7 +24,7 @@ from numpyro_fspace.priors import GPFit, GPPrior, dirichlet_targets, fit_gp
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENT", "Config", "prepare", "threshold_accuracy"]
+__all__ = ["EXPERIMENT", "Config", "prepare"]
 
 NUM_CLASSES = 10
 #: What a network trained on a set should find strange: scored, and beside it.
@@ -169,7 +169,7 @@ def run(job: Job[Config]) -> dict:
         "entropy": float(entropy.mean()),
         "ood_entropy": float(ood.mean()),
         "ood_auc": metrics.ood_auc(entropy, ood),
-        "ood_accuracy": threshold_accuracy(entropy, ood),
+        "ood_accuracy": metrics.ood_accuracy(entropy, ood),
         "kmnist_auc": metrics.ood_auc(entropy, beside[0]) if beside else None,
         "num_train": len(problem.x),
         "seconds": posterior.seconds,
@@ -186,24 +186,6 @@ def run(job: Job[Config]) -> dict:
             "accuracy": (turned.argmax(-1) == true).mean(-1),
         },
     }
-
-
-def threshold_accuracy(score_in, score_out) -> float:
-    """Share of points that the best single threshold on a score tells apart, with as many points of either kind.
-
-    A depth-1 decision tree: which side is which is chosen too, so it is never below .5.
-
-    Args:
-        score_in, score_out: scores of in-distribution and other points; the first of the larger set are used.
-    """
-    num = min(len(score_in), len(score_out))
-    scores = np.concatenate([np.asarray(score_in)[:num], np.asarray(score_out)[:num]])
-    order = np.argsort(scores, kind="stable")
-    is_out = np.repeat([-1, 1], num)[order]
-    # Outsiders less insiders among the k lowest scores; a threshold cannot part equal scores.
-    lead = np.concatenate([[0], np.cumsum(is_out)])
-    cuts = np.concatenate([[True], np.diff(scores[order]) > 0, [True]])
-    return float(0.5 + np.abs(lead[cuts]).max() / (2 * num))
 
 
 @lru_cache(maxsize=1)

@@ -68,10 +68,11 @@ NUGGET = 0.1
 
 
 class Problem(NamedTuple):
-    """A split with what every method shares: the trained GP, its data, the measurement points, its posterior."""
+    """A split with what every method shares: the trained GP, what it sees, the measurement points, its posterior."""
 
     data: Split
     gp: GPFit
+    seen: tuple[np.ndarray, np.ndarray]
     points: PointSampler
     exact: FunctionPosterior
 
@@ -86,8 +87,8 @@ def run(job: Job[UCIConfig]) -> dict:
     return results(job, *fit_split(job))
 
 
-def fit_split(job: Job[UCIConfig]) -> tuple[Problem, FunctionPosterior]:
-    """The problem of a split, and a method's posterior at its test inputs."""
+def fit_split(job: Job[UCIConfig], beside: np.ndarray | None = None) -> tuple[Problem, FunctionPosterior]:
+    """The problem of a split, and a method's posterior at its test inputs and at those ``beside`` them [L, D]."""
     method, config = job.method, job.config
     problem = prepare(
         job.dataset,
@@ -99,8 +100,9 @@ def fit_split(job: Job[UCIConfig]) -> tuple[Problem, FunctionPosterior]:
         kernel=config.kernel,
     )
     data, gp, points = problem.data, problem.gp, problem.points
+    x_new = data.x_test if beside is None else np.concatenate([data.x_test, beside])
     if method == "gp":
-        return problem, problem.exact
+        return problem, problem.exact if beside is None else fit("gp", config, gp, None, *problem.seen, x_new, None)
     if method in VARIATIONAL:
         half = NUM_DRAWN // 2
         rows = measurement.subset(data.x_train, min(half, len(data.x_train)))
@@ -108,7 +110,7 @@ def fit_split(job: Job[UCIConfig]) -> tuple[Problem, FunctionPosterior]:
         gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=VARIATIONAL_NUGGET * float(gp.params["variance"])))
     config = replace(config, batch_size=batch_size(config, data))
     train, key = (data.x_train, data.y_train), _keys(job)[0]
-    return problem, fit(method, config, gp, points, *train, data.x_test, key, progress=job.progress)
+    return problem, fit(method, config, gp, points, *train, x_new, key, progress=job.progress)
 
 
 def batch_size(config: UCIConfig, data: Split) -> int | None:
@@ -167,8 +169,9 @@ def prepare(
     rows: slice | np.ndarray = slice(None)
     if len(x) > NUM_CONDITIONING:
         rows = np.asarray(jax.random.permutation(key_rows, len(x))[:NUM_CONDITIONING])
-    exact = fit("gp", CONFIG, gp, None, x[rows], y[rows], data.x_test, None)
-    return Problem(data, gp, training_points(x, num_points, key_points), exact)
+    seen = x[rows], y[rows]
+    exact = fit("gp", CONFIG, gp, None, *seen, data.x_test, None)
+    return Problem(data, gp, seen, training_points(x, num_points, key_points), exact)
 
 
 def _train(kernel, x, y, num_steps, key):

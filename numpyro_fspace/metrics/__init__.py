@@ -16,6 +16,7 @@ from numpyro_fspace.metrics.classification import (
     ece,
     entropy,
     nll,
+    ood_accuracy,
     ood_auc,
     reliability_curve,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "ksd",
     "lpd",
     "nll",
+    "ood_accuracy",
     "ood_auc",
     "reliability_curve",
     "rmse",

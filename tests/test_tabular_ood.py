@@ -1,0 +1,31 @@
+"""Rows of another table among the test rows of a regression."""
+
+import json
+
+import numpy as np
+import pytest
+
+from numpyro_fspace.cli import main
+from numpyro_fspace.experiments.tabular_ood import strange_rows
+
+
+def test_strange_rows_are_standardised_components(data_dir):
+    whole = strange_rows(10_000, 13, 0)
+    np.testing.assert_allclose(whole.mean(0), 0.0, atol=1e-3)
+    np.testing.assert_allclose(np.cov(whole.T), np.eye(13), atol=1e-2)  # components are uncorrelated
+    some = strange_rows(50, 6, 1)
+    assert some.shape == (50, 6)
+    assert not np.array_equal(some, strange_rows(50, 6, 2))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # few draws
+def test_a_process_knows_where_it_knows_nothing(capsys, data_dir):
+    argv = ["run", "tabular_ood", "--dataset", "boston", "--method", "gp", "bbb", "--quick"]
+    assert main(argv) == 0
+    gp, bbb = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert gp["ood_accuracy"] > 0.9 and gp["ood_auc"] > 0.95
+    assert gp["sd_ood"] > 1.5 * gp["sd"]
+    assert gp["rmse"] < 0.4
+    for line in (gp, bbb):
+        assert 0.5 <= line["ood_accuracy"] <= 1.0
+        assert np.isfinite([line["sd"], line["sd_ood"]]).all()
