@@ -348,7 +348,7 @@ def test_files_hold_no_objects(folder):
 
 
 def test_bad_arguments(tmp_path):
-    with pytest.raises(ValueError, match="chain_method='sequential' has no checkpoints"):
+    with pytest.raises(ValueError, match="chain_method='sequential' has no checkpoint: set"):
         driver(tmp_path, chain_method="sequential")
     with pytest.raises(ValueError, match="checkpoint_every"):
         driver(tmp_path, checkpoint_every=0)
