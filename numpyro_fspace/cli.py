@@ -28,9 +28,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser():
     from numpyro_fspace import __version__
-    from numpyro_fspace.experiments.bench import ESS_METHODS
+    from numpyro_fspace.benchmarks.ess import ESS_METHODS
+    from numpyro_fspace.benchmarks.problems import SIZES
     from numpyro_fspace.experiments.catalogue import NAMES
-    from numpyro_fspace.experiments.steps import SIZES
 
     parser = argparse.ArgumentParser(prog="fspace", description="Bayesian neural networks with priors over functions.")
     parser.add_argument("--version", action="version", version=f"fspace {__version__}")
@@ -69,8 +69,11 @@ def _parser():
     figure.add_argument("--out", metavar="PICTURE", help="NAME.png if not given")
     figure.set_defaults(run=_figure)
 
-    bench = commands.add_parser("bench", help="effective draws of f per second; the time of a step beside others'")
-    bench.add_argument("benchmark", choices=("ess", "rows", "steps", "svi"))
+    bench = commands.add_parser(
+        "bench",
+        help="effective draws of f per second; the time of a step beside others', with many chains, rows, at the start",
+    )
+    bench.add_argument("benchmark", choices=("chains", "ess", "rows", "start", "steps", "svi"))
     bench.add_argument("--method", nargs="+", choices=ESS_METHODS, default=list(ESS_METHODS), help="of ess")
     bench.add_argument("--size", nargs="+", choices=tuple(SIZES), default=list(SIZES), help="of steps")
     bench.add_argument("--repeats", type=_positive, default=1, metavar="R")
@@ -145,13 +148,17 @@ def _records(args):
 
 
 def _bench(args):
-    from numpyro_fspace.experiments.bench import bench_ess, bench_svi
+    from numpyro_fspace.benchmarks.ess import bench_ess
+    from numpyro_fspace.benchmarks.scale import NUM_ROWS, bench_chains, bench_rows, bench_start
+    from numpyro_fspace.benchmarks.steps import bench_steps
+    from numpyro_fspace.benchmarks.svi import bench_svi
     from numpyro_fspace.experiments.records import write
-    from numpyro_fspace.experiments.steps import NUM_ROWS, bench_rows, bench_steps
 
     runs = {
+        "chains": [bench_chains],
         "ess": [functools.partial(bench_ess, method) for method in args.method],
         "rows": [functools.partial(bench_rows, num_rows) for num_rows in (NUM_ROWS[:1] if args.quick else NUM_ROWS)],
+        "start": [bench_start],
         "steps": [functools.partial(bench_steps, size) for size in args.size],
         "svi": [bench_svi],
     }

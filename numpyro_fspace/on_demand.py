@@ -17,7 +17,8 @@ class OnDemand:
     """An array on disk whose rows are loaded as a model asks for them.
 
     In a model it is indexed by the rows of a plate; everything else is as with an array in memory: the same rows at the
-    same keys, hence the same law and the same draws. Memory holds one minibatch (and what the operating system caches).
+    same keys, hence the same law and the same draws. Memory holds the rows of ten gradient steps (and what the system
+    caches).
 
     Args:
         source: anything with ``shape``, ``dtype`` and ``source[rows]`` for increasing row numbers: ``np.memmap``,

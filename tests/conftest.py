@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -20,9 +22,39 @@ if os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # most programs of the tests co
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
+#: Without the newer code generator small programs compile faster. XLA ends a process whose XLA_FLAGS it does not know.
+QUICK_FLAGS = "--xla_cpu_use_fusion_emitters=false"
+
+
+def is_nightly(config):
+    """Whether ``-m`` names the marker ``nightly``."""
+    return "nightly" in (config.getoption("-m") or "")
+
+
+def are_known(flags):
+    """Whether this version of XLA knows them."""
+    return not subprocess.run(
+        [sys.executable, "-c", "import jax; jax.devices()"], env=os.environ | {"XLA_FLAGS": flags}, capture_output=True
+    ).returncode
+
+
+def pytest_configure(config):
+    """Programs are compiled without optimisation, here and in processes of tests: most take longer to compile than run.
+
+    Not for nightly tests, which run long, nor where the environment says otherwise.
+    """
+    if is_nightly(config):
+        return
+    if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+        jax.config.update("jax_disable_most_optimizations", True)
+    if "XLA_FLAGS" not in os.environ:
+        os.environ["XLA_FLAGS"] = QUICK_FLAGS if are_known(QUICK_FLAGS) else ""
+
+
 def pytest_collection_modifyitems(config, items):
     """Tests marked ``nightly`` run only when ``-m`` names the marker."""
-    if "nightly" in (config.getoption("-m") or ""):
+    if is_nightly(config):
         return
     skip = pytest.mark.skip(reason="long statistical check: run it with `pytest -m nightly`")
     for item in items:

@@ -15,7 +15,8 @@ from numpyro import handlers
 from numpyro_fspace.cli import main
 from numpyro_fspace.datasets.registry import DATA_ENV
 from numpyro_fspace.experiments import bandit
-from numpyro_fspace.experiments.bandit import EAT, PATTERNS, REJECT, Agent, Buffer, Config
+from numpyro_fspace.experiments.bandit import EAT, PATTERNS, REJECT, Config
+from numpyro_fspace.experiments.bandit_agents import Agent, Buffer, build_model, spread
 from numpyro_fspace.potential import ModelPotential
 
 needs_data = pytest.mark.skipif(not os.environ.get(DATA_ENV), reason=f"{DATA_ENV} is not set")
@@ -41,7 +42,7 @@ def test_buffer_forgets_the_oldest():
 
 @pytest.mark.parametrize("size", [1, 3, 7, 10])
 def test_spread_gives_every_row_once(size):
-    rows, shares = bandit.spread(jnp.arange(10), 10, size)
+    rows, shares = spread(jnp.arange(10), 10, size)
     np.testing.assert_allclose(np.bincount(rows, weights=shares, minlength=size), np.ones(size), rtol=1e-6)
 
 
@@ -49,7 +50,7 @@ def toy(num, capacity=16, batch_size=4):
     """A model of 8 mushrooms with 3 features, and a buffer of ``num`` interactions."""
     config = Config(widths=(3,), buffer_size=capacity, batch_size=batch_size)
     x = jax.random.normal(jax.random.key(0), (8, 3))
-    model = bandit.build_model(config, x, None, None, 0.5, functional=False)
+    model = build_model(config, x, None, None, 0.5, functional=False)
     buffer = Buffer.empty(capacity)
     for i in range(num):
         buffer = buffer.add(i % 8, i % 2, float(i % 3))

@@ -17,6 +17,7 @@ from numpyro_fspace.datasets import images, registry
 from numpyro_fspace.datasets.registry import DataNotFoundError, Source
 from numpyro_fspace.experiments import images as experiment
 from numpyro_fspace.experiments.catalogue import find
+from numpyro_fspace.experiments.image_networks import NETWORKS
 
 NUM_CLASSES = 10
 
@@ -76,7 +77,9 @@ def test_parts_that_are_not_published(folder):
 
 
 @pytest.mark.parametrize(
-    "content", [b"no gzip", gzip.compress(b""), gzip.compress(b"\0\0\x08\x01\0\0\0\x05abc"), idx(np.zeros(3))[:-9]]
+    "content",
+    [b"no gzip", gzip.compress(b""), gzip.compress(b"\0\0\x08\x01\0\0\0\x05abc"), idx(np.zeros(3))[:-9]],
+    ids=["no gzip", "empty", "too short", "cut off"],  # of their own: gzip writes the time into its header
 )
 def test_broken_idx_files_are_refused(content):
     with pytest.raises(ValueError, match=r"this is no .*idx file"):
@@ -207,7 +210,7 @@ def test_mixture_averages_probabilities():
 )
 def test_networks(network, shape, num_weights):
     """Counts of weights, by hand; that of ResNet-18 is the usual one for 32×32 images."""
-    net = experiment.NETWORKS[network](experiment.Config(network=network), shape)
+    net = NETWORKS[network](shape, NUM_CLASSES, experiment.Config(network=network))
     x = jax.ShapeDtypeStruct((2, int(np.prod(shape))), np.float32)
     variables = jax.eval_shape(net.init, jax.random.key(0), x)
     assert set(variables) == {"params"}

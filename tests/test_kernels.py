@@ -110,7 +110,7 @@ def test_parallel_chains_in_float64():
     """On two devices the draws are those of the vectorised chains up to rounding; float64 stays float64 throughout."""
     root = Path(__file__).parents[1]
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2",
         "JAX_ENABLE_X64": "1",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(root),

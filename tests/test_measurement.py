@@ -31,8 +31,8 @@ def test_subsets_are_distinct_and_equally_likely(size, num):
 
 
 def test_large_subset_is_distinct():
-    rows = jax.jit(subset(np.arange(10_000.0)[:, None], 9_000))(KEY)
-    assert len(np.unique(rows)) == 9_000
+    rows = jax.jit(subset(np.arange(2_000.0)[:, None], 1_800))(KEY)
+    assert len(np.unique(rows)) == 1_800
 
 
 def test_subset_costs_nothing_in_the_pool_size():

@@ -102,9 +102,10 @@ def test_the_algorithms_stand_alone():
     "module, allowed",
     [
         ("arviz", ("inference_data.py",)),
-        ("tinygp", ("priors/", "baselines/", "experiments/", "cli.py")),
+        ("tinygp", ("priors/", "baselines/", "benchmarks/", "experiments/", "cli.py")),
         ("matplotlib", ("plots.py", "experiments/", "cli.py")),
-        ("blackjax", ("sgmcmc/", "experiments/")),
+        ("blackjax", ("sgmcmc/", "benchmarks/", "experiments/")),
+        ("torch", ("benchmarks/",)),
         ("equinox", ("network_kinds.py", "experiments/")),
         ("sklearn", ("datasets/", "experiments/")),
     ],
@@ -114,10 +115,11 @@ def test_optional_packages_stay_in_their_place(module, allowed):
     assert [name for name in where if not name.startswith(allowed)] == []
 
 
-def test_experiments_are_on_top():
+def test_experiments_and_benchmarks_are_on_top():
     for name, found in FILES.items():
-        if not name.startswith(("experiments/", "cli", "__main__")):
-            assert not any(m.startswith(("numpyro_fspace.experiments", "numpyro_fspace.cli")) for m in found), name
+        if not name.startswith(("experiments/", "benchmarks/", "cli", "__main__")):
+            above = tuple(f"numpyro_fspace.{part}" for part in ("experiments", "benchmarks", "cli"))
+            assert not any(m.startswith(above) for m in found), name
 
 
 # ---- the public surface --------------------------------------------------------------------------------------

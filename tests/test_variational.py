@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -168,6 +170,21 @@ def test_pushforward_kl_is_the_kl_of_the_weights(x64):
     none, _ = prepared(linear, guide, fs.FunctionalELBO(lambda law, prior, x: 0.0), jnp.asarray(X), jnp.asarray(Y))
     value = bound(params, KEYS[0]) - none(params, KEYS[0])
     assert float(value) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_pushforward_kl_has_no_unit():
+    """J and 1000 J have the same divergence, and a finite one, though J J' is singular and its rounding grows."""
+    rng = np.random.default_rng(0)
+    jacobian = np.repeat(rng.normal(size=(20, 1, 50)), 2, 0).astype(np.float32)
+    loc = jnp.asarray(rng.normal(size=50), jnp.float32)
+
+    def value(size):
+        scaled = jnp.asarray(size * jacobian)
+        law = SimpleNamespace(jacobian=lambda x: scaled, root=lambda x: 0.3 * scaled, loc=loc)
+        return float(fs.PushforwardKL()(law, None, np.zeros((40, 1))))
+
+    assert np.isfinite(value(1.0))
+    assert value(1000.0) == pytest.approx(value(1.0), rel=1e-2)
 
 
 # ---- the likelihood's expectation --------------------------------------------------------------------------

@@ -37,6 +37,8 @@ _PUBLISHED = {
 }
 
 UCI_NAMES = tuple(_PUBLISHED)
+#: Splits of each set.
+UCI_SPLITS = {name: num_splits for name, (_, num_splits, _) in _PUBLISHED.items()}
 
 
 def uci_source(name: str, *, base_url: str = UCI_URL) -> Source:

@@ -94,7 +94,7 @@ class Experiment:
         methods: those it can run.
         defaults: those it runs if none is named.
         datasets: those it has; the first is run if none is named.
-        num_splits: splits of each data set.
+        num_splits: splits of a data set, by name; one of those it does not name.
         files: what it reads from the data directory.
         minutes: of one run on one core, about.
         columns: keys of the table, and their headings.
@@ -109,7 +109,7 @@ class Experiment:
     methods: tuple[str, ...]
     defaults: tuple[str, ...]
     datasets: tuple[str, ...]
-    num_splits: int = 1
+    num_splits: Mapping[str, int] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     minutes: float
     columns: Mapping[str, str]
@@ -158,8 +158,10 @@ def jobs(
         for word in asked:
             if word not in known:
                 raise ValueError(f"{name} has no {what} {word!r}; choose from {', '.join(known)}.")
-    if num_splits > experiment.num_splits:
-        raise ValueError(f"{name} has no splits beyond {experiment.num_splits}, and num_splits={num_splits}.")
+    for dataset in datasets:
+        most = experiment.num_splits.get(dataset, 1)
+        if num_splits > most:
+            raise ValueError(f"{name} has no splits of {dataset} beyond {most}, and num_splits={num_splits}.")
     config = (experiment.config.quick() if quick else experiment.config).updated(settings or {})
     return [
         Job(method, dataset, split, seed, config, progress)

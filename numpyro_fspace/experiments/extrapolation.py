@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from numpyro_fspace.datasets import extrapolation, extrapolation_grid, extrapola
 from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.experiments.catalogue import Experiment, Job
 from numpyro_fspace.experiments.figures import panels
-from numpyro_fspace.experiments.methods import METHODS, fit
+from numpyro_fspace.experiments.methods import METHODS, VARIATIONAL, VARIATIONAL_NUGGET, fit
 from numpyro_fspace.experiments.regression import Config, scores
 from numpyro_fspace.measurement import PointSampler
 from numpyro_fspace.priors import GPFit, GPPrior
@@ -21,7 +22,7 @@ __all__ = ["EXPERIMENT", "Problem", "build", "prepare"]
 
 NOISE = 0.5
 #: The papers' network, with the noise known (as the exact GP knows it) and a weight prior so wide that the functional
-#: prior decides; its nugget forgives the network the wiggles that wide weights cannot avoid.
+#: prior decides; its nugget forgives a sampled network the wiggles that wide weights cannot avoid.
 CONFIG = Config(widths=(100, 100), num_chains=4, weight_sd=2.0, noise_sd=0.02)
 NUGGET = 0.1
 #: z of a Gaussian's central 90 % interval; draws in a picture.
@@ -70,8 +71,10 @@ def run(job: Job[Config]) -> dict:
     config = job.config
     (x, y, grid, truth, gp, points), (key_test, key_fit, key_scores) = prepare(job.seed)
     seen = (np.abs(grid[:, 0]) >= 0.25) & (np.abs(grid[:, 0]) <= 0.75)
-    posterior = fit(job.method, config, gp, points, x, y, grid, key_fit, progress=job.progress)
     exact = fit("gp", config, gp, None, x, y, grid, None)
+    if job.method in VARIATIONAL:
+        gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=VARIATIONAL_NUGGET))
+    posterior = fit(job.method, config, gp, points, x, y, grid, key_fit, progress=job.progress)
     y_test = truth + NOISE * np.asarray(jax.random.normal(key_test, truth.shape))
     result = scores(_at(posterior, seen), y_test[seen], key_scores)
     gp_result = scores(_at(exact, seen), y_test[seen], key_scores)
@@ -108,16 +111,16 @@ def _curves(posterior):
 
 
 def _panel(ax, curves):
-    """Mean, 90 % band and draws; dashed, the exact GP posterior; dotted, the truth."""
+    """Mean, 90 % band and draws of a method; the exact GP posterior, the truth and the data."""
     grid = curves["grid"]
-    ax.fill_between(grid, curves["low"], curves["high"], color="#0072B2", alpha=0.25, lw=0)
+    ax.fill_between(grid, curves["low"], curves["high"], color="#0072B2", alpha=0.25, lw=0, label="90 % band of f")
     for draw in curves.get("draws", ()):
         ax.plot(grid, draw, color="#0072B2", lw=0.5, alpha=0.4)
-    ax.plot(grid, curves["mean"], color="#0072B2", lw=2.0)
-    for z in (-Z90, 0.0, Z90):
-        ax.plot(grid, curves["gp_mean"] + z * curves["gp_sd"], "--", color="#D55E00", lw=0.9)
-    ax.plot(grid, curves["truth"], ":", color="black", lw=1.2)
-    ax.plot(curves["x"], curves["y"], "o", color="black", ms=4, mec="white", mew=0.6)
+    ax.plot(grid, curves["mean"], color="#0072B2", lw=2.0, label="mean")
+    bands = np.array([curves["gp_mean"] + z * curves["gp_sd"] for z in (-Z90, 0.0, Z90)]).T
+    ax.plot(grid, bands, "--", color="#D55E00", lw=0.9, label=["exact GP: mean, 90 % band", None, None])
+    ax.plot(grid, curves["truth"], ":", color="black", lw=1.2, label="truth")
+    ax.plot(curves["x"], curves["y"], "o", color="black", ms=4, mec="white", mew=0.6, label="data")
     ax.set(xlim=(grid[0], grid[-1]), ylim=(-4.0, 4.0))
 
 

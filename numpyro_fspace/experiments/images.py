@@ -18,6 +18,7 @@ from numpyro_fspace.datasets.images import IMAGE_NAMES, image_sources
 from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.experiments import regression
 from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.image_networks import NETWORKS
 from numpyro_fspace.experiments.methods import VARIATIONAL, fit
 from numpyro_fspace.priors import GPFit, GPPrior, dirichlet_targets, fit_gp
 
@@ -267,7 +268,7 @@ def _builder(shape):
     """``build`` of ``fit``: a classifier of images of this shape."""
 
     def build(config: Config, gp, points, *, functional: bool):
-        network = NETWORKS[config.network](config, shape)
+        network = NETWORKS[config.network](shape, NUM_CLASSES, config)
         function = regression.random_functions(config, network, gp.prior, points, functional=functional)
 
         def model(x, y=None):
@@ -280,76 +281,6 @@ def _builder(shape):
         return model
 
     return build
-
-
-def _mlp(config, shape):
-    from flax import linen as nn
-
-    activation = getattr(jax.nn, config.activation)
-    layers = [layer for width in config.widths for layer in (nn.Dense(width), activation)]
-    return nn.Sequential([*layers, nn.Dense(NUM_CLASSES)])
-
-
-def _cnn(config, shape):
-    """GFSVI's: three convolutions, max-pooling between each two, two layers."""
-    from flax import linen as nn
-
-    activation = getattr(jax.nn, config.activation)
-
-    def pool(x):
-        return nn.max_pool(x, (2, 2), strides=(2, 2))
-
-    def image(x):
-        return x.reshape(len(x), *shape)
-
-    def flat(x):
-        return x.reshape(len(x), -1)
-
-    convolutions = [nn.Conv(channels, (3, 3)) for channels in (16, 32, 64)]
-    first, second, third = ([convolution, activation] for convolution in convolutions)
-    head = [flat, nn.Dense(128), activation, nn.Dense(NUM_CLASSES)]
-    return nn.Sequential([image, *first, pool, *second, pool, *third, *head])
-
-
-def _resnet18(config, shape):
-    """ResNet-18 for small images (a first layer of 3×3, no pooling after it), with group norm in place of batch norm.
-
-    Batch norm makes a function of an image depend on the other images of its minibatch, so it is no function that
-    could have a prior.
-    """
-    from flax import linen as nn
-
-    activation = getattr(jax.nn, config.activation)
-
-    class Block(nn.Module):
-        channels: int
-        stride: int
-
-        @nn.compact
-        def __call__(self, x):
-            strides = (self.stride, self.stride)
-            y = nn.Conv(self.channels, (3, 3), strides, use_bias=False)(x)
-            y = activation(nn.GroupNorm(NUM_GROUPS)(y))
-            y = nn.GroupNorm(NUM_GROUPS)(nn.Conv(self.channels, (3, 3), use_bias=False)(y))
-            if x.shape != y.shape:
-                x = nn.GroupNorm(NUM_GROUPS)(nn.Conv(self.channels, (1, 1), strides, use_bias=False)(x))
-            return activation(x + y)
-
-    class ResNet(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            x = nn.Conv(64, (3, 3), use_bias=False)(x.reshape(len(x), *shape))
-            x = activation(nn.GroupNorm(NUM_GROUPS)(x))
-            for channels, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-                x = Block(channels, 1)(Block(channels, stride)(x))
-            return nn.Dense(NUM_CLASSES)(x.mean((1, 2)))
-
-    return ResNet()
-
-
-#: Groups of channels that group norm takes together.
-NUM_GROUPS = 32
-NETWORKS = {"mlp": _mlp, "cnn": _cnn, "resnet18": _resnet18}
 
 
 def _mixture(f, labels):

@@ -29,7 +29,7 @@ from numpyro_fspace.variational import (
     svi_posterior,
 )
 
-__all__ = ["KERNELS", "METHODS", "VARIATIONAL", "fit", "driver"]
+__all__ = ["KERNELS", "METHODS", "VARIATIONAL", "VARIATIONAL_NUGGET", "fit", "driver"]
 
 KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
 #: Divergences of the functional bound; None is NumPyro's own bound, against the prior of the weights.
@@ -46,6 +46,9 @@ DIVERGENCES = {
 HYBRIDS = {"fvimc": Wasserstein1(), "fvimc_kl": RegularizedKL()}
 #: Methods whose divergence stands for the prior of the weights.
 VARIATIONAL = (*DIVERGENCES, *HYBRIDS)
+#: Nugget of their functional prior, in variances of the process: there the functional prior alone decides, and a
+#: network may stray from the process as little as float32 allows.
+VARIATIONAL_NUGGET = 1e-3
 METHODS = (*KERNELS, "nuts", *VARIATIONAL, "laplace", "ensemble", "vip", "svgp", "gp")
 #: Test inputs at which a run's report looks.
 MAX_REPORTED = 100

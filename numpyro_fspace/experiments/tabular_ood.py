@@ -9,6 +9,7 @@ import numpy as np
 from numpyro_fspace import metrics
 from numpyro_fspace.datasets import UCI_NAMES, load_images, load_uci
 from numpyro_fspace.datasets.images import image_sources
+from numpyro_fspace.datasets.uci import UCI_SPLITS
 from numpyro_fspace.experiments import uci
 from numpyro_fspace.experiments.catalogue import Experiment, Job
 from numpyro_fspace.experiments.methods import METHODS
@@ -81,7 +82,7 @@ EXPERIMENT = Experiment(
     methods=METHODS,
     defaults=("gp", "fsghmc", "sghmc", "bbb"),
     datasets=UCI_NAMES,
-    num_splits=20,
+    num_splits=UCI_SPLITS,
     files=(
         *(f"uci/{name}.npz" for name in UCI_NAMES),
         *(source.path for source in image_sources("mnist").values()),

@@ -114,12 +114,13 @@ def _laplace_gp(gp, x, labels, x_new):
 
 
 def _panel(ax, curves):
-    """Probability of class 1 and the data."""
+    """Probability of class 1, from red (0) to blue (1), and the data."""
     plane, shape = _grid(NUM_GRID), (NUM_GRID, NUM_GRID)
     first, second, probs = (part.reshape(shape) for part in (plane[:, 0], plane[:, 1], curves["probs"]))
     ax.contourf(first, second, probs, levels=np.linspace(0.0, 1.0, 11), cmap="RdBu")
     for label, colour in ((0, "#8b0000"), (1, "#00008b")):
-        ax.scatter(*curves["x"][curves["labels"] == label].T, s=8, color=colour, edgecolors="white", linewidths=0.3)
+        seen = curves["x"][curves["labels"] == label].T
+        ax.scatter(*seen, s=8, color=colour, edgecolors="white", linewidths=0.3, label=f"class {label}")
 
 
 EXPERIMENT = Experiment(

@@ -11,8 +11,9 @@ import numpy as np
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import UCI_NAMES, Split, load_uci
+from numpyro_fspace.datasets.uci import UCI_SPLITS
 from numpyro_fspace.experiments.catalogue import Experiment, Job
-from numpyro_fspace.experiments.methods import METHODS, VARIATIONAL, fit
+from numpyro_fspace.experiments.methods import METHODS, VARIATIONAL, VARIATIONAL_NUGGET, fit
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, scores, training_points
 from numpyro_fspace.measurement import PointSampler
 from numpyro_fspace.priors import GPFit, GPPrior, fit_gp
@@ -60,9 +61,6 @@ NUM_TRAINING, NUM_CONDITIONING = 1000, 1500
 #: Measurement points of a variational method, drawn anew at each step: nothing else tells it of the prior, so half of
 #: them are training inputs and half lie around them, at this distance in standardised inputs.
 NUM_DRAWN, SPREAD = 500, 0.5
-#: Nugget of the functional prior of a variational method, in variances of the process: there the functional prior alone
-#: decides, and a network may stray from the process as little as float32 allows.
-VARIATIONAL_NUGGET = 1e-3
 #: Nugget of the functional prior beyond the GP's noise, in variances of the process: how far the network may stray.
 NUGGET = 0.1
 
@@ -209,7 +207,7 @@ EXPERIMENT = Experiment(
     methods=METHODS,
     defaults=("gp", "fsghmc"),
     datasets=UCI_NAMES,
-    num_splits=20,
+    num_splits=UCI_SPLITS,
     files=tuple(f"uci/{name}.npz" for name in UCI_NAMES),
     minutes=3,
     columns={

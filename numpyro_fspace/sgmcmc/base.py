@@ -12,18 +12,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.sgmcmc.noise import normal_like
+from numpyro_fspace.sgmcmc.noise import normals
 
 __all__ = [
     "Info",
     "as_position",
     "finite",
-    "last_value",
-    "scan_with_noise",
+    "scan_with_draws",
     "size_and_dtype",
     "squared_norm",
     "step_size_at",
 ]
+
+
+#: Gradient steps whose draws are made together.
+MAX_STEPS = 10
 
 
 class Info(NamedTuple):
@@ -65,12 +68,6 @@ def as_position(position):
     return position
 
 
-def last_value(potential_fn, position, key):
-    """Zeros shaped like ``potential_fn(position, key)``: where a loop keeps the last one it saw."""
-    shapes = jax.eval_shape(potential_fn, position, key)
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-
-
 def squared_norm(tree):
     """Σ x² over all leaves."""
     return sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree))
@@ -87,12 +84,29 @@ def finite(*trees):
     return jnp.isfinite(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(trees)))
 
 
-def scan_with_noise(step, carry, key, num_steps, like):
-    """Run ``carry = step(carry, key_t, noise_t, t)`` for t = 0 … num_steps - 1, with noise shaped as ``like``."""
+def scan_with_draws(step, carry, key, num_blocks, like, draw, block_size=1):
+    """Run ``carry = step(carry, draws, noise, t)`` for blocks t = 0 … num_blocks - 1 of gradient steps.
+
+    Args:
+        step: takes ``draws``, what the potential draws at each step of the block, stacked, and ``noise`` of the block,
+            standard normals shaped as ``like``.
+        draw: of a key to arrays: a potential's first stage. It runs for several blocks at once.
+        block_size: gradient steps of a block.
+    """
     key_noise, key_steps = jax.random.split(key)
+    most = max(MAX_STEPS // block_size, 1)
+    num = next(n for n in range(min(most, num_blocks), 0, -1) if num_blocks % n == 0)
+    keys = jax.random.split(key_steps, num_blocks * block_size).reshape(-1, num * block_size)
 
-    def body(carry, xs):
-        key, t = xs
-        return step(carry, key, normal_like(key_noise, like, t), t), None
+    def blocks(carry, xs):
+        keys, part = xs
+        draws = jax.tree.map(lambda d: d.reshape(num, block_size, *d.shape[1:]), jax.vmap(draw)(keys))
+        noise = normals(key_noise, like, num, part)
 
-    return jax.lax.scan(body, carry, (jax.random.split(key_steps, num_steps), jnp.arange(num_steps)))[0]
+        def body(carry, xs):
+            draws, j = xs
+            return step(carry, draws, noise(j), part * num + j), None
+
+        return jax.lax.scan(body, carry, (draws, jnp.arange(num)))[0], None
+
+    return jax.lax.scan(blocks, carry, (keys, jnp.arange(len(keys))))[0]

@@ -1,11 +1,11 @@
 """Standard normals for the noise of a sampler, several times faster than ``jax.random.normal`` on a CPU.
 
 Noise costs more than the gradient of a small network. Here each number is a hash of the key, the step and its own
-place, so that a compiler fuses all of it into the update that uses it. The hash is Threefry-2×32 with 13 rounds, which
-passes BigCrush [Salmon et al. 2011] (JAX's own generator is the same function with 20 rounds). Its upper 16 bits choose
-one of 65 536 equally likely values, the normal's quantiles scaled to variance 1: mean and third moment are exactly 0,
-the kurtosis is 2.999, the largest value 4.3. Moments beyond the second enter the law of a Langevin step only at orders
-that its discretisation error exceeds by far.
+place, so that a compiler fuses it into what uses it. The hash is Threefry-2×32 with 13 rounds, which passes BigCrush
+[Salmon et al. 2011] (JAX's own generator is the same function with 20 rounds). It serves four steps: each half of its
+two words chooses one of 65 536 equally likely values, the normal's quantiles scaled to variance 1: mean and third
+moment are exactly 0, the kurtosis is 2.999, the largest value 4.3. Moments beyond the second enter the law of a
+Langevin step only at orders that its discretisation error exceeds by far.
 
 Reference: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw (2011), *Parallel random numbers: as easy as 1, 2, 3*.
 """
@@ -20,12 +20,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from scipy.special import ndtri
 
-__all__ = ["normal", "normal_like", "threefry"]
+__all__ = ["normal_like", "normals", "threefry"]
 
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 NUM_ROUNDS = 13
 #: Bits of a word that choose a normal.
 NUM_BITS = 16
+#: A hash has two words.
+ROWS_PER_HASH = 4
 
 
 def threefry(key, counter, num_rounds: int = NUM_ROUNDS):
@@ -41,32 +43,44 @@ def threefry(key, counter, num_rounds: int = NUM_ROUNDS):
     return x, y
 
 
-def normal(key, shape, dtype=jnp.float32, step=0):
-    """Standard normals for number ``step`` of the sequence that ``key`` stands for.
+def normals(key, like, num: int, part=0):
+    """``row(j)``, j = 0 … num - 1: standard normals in the shape of ``like``, of one part of an endless sequence.
+
+    Four rows share one hash, which a row reads again: in a loop over rows, choosing the normals is fused into what
+    uses them.
 
     Args:
         key: a typed key, used for nothing else.
-        shape: of the result.
-        dtype: float64 takes ``jax.random.normal``, all others the table.
-        step: a number below 2³², may be traced.
+        like: a pytree of floating-point arrays of one type; float64 takes ``jax.random.normal``, all others the table.
+        num: rows of the part; j may be traced.
+        part: its number, below 2³² / num, may be traced.
     """
-    if dtype == jnp.float64:
-        return jax.random.normal(jax.random.fold_in(key, step), shape, dtype)
-    size = int(np.prod(shape))
+    flat, unravel = ravel_pytree(like)
+    size, dtype = flat.size, flat.dtype
+    num_hashes = -(-num // ROWS_PER_HASH)
     if size >= 2**32:
-        raise ValueError(f"shape={shape} has more than 2**32 numbers, which the counter of one step does not reach.")
+        raise ValueError(f"{size} numbers are more than 2**32, which the counter of one step does not reach.")
+    if dtype == jnp.float64:
+        return lambda j: unravel(jax.random.normal(jax.random.fold_in(key, part * num + j), (size,), dtype))
     words = jax.random.key_data(key)
     if words.shape != (2,):  # another generator than JAX's default
         words = jax.random.bits(key, (2,))
-    word, _ = threefry((words[0], words[1]), (jnp.arange(size, dtype=jnp.uint32), jnp.asarray(step, jnp.uint32)))
-    index = (word >> (32 - NUM_BITS)).astype(jnp.int32)
-    return _quantiles().at[index].get(mode="promise_in_bounds").reshape(shape).astype(dtype)
+    place = jnp.arange(size, dtype=jnp.uint32)
+    number = jnp.asarray(part * num_hashes, jnp.uint32) + jnp.arange(num_hashes, dtype=jnp.uint32)
+    first, second = threefry((words[0], words[1]), jnp.broadcast_arrays(place, number[:, None]))
+
+    def row(j):
+        hashed, place = j // ROWS_PER_HASH, j % ROWS_PER_HASH
+        word = jnp.where(place < 2, first[hashed], second[hashed])
+        index = (word >> (NUM_BITS * (place % 2)).astype(jnp.uint32)) & jnp.uint32(2**NUM_BITS - 1)
+        return unravel(_quantiles().at[index.astype(jnp.int32)].get(mode="promise_in_bounds").astype(dtype))
+
+    return lambda j: row(jnp.asarray(j))
 
 
-def normal_like(key, tree, step=0):
+def normal_like(key, tree):
     """Standard normals in the shape of ``tree``."""
-    flat, unravel = ravel_pytree(tree)
-    return unravel(normal(key, flat.shape, flat.dtype, step))
+    return normals(key, tree, 1)(0)
 
 
 @functools.cache

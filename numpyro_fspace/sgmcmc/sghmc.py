@@ -28,8 +28,7 @@ from numpyro_fspace.sgmcmc.base import (
     Info,
     as_position,
     finite,
-    last_value,
-    scan_with_noise,
+    scan_with_draws,
     size_and_dtype,
     squared_norm,
     step_size_at,
@@ -37,6 +36,7 @@ from numpyro_fspace.sgmcmc.base import (
 from numpyro_fspace.sgmcmc.integrators import add, drift, kick, ornstein_uhlenbeck
 from numpyro_fspace.sgmcmc.noise import normal_like
 from numpyro_fspace.sgmcmc.preconditioners import Identity
+from numpyro_fspace.sgmcmc.staging import stage
 
 __all__ = ["INTEGRATORS", "SGHMCState", "as_top_level_api", "build_kernel", "init"]
 
@@ -108,52 +108,48 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False):
             refresh_every = 1
         if num_steps % refresh_every:
             raise ValueError(f"num_steps={num_steps} must be a multiple of refresh_every={refresh_every}.")
-        gradient_fn = jax.value_and_grad(potential_fn, has_aux=has_aux)
+        potential = stage(potential_fn, state.position, key)
+        gradient_fn = jax.value_and_grad(potential.value, has_aux=has_aux)
         key_scan, key_momentum = jax.random.split(key)
         size, dtype = size_and_dtype(state.position)
 
-        def baoab(position, momentum, key, noise, epsilon, first, t):
+        def thermostat(position, momentum, noise, epsilon, t):
+            """O for a time kε in the middle of the drift ε that follows."""
             gamma = jnp.where(resample_momentum & (t == 0), jnp.inf, friction * refresh_every)
-            thermostat = ornstein_uhlenbeck(momentum, noise, epsilon, gamma, temperature)
             position = drift(position, momentum, 0.5 * epsilon, metric)
-            momentum = jax.tree.map(lambda new, old: jnp.where(first, new, old), thermostat, momentum)
-            position = drift(position, momentum, 0.5 * epsilon, metric)
-            value, gradient = gradient_fn(position, key)
-            return position, kick(momentum, gradient, epsilon, metric), value, gradient
+            momentum = ornstein_uhlenbeck(momentum, noise, epsilon, gamma, temperature)
+            return drift(position, momentum, -0.5 * epsilon, metric), momentum
 
-        def euler(position, momentum, key, noise, epsilon, first, t):
-            position = drift(position, momentum, epsilon, metric)
-            value, gradient = gradient_fn(position, key)
-            momentum = kick(momentum, gradient, epsilon, metric, damping=epsilon * friction)
-            momentum = add(momentum, jnp.sqrt(2.0 * friction * epsilon * temperature), noise)
-            return position, momentum, value, gradient
-
-        update = {"baoab": baoab, "euler": euler}[integrator]
-
-        def leapfrogs(carry, key, noise, block):
+        def leapfrogs(carry, draws, noise, block):
             """``refresh_every`` steps, of which the first refreshes the momentum with ``noise``."""
+            first = block * refresh_every
+            if integrator == "baoab":
+                epsilon = step_size_at(step_size, state.count + first, dtype)
+                carry = (*thermostat(*carry[:2], noise, epsilon, first), *carry[2:])
 
             def step(carry, xs):
-                key, j = xs
+                draws, t = xs
                 position, momentum, heat, *_ = carry
-                t = block * refresh_every + j
                 epsilon = step_size_at(step_size, state.count + t, dtype)
-                position, momentum, value, gradient = update(position, momentum, key, noise, epsilon, j == 0, t)
+                position = drift(position, momentum, epsilon, metric)
+                value, gradient = gradient_fn(position, draws)
+                damping = epsilon * friction if integrator == "euler" else 0.0
+                momentum = kick(momentum, gradient, epsilon, metric, damping=damping)
+                if integrator == "euler":
+                    momentum = add(momentum, jnp.sqrt(2.0 * friction * epsilon * temperature), noise)
                 heat = heat + squared_norm(momentum) / (size * num_steps)
                 return (position, momentum, heat, value, squared_norm(gradient), epsilon), None
 
-            keys = jax.random.split(key, refresh_every)
-            return jax.lax.scan(step, carry, (keys, jnp.arange(refresh_every)))[0]
+            return jax.lax.scan(step, carry, (draws, first + jnp.arange(refresh_every)))[0]
 
         fresh = _fresh_momentum(key_momentum, state.position, temperature)
         momentum = state.momentum
         if integrator == "euler":
             momentum = jax.tree.map(lambda new, old: jnp.where(resample_momentum, new, old), fresh, momentum)
         zero = jnp.zeros((), dtype)
-        value = last_value(potential_fn, state.position, key)
-        start = (state.position, momentum, zero, value, zero, zero)
-        position, momentum, heat, value, squared_gradient, epsilon = scan_with_noise(
-            leapfrogs, start, key_scan, num_steps // refresh_every, state.position
+        start = (state.position, momentum, zero, potential.zeros, zero, zero)
+        position, momentum, heat, value, squared_gradient, epsilon = scan_with_draws(
+            leapfrogs, start, key_scan, num_steps // refresh_every, state.position, potential.draw, refresh_every
         )
         value, aux = value if has_aux else (value, None)
         good = finite(position, momentum, value) & (heat < MAX_TEMPERATURE)

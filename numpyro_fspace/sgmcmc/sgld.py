@@ -21,14 +21,14 @@ from numpyro_fspace.sgmcmc.base import (
     Info,
     as_position,
     finite,
-    last_value,
-    scan_with_noise,
+    scan_with_draws,
     size_and_dtype,
     squared_norm,
     step_size_at,
 )
 from numpyro_fspace.sgmcmc.integrators import euler_maruyama
 from numpyro_fspace.sgmcmc.preconditioners import Identity
+from numpyro_fspace.sgmcmc.staging import stage
 
 __all__ = ["SGLDState", "as_top_level_api", "build_kernel", "init"]
 
@@ -57,20 +57,23 @@ def build_kernel(*, has_aux: bool = False):
     """
 
     def kernel(key, state, potential_fn, step_size, num_steps=1, temperature=1.0, metric=Identity()):  # noqa: B008
-        gradient_fn = jax.value_and_grad(potential_fn, has_aux=has_aux)
+        potential = stage(potential_fn, state.position, key)
+        gradient_fn = jax.value_and_grad(potential.value, has_aux=has_aux)
         size, dtype = size_and_dtype(state.position)
 
-        def step(carry, key, noise, t):
+        def step(carry, draws, noise, t):
             position, heat, *_ = carry
             epsilon = step_size_at(step_size, state.count + t, dtype)
-            value, gradient = gradient_fn(position, key)
+            value, gradient = gradient_fn(position, [stacked[0] for stacked in draws])
             position, du = euler_maruyama(position, gradient, noise, epsilon, temperature, metric)
             heat = heat + squared_norm(du) / jnp.where(epsilon > 0, 2.0 * epsilon * size * num_steps, 1.0)
             return position, heat, value, squared_norm(gradient), epsilon
 
         zero = jnp.zeros((), dtype)
-        start = (state.position, zero, last_value(potential_fn, state.position, key), zero, zero)
-        position, heat, value, squared_gradient, epsilon = scan_with_noise(step, start, key, num_steps, state.position)
+        start = (state.position, zero, potential.zeros, zero, zero)
+        position, heat, value, squared_gradient, epsilon = scan_with_draws(
+            step, start, key, num_steps, state.position, potential.draw
+        )
         value, aux = value if has_aux else (value, None)
         good = finite(position, value, squared_gradient)
         position = jax.tree.map(lambda new, old: jnp.where(good, new, old), position, state.position)

@@ -68,7 +68,8 @@ class PushforwardKL:
 
     Args:
         prior_scale: σ_p > 0.
-        gamma: as in ``RegularizedKL``.
+        gamma: γ > 0, variance per measurement point. None is that of ``RegularizedKL`` times the mean of the diagonal
+            of σ_p² J Jᵀ, which is as large as the network is wide: what is lost to rounding grows with it.
 
     Reference: T. Rudner, Z. Chen, Y. W. Teh, Y. Gal (2022), *Tractable function-space variational inference in
     Bayesian neural networks*.
@@ -88,8 +89,10 @@ class PushforwardKL:
         flat = self.prior_scale * jnp.swapaxes(jacobian, 0, 1).reshape(num_outputs * num_points, -1)
         difference = jnp.einsum("mkp,p->km", jacobian, law.loc).reshape(-1, 1)
         root = jnp.swapaxes(law.root(x), 0, 1).reshape(num_outputs * num_points, 1, -1)
-        jitter = num_points * default_gamma(self.gamma, flat.dtype)
-        return regularised_kl(difference, root, gram(flat)[None], jitter)
+        covariance = gram(flat)
+        unit = jax.lax.stop_gradient(jnp.diagonal(covariance).mean()) if self.gamma is None else 1.0
+        jitter = num_points * default_gamma(self.gamma, flat.dtype) * unit
+        return regularised_kl(difference, root, covariance[None], jitter)
 
 
 @dataclass(frozen=True)

@@ -98,48 +98,53 @@ def broken(faults, metric):
 @contextmanager
 def shared_noise(is_shared):
     """If ``is_shared``, noise is drawn leaf by leaf with one key: the leaves move together."""
-    real = base.normal_like
+    real = base.normals
 
-    def normal_like(key, tree, step=0):
-        def spoil(leaf, noise):
-            shared = jax.random.normal(jax.random.fold_in(key, step), leaf.shape, leaf.dtype)
-            return jax.lax.select(is_shared, shared, noise)
+    def normals(key, like, num, part=0):
+        def row(j):
+            def spoil(leaf, noise):
+                shared = jax.random.normal(jax.random.fold_in(key, part * num + j), leaf.shape, leaf.dtype)
+                return jax.lax.select(is_shared, shared, noise)
 
-        return jax.tree.map(spoil, tree, real(key, tree, step))
+            return jax.tree.map(spoil, like, real(key, like, num, part)(j))
 
-    with mock.patch.object(base, "normal_like", normal_like):
+        return row
+
+    with mock.patch.object(base, "normals", normals):
         yield
 
 
 @contextmanager
 def spoiled_steps(spoil):
-    """Inner steps get ``key, noise = spoil(key, noise, key of all steps)``."""
-    real = base.scan_with_noise
+    """Inner steps go through ``step, draw = spoil(step, draw, key of all steps)``."""
+    real = base.scan_with_draws
 
-    def scan_with_noise(step, carry, first, *rest):
-        def spoiled(carry, key, noise, t):
-            return step(carry, *spoil(key, noise, first), t)
-
-        return real(spoiled, carry, first, *rest)
+    def scan_with_draws(step, carry, first, num_blocks, like, draw, *rest):
+        step, draw = spoil(step, draw, first)
+        return real(step, carry, first, num_blocks, like, draw, *rest)
 
     with (
-        mock.patch.object(sgld, "scan_with_noise", scan_with_noise),
-        mock.patch.object(sghmc, "scan_with_noise", scan_with_noise),
+        mock.patch.object(sgld, "scan_with_draws", scan_with_draws),
+        mock.patch.object(sghmc, "scan_with_draws", scan_with_draws),
     ):
         yield
 
 
 def stale_draws(is_stale):
     """If ``is_stale``, the potential gets one key for all inner steps: its draw is made once per transition."""
-    return spoiled_steps(lambda key, noise, first: (jax.lax.select(is_stale, first, key), noise))
+    return spoiled_steps(lambda step, draw, first: (step, lambda key: draw(jax.lax.select(is_stale, first, key))))
 
 
 def noise_from_the_potentials_key(is_reused):
     """If ``is_reused``, the noise of a step is drawn with the key its potential gets."""
 
-    def spoil(key, noise, first):
-        flat, unravel = ravel_pytree(noise)
-        reused = jax.random.normal(key, flat.shape, flat.dtype)
-        return key, unravel(jax.lax.select(is_reused, reused, flat))
+    def spoil(step, draw, first):
+        def spoiled(carry, draws, noise, t):
+            *draws, keys = draws
+            flat, unravel = ravel_pytree(noise)
+            reused = jax.random.normal(keys[0], flat.shape, flat.dtype)
+            return step(carry, draws, unravel(jax.lax.select(is_reused, reused, flat)), t)
+
+        return spoiled, lambda key: [*draw(key), key]
 
     return spoiled_steps(spoil)

@@ -44,13 +44,13 @@ class Settings(NamedTuple):
 def given_noise(noise, refresh):
     """The kernels traced inside use the rows of ``noise`` [R, P] for their steps, ``refresh`` [P] for momenta."""
 
-    def normal_like(key, tree, step=None):
-        return ravel_pytree(tree)[1](refresh if step is None else noise[step])
+    def normals(key, like, num, part=0):
+        return lambda j: ravel_pytree(like)[1](noise[part * num + j])
 
-    with (
-        mock.patch.object(base, "normal_like", normal_like),
-        mock.patch.object(sghmc, "normal_like", normal_like),
-    ):
+    def normal_like(key, tree):
+        return ravel_pytree(tree)[1](refresh)
+
+    with mock.patch.object(base, "normals", normals), mock.patch.object(sghmc, "normal_like", normal_like):
         yield
 
 

@@ -1,29 +1,24 @@
-"""Effective draws of f per gradient and per second on one real problem; the time of a variational step."""
+"""Effective draws of f per gradient and per second on one real problem."""
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable
 
 import jax
 import numpy as np
 import optax
-from numpyro.infer import NUTS, SVI, Trace_ELBO
+from numpyro.infer import NUTS
 
-from numpyro_fspace import measurement
 from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.experiments.methods import KERNELS
-from numpyro_fspace.experiments.regression import Config, build_model
+from numpyro_fspace.experiments.regression import build_model
 from numpyro_fspace.experiments.uci import CONFIG, prepare
 from numpyro_fspace.infer import MCMC, Warmup, fSGLD
 from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.prediction import predict
-from numpyro_fspace.priors import GPFit, GPPrior
 from numpyro_fspace.sgmcmc.preconditioners import identity
-from numpyro_fspace.variational import FunctionalELBO, mean_field
 
-__all__ = ["ESS_METHODS", "bench_ess", "bench_svi"]
+__all__ = ["ESS_METHODS", "bench_ess"]
 
 ESS_METHODS = ("fsghmc", "sghmc", "fsgld", "sgld", "fsgld_paper", "nuts")
 DATASET, SPLIT = "boston", 0
@@ -109,44 +104,3 @@ def _paper_schedule(model, config, key, train):
         if not np.any(mcmc.last_state.num_diverging):
             break
     return mcmc, seconds, step_size
-
-
-def bench_svi(repeat: int = 0, *, quick: bool = False) -> dict:
-    """One record: the time of a step of GFSVI beside that of a plain mean-field step, by turns on one machine.
-
-    A 2×100 tanh network of one input, 8000 data, minibatches of 2000, M = 500 uniform measurement points at each step;
-    median milliseconds of a step over ten turns, compiled before.
-    """
-    import tinygp
-
-    num_points, num_data, batch_size, num_turns = (20, 100, 50, 2) if quick else (500, 8000, 2000, 10)
-    x = np.linspace(-1.0, 1.0, num_data, dtype=np.float32)[:, None]
-    y = np.sin(5.0 * x[:, 0])
-    prior = GPPrior(tinygp.kernels.ExpSquared(0.3), nugget=1e-3)
-    gp = GPFit(prior=prior, noise_variance=0.01, losses=np.zeros(0), params={})
-    config = Config(widths=(100, 100), batch_size=batch_size, noise_sd=0.1)
-    points = measurement.uniform(-1.0, 1.0, num_points)
-    steps: dict[str, Callable] = {}
-    times: dict[str, list[float]] = {"gfsvi": [], "mean_field": []}
-    for name, loss in {"gfsvi": FunctionalELBO(), "mean_field": Trace_ELBO()}.items():
-        model = build_model(config, gp, points, functional=name == "gfsvi")
-        svi = SVI(model, mean_field(model), optax.adam(1e-3), loss)
-        state = svi.init(jax.random.key(repeat), x, y)
-        update = jax.jit(svi.update)
-        jax.block_until_ready(update(state, x, y))
-        steps[name] = functools.partial(update, state, x, y)
-    for _ in range(num_turns):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            jax.block_until_ready(step())
-            times[name].append(1e3 * (time.perf_counter() - start))
-    medians = {name: float(np.median(values)) for name, values in times.items()}
-    return {
-        "benchmark": "svi",
-        "repeat": repeat,
-        "num_points": num_points,
-        "batch_size": batch_size,
-        "gfsvi_ms": medians["gfsvi"],
-        "mean_field_ms": medians["mean_field"],
-        "ratio": medians["gfsvi"] / medians["mean_field"],
-    }

@@ -1,0 +1,1 @@
+"""Benchmarks of speed beside other libraries: one run, one record; ``fspace bench`` is their command line."""

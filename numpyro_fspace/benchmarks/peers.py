@@ -1,0 +1,148 @@
+"""Other libraries' samplers, and plain SGD, on the density of a benchmark's problem.
+
+Each makes ``run(key)``: as many gradient steps and kept draws as ours, by the loop its documentation shows.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import optax
+
+from numpyro_fspace.benchmarks.problems import NUM_STEPS, STEP_SIZE, Size, likelihood, network, params
+
+__all__ = ["num_draws", "peers", "sgd"]
+
+#: BlackJAX's own default of gradient steps within a transition of SGHMC.
+NUM_INTEGRATION_STEPS = 10
+
+
+def num_draws(name: str, problem: Size) -> int:
+    """The draws that a run of this name makes: a loop of Python makes a hundredth of the others'."""
+    return max(problem.num_draws // 100, 1) if name.startswith("posteriors") else problem.num_draws
+
+
+def peers(problem: Size, x, y) -> dict[str, Callable]:
+    """The samplers of BlackJAX, and of posteriors (PyTorch) where it is installed, by name."""
+    runs = {f"blackjax_{name}": _blackjax(name, problem, x, y) for name in ("sgld", "sghmc")}
+    if find_spec("posteriors") is not None:
+        runs |= {f"posteriors_{name}": _posteriors(name, problem, x, y) for name in ("sgld", "sghmc")}
+    return runs
+
+
+def sgd(problem: Size, x, y) -> Callable:
+    """optax's SGD: the floor, a gradient and an update without noise."""
+    log_density, optimiser = _log_density(problem), optax.sgd(STEP_SIZE)
+
+    def step(state, key):
+        weights, inner = state
+        gradient = jax.grad(lambda w: -log_density(w, _batch(problem, x, y, key)))(weights)
+        updates, inner = optimiser.update(gradient, inner)
+        return optax.apply_updates(weights, updates), inner
+
+    start = params(problem)
+    return _scanned(step, (start, optimiser.init(start)), problem.num_draws, NUM_STEPS, lambda state: state[0])
+
+
+def _log_density(problem):
+    net = network(problem)
+
+    def log_density(weights, batch):
+        x, y = batch
+        log_likelihood = jnp.sum(likelihood(problem, net.apply(weights, x)).log_prob(y))
+        scales = [1.0 if leaf.ndim == 1 else leaf.shape[0] ** -0.5 for leaf in jax.tree.leaves(weights)]
+        laws = [dist.Normal(0.0, scale) for scale in scales]
+        log_prior = sum(jnp.sum(law.log_prob(w)) for law, w in zip(laws, jax.tree.leaves(weights), strict=True))
+        return log_prior + problem.num_data / len(y) * log_likelihood
+
+    return log_density
+
+
+def _batch(problem, x, y, key):
+    if problem.batch_size is None:
+        return x, y
+    rows = jax.random.randint(key, (problem.batch_size,), 0, problem.num_data)
+    return x[rows], y[rows]
+
+
+def _scanned(step, state, num_draws, num_inner, kept):
+    """``run(key)``: ``num_draws`` draws of ``num_inner`` steps each."""
+
+    @jax.jit
+    def scan(key, state):
+        def draw(state, key):
+            keys = jax.random.split(key, num_inner)
+            state, _ = jax.lax.scan(lambda state, key: (step(state, key), None), state, keys)
+            return state, kept(state)
+
+        return jax.lax.scan(draw, state, jax.random.split(key, num_draws))
+
+    return lambda key: jax.block_until_ready(scan(key, state))
+
+
+def _blackjax(name, problem, x, y):
+    gradient = jax.grad(_log_density(problem))
+    per_step = 1 if name == "sgld" else NUM_INTEGRATION_STEPS
+    make = {"sgld": blackjax.sgld, "sghmc": functools.partial(blackjax.sghmc, num_integration_steps=per_step)}[name]
+    algorithm = make(gradient)
+
+    def step(position, key):
+        key_batch, key_step = jax.random.split(key)
+        return algorithm.step(key_step, position, _batch(problem, x, y, key_batch), STEP_SIZE)
+
+    start = algorithm.init(params(problem))
+    return _scanned(step, start, problem.num_draws, NUM_STEPS // per_step, lambda position: position)
+
+
+def _posteriors(name, problem, x, y):
+    import torch
+
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of a library that it imports
+        import posteriors
+
+    layers = []
+    for num_in, num_out in zip(
+        (problem.num_inputs, *problem.widths), (*problem.widths, problem.num_outputs), strict=True
+    ):
+        layers += [torch.nn.Linear(num_in, num_out), torch.nn.Tanh()]
+    net = torch.nn.Sequential(*layers[:-1])
+    x, y = (torch.from_numpy(np.array(a)) for a in (x, y))
+
+    def log_posterior(weights, batch):
+        x, y = batch
+        output = torch.func.functional_call(net, weights, (x,))
+        if problem.num_outputs == 1:
+            log_likelihood = torch.distributions.Normal(output.squeeze(-1), 0.5).log_prob(y).sum()
+        else:
+            log_likelihood = -torch.nn.functional.cross_entropy(output, y, reduction="sum")
+        log_prior = sum(
+            torch.distributions.Normal(0.0, 1.0 if w.ndim == 1 else w.shape[1] ** -0.5).log_prob(w).sum()
+            for w in weights.values()
+        )
+        return log_prior + problem.num_data / len(y) * log_likelihood, torch.zeros(())
+
+    module = {"sgld": posteriors.sgmcmc.sgld, "sghmc": posteriors.sgmcmc.sghmc}[name]
+    transform = module.build(log_posterior, lr=STEP_SIZE)
+
+    def run(key):
+        torch.manual_seed(int(jax.random.randint(key, (), 0, 2**31 - 1)))
+        state = transform.init({k: w.detach().clone() for k, w in net.named_parameters()})
+        draws = []
+        for _ in range(num_draws("posteriors", problem)):
+            for _ in range(NUM_STEPS):
+                batch = x, y
+                if problem.batch_size is not None:
+                    rows = torch.randint(0, problem.num_data, (problem.batch_size,))
+                    batch = x[rows], y[rows]
+                state, _ = transform.update(state, batch, inplace=True)
+            draws.append({k: w.clone() for k, w in state.params.items()})
+
+    return run

@@ -1,0 +1,139 @@
+"""The problems that benchmarks of speed run on: random data, a network, a sampler on it, and a clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import tinygp
+
+from numpyro_fspace import measurement
+from numpyro_fspace.infer import MCMC, Warmup
+from numpyro_fspace.networks import fan_in, random_module
+from numpyro_fspace.primitives import functional_prior
+from numpyro_fspace.priors import GPPrior
+from numpyro_fspace.sgmcmc.preconditioners import identity
+
+__all__ = [
+    "NUM_STEPS",
+    "SIZES",
+    "STEP_SIZE",
+    "Size",
+    "data",
+    "likelihood",
+    "model",
+    "network",
+    "params",
+    "sampler",
+    "turns",
+]
+
+STEP_SIZE = 1e-7
+#: Gradient steps of a draw that is kept.
+NUM_STEPS = 40
+NUM_POINTS = 40
+NUM_TURNS = 7
+
+
+class Size(NamedTuple):
+    """A problem: a tanh network from D inputs to K outputs, N data in minibatches of B (None: all), draws of a run."""
+
+    num_inputs: int
+    widths: tuple[int, ...]
+    num_outputs: int
+    num_data: int
+    batch_size: int | None
+    num_draws: int
+
+
+SIZES = {
+    "1d": Size(1, (100, 100), 1, 20, None, 400),
+    "boston": Size(13, (10, 10), 1, 455, 32, 800),
+    "protein64": Size(9, (50, 50), 1, 40_000, 64, 400),
+    "protein1000": Size(9, (50, 50), 1, 40_000, 1000, 100),
+    "mnist": Size(784, (50, 50), 10, 10_000, 125, 100),
+    "million": Size(784, (800, 400), 10, 10_000, 125, 4),
+}
+
+
+def data(problem: Size):
+    """Inputs [N, D], and targets [N] or classes."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(problem.num_data, problem.num_inputs)).astype(np.float32)
+    if problem.num_outputs == 1:
+        return jnp.asarray(x), jnp.asarray(np.sin(x[:, 0]))
+    return jnp.asarray(x), jnp.asarray(rng.integers(0, problem.num_outputs, problem.num_data))
+
+
+def network(problem: Size):
+    """The network, in flax."""
+    layers = [layer for width in problem.widths for layer in (nn.Dense(width), nn.tanh)]
+    return nn.Sequential([*layers, nn.Dense(problem.num_outputs)])
+
+
+def params(problem: Size):
+    """Its initial weights."""
+    return network(problem).init(jax.random.key(0), jnp.zeros((1, problem.num_inputs)))
+
+
+def likelihood(problem: Size, output):
+    """The law of the targets given the network's output."""
+    if problem.num_outputs == 1:
+        return dist.Normal(output.squeeze(-1), 0.5)
+    return dist.Categorical(logits=output)
+
+
+def model(problem: Size, *, functional: bool):
+    """The NumPyro model; with a functional prior, a GP at 40 uniform points."""
+    gp = GPPrior(tinygp.kernels.ExpSquared(2.0 * problem.num_inputs**0.5), nugget=1e-3, num_outputs=problem.num_outputs)
+    side = np.full(problem.num_inputs, 1.0)
+    points = measurement.uniform(-side, side, NUM_POINTS)
+
+    def model(x, y):
+        f = random_module("net", network(problem), input_shape=problem.num_inputs, prior=fan_in(1.0))
+        if functional:
+            f = functional_prior("f", f, gp, points)
+        with numpyro.plate("data", problem.num_data, subsample_size=problem.batch_size) as rows:
+            xb, yb = (x, y) if problem.batch_size is None else (x[rows], y[rows])
+            numpyro.sample("y", likelihood(problem, f(xb)), obs=yb)
+
+    return model
+
+
+def sampler(kernel, problem: Size, x, y, **settings) -> Callable:
+    """``run(key)``: ``fs.MCMC``, with ``settings``, at a fixed step size, without warm-up and control variates."""
+    fixed = {"preconditioner": identity(), "warmup": Warmup(warm_start=0.0), "control_variates": False}
+    target = model(problem, functional=kernel.needs_functional_prior)
+    kernel = kernel(target, step_size=STEP_SIZE, num_steps=NUM_STEPS, **fixed)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=problem.num_draws, **{"progress_bar": False} | settings)
+
+    def run(key):
+        mcmc.run(key, x, y)
+        jax.block_until_ready(mcmc.last_state.z)
+
+    return run
+
+
+def clock(run: Callable, key) -> tuple[float, float]:
+    """Seconds on the wall, and of all cores together."""
+    start = time.perf_counter(), time.process_time()
+    run(key)
+    return time.perf_counter() - start[0], time.process_time() - start[1]
+
+
+def turns(runs: dict[str, Callable], repeat: int, *, quick: bool) -> tuple[dict, dict, dict]:
+    """By name: seconds of the first run; median seconds, on the wall and of all cores, of seven turns A B C A B C …"""
+    first = {name: clock(run, jax.random.key(repeat))[0] for name, run in runs.items()}
+    times: dict[str, list] = {name: [] for name in runs}
+    for turn in range(2 if quick else NUM_TURNS):
+        for name, run in runs.items():
+            times[name].append(clock(run, jax.random.key(1000 * repeat + turn + 1)))
+    wall, cores = ({name: float(np.median(values, 0)[i]) for name, values in times.items()} for i in range(2))
+    return first, wall, cores

@@ -1,0 +1,127 @@
+"""How a sampler's time grows: with chains side by side, with rows of data, on disk; what a first run takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace.benchmarks.problems import NUM_STEPS, SIZES, clock, data, sampler, turns
+from numpyro_fspace.infer import SGHMC, fSGHMC
+from numpyro_fspace.on_demand import OnDemand
+
+__all__ = ["NUM_CHAINS", "NUM_ROWS", "bench_chains", "bench_rows", "bench_start"]
+
+#: Chains side by side in ``bench_chains``.
+NUM_CHAINS = (1, 64, 1024, 4096)
+#: Rows of the data sets of ``bench_rows``.
+NUM_ROWS = (10**3, 10**5, 10**7)
+
+
+def bench_chains(repeat: int = 0, *, quick: bool = False) -> dict:
+    """One record: by the number of chains, vectorised, the seconds of a draw of SGHMC (40 gradient steps) of each.
+
+    The 1-100-100-1 network with 20 data, and the 2×50 network with 9 inputs and minibatches of 64; ``over_one`` divides
+    by the time of one chain.
+    """
+    seconds: dict[str, dict] = {}
+    for size in ("1d", "protein64"):
+        x, y = data(SIZES[size])
+        problems = {n: SIZES[size]._replace(num_draws=max(2, min(200, 2000 // n))) for n in NUM_CHAINS}
+        problems = {n: problems[n]._replace(num_draws=2) for n in NUM_CHAINS[:2]} if quick else problems
+        runs = {
+            str(n): sampler(SGHMC, problem, x, y, num_chains=n, chain_method="vectorized")
+            for n, problem in problems.items()
+        }
+        wall = turns(runs, repeat, quick=quick)[1]
+        seconds[size] = {str(n): wall[str(n)] / problem.num_draws for n, problem in problems.items()}
+    return {
+        "benchmark": "chains",
+        "repeat": repeat,
+        "seconds_per_draw": seconds,
+        "over_one": {size: {n: value / of["1"] for n, value in of.items()} for size, of in seconds.items()},
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def bench_start(repeat: int = 0, *, quick: bool = False) -> dict:
+    """One record: seconds that new processes take to import the package, and to the end of a run of fSGHMC, compiling.
+
+    The 1-100-100-1 network with 20 data and 40 fresh points, two draws; at first with an empty compilation cache of
+    JAX's, then with what the first process left there; medians of three (one if ``quick``).
+    """
+    found: dict[str, list] = {"cold": [], "warm": [], "import": []}
+    for _ in range(1 if quick else 3):
+        with tempfile.TemporaryDirectory() as folder:
+            cache = {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+            for name in ("cold", "warm"):
+                code = f"import time; t = time.perf_counter(); from {__name__} import start; start(t)"
+                out = subprocess.run(
+                    [sys.executable, "-c", code], env=os.environ | cache, capture_output=True, text=True, check=True
+                )
+                times = json.loads(out.stdout.splitlines()[-1])
+                found[name].append(times["run"])
+                found["import"].append(times["import"])
+    return {"benchmark": "start", "repeat": repeat} | {f"{k}_seconds": float(np.median(v)) for k, v in found.items()}
+
+
+def start(began: float):
+    """What a process of ``bench_start`` does: prints its seconds since ``began``, and those of a first run."""
+    imported = time.perf_counter() - began
+    problem = SIZES["1d"]._replace(num_draws=2)
+    seconds = clock(sampler(fSGHMC, problem, *data(problem)), jax.random.key(0))[0]
+    print(json.dumps({"import": imported, "run": seconds}))
+
+
+def bench_rows(num_rows: int, repeat: int = 0, *, quick: bool = False) -> dict:
+    """One record: microseconds of a gradient step of SGHMC on data in memory and on the same data on disk.
+
+    Nine inputs, a 2×50 network, minibatches of 1024 (of half the rows, if they are fewer), no control variates, whose
+    full gradient grows with the data; the file is one that the system has just written, so it lies in its cache if it
+    fits. ``mib`` is by how much the process's own memory grew in the run, the data in memory not counted.
+    """
+    num_rows = min(num_rows, 10**4) if quick else num_rows
+    problem = SIZES["protein1000"]._replace(num_data=num_rows, batch_size=min(1024, num_rows // 2))
+    problem = problem._replace(num_draws=2 if quick else 40)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{name}.npy" for name in ("x", "y")]
+        for file, values in zip(files, data(problem), strict=True):
+            np.save(file, values)
+        mapped = [OnDemand(np.load(file, mmap_mode="r")) for file in files]
+        loaded = [jnp.asarray(np.load(file)) for file in files]
+        runs, mib = {}, {}
+        for name, arrays in (("on_disk", mapped), ("in_memory", loaded)):
+            before = _own_memory()
+            runs[name] = sampler(SGHMC, problem, *arrays)
+            runs[name](jax.random.key(repeat))
+            mib[name] = _own_memory() - before
+        _, wall, cores = turns(runs, repeat, quick=quick)
+    us, cpu_us = ({k: 1e6 * v / (problem.num_draws * NUM_STEPS) for k, v in times.items()} for times in (wall, cores))
+    return {
+        "benchmark": "rows",
+        "num_rows": num_rows,
+        "batch_size": problem.batch_size,
+        "repeat": repeat,
+        "us": us,
+        "cpu_us": cpu_us,
+        "on_disk_over_in_memory": us["on_disk"] / us["in_memory"],
+        "mib": mib,
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def _own_memory():
+    """MiB of this process's memory that belong to no file; NaN where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return float("nan")
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon")), float("nan"))

@@ -1,0 +1,46 @@
+"""The time of a gradient step beside other libraries' samplers and plain SGD, by turns in one process."""
+
+from __future__ import annotations
+
+import jax
+
+from numpyro_fspace.benchmarks.peers import num_draws, peers, sgd
+from numpyro_fspace.benchmarks.problems import NUM_STEPS, SIZES, data, params, sampler, turns
+from numpyro_fspace.experiments.methods import KERNELS
+
+__all__ = ["bench_steps"]
+
+
+def bench_steps(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
+    """One record: microseconds of a gradient step, median over seven turns, and seconds of the first run, compiling.
+
+    Our kernels run under ``fs.MCMC``, which is counted in, at a fixed step size, without warm-up and without control
+    variates; BlackJAX's ``sgld`` and ``sghmc`` under ``jax.lax.scan``, those of posteriors (if it is installed) in a
+    loop of Python, as their documentation has it, on the density of the same network with the same prior, minibatch
+    size and number of draws kept; ``sgd`` is optax's, the floor. The functional kernels have a GP prior at 40 uniform
+    points, drawn anew at each step. ``cpu_us`` gives the microseconds of all cores together, which a busy machine
+    changes less. ``faster_than_peers`` is against the fastest of the peers, whatever its dynamics.
+    """
+    problem = SIZES[size]._replace(num_draws=2) if quick else SIZES[size]
+    x, y = data(problem)
+    others = peers(problem, x, y)
+    runs = {name: sampler(kernel, problem, x, y) for name, kernel in KERNELS.items()}
+    first, wall, cores = turns(runs | others | {"sgd": sgd(problem, x, y)}, repeat, quick=quick)
+    us, cpu_us = (
+        {name: 1e6 * seconds / (num_draws(name, problem) * NUM_STEPS) for name, seconds in times.items()}
+        for times in (wall, cores)
+    )
+    fastest = min(us[name] for name in others)
+    return {
+        "benchmark": "steps",
+        "size": size,
+        "repeat": repeat,
+        "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(params(problem))),
+        "us": us,
+        "cpu_us": cpu_us,
+        "first_seconds": first,
+        "faster_than_peers": {name: fastest / us[name] for name in ("sgld", "sghmc")},
+        "slower_than_sgd": {name: us[name] / us["sgd"] for name in KERNELS},
+        "functional": {name: us["f" + name] / us[name] for name in ("sgld", "sghmc")},
+        "device": jax.devices()[0].device_kind,
+    }
