@@ -36,11 +36,13 @@ class Case:
         model: a NumPyro model of ``*data``.
         data: its arguments; the last is what is observed.
         functions: the names of its functions.
+        num_draws: draws of each of two chains, and as many of warm-up, that it takes for them to meet.
     """
 
     model: Callable
     data: tuple
     functions: tuple = ("f",)
+    num_draws: int = 300
 
 
 def mlp(name="net", outputs=1, prior=None):
@@ -216,7 +218,7 @@ PAIR = np.concatenate([X, RNG.permutation(X)], 1)
 SEEN = np.arange(N) % 4 != 0
 Y = TRUTH + 0.2 * NOISE
 CASES = {
-    "heteroscedastic": Case(two_heads, (X, TRUTH + 0.3 * np.exp(X[:, 0]) * NOISE)),
+    "heteroscedastic": Case(two_heads, (X, TRUTH + 0.3 * np.exp(X[:, 0]) * NOISE), num_draws=1500),
     "student_t": Case(student_t_noise, (X, np.where(np.arange(N) == 7, 5.0, Y).astype(np.float32))),
     "poisson": Case(poisson_counts, (X, RNG.poisson(np.exp(1.0 + TRUTH)))),
     "negative_binomial": Case(negative_binomial_counts, (X, RNG.negative_binomial(3, 3 / (3 + np.exp(1.0 + TRUTH))))),

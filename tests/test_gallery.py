@@ -14,7 +14,7 @@ import numpyro_fspace as fs
 KERNELS = {"fsghmc": fs.fSGHMC, "fsgld": fs.fSGLD, "nuts": NUTS}
 
 
-def draws_by_chain(name, kernel, *, num_warmup=300, num_samples=300):
+def draws_by_chain(name, kernel, *, num_warmup, num_samples):
     """Draws of every function of a case where the model evaluates it, [2, S, ...], and the run."""
     case = CASES[name]
     settings = {"num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
@@ -24,10 +24,11 @@ def draws_by_chain(name, kernel, *, num_warmup=300, num_samples=300):
     return {k: drawn[k].reshape(2, num_samples, -1) for k in case.functions}, mcmc
 
 
-@pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning")  # 300 draws of warm-up are few
+@pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning")  # warm-ups are short
 @pytest.mark.parametrize("name", CASES)
 def test_converges_under_fsghmc(name):
-    drawn, mcmc = draws_by_chain(name, "fsghmc")
+    num_draws = CASES[name].num_draws
+    drawn, mcmc = draws_by_chain(name, "fsghmc", num_warmup=num_draws, num_samples=num_draws)
     for f in drawn.values():
         assert np.isfinite(f).all() and f.std() > 0.0
         assert fs.function_diagnostics(f).max_rhat < 1.1
