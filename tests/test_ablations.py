@@ -12,7 +12,9 @@ import tinygp
 import numpyro_fspace as fs
 from numpyro_fspace.cli import main
 from numpyro_fspace.experiments import ablations, uci
+from numpyro_fspace.experiments.methods import sampler
 from numpyro_fspace.experiments.records import record
+from numpyro_fspace.experiments.regression import PRECONDITIONERS
 
 KEY = jax.random.key(0)
 
@@ -54,6 +56,20 @@ def test_training_is_that_of_fit_gp_and_may_be_left_out():
     for kernel in ("matern", "linear"):
         losses = uci._train(kernel, x, y, 50, KEY).losses
         assert losses[-1] < losses[0]
+
+
+def test_parts_of_the_warm_up_that_are_taken_away():
+    def kernel(**settings):
+        return sampler("fsghmc", print, ablations.CONFIG.updated(settings))
+
+    whole = kernel()
+    assert whole.step_size is None and whole.warmup == fs.Warmup() and whole.num_steps == fs.fSGHMC(print).num_steps
+    assert kernel(warm_start=0.0).warmup.warm_start == 0.0
+    assert kernel(step_size=0.01).step_size == 0.01
+    for name in PRECONDITIONERS:
+        assert repr(kernel(preconditioner=name).preconditioner) == f"fs.preconditioners.{name}"
+    with pytest.raises(ValueError, match="preconditioner='adam' is unknown; choose from identity"):
+        kernel(preconditioner="adam")
 
 
 def test_rows_and_points(data_dir):
@@ -103,8 +119,10 @@ def test_picture():
         )
 
     records = [line("fsghmc", [0.4, 0.8]), line("fsghmc", [0.6, 1.0]), line("fsghmc:num_points=10", [0.2, 0.3])]
+    records.append(line("fsghmc:kernel=linear", [0.1, 0.2]))
     panels = {ax.get_title(): ax for ax in ablations.picture(records).axes}
     lines = {line.get_label(): line for line in panels["num_points"].lines}
     np.testing.assert_allclose(lines["default"].get_ydata(), [0.5, 0.9])  # the mean of two
     np.testing.assert_allclose(lines["10"].get_ydata(), [0.2, 0.3])
     assert "10" not in {line.get_label() for line in panels["kernel"].lines}
+    assert len(panels) == 3  # settings that no record changed have none

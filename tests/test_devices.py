@@ -38,15 +38,17 @@ def run(x, y, **settings):
 """
 ONE_PROCESS = """
 alone, names = run(X, Y), ("chains", "rows")
-mesh = jax.make_mesh((4, 2), names)
-data = [jax.device_put(a, NamedSharding(mesh, PartitionSpec("rows"))) for a in (X, Y)]
+def in_parts(shape):
+    mesh = jax.make_mesh(shape, names)
+    return run(*(jax.device_put(a, NamedSharding(mesh, PartitionSpec("rows"))) for a in (X, Y)), mesh=mesh)
+
 mesh_of_chains = jax.make_mesh((8,), names[:1])
 on_disk = [run(X, Y, mesh=mesh_of_chains, checkpoint=sys.argv[1], checkpoint_every=4) for _ in range(2)]
 try:
     fs.MCMC(kernel, num_warmup=1, num_samples=1, num_chains=12, chain_method="vectorized", mesh=mesh_of_chains)
 except ValueError as error:
     refused = str(error)
-draws = {"alone": alone, "both": run(*data, mesh=mesh), "on disk": on_disk[0], "read": on_disk[1]}
+draws = {"alone": alone, "both": in_parts((4, 2)), "rows": in_parts((1, 8)), "on disk": on_disk[0], "read": on_disk[1]}
 print(json.dumps({"draws": {name: a.tolist() for name, a in draws.items()}, "refused": refused}))
 """
 FIRST = """
@@ -95,10 +97,10 @@ def eight_devices(tmp_path_factory):
 
 @pytest.mark.slow
 def test_chains_and_data_on_eight_devices(eight_devices):
-    """Chains over four with the data in two parts, and over eight with checkpoints, which are read again."""
+    """Chains over four and the data in two parts, data in eight, chains over eight with checkpoints, read again."""
     draws = {name: np.array(values) for name, values in eight_devices["draws"].items()}
     assert draws["alone"].std() > 0.1
-    for name in ("both", "on disk"):
+    for name in ("both", "rows", "on disk"):
         np.testing.assert_allclose(draws[name], draws["alone"], rtol=0.0, atol=1e-3)
     np.testing.assert_array_equal(draws["read"], draws["on disk"])
     assert "8 devices along 'chains' cannot share num_chains=12" in eight_devices["refused"]

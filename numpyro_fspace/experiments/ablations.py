@@ -25,6 +25,9 @@ VARIANTS = {
     "num_points": (10, 40, 400),
     "kernel": ("matern", "linear"),
     "num_gp_steps": (0, 10, 20, 100),
+    "warm_start": (0.0,),
+    "preconditioner": ("prior_scale", "identity"),
+    "step_size": (0.005, 0.02),
 }
 LEVELS = np.linspace(0.1, 0.9, 9)
 #: Draws of a chain in a trace; test points at which f is traced.
@@ -39,8 +42,9 @@ def run(job: Job[UCIConfig]) -> dict:
     """``"fsghmc:num_points=10"`` is a run of ``fspace run uci --method fsghmc`` with ten measurement points.
 
     ``num_samples`` is that of each chain, ``num_train`` that of the training rows, ``num_points`` that of the
-    measurement points, ``num_gp_steps`` how long the GP is trained. ``calibration_error`` is the mean distance between
-    the levels .1, .2, …, .9 of central intervals and the shares of targets in them.
+    measurement points, ``num_gp_steps`` how long the GP is trained. ``warm_start``, ``preconditioner`` and
+    ``step_size`` (in the preconditioner's units) each take away a part of the warm-up. ``calibration_error`` is the
+    mean distance between the levels .1, .2, …, .9 of central intervals and the shares of targets in them.
     """
     sampler, _, setting = job.method.partition(":")
     config = job.config.updated(dict([_parsed(setting)])) if setting else job.config
@@ -62,27 +66,33 @@ def run(job: Job[UCIConfig]) -> dict:
 
 def _parsed(setting):
     name, _, value = setting.partition("=")
-    return name, ast.literal_eval(value) if value.isdigit() else value
+    return name, ast.literal_eval(value) if value[0].isdigit() else value
 
 
 def picture(records):
-    """A panel of calibration curves for each setting, means over the records, and the traces of one run."""
+    """A panel of calibration curves for each setting among the records, their means, and the traces of one run."""
     import matplotlib.pyplot as plt
 
     records = [line for line in records if line.get("curves")]
     if not records:
         raise ValueError("no record holds curves to draw; make some with fspace run ... --out FILE.")
     sampler = records[0]["method"].partition(":")[0]
-    figure, axes = plt.subplots(2, 3, figsize=(10.5, 6.2), layout="constrained")
+    changed = {line["method"].partition(":")[2].partition("=")[0] for line in records}
+    variants = {name: values for name, values in VARIANTS.items() if name in changed}
+    num_rows = 1 + len(variants) // 3
+    figure, axes = plt.subplots(num_rows, 3, figsize=(10.5, 3.1 * num_rows), layout="constrained", squeeze=False)
     colours = plt.get_cmap("viridis")(np.linspace(0.0, 0.85, 4))
-    for ax, (name, values) in zip(axes.flat, VARIANTS.items(), strict=False):
+    for ax, (name, values) in zip(axes.flat, variants.items(), strict=False):
         ax.plot([0, 1], [0, 1], color="grey", lw=0.6)
         _calibration(ax, records, sampler, "default", color="black", lw=2.0)
         for value, colour in zip(values, colours, strict=False):
             _calibration(ax, records, f"{sampler}:{name}={value}", str(value), color=colour)
         ax.set(title=name, xlabel="level", ylabel="share of targets inside", aspect="equal", xlim=(0, 1), ylim=(0, 1))
         ax.legend(frameon=False, fontsize="small")
-    _traces(axes.flat[-1], next((line for line in records if line["method"] == sampler), records[0]))
+    last, *spare = axes.flat[len(variants) :]
+    _traces(last, next((line for line in records if line["method"] == sampler), records[0]))
+    for ax in spare:
+        ax.remove()
     return figure
 
 
@@ -138,6 +148,9 @@ EXPERIMENT = Experiment(
         "calibration_error": "calibration error",
         "w2_gp": "W2 to the GP",
         "rhat_max": "R-hat",
+        "ess_min": "smallest ESS",
+        "temperature": "temperature",
+        "num_diverging": "undone draws",
         "seconds": "seconds",
     },
     published={key: {"rmse": value} for key, value in PUBLISHED.items()},

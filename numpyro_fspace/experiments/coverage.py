@@ -15,7 +15,7 @@ from numpyro_fspace import measurement
 from numpyro_fspace.datasets import extrapolation
 from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.experiments.catalogue import Experiment, Job
-from numpyro_fspace.experiments.methods import KERNELS, METHODS, driver, fit
+from numpyro_fspace.experiments.methods import KERNELS, METHODS, driver, fit, sampler
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, build_model
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.priors import GPFit, GPPrior
@@ -111,7 +111,7 @@ def _fitter(method, config, gp, points):
     """``(x, y, x_new, key) -> FunctionPosterior``; a sampler is compiled for the first data set alone."""
     if method not in KERNELS:
         return functools.partial(fit, method, config, gp, points)
-    kernel = KERNELS[method](build_model(config, gp, points, functional=method.startswith("f")))
+    kernel = sampler(method, build_model(config, gp, points, functional=method.startswith("f")), config)
     mcmc = driver(kernel, config)
 
     def sample(x, y, x_new, key):

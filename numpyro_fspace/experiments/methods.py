@@ -11,11 +11,12 @@ import numpy as np
 
 from numpyro_fspace.baselines import ensemble, fit_svgp, laplace
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, build_model
-from numpyro_fspace.infer import MCMC, SGHMC, SGLD, fSGHMC, fSGLD
+from numpyro_fspace.infer import MCMC, SGHMC, SGLD, Warmup, fSGHMC, fSGLD
 from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.priors import GPFit
 from numpyro_fspace.reporting import report
+from numpyro_fspace.sgmcmc import preconditioners
 from numpyro_fspace.variational import (
     FVIMC,
     BridgeWasserstein,
@@ -29,7 +30,7 @@ from numpyro_fspace.variational import (
     svi_posterior,
 )
 
-__all__ = ["KERNELS", "METHODS", "VARIATIONAL", "VARIATIONAL_NUGGET", "fit", "driver"]
+__all__ = ["KERNELS", "METHODS", "VARIATIONAL", "VARIATIONAL_NUGGET", "driver", "fit", "sampler"]
 
 KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
 #: Divergences of the functional bound; None is NumPyro's own bound, against the prior of the weights.
@@ -119,6 +120,14 @@ def _squeeze(f):
     return f[..., 0] if f.ndim == 3 and f.shape[-1] == 1 else f
 
 
+def sampler(method, model, config):
+    """The kernel of a name, with what a config sets and else its own defaults."""
+    settings = {name: getattr(config, name) for name in ("num_steps", "step_size") if getattr(config, name) is not None}
+    preconditioner = getattr(preconditioners, config.preconditioner)()
+    warmup = Warmup(warm_start=config.warm_start)
+    return KERNELS[method](model, preconditioner=preconditioner, warmup=warmup, **settings)
+
+
 def driver(kernel, config, *, progress: bool = False) -> MCMC:
     """The chains of a config, vectorised."""
     return MCMC(
@@ -140,7 +149,7 @@ def _sample(method, config, build, data, x_new, key, progress):
     if is_nuts:
         kernel = NUTS(model, init_strategy=init_to_network, max_tree_depth=NUTS_DEPTH)
     else:
-        kernel = KERNELS[method](model, **({"num_steps": config.num_steps} if config.num_steps else {}))
+        kernel = sampler(method, model, config)
     mcmc = driver(kernel, config, progress=progress)
     key_run, key_predict = jax.random.split(key)
     mcmc.run(key_run, *data, extra_fields=("num_steps",) if is_nuts else ())

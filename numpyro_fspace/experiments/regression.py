@@ -17,6 +17,7 @@ from numpyro_fspace import measurement, metrics
 from numpyro_fspace.baselines import implicit_process
 from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.experiments.catalogue import Settings
+from numpyro_fspace.infer import Warmup
 from numpyro_fspace.networks import fan_in, random_module
 from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import CalibratedPrior, GPFit, NetworkPrior
@@ -24,6 +25,8 @@ from numpyro_fspace.reporting import Report
 
 __all__ = ["Config", "FunctionPosterior", "build_model", "gp_scores", "random_functions", "scores", "training_points"]
 
+#: Those that take no arguments.
+PRECONDITIONERS = ("identity", "prior_scale", "rmsprop", "low_rank")
 #: Random networks that the law of a network is fitted to, for each measurement point.
 DRAWS_PER_POINT = 10
 
@@ -37,6 +40,9 @@ class Config(Settings):
         activation: of its hidden units, a name in ``jax.nn`` (or ``"tanh"``).
         num_warmup, num_samples, num_chains: of ``MCMC``.
         num_steps: gradient steps of a draw of our kernels; None is the kernel's own number.
+        step_size: of our kernels, held; None lets warm-up find it.
+        preconditioner: of our kernels, a name in ``fs.preconditioners``.
+        warm_start: fraction of the warm-up that their optimiser takes.
         batch_size: minibatch; None is the full data.
         weight_scale: sd of a weight's prior times √fan-in.
         weight_scale_sd: sd of the log-normal prior of ``weight_scale``, which is then sampled; 0 keeps it fixed.
@@ -67,6 +73,9 @@ class Config(Settings):
     num_samples: int = 1000
     num_chains: int = 1
     num_steps: int | None = None
+    step_size: float | None = None
+    preconditioner: str = "rmsprop"
+    warm_start: float = Warmup().warm_start
     batch_size: int | None = None
     weight_scale: float = 1.0
     weight_scale_sd: float = 0.0
@@ -85,6 +94,10 @@ class Config(Settings):
         if not callable(getattr(jax.nn, self.activation, None)):
             raise ValueError(
                 f"activation={self.activation!r} is unknown; give the name of a function of jax.nn: relu, tanh."
+            )
+        if self.preconditioner not in PRECONDITIONERS:
+            raise ValueError(
+                f"preconditioner={self.preconditioner!r} is unknown; choose from {', '.join(PRECONDITIONERS)}."
             )
 
 

@@ -26,7 +26,7 @@ ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 NUM_ROUNDS = 13
 #: Bits of a word that choose a normal.
 NUM_BITS = 16
-#: A hash has two words.
+#: A hash has two words of two halves.
 ROWS_PER_HASH = 4
 
 
