@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["split_arrays"]
+__all__ = ["as_jax", "split_arrays"]
 
 
 def split_arrays(tree):
@@ -25,3 +26,8 @@ def split_arrays(tree):
         return jax.tree.unflatten(structure, filled)
 
     return arrays, (structure, others), join
+
+
+def as_jax(tree):
+    """``tree`` with JAX arrays in place of NumPy's, which cannot be indexed by the rows of a plate in a program."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)

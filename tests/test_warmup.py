@@ -70,6 +70,46 @@ def test_momentum_of_an_undone_draw_is_cooled_and_never_heated():
     assert _cooled(jnp.zeros((0,)), 1.0).shape == (0,)
 
 
+@pytest.mark.parametrize(
+    ("temperature", "factor"),
+    [(0.9, 1.0), (1.04, 1.0), (1.1, 0.5**0.5), (1.2, 0.5), (9.0, 0.5), (np.nan, 1.0), (np.inf, 0.5)],
+)
+def test_heat_of_a_stretch_is_brought_down(temperature, factor):
+    np.testing.assert_allclose(fs.Warmup().cooling(jnp.array(temperature), 10**6), factor, rtol=1e-6)
+
+
+def test_few_parameters_are_hot_by_chance():
+    assert fs.Warmup().cooling(jnp.array(1.5), 100) == 1.0
+
+
+class Uncooled(fs.Warmup):
+    def cooling(self, temperature, size):
+        return jnp.ones(())
+
+
+def many_means(y):
+    """A mean for each of 50 columns; a minibatch is 10 of 1000 rows."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0).expand([50]).to_event(1))
+    with numpyro.plate("rows", len(y), subsample_size=10) as rows:
+        numpyro.sample("y", dist.Normal(mu, 1.0).to_event(1), obs=y[rows])
+
+
+@pytest.mark.filterwarnings("ignore:The chain runs hot")
+def test_the_noise_of_minibatches_shortens_the_step_in_warm_up_alone():
+    """In equilibrium no draw gains energy; the mean temperature tells of the noise."""
+    y = np.random.default_rng(0).normal(size=(1000, 50)).astype(np.float32)
+    end = {}
+    for warmup in (Uncooled(), fs.Warmup()):
+        kernel = fs.SGHMC(many_means, control_variates=False, warmup=warmup)
+        mcmc = fs.MCMC(kernel, num_warmup=200, num_samples=200, progress_bar=False)
+        mcmc.run(jax.random.key(0), y, extra_fields=("step_size",))
+        assert len(set(mcmc.get_extra_fields()["step_size"].tolist())) == 1
+        end[type(warmup)] = mcmc.last_state
+    hot, cooled = end[Uncooled], end[fs.Warmup]
+    assert cooled.step_size <= 0.5 * hot.step_size
+    assert 0.95 < cooled.mean_temperature < 1.0 + 0.6 * (hot.mean_temperature - 1.0)
+
+
 def hierarchical(y=None):
     mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
     spread = numpyro.sample("spread", dist.HalfNormal(1.0).expand([2]).to_event(1))

@@ -30,7 +30,7 @@ class KernelState(NamedTuple):
         log_functional_prior: Σ scale · log P0(f(X_M)) at the same place.
         gradient_norm: Euclidean norm of that gradient.
         temperature: mean kinetic temperature of the draw (see ``fs.sgmcmc.Info``).
-        mean_temperature: its running mean over the sampling phase.
+        mean_temperature: its running mean since the last calibration or, after warm-up, over the sampling phase.
         step_size: the step size used last.
         diverging: whether this draw left the finite numbers (or ran above temperature 10⁴) and was undone.
         num_diverging: how many draws of the sampling phase were.
@@ -189,13 +189,15 @@ class Chain(NamedTuple):
             state = jax.lax.cond(is_time, self._renew_control, lambda s: s, state)
         draws = self.warmup.calibration_draws(self.num_warmup)
         if not draws or not (self.step_size is None or self.preconditioner.adapts):
-            return self._sample(i < self.num_warmup, state)
+            return self._sample(i, state)
+        if self.step_size is None and state.momentum.size:
+            state = self._cool((i == draws[3]) | (i == self.num_warmup), self.num_warmup - draws[3], state)
         is_time = jnp.any(jnp.array(draws) == i)
         may_lengthen = i < (draws[3] if self.preconditioner.adapts else draws[2])
         if self.preconditioner.rank:
             state = jax.lax.cond(is_time & (i < draws[3]), self._find_directions, lambda s: s, state)
         state = jax.lax.cond(is_time, lambda s: self._calibrate(may_lengthen, s), lambda s: s, state)
-        state = self._sample(i < self.num_warmup, state)
+        state = self._sample(i, state)
         if self.preconditioner.adapts:
             is_learning = (i >= draws[0]) & (i < draws[2])
             state = jax.lax.cond(is_learning, self._collect_square, lambda s: s, state)
@@ -259,6 +261,13 @@ class Chain(NamedTuple):
         direction = jnp.where(good, direction, warmup.direction)
         return state._replace(warmup=warmup._replace(direction=direction, step_size=step_size), rng_key=key)
 
+    def _cool(self, is_time, num_draws, state):
+        """``state`` with a shorter step, if it is time, for the heat of ``num_draws`` since the last calibration."""
+        warmup = state.warmup
+        factor = self.warmup.cooling(state.mean_temperature / self.temperature, num_draws * state.scale.size)
+        step_size = jnp.where(is_time, factor.astype(warmup.step_size.dtype), 1.0) * warmup.step_size
+        return state._replace(warmup=warmup._replace(step_size=step_size))
+
     def _collect_square(self, state):
         """Add one squared gradient, in prior scales, to what the preconditioner learns from."""
         position, _, _, potential = self.dynamics(state)
@@ -271,7 +280,8 @@ class Chain(NamedTuple):
         )
         return state._replace(warmup=warmup, rng_key=key)
 
-    def _sample(self, is_adapting, state):
+    def _sample(self, i, state):
+        is_adapting = i < self.num_warmup
         position, unravel, metric, potential = self.dynamics(state)
         key, key_steps = jax.random.split(state.rng_key)
         step_size = state.warmup.step_size if self.step_size is None else self.step_size
@@ -301,8 +311,9 @@ class Chain(NamedTuple):
             momentum = jnp.where(undo, state.momentum, momentum)
             momentum = jnp.where(undo | is_hot, _cooled(momentum, self.temperature), momentum)
         position = new_position
-        num_sampled = jnp.maximum(state.i + 1 - self.num_warmup, 1)
-        mean = state.mean_temperature + (info.temperature - state.mean_temperature) / num_sampled
+        starts = jnp.array([0, *self.warmup.calibration_draws(self.num_warmup), self.num_warmup])
+        num_seen = i + 1 - jnp.max(jnp.where(starts <= i, starts, 0))
+        mean = state.mean_temperature + (info.temperature - state.mean_temperature) / num_seen
         return state._replace(
             i=state.i + 1,
             z=unravel(position),
@@ -310,7 +321,7 @@ class Chain(NamedTuple):
             log_functional_prior=info.aux,
             gradient_norm=info.gradient_norm,
             temperature=info.temperature,
-            mean_temperature=jnp.where(is_adapting, 0.0, mean).astype(mean.dtype),
+            mean_temperature=mean.astype(state.mean_temperature.dtype),
             step_size=info.step_size,
             diverging=info.is_diverging,
             num_diverging=jnp.where(is_adapting, 0, state.num_diverging + info.is_diverging),

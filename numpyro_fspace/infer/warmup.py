@@ -13,7 +13,9 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
    step size can only be shortened, by half at most (a low-rank one allows a longer step at last, judged elsewhere).
 3. **Burn-in** in between: the sampler itself. A draw hotter than chance allows loses its heat. If it gained energy, the
    step is too long and is shortened by a tenth; a draw that diverges, or gains energy and is more than twice as hot
-   as chance allows, is undone and halves it.
+   as chance allows, is undone and halves it. A chain that is hot and gains nothing any more (the noise of minibatches,
+   most often) shows in the mean over a quarter of the phase: after the third quarter, and after the last, a momentum's
+   step is shortened for it.
 
 All is frozen when warm-up ends, so the sampling phase is a homogeneous Markov chain.
 """
@@ -29,6 +31,8 @@ from numpyro_fspace.sgmcmc.preconditioners import Learned
 
 __all__ = ["Warmup", "WarmupState", "largest_curvature", "leading_curvatures"]
 
+#: Kinetic temperature above 1, of a stretch of burn-in, for which the step is shortened.
+MAX_HEAT = 0.05
 NUM_POWER_ITERATIONS = 40
 NUM_SUBSPACE_ITERATIONS = 3
 
@@ -96,6 +100,17 @@ class Warmup(NamedTuple):
         hot = jnp.where(self.is_hot(temperature, size) & is_unstable, 0.9, 1.0)
         is_far_too_hot = self.is_hot(0.5 * temperature, size) & is_unstable
         return jnp.where(is_diverging | is_far_too_hot, 0.5, hot)
+
+    def cooling(self, temperature, size: int):
+        """Factor on the step size after a stretch of burn-in of a mean ``temperature``, relative to the sampler's.
+
+        1 up to ``MAX_HEAT`` above 1, and where ``size`` numbers may be as hot by chance. Above, it is what would bring
+        the heat down to ``MAX_HEAT`` if heat goes as the step's square (that of discretisation does; that of noise goes
+        as the step, that of noise which control variates left, as its third power), by half at most.
+        """
+        heat = temperature - 1.0
+        is_hot = heat > MAX_HEAT + 4.0 * (2.0 / size) ** 0.5
+        return jnp.where(is_hot, jnp.maximum(jnp.sqrt(MAX_HEAT / jnp.maximum(heat, MAX_HEAT)), 0.5), 1.0)
 
     def optimiser(self, num_gradients: int):
         """Adam with a cosine schedule over ``num_gradients`` steps."""

@@ -1,0 +1,55 @@
+"""Model arguments: NumPy's arrays will do, also where a model takes the rows of a plate from them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from flax import linen as nn
+from numpyro.infer import SVI
+from tinygp.kernels import ExpSquared
+
+import numpyro_fspace as fs
+from numpyro_fspace.arguments import as_jax
+
+X = np.linspace(-1.0, 1.0, 20, dtype=np.float32)[:, None]
+Y = np.sin(3.0 * X[:, 0])
+
+
+def model(x, y=None):
+    network = fs.random_module("net", nn.Sequential([nn.Dense(3), nn.tanh, nn.Dense(1)]), input_shape=1)
+    f = fs.functional_prior("f", network, fs.GPPrior(ExpSquared(1.0), nugget=0.01), X[:4])
+    with numpyro.plate("rows", len(x), subsample_size=5) as rows:
+        numpyro.sample("y", dist.Normal(f(x[rows])[:, 0], 0.1), obs=None if y is None else y[rows])
+
+
+def sampled():
+    mcmc = fs.MCMC(fs.fSGHMC(model, num_steps=2), num_warmup=8, num_samples=4, progress_bar=False)
+    mcmc.run(jax.random.key(0), X, Y)
+    assert fs.report(mcmc, X, Y, key=jax.random.key(2)).num_diverging == 0
+    assert fs.to_arviz(mcmc)["posterior"]["f"].shape == (1, 4, 20, 1)
+    return mcmc
+
+
+def optimised():
+    svi = SVI(model, fs.guides.mean_field(model), optax.adam(0.01), fs.FunctionalELBO())
+    params = svi.run(jax.random.key(0), 3, X, Y, progress_bar=False).params
+    return fs.svi_posterior(svi, params, jax.random.key(1), X, Y, num_samples=4)
+
+
+def ensemble():
+    return fs.baselines.ensemble(model, jax.random.key(0), X, Y, num_members=2, num_updates=3)
+
+
+@pytest.mark.filterwarnings("ignore:The chain runs hot")
+@pytest.mark.parametrize("fit", [sampled, optimised, ensemble])
+def test_rows_of_numpy_s_arrays(fit):
+    assert np.isfinite(fs.predict(fit(), jax.random.key(3), X)["f"]).all()
+
+
+def test_nothing_else_is_changed():
+    on_disk, text = fs.OnDemand(X), "text"
+    found = as_jax({"x": X, "other": (on_disk, text, None, 2)})
+    assert isinstance(found["x"], jnp.ndarray) and found["other"] == (on_disk, text, None, 2)
