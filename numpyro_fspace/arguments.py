@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["as_jax", "split_arrays"]
+__all__ = ["split_arrays", "with_rows"]
 
 
 def split_arrays(tree):
@@ -28,6 +28,16 @@ def split_arrays(tree):
     return arrays, (structure, others), join
 
 
-def as_jax(tree):
-    """``tree`` with JAX arrays in place of NumPy's, which cannot be indexed by the rows of a plate in a program."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
+class Rows(np.ndarray):
+    """A NumPy array of which rows can be taken inside a compiled program, where their numbers are not known."""
+
+    def __getitem__(self, index):
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, jax.core.Tracer) for part in parts):
+            return jnp.asarray(self)[index]
+        return super().__getitem__(index)
+
+
+def with_rows(tree):
+    """``tree`` with ``Rows`` in place of NumPy's arrays."""
+    return jax.tree.map(lambda leaf: leaf.view(Rows) if isinstance(leaf, np.ndarray) else leaf, tree)

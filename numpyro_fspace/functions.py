@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from numpyro_fspace.arguments import as_jax
+from numpyro_fspace.arguments import with_rows
 from numpyro_fspace.primitives import full_plates, function_hook, is_functional_prior
 
 __all__ = [
@@ -45,7 +45,7 @@ def function_inputs(model, draws, args, kwargs) -> dict:
         draws: values of its latent sites, [S, ...].
         args, kwargs: its arguments.
     """
-    args, kwargs = as_jax((args, kwargs))
+    args, kwargs = with_rows((args, kwargs))
     arrays = [a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray | jax.Array) and a.ndim]
     names, others = [], {}
 

@@ -16,7 +16,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to, transforms
 from numpyro.infer.util import constrain_fn, potential_energy
 
-from numpyro_fspace.arguments import as_jax
+from numpyro_fspace.arguments import with_rows
 from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.primitives import fresh_draws, full_plates, function_hook, given_rows, is_functional_prior
 from numpyro_fspace.validate import check_observations, check_sites
@@ -48,7 +48,7 @@ class ModelPotential:
     """
 
     def __init__(self, model, args=(), kwargs=None, *, key, init_strategy=init_to_network):
-        self.model, self.args, self.kwargs = model, as_jax(args), as_jax(kwargs or {})
+        self.model, self.args, self.kwargs = model, with_rows(args), with_rows(kwargs or {})
         _refuse_seeded(model)
         key_init, key_fresh, self._key_scale = jax.random.split(key, 3)
         initial = handlers.substitute(

@@ -149,7 +149,7 @@ def check_sites(trace):
 def check_observations(trace):
     """Observations must be finite and have the shape of their likelihood."""
     for site in trace.values():
-        if site["type"] != "sample" or not site["is_observed"] or not _is_concrete_array(site["value"]):
+        if site["type"] != "sample" or not site["is_observed"]:
             continue
         name, value, shape = site["name"], site["value"], tuple(site["fn"].shape())
         if site["infer"].get("is_auxiliary"):

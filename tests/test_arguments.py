@@ -12,7 +12,7 @@ from numpyro.infer import SVI
 from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
-from numpyro_fspace.arguments import as_jax
+from numpyro_fspace.arguments import with_rows
 
 X = np.linspace(-1.0, 1.0, 20, dtype=np.float32)[:, None]
 Y = np.sin(3.0 * X[:, 0])
@@ -49,7 +49,14 @@ def test_rows_of_numpy_s_arrays(fit):
     assert np.isfinite(fs.predict(fit(), jax.random.key(3), X)["f"]).all()
 
 
-def test_nothing_else_is_changed():
+def test_rows_by_numbers_known_and_unknown():
     on_disk, text = fs.OnDemand(X), "text"
-    found = as_jax({"x": X, "other": (on_disk, text, None, 2)})
-    assert isinstance(found["x"], jnp.ndarray) and found["other"] == (on_disk, text, None, 2)
+    found = with_rows({"x": X, "other": (on_disk, text, None, 2)})
+    assert found["other"] == (on_disk, text, None, 2)
+    x, rows = found["x"], jnp.array([3, 1])
+    np.testing.assert_array_equal(x[np.array([3, 1])], X[[3, 1]])
+    np.testing.assert_array_equal(jax.jit(lambda rows: x[rows])(rows), X[[3, 1]])
+    np.testing.assert_array_equal(jax.jit(lambda rows: x[rows, 0])(rows), X[[3, 1], 0])
+    np.testing.assert_array_equal(jax.vmap(lambda row: x[row])(rows), X[[3, 1]])
+    assert isinstance(jax.jit(lambda: x[:, None].size)(), jax.Array)  # known: nothing is traced
+    np.testing.assert_allclose(jax.jit(lambda w: x @ w + jnp.tanh(x))(jnp.ones((1, 1))), X + np.tanh(X), rtol=1e-6)

@@ -161,6 +161,7 @@ CASES = [
     ("y missing", lambda: start_model(linear(), X), ValueError, r"no observed site.*targets"),
     ("y None", lambda: start_model(linear(), X, None), ValueError, r"no observed site.*y=None"),
     ("y column", lambda: start_model(column_model), ValueError, r"'y' has shape \(8, 1\).*shape \(8,\).*squeeze"),
+    ("y column of JAX", lambda: start_model(column_model, X, jnp.asarray(Y)), ValueError, r"'y' has shape \(8, 1\)"),
     ("y short", lambda: start_model(linear(), X, Y[:5]), (ValueError, TypeError), "shape"),
     ("B > N", lambda: start_model(linear(batch=9)), ValueError, "subsample_size=9 must lie between 1 and .*8"),
     ("B = 0", lambda: start_model(linear(batch=0)), ValueError, "subsample_size=0 must lie between 1 and .*8"),

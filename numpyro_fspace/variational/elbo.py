@@ -13,7 +13,7 @@ from numpyro.distributions.util import scale_and_mask, sum_rightmost
 from numpyro.infer import ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation
 
-from numpyro_fspace.arguments import as_jax
+from numpyro_fspace.arguments import with_rows
 from numpyro_fspace.functions import depends_on
 from numpyro_fspace.potential import base_transform
 from numpyro_fspace.primitives import fresh_draws, function_hook, is_functional_prior
@@ -119,7 +119,7 @@ class Problem:
                 "fs.guides.mean_field(model), or another of NumPyro's AutoContinuous guides."
             )
         self.model = handlers.substitute(model, data=params)  # the values of its ``numpyro.param`` sites
-        self.args, self.kwargs, self.key, self.linearised = as_jax(args), as_jax(kwargs), key, linearised
+        self.args, self.kwargs, self.key, self.linearised = with_rows(args), with_rows(kwargs), key, linearised
         self.unpack = guide._unpack_latent  # NumPyro offers no public name for the order of the flat values
         self.posterior = guide.get_posterior(params)
         self.normal = as_normal(self.posterior)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from numpyro import handlers
 
-from numpyro_fspace.arguments import as_jax
+from numpyro_fspace.arguments import with_rows
 from numpyro_fspace.primitives import full_plates, function_hook, is_functional_prior
 
 __all__ = ["function_of", "linearise"]
@@ -21,7 +21,7 @@ def function_of(model, name: str, args, kwargs, values: dict):
     """
     run = handlers.seed(handlers.substitute(full_plates(model), data=values), jax.random.key(0))
     with handlers.block(), handlers.mask(mask=False), function_hook(None):
-        sites = handlers.trace(run).get_trace(*as_jax(args), **as_jax(kwargs))
+        sites = handlers.trace(run).get_trace(*with_rows(args), **with_rows(kwargs))
     fn = sites[name]["fn"]
     return fn.fn if is_functional_prior(sites[name]) else fn
 
