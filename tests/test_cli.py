@@ -267,6 +267,17 @@ def test_quick_records_of_coverage(capsys):
     assert 0.5 < ours["width"] / ours["gp_width"] < 1.5
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
+def test_quick_records_of_calibration(capsys):
+    status, out, _ = run(capsys, "run", "calibration", "--method", "gp", "fsghmc", "--quick")
+    gp, ours = [json.loads(text) for text in out.splitlines()]
+    assert status == 0
+    assert gp["w2_gp"] == gp["mean_error"] == 0.0 and gp["sd"] == gp["gp_sd"] == ours["gp_sd"]
+    assert 0.0 < ours["w2_gp"] < 2.0 * ours["gp_sd"]
+    assert 0.5 < ours["sd"] / ours["gp_sd"] < 1.5 and ours["num_diverging"] == 0
+
+
 @pytest.mark.nightly
 def test_the_exact_posterior_covers(capsys):
     """Standard error .8 %; a band that is a tenth too narrow covers 86 %."""
