@@ -31,6 +31,11 @@ def normal_logpdf(f, mean, covariance):
     return scipy.stats.multivariate_normal(None, covariance).logpdf(f - mean)
 
 
+def test_a_prior_says_what_it_is():
+    assert repr(GPPrior(ExpSquared(), nugget=0.01)).endswith("nugget=0.01, num_outputs=None)")
+    assert repr(GPPrior(ExpSquared(), num_outputs=2)).endswith("nugget=None, num_outputs=2)")
+
+
 def p_value(draws, covariance):
     """χ² of whitened draws [S, M] against N(0, covariance): mean and variance together."""
     white = np.linalg.solve(np.linalg.cholesky(covariance), np.asarray(draws, float).T)

@@ -93,8 +93,7 @@ class GPPrior(GaussianProcess):
         self._kernels = tuple(jax.tree.map(_as_jax, one) for one in kernels)
 
     def __repr__(self) -> str:
-        nugget = None if self.nugget is None else self.nugget.item() if self.nugget.ndim == 0 else self.nugget
-        return f"GPPrior({self.kernel}, nugget={nugget}, num_outputs={self.num_outputs})"
+        return f"GPPrior({self.kernel}, nugget={self.nugget}, num_outputs={self.num_outputs})"
 
     def mean_function(self, x):
         shape = (len(x), self.num_outputs or 1)

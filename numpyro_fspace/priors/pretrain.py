@@ -136,7 +136,7 @@ def fit_gp(
 
     kernel_fn, params = kernel_and_params(kernel, params, x, y)
     start = {"kernel": params} if is_known else {"kernel": params, "noise": noise}
-    floor = 0.0 if is_known else NOISE_FLOOR * float(y.var() or 1.0)
+    floor = NOISE_FLOOR * float(y.var() or 1.0)
 
     def loss(logs):
         values = jax.tree.map(jnp.exp, logs)
