@@ -90,6 +90,10 @@ def test_coverage_counts_the_central_interval():
     assert metrics.calibration_curve(y, draws, [0.1, 0.9, 0.99]) == pytest.approx([1 / 5, 3 / 5, 1.0])
 
 
+def test_an_interval_holds_its_ends():
+    assert metrics.calibration_curve([1.0], [[1.0], [1.0]], [0.5, 0.9]) == pytest.approx([1.0, 1.0])
+
+
 def test_coverage_of_calibrated_draws_is_nominal():
     rng = np.random.default_rng(RNG_SEED)
     covered = metrics.coverage(rng.normal(size=4000), rng.normal(size=(2000, 4000)), level=0.7)

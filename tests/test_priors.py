@@ -344,6 +344,7 @@ TWO = GPPrior(ExpSquared(scale=SCALE), nugget=NUGGET, num_outputs=2)
         (lambda: GPPrior(lambda a, b: jnp.ones(3)).log_prob(X, F), ValueError, "kernel must return shape"),
         (lambda: GOOD.condition(X, F, 0.0), ValueError, "noise_variance must be positive"),
         (lambda: GOOD.condition(X, F, np.ones(5)), ValueError, "noise_variance"),
+        (lambda: GOOD.condition(X, F, np.ones((12, 1, 1))), ValueError, "at most 2 dimensions"),
         (lambda: GOOD.condition(X, F * np.nan, 0.1), ValueError, "y holds NaN"),
         (lambda: GOOD.condition(X, F[:4], 0.1), ValueError, "y must have shape"),
         (lambda: StudentTPrior(ExpSquared(), df=0.0), ValueError, "df must be positive"),
