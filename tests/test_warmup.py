@@ -110,6 +110,24 @@ def test_the_noise_of_minibatches_shortens_the_step_in_warm_up_alone():
     assert 0.95 < cooled.mean_temperature < 1.0 + 0.6 * (hot.mean_temperature - 1.0)
 
 
+def cliff(y=None):
+    """A density that is not a number beyond 2."""
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([20]).to_event(1))
+    numpyro.factor("edge", jnp.where(jnp.max(w) < 2.0, 0.0, jnp.nan))
+    numpyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=y)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_undone_draws_have_no_temperature():
+    kernel = fs.SGHMC(cliff, step_size=0.3, warmup=fs.Warmup(warm_start=0.0))
+    mcmc = fs.MCMC(kernel, num_warmup=0, num_samples=200, progress_bar=False)
+    mcmc.run(jax.random.key(0), jnp.zeros(20), extra_fields=("temperature", "diverging"))
+    fields = mcmc.get_extra_fields()
+    kept = fields["temperature"][~fields["diverging"]]
+    assert 100 < len(kept) < 200
+    np.testing.assert_allclose(mcmc.last_state.mean_temperature, kept.mean(), rtol=0.1)
+
+
 def hierarchical(y=None):
     mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
     spread = numpyro.sample("spread", dist.HalfNormal(1.0).expand([2]).to_event(1))

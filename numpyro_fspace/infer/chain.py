@@ -30,7 +30,8 @@ class KernelState(NamedTuple):
         log_functional_prior: Σ scale · log P0(f(X_M)) at the same place.
         gradient_norm: Euclidean norm of that gradient.
         temperature: mean kinetic temperature of the draw (see ``fs.sgmcmc.Info``).
-        mean_temperature: its running mean since the last calibration or, after warm-up, over the sampling phase.
+        mean_temperature: its running mean since the last calibration or, after warm-up, over the sampling phase; a draw
+            that was undone does not count.
         step_size: the step size used last.
         diverging: whether this draw left the finite numbers (or ran above temperature 10⁴) and was undone.
         num_diverging: how many draws of the sampling phase were.
@@ -313,7 +314,8 @@ class Chain(NamedTuple):
         position = new_position
         starts = jnp.array([0, *self.warmup.calibration_draws(self.num_warmup), self.num_warmup])
         num_seen = i + 1 - jnp.max(jnp.where(starts <= i, starts, 0))
-        mean = state.mean_temperature + (info.temperature - state.mean_temperature) / num_seen
+        kept = jnp.where(info.is_diverging, state.mean_temperature, info.temperature)
+        mean = state.mean_temperature + (kept - state.mean_temperature) / num_seen
         return state._replace(
             i=state.i + 1,
             z=unravel(position),
