@@ -35,7 +35,6 @@ def test_nothing_after_1985_is_seen(data_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The chain runs hot")  # 100 draws of warm-up are few
 def test_quick_run_and_picture(data_dir, tmp_path):
     """The season's standard deviation is 2 ppm, and concentrations rise by 24 ppm in the years held out."""
     path = tmp_path / "co2.jsonl"

@@ -45,7 +45,7 @@ class OceanConfig(Config):
         nugget: of the functional prior, in variances of the process.
     """
 
-    QUICK: ClassVar[Mapping[str, object]] = {**Config.QUICK, "num_gp_steps": 200, "num_chains": 1}
+    QUICK: ClassVar[Mapping[str, object]] = {**Config.QUICK, "num_gp_steps": 200, "num_chains": 1, "num_warmup": 200}
 
     nugget: float = 0.01
 
