@@ -74,6 +74,11 @@ class _Sampler(ABC):
     def __call__(self, key: Key[Array, ""]) -> Float[Array, "M D"]:
         """Draws the points."""
 
+    def rows(self, key: Key[Array, ""]) -> Int[Array, " M"] | None:
+        """The numbers of the points that ``self(key)`` draws from the pool, or None if there is no pool."""
+        del key
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class _Fixed(_Sampler):
@@ -81,11 +86,18 @@ class _Fixed(_Sampler):
         del key
         return self.pool
 
+    def rows(self, key):
+        del key
+        return jnp.arange(self.num_points)
+
 
 @dataclass(frozen=True, eq=False)
 class _Subset(_Sampler):
     def __call__(self, key):
-        return self.pool[_distinct(key, len(self.pool), self.num_points)]
+        return self.pool[self.rows(key)]
+
+    def rows(self, key):
+        return _distinct(key, len(self.pool), self.num_points)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -120,6 +132,16 @@ class _Union(_Sampler):
         draws = [member(one) for member, one in zip(self.members, keys, strict=True)]
         _same_inputs([draw.shape[1] for draw in draws])
         return jnp.concatenate(draws)
+
+    def rows(self, key):
+        if self.pool is None:
+            return None
+        keys, before = jax.random.split(key, len(self.members)), 0
+        numbers = []
+        for member, one in zip(self.members, keys, strict=True):
+            numbers.append(before + member.rows(one))
+            before += len(member.pool)
+        return jnp.concatenate(numbers)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -219,7 +241,10 @@ def union(*samplers) -> PointSampler:
         return fixed(np.concatenate([np.asarray(member.pool) for member in members]))
     known_counts = [member.num_points for member in members if member.num_points is not None]
     total = sum(known_counts) if len(known_counts) == len(members) else None
-    return _Union(total, known[0] if known else None, any(m.is_random for m in members), members=members)
+    pools = [member.pool for member in members if isinstance(member, _Fixed | _Subset | _Union)]
+    has_pool = len(pools) == len(members) and all(pool is not None for pool in pools)
+    pool = _constant(np.concatenate([np.asarray(pool) for pool in pools])) if has_pool else None
+    return _Union(total, known[0] if known else None, any(m.is_random for m in members), pool, members=members)
 
 
 def as_points(points, name: str = "points") -> PointSampler:

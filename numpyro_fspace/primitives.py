@@ -272,12 +272,12 @@ def functional_prior(
     if points.is_random and key is None:
         _factor(name, FunctionalPriorSite(fn, prior, points, scale=scale))
         return fn
-    x = points(key)
+    x, law, where = _drawn(prior, points, key)
     if not all(hook.density for hook in _hooks()):
         _factor(name, FunctionalPriorSite(fn, prior, points, x, jnp.zeros(()), scale))
         return fn
     with handlers.block():
-        log_prob = jnp.asarray(prior.log_prob(x, fn(x)))
+        log_prob = jnp.asarray(law.log_prob(where, fn(x)))
     if log_prob.ndim:
         raise ValueError(
             f"functional_prior({name!r}): prior.log_prob(x, f) must return a number, the log density of all values "
@@ -285,6 +285,16 @@ def functional_prior(
         )
     _factor(name, FunctionalPriorSite(fn, prior, points, x, scale * log_prob, scale))
     return fn
+
+
+def _drawn(prior, points, key):
+    """Points x, and a law with what it calls them: the prior and x, or its table and their rows in a finite pool."""
+    rows = points.rows(key) if points.is_random and hasattr(points, "rows") else None
+    table = None if rows is None or not hasattr(prior, "tabulated") else prior.tabulated(points.pool)
+    if table is None:
+        x = points(key)
+        return x, prior, x
+    return points.pool[rows], table, rows[:, None]
 
 
 def _check_scale(name, scale):

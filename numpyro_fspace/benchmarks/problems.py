@@ -39,6 +39,8 @@ STEP_SIZE = 1e-7
 #: Gradient steps of a draw that is kept.
 NUM_STEPS = 40
 NUM_POINTS = 40
+#: Images among which measurement points are drawn.
+NUM_POOL = 2000
 NUM_TURNS = 7
 
 
@@ -91,10 +93,13 @@ def likelihood(problem: Size, output):
 
 
 def model(problem: Size, *, functional: bool):
-    """The NumPyro model; with a functional prior, a GP at 40 uniform points."""
+    """The NumPyro model; with a functional prior, a GP at 40 uniform points, or at 40 of 2000 images."""
     gp = GPPrior(tinygp.kernels.ExpSquared(2.0 * problem.num_inputs**0.5), nugget=1e-3, num_outputs=problem.num_outputs)
-    side = np.full(problem.num_inputs, 1.0)
-    points = measurement.uniform(-side, side, NUM_POINTS)
+    if problem.num_outputs == 1:
+        side = np.full(problem.num_inputs, 1.0)
+        points = measurement.uniform(-side, side, NUM_POINTS)
+    else:
+        points = measurement.subset(data(problem)[0][:NUM_POOL], NUM_POINTS)
 
     def model(x, y):
         f = random_module("net", network(problem), input_shape=problem.num_inputs, prior=fan_in(1.0))

@@ -58,7 +58,8 @@ class CalibratedPrior:
     Args:
         prior: P0, a Gaussian prior (``fs.GPPrior``); its nugget counts.
         base: Q, a Gaussian law of the network's functions: ``fs.NetworkPrior`` of ``fs.random_function``. It is
-            evaluated once for fixed points, at each gradient for random ones: take fixed points unless it is cheap.
+            evaluated once for fixed points, and for random ones out of a pool (``fs.measurement.subset``); for others
+            at each gradient.
 
     Raises:
         TypeError: prior or base is not Gaussian.
@@ -142,6 +143,11 @@ class CalibratedPrior:
     def check(self, x: Float[ArrayLike, "M D"]) -> None:
         """Passes if the prior's covariance at x has a Cholesky factor; see ``GPPrior.check``."""
         self.prior.check(x)
+
+    def tabulated(self, pool: Float[ArrayLike, "N D"]) -> CalibratedPrior | None:
+        """This prior at the points of a pool, with row numbers in place of inputs; see ``GPPrior.tabulated``."""
+        prior, base = self.prior.tabulated(pool), self.base.tabulated(pool)
+        return None if prior is None or base is None else CalibratedPrior(prior, base)
 
     def _basis(self, x) -> _Basis:
         return self._memory.once(("basis", x), lambda: self._find_basis(x))

@@ -1,4 +1,4 @@
-"""Gaussian laws of functions: what every Gaussian prior shares, and their exact posteriors."""
+"""Gaussian laws of functions: what every Gaussian prior shares, their exact posteriors, and their tables."""
 
 from __future__ import annotations
 
@@ -11,16 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
-from numpyro_fspace.priors.factor import Factor, Memory, as_columns, as_rows, at_compile_time, factorise, product
+from numpyro_fspace.priors.factor import (
+    Factor,
+    Memory,
+    as_columns,
+    as_rows,
+    at_compile_time,
+    factorise,
+    is_traced,
+    product,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float, Key
 
     from numpyro_fspace.priors.factor import AnyArray
 
-__all__ = ["ConditionedGP", "GaussianProcess"]
+__all__ = ["ConditionedGP", "GaussianProcess", "TabulatedGP"]
 
 RELATIVE_NUGGET = 1e-2
+#: Numbers of a table of covariances, at most: 32 MiB in float32.
+MAX_TABLE = 2**23
 
 
 class GaussianProcess(ABC):
@@ -141,6 +152,20 @@ class GaussianProcess(ABC):
         """
         return ConditionedGP(self, x, y, noise_variance, self.nugget if nugget is None else nugget)
 
+    def tabulated(self, pool: Float[ArrayLike, "N D"]) -> TabulatedGP | None:
+        """This law at the points of a pool, with row numbers [M, 1] in place of inputs [M, D].
+
+        Mean and covariance of the whole pool are computed once, in the precision of fixed points; at rows of it they
+        are looked up. None if that needs what is traced (a random lengthscale), or more than 2²³ numbers.
+        """
+        pool = as_inputs(pool)
+        if is_traced(pool) or jax.eval_shape(lambda a: self.covariance_function(a, a), pool).size > MAX_TABLE:
+            return None
+        table = self._memory.once(("table", pool), lambda: (self._covariance(pool), self._mean(pool)))
+        if not all(isinstance(part, np.ndarray) for part in table):
+            return None
+        return TabulatedGP(self, *table)
+
     def check(self, x: Float[ArrayLike, "M D"]) -> None:
         """Passes if k(x, x) + nugget · I has a Cholesky factor, or is not known yet: with a random lengthscale, say.
 
@@ -206,8 +231,8 @@ class ConditionedGP(GaussianProcess):
     m'(·) = m(·) + k(·, x) Σ⁻¹ (y - m(x)),  k'(·, ·) = k(·, ·) - k(·, x) Σ⁻¹ k(x, ·),  Σ = k(x, x) + noise.
 
     k' is a difference. Where x is traced (random points under jit) it is formed in the program's precision,
-    and in float32 a small noise leaves it without a factor: ``log_prob`` is then NaN. Use fixed points, for
-    which all is done in float64, or enable float64.
+    and in float32 a small noise leaves it without a factor: ``log_prob`` is then NaN. Use fixed points or rows of a
+    pool, for which it is formed in float64, or enable float64.
 
     Reference: rasmussen2006, equations 2.22 to 2.24.
     """
@@ -227,3 +252,27 @@ class ConditionedGP(GaussianProcess):
     def covariance_function(self, x1, x2):
         white1, white2 = (self._data.whiten(self.prior.covariance_function(self.x, x)) for x in (x1, x2))
         return self.prior.covariance_function(x1, x2) - product(jnp.swapaxes(white1, -1, -2), white2)
+
+
+class TabulatedGP(GaussianProcess):
+    """A Gaussian law at the points of a pool, by their row numbers, made by ``tabulated``.
+
+    Args:
+        law: the law that was tabulated; its nugget is added to the points that are looked up, not to the table.
+        covariance: of the pool, in blocks [B, N, N], or [1, N K, N K] of dependent outputs.
+        mean: of the pool [N, K].
+    """
+
+    def __init__(self, law: GaussianProcess, covariance: np.ndarray, mean: np.ndarray):
+        super().__init__(law.num_outputs, law.nugget)
+        self.exact = law.exact
+        self._tables = covariance, mean
+
+    def mean_function(self, rows):
+        return jnp.asarray(self._tables[1], float)[rows[:, 0].astype(int)]
+
+    def covariance_function(self, rows1, rows2):
+        covariance, mean = self._tables
+        width = covariance.shape[-1] // len(mean)
+        left, right = ((r.astype(int) * width + np.arange(width)).ravel() for r in (rows1, rows2))
+        return jnp.asarray(covariance, float)[:, left[:, None], right]

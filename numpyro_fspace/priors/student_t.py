@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING
 
 import jax
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tinygp.kernels import Kernel
 
     from numpyro_fspace.priors.factor import AnyArray
+    from numpyro_fspace.priors.process import GaussianProcess
 
 __all__ = ["StudentTPrior"]
 
@@ -58,7 +60,7 @@ class StudentTPrior:
         num_outputs: int | None = None,
     ):
         self.df = as_positive(df, "df")
-        self.gaussian = GPPrior(kernel, mean=mean, nugget=nugget, num_outputs=num_outputs)
+        self.gaussian: GaussianProcess = GPPrior(kernel, mean=mean, nugget=nugget, num_outputs=num_outputs)
 
     @property
     def num_outputs(self) -> int | None:
@@ -92,6 +94,15 @@ class StudentTPrior:
         mean, scale = self.gaussian.moments(x)
         factor = jnp.where(self.df > 2, self.df / jnp.where(self.df > 2, self.df - 2, 1.0), jnp.inf)
         return mean, factor * scale
+
+    def tabulated(self, pool: Float[ArrayLike, "N D"]) -> StudentTPrior | None:
+        """This prior at the points of a pool, with row numbers in place of inputs; see ``GPPrior.tabulated``."""
+        gaussian = self.gaussian.tabulated(pool)
+        if gaussian is None:
+            return None
+        table = copy(self)
+        table.gaussian = gaussian
+        return table
 
     def check(self, x: Float[ArrayLike, "M D"]) -> None:
         """Raises ValueError if the scale at x has no Cholesky factor, as ``GPPrior.check``."""
