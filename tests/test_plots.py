@@ -85,7 +85,8 @@ def test_everything_optional_is_labelled_once(ax, draws):
 def test_gaps_between_data_are_shaded_and_neighbourhoods_are_not(ax):
     x = np.linspace(0, 10, 21)  # reach: .5
     plot_functions(x, np.zeros((5, 21)) + x, x_data=[2.0, 2.8, 6.0, 10.0], y_data=np.zeros(4), ax=ax)
-    spans = sorted((p.get_x(), p.get_x() + p.get_width()) for p in ax.patches)
+    shaded = [patch.get_window_extent().transformed(ax.transData.inverted()) for patch in ax.patches]
+    spans = sorted((box.x0, box.x1) for box in shaded)
     np.testing.assert_allclose(spans, [(0.0, 1.5), (3.3, 5.5), (6.5, 9.5)])
 
 
