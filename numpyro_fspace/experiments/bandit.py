@@ -72,8 +72,8 @@ class Config(Settings):
     weight_scale: float = 1.5
     noise_sd: float = 3.0
     buffer_size: int = 4096
-    batch_size: int = 64
-    num_steps: int = 4
+    batch_size: int = 256
+    num_steps: int = 8
     num_warmup: int = 64
     control_variates: bool = False
     friction: float = 5.0

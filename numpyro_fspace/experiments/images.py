@@ -62,6 +62,7 @@ class Config(regression.Config):
 
     QUICK: ClassVar[Mapping[str, object]] = {
         "widths": (20,),
+        "num_chains": 1,
         "num_warmup": 20,
         "num_samples": 10,
         "num_steps": 10,
@@ -75,6 +76,7 @@ class Config(regression.Config):
     }
 
     activation: str = "relu"
+    num_chains: int = 4
     num_warmup: int = 100
     num_samples: int = 100
     num_steps: int | None = 100
@@ -352,7 +354,7 @@ EXPERIMENT = Experiment(
     defaults=("fsghmc", "sghmc", "ensemble"),
     datasets=tuple(STRANGE),
     files=tuple(dict.fromkeys(source.path for name in IMAGE_NAMES for source in image_sources(name).values())),
-    minutes=4,
+    minutes=6,
     columns={
         "error": "error, %",
         "lpd": "log probability",

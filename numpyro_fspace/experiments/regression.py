@@ -191,8 +191,9 @@ def random_functions(config: Config, network, prior, points, *, functional: bool
     if functional and config.calibrated:
         if points.is_random:
             raise ValueError("calibrated=True needs fixed measurement points; this experiment draws them anew.")
-        x = points(jax.random.key(0))
-        prior = CalibratedPrior(prior, NetworkPrior(draw, jax.random.key(0), num_draws=DRAWS_PER_POINT * len(x)))
+        num_draws, num_outputs = DRAWS_PER_POINT * points.num_points, prior.num_outputs
+        base = NetworkPrior(draw, jax.random.key(0), num_draws=num_draws, num_outputs=num_outputs)
+        prior = CalibratedPrior(prior, base)
 
     def function(num_inputs):
         if config.num_functions:

@@ -24,9 +24,11 @@ __all__ = ["EXPERIMENT"]
 NUM_CLASSES, NUM_TEST, NUM_GRID = 2, 1000, 60
 #: Corners of the plane that is looked at, and how far from all data a point is said to be far.
 LOW, HIGH, FAR = (-2.5, -2.0), (3.5, 2.5), 1.0
-CONFIG = Config(widths=(100, 100), weight_scale=3.0, num_chains=4, num_warmup=500, num_samples=500)
+CONFIG = Config(widths=(100, 100), weight_scale=3.0, calibrated=True, num_chains=4, num_warmup=500, num_samples=500)
 #: Variance of the functional prior beyond the process, in variances of the process; measurement points off the data.
 NUGGET, NUM_UNIFORM = 1e-2, 50
+#: Methods whose functional prior can be calibrated, and points of their lattice along an axis of the plane.
+SAMPLERS, NUM_LATTICE = ("fsghmc", "fsgld", "nuts"), 11
 
 
 def run(job: Job[Config]) -> dict:
@@ -82,6 +84,8 @@ def posterior_probs(method, config, x, labels, x_new, key, *, progress=False):
     points = measurement.union(measurement.fixed(x), measurement.uniform(LOW, HIGH, NUM_UNIFORM))
     if method in ("nuts", "laplace"):
         points = measurement.fixed(np.asarray(points(jax.random.key(0))))
+    if config.calibrated and method in SAMPLERS:
+        points = measurement.fixed(_grid(NUM_LATTICE))
     gp = replace(gp, prior=prior)
     posterior = fit(method, config, gp, points, x, labels, x_new, key, build=_build, progress=progress)
     f = posterior.f.reshape(-1, *posterior.f.shape[2:])
