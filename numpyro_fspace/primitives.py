@@ -289,7 +289,7 @@ def functional_prior(
 
 def _drawn(prior, points, key):
     """Points x, and a law with what it calls them: the prior and x, or its table and their rows in a finite pool."""
-    rows = points.rows(key) if points.is_random and hasattr(points, "rows") else None
+    rows = points.rows(key) if points.is_random else None
     table = None if rows is None or not hasattr(prior, "tabulated") else prior.tabulated(points.pool)
     if table is None:
         x = points(key)

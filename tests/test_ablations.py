@@ -109,8 +109,6 @@ def test_a_record(capsys, tmp_path, data_dir):
 
 
 def test_picture():
-    pytest.importorskip("matplotlib")
-
     def line(method, coverage):
         trace = np.zeros((3, 5, 2))
         curves = {"level": [0.5, 0.9], "coverage": coverage, "draw": np.arange(5), "trace": trace}

@@ -259,7 +259,8 @@ def test_blocks_are_told_apart(folder, capsys, method, settings):
 
 
 def test_picture_has_a_line_for_each_method_and_a_row_for_each_set():
-    matplotlib = pytest.importorskip("matplotlib")
+    import matplotlib
+
     matplotlib.use("agg")
     curves = {"angle": [0, 180], "entropy": [0.1, 1.0], "accuracy": [1.0, 0.5]}
     records = [

@@ -50,11 +50,11 @@ def test_a_table_says_what_the_prior_says(name, key):
     prior, rows = PRIORS[name], np.array([3, 17, 4, 29, 0])
     f = jax.random.normal(key, (5,) if prior.num_outputs is None else (5, prior.num_outputs))
     table = prior.tabulated(POOL)
-    looked_up = jax.jit(lambda rows: table.log_prob(rows[:, None], f))(rows)
+    look_up = jax.jit(lambda rows: table.log_prob(rows[:, None], f))
+    looked_up = look_up(rows)
     np.testing.assert_allclose(looked_up, prior.log_prob(POOL[rows], f), rtol=2e-4)
-    assert abs(looked_up - jax.jit(lambda rows: table.log_prob(rows[:, None], f))(rows + 0.0)) < 1e-6
-    another = jax.jit(lambda rows: table.log_prob(rows[:, None], f))(rows[::-1])
-    assert abs(another - looked_up) > 1e-3  # it does depend on the rows
+    assert abs(looked_up - look_up(rows + 0.0)) < 1e-6
+    assert abs(look_up(rows[::-1]) - looked_up) > 1e-3  # it does depend on the rows
 
 
 def model(prior, points, x, y):
