@@ -148,12 +148,14 @@ def test_warm_start_moves_locations_and_holds_scales(key):
     flat_mask = ravel_pytree(mask)[0]
 
     def potential(w, k):
-        return model(unravel(w), k)[0]
+        return model(unravel(w), k)
 
     def optimise(mask):
         state = fs.Warmup(learning_rate=0.1).optimiser(500).init(position)
-        arguments = (key, position, state, potential, Identity(), 500, 500)
-        return unravel(fs.Warmup(learning_rate=0.1).optimise(*arguments, mask)[0])
+        arguments = (key, position, state, potential, model(model.init_params(), key), Identity(), 500, 500)
+        found, _, (value, _) = fs.Warmup(learning_rate=0.1).optimise(*arguments, mask)
+        np.testing.assert_allclose(value, potential(found, key)[0], rtol=1e-3)  # at the step before
+        return unravel(found)
 
     held, free = optimise(flat_mask), optimise(jnp.ones_like(flat_mask))
     start = unravel(position)
@@ -194,6 +196,19 @@ def test_rmsprop_learns_in_burn_in_and_is_frozen_after(key):
         np.testing.assert_array_equal(later, squares[third])
     steps = {float(state.warmup.step_size) for state in states[200:]}
     assert len(steps) == 1
+
+
+def test_rmsprop_learns_the_mean_square_of_the_last_gradients(key):
+    """The position of SGHMC's draw is where its last gradient was taken, so the mean can be computed anew."""
+    kernel = fs.SGHMC(two_scales)
+    start, second, _, _ = fs.Warmup().calibration_draws(80)
+    states = run_states(kernel, 80, second + 1, key)
+    w = np.array([state.z["w"] for state in states[start:second]])
+    kept = ~np.array([state.diverging for state in states[start:second]])
+    gradients = w + np.stack([np.zeros(len(w)), (w[:, 1] - 0.3) / 0.01**2], axis=1)
+    moved = kept & np.append(True, (w[1:] != w[:-1]).any(1))  # a draw that was undone tells nothing
+    learned = states[second].warmup.learned.mean_square
+    np.testing.assert_allclose(learned, np.mean(gradients[moved] ** 2, axis=0), rtol=1e-3)
 
 
 def test_rmsprop_map():

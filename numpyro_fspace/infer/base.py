@@ -27,6 +27,9 @@ from numpyro_fspace.validate import (
 
 __all__ = ["SGMCMCKernel"]
 
+#: Options of XLA's compiler.
+UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
 
 class SGMCMCKernel(MCMCKernel):
     """What the kernels share: the potential of the model, warm-up, chains, NumPyro's protocol."""
@@ -122,7 +125,8 @@ class SGMCMCKernel(MCMCKernel):
         if init_params is not None:
             _check_init_params(init_params, expected, batched=not single)
         arrays, static, join = split_arrays((model_args, model_kwargs))
-        return self._compiled_init(static, join, single)(rng_key, init_params, arrays)
+        is_nested = isinstance(rng_key, jax.core.Tracer)  # NumPyro's parallel chains
+        return self._compiled_init(static, join, single, is_nested)(rng_key, init_params, arrays)
 
     def sample(self, state, model_args, model_kwargs):
         chain = self._chain(model_args, model_kwargs)
@@ -171,7 +175,7 @@ class SGMCMCKernel(MCMCKernel):
         self.preconditioner.build(position, self.preconditioner.start(position))  # refuses a scale of another length
         return params
 
-    def _compiled_init(self, static, join, single):
+    def _compiled_init(self, static, join, single, is_nested):
         def init(rng_key, init_params, arrays):
             args, kwargs = join(arrays)
 
@@ -181,10 +185,13 @@ class SGMCMCKernel(MCMCKernel):
 
             return one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
 
+        # On a CPU, optimising a program that runs once takes longer than running it.
+        is_quick = jax.default_backend() == "cpu" and not is_nested
+        compiled = jax.jit(init, compiler_options=UNOPTIMISED if is_quick else None)
         try:
-            return self._inits.setdefault((static, single), jax.jit(init))
+            return self._inits.setdefault((static, single, is_nested), compiled)
         except TypeError:  # an argument that is neither an array nor hashable
-            return jax.jit(init)
+            return compiled
 
 
 def _check_init_params(given, expected, *, batched):

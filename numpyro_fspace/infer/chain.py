@@ -26,7 +26,7 @@ class KernelState(NamedTuple):
     Attributes:
         i: draws made so far, warm-up included.
         z: unconstrained values of the latent sites.
-        potential_energy: U at the last gradient (an estimate, if minibatches or points are random).
+        potential_energy: U at the last gradient (an estimate, if minibatches or points are random); infinite before it.
         log_functional_prior: Σ scale · log P0(f(X_M)) at the same place.
         gradient_norm: Euclidean norm of that gradient.
         temperature: mean kinetic temperature of the draw (see ``fs.sgmcmc.Info``).
@@ -94,7 +94,7 @@ class Chain(NamedTuple):
         key, key_momentum, key_direction = jax.random.split(key, 3)
         z = self.model.init_params() if init_params is None else init_params
         position = ravel_pytree(z)[0]
-        value, aux = self.model(z, jax.random.fold_in(key_direction, 0))
+        value, aux = jax.eval_shape(lambda z: self.model(z, key), z)
         zero, count = jnp.zeros((), position.dtype), jnp.zeros((), int)
         warmup = WarmupState(
             optimiser=self.warmup.optimiser(1).init(position),
@@ -107,8 +107,8 @@ class Chain(NamedTuple):
         return KernelState(
             i=count,
             z=z,
-            potential_energy=value,
-            log_functional_prior=aux,
+            potential_energy=jnp.full(value.shape, jnp.inf, value.dtype),
+            log_functional_prior=jnp.zeros(aux.shape, aux.dtype),
             gradient_norm=zero,
             temperature=zero,
             mean_temperature=zero,
@@ -163,18 +163,18 @@ class Chain(NamedTuple):
 
     def _optimise(self, num_draws, state):
         position, unravel, metric, _ = self.dynamics(state)
-        key, key_steps, key_potential = jax.random.split(state.rng_key, 3)
-        position, optimiser = self.warmup.optimise(
+        key, key_steps = jax.random.split(state.rng_key)
+        position, optimiser, (value, aux) = self.warmup.optimise(
             key_steps,
             position,
             state.warmup.optimiser,
-            lambda w, k: self.model(unravel(w), k)[0],
+            lambda w, k: self.model(unravel(w), k),
+            (state.potential_energy, state.log_functional_prior),
             metric,
             self.num_steps,
             num_draws * self.num_steps,
             ravel_pytree(self.model.is_location())[0],
         )
-        value, aux = self.model(unravel(position), key_potential)
         return state._replace(
             i=state.i + 1,
             z=unravel(position),
@@ -190,7 +190,7 @@ class Chain(NamedTuple):
             state = jax.lax.cond(is_time, self._renew_control, lambda s: s, state)
         draws = self.warmup.calibration_draws(self.num_warmup)
         if not draws or not (self.step_size is None or self.preconditioner.adapts):
-            return self._sample(i, state)
+            return self._sample(i, state)[0]
         if self.step_size is None and state.momentum.size:
             state = self._cool((i == draws[3]) | (i == self.num_warmup), self.num_warmup - draws[3], state)
         is_time = jnp.any(jnp.array(draws) == i)
@@ -198,10 +198,9 @@ class Chain(NamedTuple):
         if self.preconditioner.rank:
             state = jax.lax.cond(is_time & (i < draws[3]), self._find_directions, lambda s: s, state)
         state = jax.lax.cond(is_time, lambda s: self._calibrate(may_lengthen, s), lambda s: s, state)
-        state = self._sample(i, state)
+        state, gradient = self._sample(i, state)
         if self.preconditioner.adapts:
-            is_learning = (i >= draws[0]) & (i < draws[2])
-            state = jax.lax.cond(is_learning, self._collect_square, lambda s: s, state)
+            state = self._collect_square((i >= draws[0]) & (i < draws[2]), gradient, state)
         return state
 
     def _renew_control(self, state):
@@ -269,19 +268,18 @@ class Chain(NamedTuple):
         step_size = jnp.where(is_time, factor.astype(warmup.step_size.dtype), 1.0) * warmup.step_size
         return state._replace(warmup=warmup._replace(step_size=step_size))
 
-    def _collect_square(self, state):
-        """Add one squared gradient, in prior scales, to what the preconditioner learns from."""
-        position, _, _, potential = self.dynamics(state)
-        key, key_potential = jax.random.split(state.rng_key)
-        gradient = state.scale * jax.grad(lambda w: potential(w, key_potential)[0])(position)
-        good = jnp.all(jnp.isfinite(gradient)) & ~state.diverging
+    def _collect_square(self, is_time, gradient, state):
+        """``state`` with one squared gradient, in prior scales, added to what the preconditioner learns from."""
+        gradient = state.scale * gradient
+        good = is_time & jnp.all(jnp.isfinite(gradient)) & ~state.diverging
         warmup = state.warmup
         warmup = warmup._replace(
             squares=warmup.squares + jnp.where(good, gradient**2, 0.0), num_squares=warmup.num_squares + good
         )
-        return state._replace(warmup=warmup, rng_key=key)
+        return state._replace(warmup=warmup)
 
     def _sample(self, i, state):
+        """``(state, gradient)`` after a draw of the sampler: its last gradient, flat [P], NaN if that was undone."""
         is_adapting = i < self.num_warmup
         position, unravel, metric, potential = self.dynamics(state)
         key, key_steps = jax.random.split(state.rng_key)
@@ -306,6 +304,7 @@ class Chain(NamedTuple):
             info = info._replace(
                 potential_energy=jnp.where(undo, state.potential_energy, info.potential_energy),
                 aux=jnp.where(undo, state.log_functional_prior, info.aux),
+                gradient=jnp.where(undo, jnp.nan, info.gradient),
             )
             is_hot = is_adapting & self.warmup.is_hot(relative, position.size)
             new_position = jnp.where(undo, position, new_position)
@@ -316,7 +315,7 @@ class Chain(NamedTuple):
         num_seen = i + 1 - jnp.max(jnp.where(starts <= i, starts, 0))
         kept = jnp.where(info.is_diverging, state.mean_temperature, info.temperature)
         mean = state.mean_temperature + (kept - state.mean_temperature) / num_seen
-        return state._replace(
+        state = state._replace(
             i=state.i + 1,
             z=unravel(position),
             potential_energy=info.potential_energy,
@@ -332,6 +331,7 @@ class Chain(NamedTuple):
             warmup=warmup,
             rng_key=key,
         )
+        return state, info.gradient
 
 
 def _kinetic(momentum):

@@ -119,25 +119,28 @@ class Warmup(NamedTuple):
         schedule = optax.cosine_decay_schedule(self.learning_rate, max(1, num_gradients), alpha=0.01)
         return optax.adam(schedule)
 
-    def optimise(self, key, position, optimiser_state, potential, metric, num_steps, num_gradients, mask):
+    def optimise(self, key, position, optimiser_state, potential, value, metric, num_steps, num_gradients, mask):
         """``num_steps`` Adam steps on u ↦ U(S u) for the parameters where ``mask`` is 1, the others being held.
 
-        A step that leaves the finite numbers is skipped.
+        ``potential(position, key)`` is ``(U, aux)``, ``value`` the last such pair. A step that leaves the finite
+        numbers is skipped.
+
+        Returns:
+            ``(position, optimiser_state, value)``.
         """
         optimiser = self.optimiser(num_gradients)
 
         def step(carry, key):
-            position, state = carry
-            gradient = mask * metric.scale_gradient(jax.grad(potential)(position, key))
+            position, state, _ = carry
+            value, gradient = jax.value_and_grad(potential, has_aux=True)(position, key)
+            gradient = mask * metric.scale_gradient(gradient)
             update, new_state = optimiser.update(gradient, state)
             new = position + mask * metric.scale(update)
             good = jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(new))
-            return jax.tree.map(lambda a, b: jnp.where(good, a, b), (new, new_state), carry), None
+            return jax.tree.map(lambda a, b: jnp.where(good, a, b), (new, new_state, value), carry), None
 
-        (position, optimiser_state), _ = jax.lax.scan(
-            step, (position, optimiser_state), jax.random.split(key, num_steps)
-        )
-        return position, optimiser_state
+        carry = position, optimiser_state, value
+        return jax.lax.scan(step, carry, jax.random.split(key, num_steps))[0]
 
 
 def largest_curvature(potential, position, direction, key, metric, num_iterations=NUM_POWER_ITERATIONS):

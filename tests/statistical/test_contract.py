@@ -9,7 +9,7 @@ import pytest
 from support.compilation import quick_jit
 
 from numpyro_fspace.sgmcmc import sghmc, sgld
-from numpyro_fspace.sgmcmc.preconditioners import Diagonal
+from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity
 
 KERNELS = ["sgld", "baoab", "baoab, resampled", "euler, resampled"]
 
@@ -47,6 +47,24 @@ def test_no_key_is_used_twice_and_nothing_is_compiled_twice(key, name):
     assert step._cache_size() == 1
     assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, first)
     assert all(leaf.shape == () for leaf in jax.tree.leaves(info))
+
+
+def test_a_kernel_and_its_form_for_blackjax_have_the_documented_defaults(key):
+    potential, start, key_init = (lambda w, k: 0.5 * jnp.sum(w**2)), jnp.ones(3), jax.random.fold_in(key, 1)
+    for module, settings in (
+        (sgld, {"num_steps": 1, "temperature": 1.0}),
+        (sghmc, {"num_steps": 10, "temperature": 1.0, "friction": 1.0, "resample_momentum": False, "refresh_every": 1}),
+    ):
+        state = module.as_top_level_api(potential, 0.1).init(start, key_init)
+        kernel = module.build_kernel()
+        state_given, info_given = kernel(key, state, potential, 0.1, **settings, metric=Identity())
+        forms = [kernel(key, state, potential, 0.1)]
+        forms += [module.as_top_level_api(potential, 0.1, **given).step(key, state) for given in ({}, settings)]
+        for found, info in forms:
+            np.testing.assert_array_equal(found.position, state_given.position)
+            assert info.temperature == info_given.temperature and found.count == settings["num_steps"]
+        np.testing.assert_allclose(jnp.linalg.norm(info_given.gradient), info_given.gradient_norm, rtol=1e-6)
+        assert info.gradient is None  # cheap to stack
 
 
 def test_the_checker_of_keys_sees_a_reused_key(key):
