@@ -48,7 +48,10 @@ SWAPS = {
 
 
 class Mutator(ast.NodeTransformer):
-    """Changes the ``target``-th place that can be changed, and counts such places. Annotations and errors are none."""
+    """Changes the ``target``-th place that can be changed, and counts such places.
+
+    Annotations, their imports and errors are none.
+    """
 
     def __init__(self, target=-1):
         self.target, self.count, self.line, self.before = target, 0, 0, ""
@@ -95,6 +98,8 @@ class Mutator(ast.NodeTransformer):
         return node
 
     def visit_If(self, node):
+        if ast.unparse(node.test) == "TYPE_CHECKING":
+            return node
         if self._is_it(node):
             node.test = ast.copy_location(ast.UnaryOp(ast.Not(), node.test), node.test)
             return node

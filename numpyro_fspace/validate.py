@@ -142,7 +142,8 @@ def check_sites(trace):
     if len(samples) == len(latents):
         raise ValueError(
             "The model has no observed site, so there is no likelihood. Did run(...) get the targets (y=None makes "
-            "the observation latent)? To draw from the prior use numpyro.infer.Predictive."
+            "the observation latent)? To draw from the prior use numpyro.infer.Predictive (it leaves "
+            "functional priors out), or mask the likelihood with numpyro.handlers.mask(mask=False)."
         )
 
 

@@ -240,7 +240,7 @@ class fSGHMC(SGHMC):
     and errors are those of ``SGHMC``; a model without a functional prior is refused.
 
     The papers' algorithm is ``fSGHMC(model, integrator="euler", resample_momentum=True, step_size=schedule,
-    preconditioner=fs.preconditioners.identity(), warmup=fs.Warmup(warm_start=0.0))``.
+    control_variates=False, preconditioner=fs.preconditioners.identity(), warmup=fs.Warmup(warm_start=0.0))``.
 
     Reference: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural networks*,
     eq. 9, algorithm 2.

@@ -41,7 +41,8 @@ class MCMC(NumPyroMCMC):
 
     **Progress.** On a terminal or in a notebook the bar shows the rate, the time that is left, step size, potential
     energy, kinetic temperature (means over chains), and, with several chains, the worst R-hat of the functions at
-    ten inputs so far. In logs it is silent. The draws of a run that is interrupted (Ctrl-C) are kept.
+    ten inputs so far. In logs it is silent. Where it is shown, the draws of a run that is interrupted
+    (Ctrl-C) are kept.
 
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written as the run goes, a part of
     ``checkpoint_every`` draws at a time. If it is killed, at any moment, the same call (same kernel, numbers, key and

@@ -52,8 +52,9 @@ class CalibratedPrior:
     precision, and stable whatever Q is. Give the weights a *wide* prior: what they cannot do, no ratio can ask of
     them.
 
-    With Gaussian Q the ratio has mean one under Q, and ``sample``, ``law`` and ``log_prob`` speak of one law: f(X_M) ~
-    N(m, K ∧ Q). The base of a finite network is Gaussian only to order 1/width, and so is the calibration.
+    With Gaussian Q the ratio has mean one under Q, and ``sample``, ``law`` and ``log_prob`` speak of one law, Gaussian
+    with P0's mean and variance in the directions in which Q is wider, Q's in all others. The base of a finite network
+    is Gaussian only to order 1/width, and so is the calibration.
 
     Args:
         prior: P0, a Gaussian prior (``fs.GPPrior``); its nugget counts.
@@ -114,7 +115,7 @@ class CalibratedPrior:
         return 0.5 * jnp.where(variance > 1.0, ratio, 0.0).sum()
 
     def law(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
-        """Mean and covariance of f(x) under base and ratio together: N(m, K ∧ Q), in the form of ``GPPrior.law``."""
+        """Mean and covariance of f(x) under base and ratio together, in the form of ``GPPrior.law``."""
         x = as_inputs(x)
         basis = self._basis(x)
         xp = np if isinstance(basis.to, np.ndarray) else jnp

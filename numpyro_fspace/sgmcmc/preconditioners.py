@@ -155,7 +155,7 @@ class _diagonal(Preconditioner):
 
 
 def identity() -> Preconditioner:
-    """S = I: the samplers exactly as the papers write them."""
+    """S = I, as the papers have it."""
     return _identity()
 
 
@@ -171,10 +171,10 @@ def prior_scale() -> Preconditioner:
 def rmsprop() -> Preconditioner:
     """S = diag(s · max(1, v)^(-1/4)), the default: prior scales s, shrunk where gradients are large.
 
-    v is the mean of (s ∂U/∂w)² over burn-in, which estimates the diagonal of the Hessian in standardised
-    parameters (E[∇U ∇Uᵀ] = E[∇²U] under exp(-U), plus the noise of the minibatch). Then S Sᵀ = s²/√v is the
-    preconditioner of pSGLD, but estimated at two points of burn-in and frozen, so that the target stays exact without
-    pSGLD's correction term.
+    v is the mean of (s ∂U/∂w)² at the draws of a quarter of burn-in, which estimates the diagonal of the Hessian in
+    standardised parameters (E[∇U ∇Uᵀ] = E[∇²U] under exp(-U), plus the noise of the minibatch). Then S Sᵀ = s²/√v is
+    the preconditioner of pSGLD, but estimated twice, over the first and the second quarter, and frozen, so that the
+    target stays exact without pSGLD's correction term.
 
     Reference: C. Li, C. Chen, D. Carlson, L. Carin (2016), *Preconditioned stochastic gradient Langevin dynamics for
     deep neural networks*.
