@@ -52,6 +52,16 @@ def test_loss_is_the_evidence():
         np.testing.assert_allclose(ours(0.5), plain(0.5), rtol=1e-8)
 
 
+def test_starts_at_the_scales_of_the_data():
+    """One step returns the start: the variance of y, and median distances in units of each input's spread."""
+    import scipy.spatial.distance
+
+    fit = fit_gp(None, X * [1.0, 30.0], 5.0 * Y, num_steps=1)
+    median = np.sqrt(np.median(scipy.spatial.distance.pdist(X / X.std(0), "sqeuclidean")))
+    np.testing.assert_allclose(fit.params["variance"], np.var(5.0 * Y), rtol=1e-6)
+    np.testing.assert_allclose(fit.params["lengthscale"], X.std(0) * [1.0, 30.0] * median, rtol=1e-6)
+
+
 def test_known_noise_is_kept():
     """Variances of the targets: the loss is the evidence with them, and scikit-learn's optimum is reached."""
     from sklearn.gaussian_process import GaussianProcessRegressor

@@ -392,6 +392,12 @@ def test_student_t_of_outputs_and_its_gaussian_limit():
         np.testing.assert_allclose(wide.log_prob(X, f), TWO.log_prob(X, f), rtol=1e-4)
 
 
+@pytest.mark.parametrize("df, factor", [(1.5, np.inf), (2.0, np.inf), (2.5, 5.0), (2.9, 29 / 9), (10.0, 1.25)])
+def test_student_t_variance(df, factor):
+    prior = StudentTPrior(ExpSquared(scale=SCALE), df=df)
+    np.testing.assert_allclose(np.diagonal(prior.moments(X)[1]), factor, rtol=1e-4)
+
+
 def test_student_t_sample():
     """Mahalanobis squares over M are F(M, df), for each output on its own; false alarms 1e-5."""
     prior = StudentTPrior(ExpSquared(scale=SCALE), df=3.0, mean=1.0, nugget=NUGGET, num_outputs=2)
