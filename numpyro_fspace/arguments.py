@@ -25,7 +25,15 @@ def split_arrays(tree):
         filled = [next(given) if array else leaf for leaf, array in zip(others, is_array, strict=True)]
         return jax.tree.unflatten(structure, filled)
 
-    return arrays, (structure, others), join
+    return arrays, (structure, tuple(map(_hashable, others))), join
+
+
+def _hashable(leaf):
+    """A number in an array by its type and value, as arrays have no hash."""
+    is_number = isinstance(leaf, np.ndarray | jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    if is_number and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return str(leaf.dtype), leaf.item()
+    return leaf
 
 
 class Rows(np.ndarray):

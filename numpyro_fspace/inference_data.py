@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from numpyro import handlers
+from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_median
 
 from numpyro_fspace.functions import function_inputs, some_rows
@@ -17,7 +18,6 @@ from numpyro_fspace.primitives import full_plates, is_functional_prior
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
-    from numpyro.infer import MCMC
 
     from numpyro_fspace.posterior import Posterior
 
@@ -28,7 +28,7 @@ SAMPLE_STATS = {"potential_energy": "lp"}
 
 
 def to_arviz(
-    source: MCMC | Posterior,
+    source: NumPyroMCMC | Posterior,
     *,
     inputs: Float[np.ndarray | Array, "M D"] | dict | None = None,
     num_probes: int = 100,
@@ -71,7 +71,7 @@ def to_arviz(
         return _build(_groups_of_functions(source))
     found = as_posterior(source)
     model, chains, args, kwargs = found.model, found.num_chains, found.args, found.kwargs
-    if not args and not kwargs:
+    if not args and not kwargs and not isinstance(source, NumPyroMCMC):
         raise ValueError("to_arviz: the posterior does not hold the arguments it was fitted to (args, kwargs).")
     trace = _trace(model, args, kwargs)
     hidden = set() if weights else {k for k, s in trace.items() if "fspace" in s.get("infer", {})}

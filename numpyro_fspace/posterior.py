@@ -60,6 +60,11 @@ class Posterior:
             >>> f = fs.predict(posterior, jax.random.key(0), x_new)["f"]  # doctest: +SKIP
         """
         files = Checkpoint.open(folder)
+        if files.run.get("kept") == "functions":
+            raise ValueError(
+                f"{str(folder)!r} holds functions in place of weights (functions_at=...), which a model cannot use: "
+                "call the same run again and read get_samples()."
+            )
         stats = files.draws()
         samples = stats.pop(files.run["sample_field"])
         flat = jax.tree.map(join_chains, (samples, _arrays(stats)))
@@ -76,7 +81,7 @@ def as_posterior(source, model: Callable | None = None) -> Posterior:
     if isinstance(source, Posterior):
         return source if model is None else replace(source, model=model)
     if isinstance(source, NumPyroMCMC):
-        if source.last_state is None:
+        if source.last_state is None or np.max(getattr(source.last_state, "i", np.inf)) <= source.num_warmup:
             raise ValueError("The MCMC object has no draws yet: call run first.")
         if getattr(source, "functions_at", None) is not None:
             raise ValueError(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.distributions import biject_to, transforms
+from numpyro.distributions import biject_to, constraints, transforms
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_fspace.arguments import with_rows
@@ -184,6 +184,8 @@ def _in_minibatch(site, trace):
 
 def _has_dynamic_support(site):
     support = site["fn"].support
+    while isinstance(support, type(constraints.independent(constraints.real, 1))):
+        support = support.base_constraint
     bounds = [getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound")]
     return not all(isinstance(bound, int | float) for bound in bounds)
 

@@ -89,6 +89,7 @@ def predict(
     num, parts = max([0, *(len(x) for x in jax.tree.leaves(inputs))]), []
     if num <= input_batch_size:
         return map_draws(one_draw, draws, key, args, kwargs, inputs, batch_size=batch_size)
+    chunk = _compiled(one_draw, (args, kwargs, inputs))  # one program for all parts
     starts = range(0, num, input_batch_size)
     for start in starts:
         rows = slice(start, start + input_batch_size)
@@ -96,7 +97,7 @@ def predict(
             lambda a, rows=rows: a[rows] if jnp.ndim(a) and jnp.shape(a)[0] == num else a, (args, kwargs, inputs)
         )
         part_key = jax.random.fold_in(key, start)
-        parts.append(map_draws(one_draw, draws, part_key, *part, batch_size=batch_size))
+        parts.append(map_draws(one_draw, draws, part_key, *part, batch_size=batch_size, chunk=chunk))
     sizes = [min(input_batch_size, num - start) for start in starts]
     return {k: _join_rows([part[k] for part in parts], sizes) for k in parts[0]}
 
@@ -130,23 +131,30 @@ def is_observation(site) -> bool:
     return is_data and not site["infer"].get("is_auxiliary", False)
 
 
-def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None) -> dict:
-    """``fn(draw, key, args, kwargs, inputs)`` for every draw, in chunks, collected as NumPy arrays.
-
-    Arrays among the arguments enter the compiled function as arguments, all else as constants.
-    """
-    num = jax.tree.leaves(draws)[0].shape[0]
-    arrays, _, join = split_arrays((args, kwargs, inputs))
-    if batch_size is None:
-        sizes = [a.shape[0] for a in arrays] + [a[0].size for a in jax.tree.leaves(draws)]
-        batch_size = max(1, min(num, CHUNK // max([1, *sizes])))
-    check_count(batch_size, "batch_size")
+def _compiled(fn, given):
+    """``fn`` over draws and keys, compiled; arrays among what is given enter as arguments."""
+    _, _, join = split_arrays(given)
 
     @jax.jit
     def chunk(draws, keys, arrays):
         filled = join(arrays)
         return jax.vmap(lambda draw, key: fn(draw, key, *filled))(draws, keys)
 
+    return chunk
+
+
+def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None, chunk=None) -> dict:
+    """``fn(draw, key, args, kwargs, inputs)`` for every draw, in chunks, collected as NumPy arrays.
+
+    Arrays among the arguments enter the compiled function as arguments, all else as constants.
+    """
+    num = jax.tree.leaves(draws)[0].shape[0]
+    arrays = split_arrays((args, kwargs, inputs))[0]
+    chunk = _compiled(fn, (args, kwargs, inputs)) if chunk is None else chunk
+    if batch_size is None:
+        sizes = [a.shape[0] for a in arrays] + [a[0].size for a in jax.tree.leaves(draws)]
+        batch_size = max(1, min(num, CHUNK // max([1, *sizes])))
+    check_count(batch_size, "batch_size")
     keys = jax.random.split(key, num)
     values: dict = {}
     for start in range(0, num, batch_size):

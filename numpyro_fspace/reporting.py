@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import biject_to, transforms
 from numpyro.infer import MCMC
 
 from numpyro_fspace.diagnostics import FunctionDiagnostics, function_diagnostics
@@ -15,6 +16,7 @@ from numpyro_fspace.functions import function_inputs, some_rows
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.posterior import as_posterior
+from numpyro_fspace.potential import base_transform
 from numpyro_fspace.prediction import predict
 from numpyro_fspace.sgmcmc.integrators import drift, kick
 
@@ -226,8 +228,11 @@ def _weight_drift(mcmc, kernel, args, kwargs):
     scale, draws = potential.scale(), mcmc.get_samples(group_by_chain=True)
     squares = 0.0
     for name in names:
-        weights = np.asarray(draws[name]).reshape(*draws[name].shape[:2], -1)  # may lie on disk: nothing is copied
-        precision = np.broadcast_to(np.asarray(scale[name], np.float64) ** -2, draws[name].shape[2:]).ravel()
+        values, site = draws[name], potential.trace[name]
+        if not isinstance(base_transform(site), transforms.IdentityTransform):  # scales are of unconstrained values
+            values = biject_to(site["fn"].support).inv(jnp.asarray(values))
+        weights = np.asarray(values).reshape(*values.shape[:2], -1)  # may lie on disk: nothing is copied
+        precision = np.broadcast_to(np.asarray(scale[name], np.float64) ** -2, values.shape[2:]).ravel()
         squares = squares + np.einsum("csp,csp,p->cs", weights, weights, precision, dtype=np.float64)
     quarter = max(1, squares.shape[1] // 4)
     return squares[:, -quarter:].mean(1) / squares[:, :quarter].mean(1)

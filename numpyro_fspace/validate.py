@@ -98,9 +98,11 @@ def _check_array(name, array):
 def _check_float32_is_enough(name, array):
     with np.errstate(over="ignore"):
         cast = array.astype(np.float32)
-        spread = np.std(array, axis=0)
-        lost = np.max(np.abs(cast.astype(np.float64) - array), axis=0)
-    if not np.all(np.isfinite(cast)) or np.any(lost > 1e-3 * spread):
+        rows = np.atleast_1d(array)
+        spread = np.std(rows, axis=0)
+        lost = np.max(np.abs(np.atleast_1d(cast).astype(np.float64) - rows), axis=0)
+        varies = np.ptp(rows, axis=0) > 0
+    if not np.all(np.isfinite(cast)) or np.any(varies & (lost > 1e-3 * spread)):
         raise ValueError(
             f"{name} of run is float64 and JAX would round it to float32, which loses it (its values are too "
             'large for their spread). Standardise it, or call jax.config.update("jax_enable_x64", True) first.'

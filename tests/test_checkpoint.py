@@ -17,7 +17,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
 import pytest
+from flax import linen as nn
 from models import POINTS, X, Y, linear, random_points
 from numpyro.infer import NUTS
 
@@ -91,11 +95,11 @@ def test_draws_are_those_of_a_run_without_checkpoint(tmp_path, num_chains):
     assert set(fs.predict(written, KEY, X)) == {"f", "y"}
 
 
-def test_thinning(tmp_path):
-    thin = finished(tmp_path, thinning=2, num_samples=30)
-    np.testing.assert_allclose(
-        thin.get_samples()["w"], finished(None, thinning=2, num_samples=30).get_samples()["w"], rtol=1e-4, atol=1e-4
-    )
+@pytest.mark.parametrize("thinning", [2, 7])
+def test_thinning(tmp_path, thinning):
+    thin = finished(tmp_path, thinning=thinning, num_samples=30).get_samples()["w"]
+    whole = finished(None, thinning=thinning, num_samples=30).get_samples()["w"]
+    np.testing.assert_allclose(thin, whole, rtol=1e-4, atol=1e-4)
 
 
 def test_nuts_too(tmp_path):
@@ -245,6 +249,48 @@ def test_another_run_is_refused(folder, change, text):
     with pytest.raises(ValueError, match=text):
         finished(folder, **change)
     assert contents(folder) == before
+
+
+def scaled(x, y=None, noise=1.0):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(w * x[:, 0], noise), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"noise": 50.0}, "arguments"),
+        ({"noise": np.array(50.0)}, "arguments"),
+        ({"preconditioner": fs.preconditioners.diagonal(0.1)}, "settings.preconditioner"),
+        ({"preconditioner": fs.preconditioners.low_rank(3)}, "settings.preconditioner"),
+        ({"step_size": optax.constant_schedule(1e-3)}, "settings.step_size"),
+    ],
+)
+def test_what_is_no_array_tells_runs_apart_too(tmp_path, changes, text):
+    def run(noise=0.5, **options):
+        options = {
+            "step_size": optax.constant_schedule(1e-2),
+            "preconditioner": fs.preconditioners.diagonal(1.0),
+        } | options
+        mcmc = driver(tmp_path, kernel=fs.SGHMC(scaled, num_steps=2, **options))
+        mcmc.run(KEY, X, Y, noise=noise)
+        return np.asarray(mcmc.get_samples()["w"])
+
+    first = run()
+    with pytest.raises(ValueError, match=text):
+        run(**changes)
+    np.testing.assert_array_equal(run(), first)
+
+
+def test_functions_in_place_of_weights_are_no_posterior(tmp_path):
+    def model(x, y=None):
+        f = fs.random_module("f", nn.Dense(1), input_shape=x.shape[-1])
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], 1.0), obs=y)
+
+    mcmc = driver(tmp_path, kernel=fs.SGHMC(model, step_size=1e-2), functions_at=X)
+    mcmc.run(KEY, X, Y)
+    with pytest.raises(ValueError, match="functions in place of weights"):
+        fs.Posterior.from_checkpoint(tmp_path, model, X, Y)
 
 
 def test_other_data_and_another_key_are_refused(folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import pytest
 from models import POINTS, X, Y, linear, random_points
 from numpyro.infer import NUTS
@@ -34,7 +35,7 @@ def finished(*args, fields=("potential_energy", "warmup.step_size", "control"), 
     return mcmc
 
 
-@pytest.mark.parametrize("num_chains, thinning, options", [(1, 1, PLAIN), (3, 2, {})])
+@pytest.mark.parametrize("num_chains, thinning, options", [(1, 1, PLAIN), (3, 2, {}), (1, 5, PLAIN)])
 def test_draws_are_those_of_numpyros_driver(num_chains, thinning, options):
     """Fields, names inside fields and trees among them too."""
     settings = {"num_chains": num_chains, "thinning": thinning, "options": options}
@@ -47,6 +48,81 @@ def test_draws_are_those_of_numpyros_driver(num_chains, thinning, options):
                 assert x.shape == y.shape and x.dtype == y.dtype
                 np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
     assert int(np.ravel(ours.last_state.i)[0]) == 59
+
+
+def test_a_field_inside_the_sample_is_numpyros():
+    ours, theirs = (finished(c, fields=("z.w",)).get_extra_fields()["z.w"] for c in (fs.MCMC, numpyro.infer.MCMC))
+    assert ours.shape == theirs.shape
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_not_kept_is_not_computed():
+    """Deterministic sites belong to the draws that are kept: not to warm-up, nor to those that thinning drops."""
+    calls = []
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        numpyro.deterministic("seen", jax.pure_callback(lambda w: calls.append(0) or w, w, jax.lax.stop_gradient(w)))
+        numpyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+    kernel = fs.SGHMC(model, num_steps=2, **PLAIN)
+    mcmc = fs.MCMC(kernel, num_warmup=30, num_samples=12, thinning=4, progress_bar=False)
+    mcmc.run(KEY, X[:, 0], Y)
+    np.testing.assert_array_equal(mcmc.get_samples()["seen"], mcmc.get_samples()["w"])
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("num_warmup", [0, 20, 1000])
+def test_a_run_goes_on_in_another_object(num_warmup):
+    """Its warm-up is over, however long that of the new object is; the divergences of the first run are not its own."""
+    first = finished(options={})
+    first.post_warmup_state = first.last_state._replace(num_diverging=first.last_state.num_diverging + 5)
+    first.run(KEY, X, Y)
+    other = make(num_warmup=num_warmup, options={})
+    other.post_warmup_state = finished(options={}).last_state
+    other.run(KEY, X, Y)
+    np.testing.assert_allclose(other.get_samples()["w"], first.get_samples()["w"], rtol=1e-4, atol=1e-4)
+    assert not np.any(other.last_state.num_diverging) and not np.any(first.last_state.num_diverging)
+
+
+def test_constants_in_float64_are_no_loss():
+    """What float32 cannot hold exactly is lost only where it is much of a column's spread."""
+
+    def model(x, y=None, noise=1.0):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(w * x[:, 0], noise), obs=y)
+
+    mcmc = fs.MCMC(fs.SGHMC(model, num_steps=2, **PLAIN), num_warmup=2, num_samples=3, progress_bar=False)
+    x = np.column_stack([X[:, 0], np.full(len(X), 0.3)])
+    for noise in (np.array([0.1]), np.array(0.1), np.float64(0.1)):
+        mcmc.run(KEY, x, Y, noise=noise)
+
+
+def test_after_warmup_alone_there_are_no_draws():
+    mcmc = make()
+    mcmc.warmup(KEY, X, Y)
+    with pytest.raises(ValueError, match="no draws yet"):
+        fs.predict(mcmc, KEY, X)
+
+
+@pytest.mark.parametrize("warmup", [fs.Warmup(warm_start=1.0), fs.Warmup(warm_start=0.99)])
+def test_a_warm_start_that_takes_all_is_refused(warmup):
+    with pytest.raises(ValueError, match="leaves no draw to find a step size in"):
+        finished(options={"warmup": warmup})
+
+
+def test_a_number_in_an_array_does_not_compile_anew():
+    def model(x, y=None, noise=1.0):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(w * x, noise), obs=y)
+
+    mcmc = fs.MCMC(fs.SGHMC(model, num_steps=2, **PLAIN), num_warmup=2, num_samples=3, progress_bar=False)
+    draws = []
+    for noise in (np.float32(0.5), np.array(0.5, np.float32), np.array(5.0, np.float32), np.array(0.5, np.float32)):
+        mcmc.run(KEY, X[:, 0], Y, noise=noise)
+        draws.append(np.asarray(mcmc.get_samples()["w"]))
+    np.testing.assert_array_equal(draws[1], draws[3])
+    assert len(mcmc._loops) == 3 and (draws[1] != draws[2]).all()
 
 
 @pytest.fixture

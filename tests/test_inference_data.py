@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import flax.linen as nn
+import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -71,6 +72,16 @@ def test_arviz_works_on_it(data):
     assert np.isfinite(az.loo(data).elpd_loo if hasattr(az.loo(data), "elpd_loo") else az.loo(data).elpd)
     assert len(az.summary(data, var_names=["f"])) == 8
     assert np.isfinite(np.asarray(az.rhat(data, var_names=["f"])["f"])).all()
+
+
+def test_a_model_without_arguments():
+    def model():
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(w, 1.0).expand(Y.shape), obs=Y)
+
+    mcmc = fs.MCMC(fs.SGHMC(model, step_size=0.1), num_warmup=5, num_samples=7, progress_bar=False)
+    mcmc.run(jax.random.key(0))
+    assert fs.to_arviz(mcmc).posterior["w"].shape == (1, 7)
 
 
 def test_own_probes_and_no_likelihood(mcmc):

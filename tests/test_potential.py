@@ -130,6 +130,21 @@ def test_values_come_back_constrained():
     np.testing.assert_allclose(values["global"], positive / 2 + X[:, 0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_a_random_bound_is_that_of_the_draw(shape):
+    """Also under ``to_event``, which hides the bounds of a support."""
+
+    def model(y=None):
+        bound = numpyro.sample("bound", dist.LogNormal(0.0, 1.0))
+        w = numpyro.sample("w", dist.Uniform(0.0, bound).expand(shape).to_event(len(shape)))
+        numpyro.sample("y", dist.Normal(jnp.sum(w), 1.0), obs=y)
+
+    constrain = ModelPotential(model, (1.0,), key=jax.random.key(0)).constrain_fn()
+    for log_bound in (-3.0, 4.0):
+        values = constrain({"bound": jnp.array(log_bound), "w": jnp.zeros(shape)})
+        np.testing.assert_allclose(values["w"], np.exp(log_bound) / 2, rtol=1e-5)
+
+
 def test_initial_values_are_unconstrained_medians():
     """The sample median of 15 draws of log σ ~ N(0, 0.5²); its standard error is 0.16."""
     z = potential(mixed).init_params()

@@ -64,6 +64,19 @@ def test_batches_of_inputs_change_no_function(rows):
     assert values["y"].shape == (6, 5)
 
 
+def test_batches_of_inputs_share_a_program():
+    traced = []
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        traced.append(len(x))
+        numpyro.sample("y", dist.Normal(w * x[:, 0], 1.0), obs=y)
+
+    x = np.ones((40, 1))
+    draws = fs.predict({"w": jnp.ones(3)}, jax.random.key(0), x, model=model, inputs=x, input_batch_size=4)
+    assert draws["y"].shape == (3, 40) and traced == [4]
+
+
 def test_batches_of_inputs_have_noise_of_their_own():
     draws = {"w": jnp.zeros((4, 2))}
     noise = fs.predict(draws, KEY, np.zeros((6, 1), np.float32), model=linear(), input_batch_size=2)["y"]

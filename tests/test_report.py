@@ -126,6 +126,20 @@ def test_names_steps_a_metropolis_test_would_refuse(data):
     assert any("a Metropolis test would accept" in line for line in found.advice)
 
 
+def test_latent_values_of_any_support(data):
+    """A simplex has fewer unconstrained values than constrained ones, and a positive one another unit."""
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Dirichlet(jnp.ones(3)))
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        points = fs.measurement.fixed(np.linspace(-1.0, 1.0, 5)[:, None])
+        f = fs.functional_prior("f", lambda x: scale * x[:, 0] * w[0], fs.GPPrior(lambda a, b: 1.0 + a @ b.T), points)
+        numpyro.sample("y", dist.Normal(f(x), 0.5), obs=y)
+
+    found = fs.report(run(fs.fSGHMC(model), data), *data)
+    assert (found.drift > 0.5).all() and (found.drift < 2.0).all()
+
+
 def test_counts_divergences(data):
     kernel = fs.SGHMC(linear(), step_size=1e3, warmup=fs.Warmup(warm_start=0.0))
     mcmc = run(kernel, data, 10, 20)

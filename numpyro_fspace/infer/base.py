@@ -63,7 +63,7 @@ class SGMCMCKernel(MCMCKernel):
         self.preconditioner = self._default_preconditioner() if preconditioner is None else preconditioner
         self.warmup = Warmup() if warmup is None else warmup
         self.init_strategy = init_strategy
-        self._num_warmup = 0
+        self._num_warmup, self._goes_on = 0, False
         self._inits = {}
 
     # ---- what a sampler adds -------------------------------------------------------------------
@@ -117,8 +117,11 @@ class SGMCMCKernel(MCMCKernel):
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
         check_arguments(model_args, model_kwargs)
-        if self.step_size is None and num_warmup == 0:
-            raise ValueError("num_warmup=0 leaves no draw to find a step size in: give step_size, or warm up.")
+        if self.step_size is None and not self._goes_on and not self.warmup.calibration_draws(num_warmup):
+            raise ValueError(
+                f"num_warmup={num_warmup} leaves no draw to find a step size in (warm_start= "
+                f"{self.warmup.warm_start} of it goes to the optimiser): give step_size, or warm up for longer."
+            )
         self._num_warmup = num_warmup
         single = is_prng_key(rng_key)
         expected = jax.eval_shape(partial(self._checked_params, model_args, model_kwargs), jax.random.key(0))

@@ -34,7 +34,7 @@ except ImportError:  # Windows
 
 __all__ = ["Checkpoint", "fingerprint", "flat", "join_chains"]
 
-FORMAT = 2
+FORMAT = 3
 
 #: What helps against an error of writing; anything else is the folder's fault.
 CURES = {

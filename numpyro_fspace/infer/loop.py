@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
+from numpyro.util import nested_attrgetter
 
 from numpyro_fspace.functions import depends_on, function_inputs, function_values, some_rows
 from numpyro_fspace.infer.devices import CHAINS
@@ -51,7 +50,7 @@ class Loop:
     def __call__(self, state, draws, start: int, stop: int, arrays, inputs, *, first: int):
         """``(state, draws)`` after draws number ``start`` to ``stop``; number ``first`` lies in the first slot.
 
-        Earlier ones (of warm-up) pass through the first slot and are overwritten.
+        Of ``thinning`` draws the last is kept; of earlier ones than ``first`` (of warm-up) none.
         """
         return self._program(state, draws, start, stop, first, arrays, inputs)
 
@@ -69,13 +68,8 @@ class Loop:
         return {k: some_rows(x, NUM_PROBES) for k, x in inputs.items()}
 
     def _make_room(self, num, state, arrays, inputs):
-        def empty(spec):
-            is_key = jnp.issubdtype(spec.dtype, jax.dtypes.prng_key)
-            zero = jax.random.key(0) if is_key else jnp.zeros((), spec.dtype)
-            return jnp.broadcast_to(zero, (num, *spec.shape))
-
         kept = jax.eval_shape(lambda state, arrays: self._kept(state, *self.join(arrays), inputs), state, arrays)
-        return jax.tree.map(empty, kept)
+        return jax.tree.map(lambda spec: _empty(spec, num), kept)
 
     def _draw(self, state, draws, start, stop, first, arrays, inputs):
         args, kwargs, _ = given = self.join(arrays)
@@ -84,7 +78,11 @@ class Loop:
             state, draws = carry
             state = self.sampler.sample(state, args, kwargs)
             slot = jnp.maximum(i - first, 0) // self.thinning
-            kept = self._kept(state, *given, inputs)
+            is_kept = (i >= first) & ((i - first) % self.thinning == self.thinning - 1)
+            shapes = jax.eval_shape(lambda state: self._kept(state, *given, inputs), state)
+            kept = jax.lax.cond(  # what is not kept is overwritten by the draw that takes its slot
+                is_kept, lambda s: self._kept(s, *given, inputs), lambda s: jax.tree.map(_empty, shapes), state
+            )
             return state, jax.tree.map(lambda all_, one: all_.at[slot].set(one), draws, kept)
 
         return jax.lax.fori_loop(start, stop, step, (state, draws))
@@ -92,7 +90,7 @@ class Loop:
     def _kept(self, state, args, kwargs, functions_at, inputs):
         constrain = self.constrain or self.sampler.postprocess_fn(args, kwargs)
         over_chains = jax.vmap if self.num_chains > 1 else lambda fn: fn
-        values = {name: functools.reduce(getattr, name.split("."), state) for name in self.fields}
+        values = {name: nested_attrgetter(name)(state) for name in self.fields}
 
         def functions(draw, inputs):
             return function_values(self.sampler.model, draw, args, kwargs, inputs)
@@ -108,3 +106,10 @@ class Loop:
         kept = draws if functions_at is None else over_chains(in_place_of_weights)(draws)
         values[self.sampler.sample_field] = kept
         return values, over_chains(probes)(draws) if inputs else ()
+
+
+def _empty(spec, *num):
+    """Zeros of a shape and type, which may be that of keys."""
+    is_key = jnp.issubdtype(spec.dtype, jax.dtypes.prng_key)
+    zero = jax.random.key(0) if is_key else jnp.zeros((), spec.dtype)
+    return jnp.broadcast_to(zero, (*num, *spec.shape))

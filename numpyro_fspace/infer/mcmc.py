@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ class MCMC(NumPyroMCMC):
     ``checkpoint_every`` draws at a time. If it is killed, at any moment, the same call (same kernel, numbers, key and
     data) goes on after the last part that was written, to the draws of an undisturbed run, bit for bit on the same
     machine; a run that was finished is read. A folder that holds another run is refused and left as it is: kernel and
-    settings, key and data are compared, and the shapes of draws and state, not the model's code.
+    settings, key, data and other arguments are compared, and the shapes of draws and state, not the model's code.
 
     Such draws may exceed the memory. Only one part is held while the run goes, and ``get_samples`` then returns
     read-only NumPy arrays that lie on disk (``.npy`` files) and of which is loaded what is touched;
@@ -135,12 +136,24 @@ class MCMC(NumPyroMCMC):
         state = self.post_warmup_state
         if self.checkpoint is not None and (state is not None or self._collection_params["phase"] == "warmup"):
             raise ValueError("checkpoint= writes whole runs: leave out warmup() and post_warmup_state.")
-        if isinstance(state, KernelState) and state.control.centre.size:
-            self.post_warmup_state = self.sampler.refresh(state, args, kwargs)
+        goes_on = isinstance(state, KernelState)
+        if goes_on:
+            if state.control.centre.size:
+                state = self.sampler.refresh(state, args, kwargs)
+            state = state._replace(  # its warm-up is over, however long that of this object is
+                i=jnp.maximum(state.i, self.num_warmup), num_diverging=jnp.zeros_like(state.num_diverging)
+            )
+            self.post_warmup_state = state
         if self._is_ours(extra_fields):
             self._run(rng_key, extra_fields, init_params, args, kwargs)
         else:
-            super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
+            if isinstance(self.sampler, SGMCMCKernel):
+                self.sampler._goes_on = goes_on
+            try:
+                super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
+            finally:
+                if isinstance(self.sampler, SGMCMCKernel):
+                    self.sampler._goes_on = False
         warn_of_trouble(self)
 
     def _is_ours(self, extra_fields) -> bool:
@@ -165,7 +178,7 @@ class MCMC(NumPyroMCMC):
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
         arrays, static, join = split_arrays((args, kwargs, self.functions_at))
         if self.checkpoint is not None:
-            run = self._describe(key, fields, init_params, arrays)
+            run = self._describe(key, fields, init_params, arrays, static)
             Checkpoint(self.checkpoint, run)  # refuses another run before anything is computed
         init_params = jax.tree.map(jnp.asarray, init_params)
         if self.mesh is not None:
@@ -190,6 +203,7 @@ class MCMC(NumPyroMCMC):
 
     def _run_in_memory(self, loop, state, arrays):
         total, done, num_kept = self.num_warmup + self.num_samples, 0, 0
+        first = self._first()
         is_alone = self.mesh is None or not self.mesh.is_multi_process
         bar = Progress(self.num_warmup, total, shown=bool(self.progress_bar) and is_alone and is_watched())
         inputs = loop.find_inputs(state, arrays) if bar.shown and self.num_chains > 1 else {}
@@ -197,14 +211,18 @@ class MCMC(NumPyroMCMC):
         try:
             while done < total:
                 stop = bar.next_stop()
-                state, draws = loop(state, draws, done, stop, arrays, inputs, first=self.num_warmup)
+                state, draws = loop(state, draws, done, stop, arrays, inputs, first=first)
                 done, self._last_state = stop, gathered(state)
-                num_kept = max(0, done - self.num_warmup) // self.thinning
+                num_kept = max(0, done - first) // self.thinning
                 bar.update(done, state, np.asarray(draws[1])[:num_kept] if inputs else None)
         finally:
             bar.close()
             if num_kept:  # of an interrupted run too
                 self._hold(gathered(loop.by_chain(draws, num_kept)))
+
+    def _first(self) -> int:
+        """The draw that thinning counts from: the last of all is kept, as by NumPyro."""
+        return self.num_warmup + self.num_samples % self.thinning
 
     def _run_on_disk(self, loop, state, arrays, run):
         total = self.num_warmup + self.num_samples
@@ -224,18 +242,18 @@ class MCMC(NumPyroMCMC):
         self._hold(files.draws())
 
     def _write_draws(self, loop, draws, arrays, files, saved):
-        total, (num_kept, done, state) = self.num_warmup + self.num_samples, saved
+        total, first, (num_kept, done, state) = self.num_warmup + self.num_samples, self._first(), saved
         bar = Progress(self.num_warmup, total, done, shown=bool(self.progress_bar) and is_watched())
         try:
             while done < total:
-                is_warmup = done < self.num_warmup
-                if is_warmup:
-                    stop = min(done + self.checkpoint_every, self.num_warmup)
+                is_early = done < first
+                if is_early:
+                    stop = min(done + self.checkpoint_every, first)
                 else:
                     stop = min(done + self.checkpoint_every * self.thinning, total)
-                state, draws = loop(state, draws, done, stop, arrays, {}, first=done)
+                state, draws = loop(state, draws, done, stop, arrays, {}, first=stop if is_early else done)
                 self._last_state, part = state, None
-                if not is_warmup:
+                if not is_early:
                     part = loop.by_chain(draws, (stop - done) // self.thinning)
                     part = jax.device_get(flat(_plain_fields(part)))
                     num_kept += (stop - done) // self.thinning
@@ -244,7 +262,7 @@ class MCMC(NumPyroMCMC):
                 bar.update(done, state)
         finally:
             bar.close()
-            if done > self.num_warmup:
+            if done > first:
                 self._hold(files.draws())  # of an interrupted run too
         return num_kept, done, state
 
@@ -257,13 +275,17 @@ class MCMC(NumPyroMCMC):
             self._states_flat = jax.tree.map(join_chains, self._states)
         return self._states_flat
 
-    def _describe(self, key, fields, init_params, arrays) -> dict:
+    def _describe(self, key, fields, init_params, arrays, static) -> dict:
         """What tells this run from others."""
-        settings = {k: repr(v) for k, v in sorted(vars(self.sampler).items()) if not k.startswith("_")}
-        unnamed = {k: type(vars(self.sampler)[k]).__name__ for k, text in settings.items() if " at 0x" in text}
+        settings = {k: _words(v) for k, v in sorted(vars(self.sampler).items()) if not k.startswith("_")}
+        if callable(step_size := getattr(self.sampler, "step_size", None)):
+            settings["step_size"] = repr([float(step_size(count)) for count in (0, *(10**n for n in range(8)))])
+        structure, others = static
         return {
+            "arguments": [_words(value) for value in (structure, *others)],
+            "kept": "functions" if self.functions_at is not None else "weights",
             "kernel": type(self.sampler).__name__,
-            "settings": settings | unnamed,
+            "settings": settings,
             "num_warmup": self.num_warmup,
             "num_samples": self.num_samples,
             "num_chains": self.num_chains,
@@ -274,6 +296,11 @@ class MCMC(NumPyroMCMC):
             "float64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
             "inputs": fingerprint((key, init_params, arrays)),
         }
+
+
+def _words(value) -> str:
+    """A setting, or an argument that is no array [N, …], in words that are the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _plain_fields(states: dict) -> dict:

@@ -7,10 +7,12 @@ S. In Hamiltonian terms the mass matrix is M = (S Sᵀ)⁻¹.
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 __all__ = [
     "Diagonal",
@@ -140,6 +142,9 @@ class _low_rank(_rmsprop):
         stretch = jnp.maximum(learned.curvatures, 1.0) ** -0.5 - 1.0
         return LowRank(super().build(prior_scale, learned).s, learned.basis, stretch)
 
+    def __repr__(self):
+        return f"{super().__repr__()}({self.rank})"
+
 
 class _diagonal(Preconditioner):
     def __init__(self, values):
@@ -152,6 +157,10 @@ class _diagonal(Preconditioner):
                 "unconstrained parameters; give a number or a vector of that length."
             )
         return Diagonal(jnp.broadcast_to(self.values, prior_scale.shape).astype(prior_scale.dtype))
+
+    def __repr__(self):
+        digest = hashlib.sha256(np.asarray(self.values).tobytes()).hexdigest()[:16]
+        return f"{super().__repr__()}({self.values if self.values.ndim == 0 else digest})"
 
 
 def identity() -> Preconditioner:
