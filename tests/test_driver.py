@@ -98,6 +98,25 @@ def test_constants_in_float64_are_no_loss():
         mcmc.run(KEY, x, Y, noise=noise)
 
 
+@pytest.mark.parametrize("num_chains", [1, 2])
+def test_a_run_that_goes_on_is_numpyros_and_compiles_nothing(num_chains):
+    """Minibatches and a control variate, whose centre is found anew."""
+    ours, theirs = (
+        make(c, num_chains=num_chains, options=PLAIN | {"control_variates": 2}) for c in (fs.MCMC, numpyro.infer.MCMC)
+    )
+    for mcmc in (ours, theirs):
+        mcmc.run(KEY, X, Y)
+    for i in range(2):
+        state = ours.sampler.refresh(ours.last_state, (X, Y), {})
+        theirs.post_warmup_state = state
+        ours.post_warmup_state = ours.last_state
+        for mcmc in (ours, theirs):
+            mcmc.run(jax.random.key(i), X, Y)
+        np.testing.assert_allclose(ours.get_samples()["w"], theirs.get_samples()["w"], rtol=1e-4, atol=1e-4)
+    (loop,) = ours._loops.values()
+    assert loop._program._cache_size() == 1
+
+
 def test_after_warmup_alone_there_are_no_draws():
     mcmc = make()
     mcmc.warmup(KEY, X, Y)

@@ -27,7 +27,7 @@ from numpyro_fspace.validate import (
 
 __all__ = ["SGMCMCKernel"]
 
-#: Options of XLA's compiler.
+#: Options of XLA's compiler for programs that run once: on a CPU, optimising them takes longer than running them.
 UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -64,7 +64,7 @@ class SGMCMCKernel(MCMCKernel):
         self.warmup = Warmup() if warmup is None else warmup
         self.init_strategy = init_strategy
         self._num_warmup, self._goes_on = 0, False
-        self._inits = {}
+        self._programs = {}
 
     # ---- what a sampler adds -------------------------------------------------------------------
 
@@ -95,11 +95,11 @@ class SGMCMCKernel(MCMCKernel):
 
     def wrap_model(self, wrapper):
         kernel = copy.copy(self)
-        kernel._model, kernel._inits = wrapper(self._model), {}
+        kernel._model, kernel._programs = wrapper(self._model), {}
         return kernel
 
     def __getstate__(self):
-        return self.__dict__ | {"_inits": {}}
+        return self.__dict__ | {"_programs": {}}
 
     def get_diagnostics_str(self, state):
         text = f"step size {float(state.step_size):.1e}, temperature {float(state.temperature):.2f}"
@@ -112,11 +112,16 @@ class SGMCMCKernel(MCMCKernel):
         return self.postprocess_fn(model_args, model_kwargs)
 
     def refresh(self, state, model_args, model_kwargs):
-        chain = self._chain(model_args, model_kwargs)
-        return chain.refresh(state) if is_prng_key(state.rng_key) else jax.vmap(chain.refresh)(state)
+        arrays, static, join = split_arrays((model_args, model_kwargs))
+        single = is_prng_key(state.rng_key)
+
+        def refresh(state, arrays):
+            fn = self._chain(*join(arrays)).refresh
+            return fn(state) if single else jax.vmap(fn)(state)
+
+        return self._compiled(refresh, "refresh", static, single)(state, arrays)
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
-        check_arguments(model_args, model_kwargs)
         if self.step_size is None and not self._goes_on and not self.warmup.calibration_draws(num_warmup):
             raise ValueError(
                 f"num_warmup={num_warmup} leaves no draw to find a step size in (warm_start= "
@@ -124,12 +129,29 @@ class SGMCMCKernel(MCMCKernel):
             )
         self._num_warmup = num_warmup
         single = is_prng_key(rng_key)
-        expected = jax.eval_shape(partial(self._checked_params, model_args, model_kwargs), jax.random.key(0))
+        expected = self.check(model_args, model_kwargs)
         if init_params is not None:
             _check_init_params(init_params, expected, batched=not single)
         arrays, static, join = split_arrays((model_args, model_kwargs))
-        is_nested = isinstance(rng_key, jax.core.Tracer)  # NumPyro's parallel chains
-        return self._compiled_init(static, join, single, is_nested)(rng_key, init_params, arrays)
+
+        def init(rng_key, init_params, arrays):
+            args, kwargs = join(arrays)
+
+            def one(key, init_params):
+                key, key_model = jax.random.split(key)
+                return self._chain(args, kwargs, key_model).start(key, init_params, self._initial_momentum)
+
+            return one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
+
+        # Nested in NumPyro's parallel chains no options can be given.
+        is_quick = jax.default_backend() == "cpu" and not isinstance(rng_key, jax.core.Tracer)
+        options = UNOPTIMISED if is_quick else None
+        return self._compiled(init, "init", static, single, is_quick, options=options)(rng_key, init_params, arrays)
+
+    def check(self, model_args, model_kwargs):
+        """The shapes of the unconstrained parameters; an error for a model or data that cannot be sampled."""
+        check_arguments(model_args, model_kwargs)
+        return jax.eval_shape(partial(self._checked_params, model_args, model_kwargs), jax.random.key(0))
 
     def sample(self, state, model_args, model_kwargs):
         chain = self._chain(model_args, model_kwargs)
@@ -178,21 +200,11 @@ class SGMCMCKernel(MCMCKernel):
         self.preconditioner.build(position, self.preconditioner.start(position))  # refuses a scale of another length
         return params
 
-    def _compiled_init(self, static, join, single, is_nested):
-        def init(rng_key, init_params, arrays):
-            args, kwargs = join(arrays)
-
-            def one(key, init_params):
-                key, key_model = jax.random.split(key)
-                return self._chain(args, kwargs, key_model).start(key, init_params, self._initial_momentum)
-
-            return one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
-
-        # On a CPU, optimising a program that runs once takes longer than running it.
-        is_quick = jax.default_backend() == "cpu" and not is_nested
-        compiled = jax.jit(init, compiler_options=UNOPTIMISED if is_quick else None)
+    def _compiled(self, fn, *key, options=None):
+        """``jax.jit(fn)``, or what it was when it was first asked for under this key."""
+        compiled = jax.jit(fn, compiler_options=options)
         try:
-            return self._inits.setdefault((static, single, is_nested), compiled)
+            return self._programs.setdefault(key, compiled)
         except TypeError:  # an argument that is neither an array nor hashable
             return compiled
 

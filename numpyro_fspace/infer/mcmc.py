@@ -157,19 +157,21 @@ class MCMC(NumPyroMCMC):
         warn_of_trouble(self)
 
     def _is_ours(self, extra_fields) -> bool:
-        """Whether our loop makes the draws: with checkpoints, and whole runs of our kernels on one device."""
+        """Whether our loop makes the draws: with checkpoints, and those of our kernels after warm-up on one device."""
         if self.checkpoint is not None:
             return True
-        is_whole = self.post_warmup_state is None and self._collection_params["phase"] != "warmup"
+        is_warmup, goes_on = self._collection_params["phase"] == "warmup", self.post_warmup_state is not None
         if self.mesh is not None or self.functions_at is not None:
-            if not is_whole:
+            if is_warmup or goes_on:
                 raise ValueError(
                     "mesh= and functions_at= are for whole runs: leave out warmup() and post_warmup_state."
                 )
             return True
         is_plain = not any(name.startswith("~") for name in extra_fields) and not self._jit_model_args
         together = self.num_chains == 1 or self.chain_method == "vectorized"
-        return isinstance(self.sampler, SGMCMCKernel) and is_whole and is_plain and together and self.num_samples > 0
+        is_known = not goes_on or isinstance(self.post_warmup_state, KernelState)
+        is_ours = isinstance(self.sampler, SGMCMCKernel) and is_known and not is_warmup
+        return is_ours and is_plain and together and self.num_samples > 0
 
     def _run(self, key, extra_fields, init_params, args, kwargs):
         if self.num_chains > 1 and is_prng_key(key):
@@ -185,10 +187,15 @@ class MCMC(NumPyroMCMC):
             key, init_params = place((key, init_params), self.mesh, CHAINS)
             arrays = place(arrays, self.mesh)
             args, kwargs, _ = join(arrays)
-        state = self.sampler.init(key, self.num_warmup, init_params, args, kwargs)
+        if self.post_warmup_state is not None:
+            self.sampler.check(args, kwargs)
+            self.sampler._num_warmup = self.num_warmup
+            state, done = self.post_warmup_state._replace(rng_key=key), self.num_warmup
+        else:
+            state, done = self.sampler.init(key, self.num_warmup, init_params, args, kwargs), 0
         loop = self._loop(fields, static, join)
         if self.checkpoint is None:
-            self._run_in_memory(loop, state, arrays)
+            self._run_in_memory(loop, state, arrays, done)
         else:
             self._run_on_disk(loop, state, arrays, run)
 
@@ -201,11 +208,11 @@ class MCMC(NumPyroMCMC):
         except TypeError:  # an argument that is neither an array nor hashable
             return Loop(self.sampler, fields, join, **settings)
 
-    def _run_in_memory(self, loop, state, arrays):
-        total, done, num_kept = self.num_warmup + self.num_samples, 0, 0
+    def _run_in_memory(self, loop, state, arrays, done):
+        total, num_kept = self.num_warmup + self.num_samples, 0
         first = self._first()
         is_alone = self.mesh is None or not self.mesh.is_multi_process
-        bar = Progress(self.num_warmup, total, shown=bool(self.progress_bar) and is_alone and is_watched())
+        bar = Progress(self.num_warmup, total, done, shown=bool(self.progress_bar) and is_alone and is_watched())
         inputs = loop.find_inputs(state, arrays) if bar.shown and self.num_chains > 1 else {}
         draws = loop.room(self.num_samples // self.thinning, state, arrays, inputs)
         try:
