@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         return args.run(args)
-    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"fspace: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -144,7 +144,7 @@ def _records(args):
     from numpyro_fspace.experiments.records import read
 
     lines = [line for path in args.records for line in read(path)]
-    return [line for line in lines if line["experiment"] == args.experiment]
+    return [line for line in lines if line.get("experiment") == args.experiment]
 
 
 def _bench(args):

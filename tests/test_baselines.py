@@ -117,6 +117,33 @@ def test_precision_is_exact_where_the_model_is_linear(points, scale, batch):
     assert found.num_values == len(X) + (0 if points is None else len(POINTS))
 
 
+def test_a_tempered_model():
+    """``handlers.scale`` multiplies every term, the prior of the weights too: the precision is a tenth."""
+    model = handlers.scale(linear, scale=0.1)
+    prior, rest = precision_of(problem(model, X.astype(np.float32), Y, {"net.w": [[0.1], [0.2], [0.3]]}))
+    wanted = 0.1 * np.linalg.inv(exact()[1])
+    np.testing.assert_allclose(np.diag(prior) + rest, wanted, rtol=1e-4, atol=1e-4 * wanted.max())
+
+
+def test_two_networks_and_two_observations():
+    """New observations are latent sites to the second network's hook, and no network needs them."""
+
+    def two(x, y0=None, y1=None):
+        for i, y in enumerate((y0, y1)):
+            g = fs.random_module(f"net{i}", tiny(), input_shape=1)
+            numpyro.sample(f"y{i}", dist.Normal(g(x)[:, 0], SIGMA).to_event(1), obs=y)
+
+    x, y = X.astype(np.float32), Y.astype(np.float32)
+    posterior = laplace(two, KEY, x, y, -y, num_updates=20, num_samples=4)
+    drawn = fs.predict(posterior, KEY, x)
+    assert {k: v.shape for k, v in drawn.items()} == {
+        "net0": (4, 5, 1),
+        "net1": (4, 5, 1),
+        "y0": (4, 5),
+        "y1": (4, 5),
+    }
+
+
 def test_any_gaussian_prior_over_functions():
     """Known by its log density only."""
 
@@ -335,6 +362,17 @@ def test_members_are_modes_that_differ():
     assert min(np.abs(kernels[i] - kernels[j]).max() for i, j in ((0, 1), (0, 2), (1, 2))) > 0.1
     assert fs.predict(members, KEY, x)["net"].shape == (3, 5, 1)
     assert fs.to_arviz(members)["posterior"]["net"].shape == (1, 3, 5, 1)
+
+
+def test_a_deterministic_site_may_be_anything():
+    def logarithm(x, y=None):
+        f = fs.random_module("net", tiny(), input_shape=1)
+        numpyro.deterministic("log", jnp.log(f(x)[:, 0]))
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], SIGMA), obs=y)
+
+    x, y = X.astype(np.float32), -np.abs(Y).astype(np.float32)
+    members = ensemble(logarithm, KEY, x, y, num_members=2, num_updates=200)
+    assert np.isnan(members.samples["log"]).any()
 
 
 def test_one_member_is_the_first_of_many():

@@ -127,6 +127,8 @@ def test_an_interrupted_run_goes_on(capsys, tmp_path):
     assert [line["seed"] for line in read(path)] == [0, 1, 2]
     run(capsys, *argv, "1", "--set", "noise_factor=2.0")
     assert len(read(path)) == 4
+    run(capsys, "run", "extrapolation", "--method", "gp", "gp", "--out", path, "--seeds", "4")  # named twice, run once
+    assert len(read(path)) == 5
 
 
 def test_a_table_has_means_errors_and_the_published(capsys):
@@ -143,6 +145,20 @@ def test_a_table_has_means_errors_and_the_published(capsys):
     assert rows[2] == ["yacht", "gfsvi, widths=[10]", "3", "0.200 ± 0.058", "0.055"]
     assert rows[3][1] == "gfsvi, widths=[20]"
     assert "Cinquin" in text
+
+
+def test_a_table_keeps_versions_apart():
+    common = {"experiment": "uci", "dataset": "yacht", "method": "gp", "split": 0, "seed": 0, "config": {}}
+    lines = [common | {"version": version, "rmse": rmse} for version, rmse in (("0.1", 0.3), ("0.2", 0.1))]
+    rows = table(find("uci"), lines).splitlines()[2:4]
+    assert "gp, version=0.1 | 1 | 0.3" in rows[0] and "gp, version=0.2 | 1 | 0.1" in rows[1]
+
+
+def test_records_of_a_benchmark_are_no_experiment_s(capsys, tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"benchmark": "ess", "method": "nuts"}\n')
+    status, _, err = run(capsys, "table", "uci", str(path))
+    assert status == 2 and "no records" in err
 
 
 def test_files_that_hold_no_records(capsys, tmp_path):

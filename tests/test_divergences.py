@@ -334,3 +334,59 @@ def test_without_parameters_the_bridge_s_gradient_is_the_weights_kl():
 def test_bad_arguments_of_transport(make, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make()
+
+
+# ---- what the prior depends on -------------------------------------------------------------------------------
+
+
+def test_a_prior_with_random_parameters_is_averaged_over_them():
+    """Of an amplitude log a ~ N(m, s²) the mean variance is exp(2m + 2s²), and not exp(2m)."""
+
+    def random_amplitude(x, y=None):
+        log_a = numpyro.sample("a", dist.Normal(0.3, 1.0))
+        gp = fs.GPPrior(jnp.exp(2.0 * log_a) * tinygp.kernels.ExpSquared(0.7), nugget=0.1)
+        w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+        f = fs.functional_prior("f", lambda x: features(x) @ w, gp, POINTS)
+        numpyro.sample("y", dist.Normal(f(x), 0.5), obs=y)
+
+    guide = fs.guides.mean_field(random_amplitude, init_scale=0.4)
+
+    def loss(divergence):
+        svi = SVI(random_amplitude, guide, optax.adam(0.01), fs.FunctionalELBO(divergence, num_particles=4000))
+        state = svi.init(jax.random.key(0), X, Y)
+        return svi.evaluate(state, X, Y), svi.get_params(state)
+
+    found, params = loss(lambda law, prior, x: prior.moments(x)[1][0, 0])
+    law = guide.get_posterior(params)
+    place = list(random_amplitude_sites(guide)).index("a")
+    expected = np.exp(2.0 * law.mean[place] + 2.0 * law.variance[place])
+    np.testing.assert_allclose(found - loss(lambda law, prior, x: 0.0)[0], expected, rtol=0.05)
+    assert expected > 1.3 * np.exp(2.0 * law.mean[place]), "the check has power"
+
+
+def random_amplitude_sites(guide):
+    """Names of the flat position's entries."""
+    return [name for name, value in sorted(guide._init_locs.items()) for _ in range(value.size)]
+
+
+def test_a_prior_that_says_nothing_of_outputs_gets_what_the_function_returns():
+    class White:
+        def log_prob(self, x, f):
+            return dist.Normal(x[:, 0], 1.0).log_prob(f).sum()
+
+        def sample(self, key, x, sample_shape=()):
+            return x[:, 0] + jax.random.normal(key, (*sample_shape, len(x)))
+
+    class Single(White):
+        num_outputs = None
+
+    def loss(prior):
+        def line(x, y=None):
+            w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+            f = fs.functional_prior("f", lambda x: features(x) @ w, prior, POINTS)
+            numpyro.sample("y", dist.Normal(f(x), 0.5), obs=y)
+
+        svi = SVI(line, fs.guides.mean_field(line), optax.adam(0.01), fs.FunctionalELBO(fs.SpectralSteinKL()))
+        return svi.evaluate(svi.init(jax.random.key(0), X, Y), X, Y)
+
+    np.testing.assert_allclose(loss(White()), loss(Single()), rtol=1e-6)

@@ -33,6 +33,8 @@ def ensemble(
     unconstrained space of the samplers. Minibatches, and random measurement points, are drawn afresh at each update;
     then log P0 enters through its mean. All members are optimised together, in one compiled program.
 
+    Hold the scale of the weights' prior: the joint mode of a sampled scale and its weights is where both are zero.
+
     Args:
         model: a NumPyro model, with or without ``fs.functional_prior``.
         key: of the starts, the minibatches and the measurement points. Member e depends on it and on e alone.

@@ -55,7 +55,8 @@ def laplace(
     noise is Gaussian and known, this is the posterior.
 
     The latent values that no function depends on (the noise) stay at the mode: their draws are constant. As a mode, the
-    noise of a wide network may be far too small; give it a prior that says so, or fix it.
+    noise of a wide network may be far too small; give it a prior that says so, or fix it. Fix a scale of the
+    weights' prior too: the joint mode of a sampled scale and its weights is where both are zero.
 
     The matrix that is factorised, in float64, has side P, the number of weights, or that of the functions' values
     N·K + M·K, if that is smaller. Minibatch plates serve the optimiser only; the curvature is that of all data. A
@@ -222,7 +223,7 @@ class _Problem:
             def loss(flat):
                 trace, _ = self._run(self.centre | self.unravel(flat))
                 sites = [trace[k] for k in self.weights]
-                return -sum(jnp.sum(s["fn"].log_prob(s["value"])) for s in sites)
+                return -sum(scale_and_mask(s["fn"].log_prob(s["value"]), s["scale"]).sum() for s in sites)
 
             return jax.grad(loss)(flat)
 

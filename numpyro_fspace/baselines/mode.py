@@ -47,6 +47,7 @@ def find_modes(model, keys, args, kwargs, *, num_updates, optimiser, init_strate
 
     optimiser = Warmup().optimiser(num_updates) if optimiser is None else optimiser
     arrays, _, join = split_arrays((args, kwargs))
+    latents = check_model(model, args, kwargs, init_strategy)
 
     def one(key, arrays):
         args, kwargs = join(arrays)
@@ -67,7 +68,7 @@ def find_modes(model, keys, args, kwargs, *, num_updates, optimiser, init_strate
         return potential.constrain_fn()(z)
 
     modes = jax.device_get(jax.jit(jax.vmap(one, in_axes=(0, None)))(keys, arrays))
-    finite = [np.isfinite(v).reshape(len(keys), -1).all(1) for v in modes.values()]
+    finite = [np.isfinite(modes[name]).reshape(len(keys), -1).all(1) for name in latents]
     num_bad = int(len(keys) - np.logical_and.reduce(finite).sum())
     if num_bad:
         raise RuntimeError(

@@ -181,5 +181,7 @@ def run(name: str, todo: Iterable[Job], done: Iterable[Mapping] = ()) -> Iterato
     for job in todo:
         named = {"experiment": name, "dataset": job.dataset, "method": job.method, "split": job.split, "seed": job.seed}
         config = json.loads(json.dumps(asdict(job.config)))
-        if key(named | {"config": config, "version": __version__}) not in seen:
+        asked = key(named | {"config": config, "version": __version__})
+        if asked not in seen:
+            seen.add(asked)
             yield record(**named, **experiment.run(job), config=config)

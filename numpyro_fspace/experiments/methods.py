@@ -214,14 +214,19 @@ def _hybrid(method, config, build, data, key, progress):
     return fvimc.posterior(key_draws, config.num_samples), "f", num_gradients
 
 
+def _for_modes(config):
+    """The scale of the weights held: the joint mode of a scale and its weights is where both are zero."""
+    return replace(config, weight_scale_sd=0.0)
+
+
 def _laplace(method, config, build, data, key, progress):
-    model = build(config, functional=False)
+    model = build(_for_modes(config), functional=False)
     settings = {"num_updates": config.num_updates, "num_samples": config.num_samples}
     return laplace(model, key, *data, **settings), "net", config.num_updates
 
 
 def _ensemble(method, config, build, data, key, progress):
-    model = build(config, functional=False)
+    model = build(_for_modes(config), functional=False)
     found = ensemble(model, key, *data, num_members=NUM_MEMBERS, num_updates=config.num_updates)
     return found, "net", NUM_MEMBERS * config.num_updates
 

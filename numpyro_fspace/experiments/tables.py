@@ -14,18 +14,20 @@ __all__ = ["table"]
 def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
     """Means ± standard errors over splits and seeds: a row for each data set, method and config.
 
-    Settings that differ between records are named in a row's label. A column whose key the paper has figures for is
-    followed by theirs.
+    Settings, and versions of the package, that differ between records are named in a row's label. A column whose key
+    the paper has figures for is followed by theirs.
 
     Raises:
         ValueError: if there are no records.
     """
     if not records:
         raise ValueError("there are no records; make some with fspace run ... --out FILE.")
-    varied = _varied(records)
+    varied, num_versions = _varied(records), len({line.get("version") for line in records})
     groups: dict[tuple, list[Mapping]] = {}
     for line in records:
         settings = tuple(f"{name}={line['config'].get(name)}" for name in varied)
+        if num_versions > 1:
+            settings += (f"version={line.get('version')}",)
         groups.setdefault((line["dataset"], line["method"], settings), []).append(line)
     known = {key for figures in experiment.published.values() for key in figures}
     keys = [key for key in experiment.columns if any(line.get(key) is not None for line in records)]

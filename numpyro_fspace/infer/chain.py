@@ -163,7 +163,7 @@ class Chain(NamedTuple):
 
     def _optimise(self, num_draws, state):
         position, unravel, metric, _ = self.dynamics(state)
-        key, key_steps = jax.random.split(state.rng_key)
+        key, key_steps, _ = jax.random.split(state.rng_key, 3)
         position, optimiser, (value, aux) = self.warmup.optimise(
             key_steps,
             position,
@@ -190,7 +190,7 @@ class Chain(NamedTuple):
             state = jax.lax.cond(is_time, self._renew_control, lambda s: s, state)
         draws = self.warmup.calibration_draws(self.num_warmup)
         if not draws or not (self.step_size is None or self.preconditioner.adapts):
-            return self._sample(i, state)[0]
+            return self._sample(i, state)
         if self.step_size is None and state.momentum.size:
             state = self._cool((i == draws[3]) | (i == self.num_warmup), self.num_warmup - draws[3], state)
         is_time = jnp.any(jnp.array(draws) == i)
@@ -198,9 +198,10 @@ class Chain(NamedTuple):
         if self.preconditioner.rank:
             state = jax.lax.cond(is_time & (i < draws[3]), self._find_directions, lambda s: s, state)
         state = jax.lax.cond(is_time, lambda s: self._calibrate(may_lengthen, s), lambda s: s, state)
-        state, gradient = self._sample(i, state)
+        state = self._sample(i, state)
         if self.preconditioner.adapts:
-            state = self._collect_square((i >= draws[0]) & (i < draws[2]), gradient, state)
+            is_learning = (i >= draws[0]) & (i < draws[2])
+            state = jax.lax.cond(is_learning, self._collect_square, lambda s: s, state)
         return state
 
     def _renew_control(self, state):
@@ -268,18 +269,19 @@ class Chain(NamedTuple):
         step_size = jnp.where(is_time, factor.astype(warmup.step_size.dtype), 1.0) * warmup.step_size
         return state._replace(warmup=warmup._replace(step_size=step_size))
 
-    def _collect_square(self, is_time, gradient, state):
-        """``state`` with one squared gradient, in prior scales, added to what the preconditioner learns from."""
-        gradient = state.scale * gradient
-        good = is_time & jnp.all(jnp.isfinite(gradient)) & ~state.diverging
+    def _collect_square(self, state):
+        """Add one squared gradient, in prior scales, to what the preconditioner learns from."""
+        position, _, _, potential = self.dynamics(state)
+        key, key_potential = jax.random.split(state.rng_key)
+        gradient = state.scale * jax.grad(lambda w: potential(w, key_potential)[0])(position)
+        good = jnp.all(jnp.isfinite(gradient)) & ~state.diverging
         warmup = state.warmup
         warmup = warmup._replace(
             squares=warmup.squares + jnp.where(good, gradient**2, 0.0), num_squares=warmup.num_squares + good
         )
-        return state._replace(warmup=warmup)
+        return state._replace(warmup=warmup, rng_key=key)
 
     def _sample(self, i, state):
-        """``(state, gradient)`` after a draw of the sampler: its last gradient, flat [P], NaN if that was undone."""
         is_adapting = i < self.num_warmup
         position, unravel, metric, potential = self.dynamics(state)
         key, key_steps = jax.random.split(state.rng_key)
@@ -304,7 +306,6 @@ class Chain(NamedTuple):
             info = info._replace(
                 potential_energy=jnp.where(undo, state.potential_energy, info.potential_energy),
                 aux=jnp.where(undo, state.log_functional_prior, info.aux),
-                gradient=jnp.where(undo, jnp.nan, info.gradient),
             )
             is_hot = is_adapting & self.warmup.is_hot(relative, position.size)
             new_position = jnp.where(undo, position, new_position)
@@ -315,7 +316,7 @@ class Chain(NamedTuple):
         num_seen = i + 1 - jnp.max(jnp.where(starts <= i, starts, 0))
         kept = jnp.where(info.is_diverging, state.mean_temperature, info.temperature)
         mean = state.mean_temperature + (kept - state.mean_temperature) / num_seen
-        state = state._replace(
+        return state._replace(
             i=state.i + 1,
             z=unravel(position),
             potential_energy=info.potential_energy,
@@ -331,7 +332,6 @@ class Chain(NamedTuple):
             warmup=warmup,
             rng_key=key,
         )
-        return state, info.gradient
 
 
 def _kinetic(momentum):

@@ -34,9 +34,7 @@ class Info(NamedTuple):
 
     Attributes:
         potential_energy: the last estimate of U within the transition.
-        gradient: the gradient that came with it, shaped like the position. BlackJAX's form leaves it out (None), so
-            that many infos take little room.
-        gradient_norm: its Euclidean norm.
+        gradient_norm: Euclidean norm of the gradient that came with it.
         temperature: mean of |p|²/P over the inner steps, 1 in equilibrium at temperature 1 (SGHMC), or
             the mean squared displacement in units of its noise, |Δu|²/(2εP) (SGLD).
         step_size: the step size used last.
@@ -45,7 +43,6 @@ class Info(NamedTuple):
     """
 
     potential_energy: jax.Array
-    gradient: Any
     gradient_norm: jax.Array
     temperature: jax.Array
     step_size: jax.Array

@@ -138,7 +138,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False):
                 if integrator == "euler":
                     momentum = add(momentum, jnp.sqrt(2.0 * friction * epsilon * temperature), noise)
                 heat = heat + squared_norm(momentum) / (size * num_steps)
-                return (position, momentum, heat, value, gradient, epsilon), None
+                return (position, momentum, heat, value, squared_norm(gradient), epsilon), None
 
             return jax.lax.scan(step, carry, (draws, first + jnp.arange(refresh_every)))[0]
 
@@ -147,8 +147,8 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False):
         if integrator == "euler":
             momentum = jax.tree.map(lambda new, old: jnp.where(resample_momentum, new, old), fresh, momentum)
         zero = jnp.zeros((), dtype)
-        start = (state.position, momentum, zero, potential.zeros, jax.tree.map(jnp.zeros_like, momentum), zero)
-        position, momentum, heat, value, gradient, epsilon = scan_with_draws(
+        start = (state.position, momentum, zero, potential.zeros, zero, zero)
+        position, momentum, heat, value, squared_gradient, epsilon = scan_with_draws(
             leapfrogs, start, key_scan, num_steps // refresh_every, state.position, potential.draw, refresh_every
         )
         value, aux = value if has_aux else (value, None)
@@ -156,7 +156,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False):
         position, momentum = jax.tree.map(
             lambda new, old: jnp.where(good, new, old), (position, momentum), (state.position, fresh)
         )
-        info = Info(value, gradient, jnp.sqrt(squared_norm(gradient)), heat, epsilon, ~good, aux)
+        info = Info(value, jnp.sqrt(squared_gradient), heat, epsilon, ~good, aux)
         return SGHMCState(position, momentum, state.count + num_steps), info
 
     return kernel
@@ -210,7 +210,7 @@ def as_top_level_api(
         return init(position, rng_key, temperature=temperature)
 
     def step_fn(rng_key, state):
-        state, info = kernel(
+        return kernel(
             rng_key,
             state,
             potential_fn,
@@ -222,6 +222,5 @@ def as_top_level_api(
             resample_momentum,
             refresh_every,
         )
-        return state, info._replace(gradient=None)
 
     return SamplingAlgorithm(init_fn, step_fn)

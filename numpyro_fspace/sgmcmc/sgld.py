@@ -67,18 +67,17 @@ def build_kernel(*, has_aux: bool = False):
             value, gradient = gradient_fn(position, [stacked[0] for stacked in draws])
             position, du = euler_maruyama(position, gradient, noise, epsilon, temperature, metric)
             heat = heat + squared_norm(du) / jnp.where(epsilon > 0, 2.0 * epsilon * size * num_steps, 1.0)
-            return position, heat, value, gradient, epsilon
+            return position, heat, value, squared_norm(gradient), epsilon
 
         zero = jnp.zeros((), dtype)
-        start = (state.position, zero, potential.zeros, jax.tree.map(jnp.zeros_like, state.position), zero)
-        position, heat, value, gradient, epsilon = scan_with_draws(
+        start = (state.position, zero, potential.zeros, zero, zero)
+        position, heat, value, squared_gradient, epsilon = scan_with_draws(
             step, start, key, num_steps, state.position, potential.draw
         )
         value, aux = value if has_aux else (value, None)
-        squared_gradient = squared_norm(gradient)
         good = finite(position, value, squared_gradient)
         position = jax.tree.map(lambda new, old: jnp.where(good, new, old), position, state.position)
-        info = Info(value, gradient, jnp.sqrt(squared_gradient), heat, epsilon, ~good, aux)
+        info = Info(value, jnp.sqrt(squared_gradient), heat, epsilon, ~good, aux)
         return SGLDState(position, state.count + num_steps), info
 
     return kernel
@@ -118,7 +117,6 @@ def as_top_level_api(
         return init(position)
 
     def step_fn(rng_key, state):
-        state, info = kernel(rng_key, state, potential_fn, step_size, num_steps, temperature, metric)
-        return state, info._replace(gradient=None)
+        return kernel(rng_key, state, potential_fn, step_size, num_steps, temperature, metric)
 
     return SamplingAlgorithm(init_fn, step_fn)

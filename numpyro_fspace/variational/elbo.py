@@ -94,12 +94,17 @@ class FunctionalELBO(ELBO):
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
         key_model, key_law, key_draws = jax.random.split(rng_key, 3)
         problem = Problem(model, guide, param_map, args, kwargs, key_model, self.linearised)
-        divergence = 0.0
-        for i, (name, site) in enumerate(problem.functions.items()):
-            strength = site["fn"].scale * (1.0 if site["scale"] is None else site["scale"])
-            law = problem.law(name) if self.linearised else problem.sampled(name, jax.random.fold_in(key_law, i))
-            divergence += strength * self.divergence(law, site["fn"].prior, site["fn"].x)
         keys = jax.random.split(key_draws, self.num_particles)
+        divergence = 0.0
+        for i, name in enumerate(problem.functions):
+            law = problem.law(name) if self.linearised else problem.sampled(name, jax.random.fold_in(key_law, i))
+
+            def at_draw(key, name=name, law=law):
+                site = problem.prior_given_draw(name, key)
+                strength = site["fn"].scale * (1.0 if site["scale"] is None else site["scale"])
+                return strength * self.divergence(law, site["fn"].prior, site["fn"].x)
+
+            divergence += jnp.mean(jax.vmap(at_draw)(keys))
         rest = jax.vmap(problem.rest_given_draw)(keys)
         likelihood = jax.vmap(problem.closed_form)(keys) if self.linearised else None
         if likelihood is None:
@@ -175,7 +180,16 @@ class Problem:
             key,
             lambda key, x: self._evaluate(name, self._prior_values(used, key), x),
             lambda key: self._kl_terms(used, key),
+            function_of(self.model, name, self.args, self.kwargs, self.centre)(self.functions[name]["fn"].x).ndim == 1,
         )
+
+    def prior_given_draw(self, name, key):
+        """The site of the functional prior at a draw of θ, on which the prior may depend."""
+        if not self.rest:
+            return self.functions[name]
+        draw = self.constrain(self.draw(key))
+        values = {k: draw[k] if k in self.rest else v for k, v in self.centre.items()}
+        return self.trace(self.model, values)[name]
 
     def _prior_values(self, used, key):
         """A draw of the latent values ``used`` from the prior that the model writes."""

@@ -52,6 +52,7 @@ class SampledLaw:
         key: of everything that is drawn.
         prior_function: ``(key, x [M, D]) -> [M, K]``, the function with weights drawn from the model's prior of them.
         weights_kl_terms: ``key -> log q(w) - log p(w)`` at a draw of q, or an unbiased estimate of its mean.
+        flat: whether the model's function gives [M] where ``function`` gives [M, 1].
     """
 
     function: Any
@@ -59,6 +60,7 @@ class SampledLaw:
     key: Key[Array, ""]
     prior_function: Any = None
     weights_kl_terms: Any = None
+    flat: bool = False
 
     def sample(self, x, num_draws: int) -> Float[Array, "S M K"]:
         """Draws of f(x)."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from numpyro import handlers
 
 from numpyro_fspace.arguments import with_rows
+from numpyro_fspace.functions import depends_on
 from numpyro_fspace.primitives import full_plates, function_hook, is_functional_prior
 
 __all__ = ["function_of", "linearise"]
@@ -64,14 +65,16 @@ def linearise(model, centre: dict):
     @functools.wraps(model)
     def linear_model(*args, **kwargs):
         def replace(name, fn, values):
-            missing = [site for site in values if site not in centre]
-            if missing:
-                raise KeyError(f"linearise: centre has no value for the sites {missing}.")
-            start = {site: jnp.asarray(centre[site], jnp.result_type(value)) for site, value in values.items()}
-            step = {site: value - start[site] for site, value in values.items()}
+            known = {site: value for site, value in values.items() if site in centre}
+            start = {site: jnp.asarray(centre[site], jnp.result_type(value)) for site, value in known.items()}
+            step = {site: value - start[site] for site, value in known.items()}
 
             def linear_fn(x):
                 at = lambda weights: function_of(model, name, args, kwargs, weights)(x)  # noqa: E731
+                missing = values.keys() - known.keys()  # new observations are among them: no function needs these
+                missing = sorted(missing & depends_on(at, values)) if missing else []
+                if missing:
+                    raise KeyError(f"linearise: centre has no value for the sites {missing}.")
                 value, slope = jax.jvp(at, (start,), (step,))
                 return value + slope
 

@@ -226,12 +226,11 @@ class SpectralSteinKL:
 
     def __call__(self, law, prior, x) -> Float[Array, ""]:
         f = law.sample(x, self.num_draws)
-        noise = jax.random.normal(jax.random.fold_in(law.key, 1), f.shape, f.dtype)
+        noise = jax.random.normal(jax.random.fold_in(law.key, self.num_draws), f.shape, f.dtype)
         f = f + jnp.sqrt(self.noise) * noise
         score = spectral_stein_score(jax.lax.stop_gradient(f).reshape(len(f), -1), self.explained).reshape(f.shape)
         entropy_term = jnp.sum(score * (f - jax.lax.stop_gradient(f)))  # zero, with the gradient of -H
-        single = getattr(prior, "num_outputs", f.shape[-1]) is None
-        log_prior = jax.vmap(lambda v: prior.log_prob(x, v[:, 0] if single else v))(f)
+        log_prior = jax.vmap(lambda v: prior.log_prob(x, v[:, 0] if law.flat else v))(f)
         return (entropy_term - log_prior.sum()) / len(f)
 
 

@@ -63,8 +63,6 @@ def test_a_kernel_and_its_form_for_blackjax_have_the_documented_defaults(key):
         for found, info in forms:
             np.testing.assert_array_equal(found.position, state_given.position)
             assert info.temperature == info_given.temperature and found.count == settings["num_steps"]
-        np.testing.assert_allclose(jnp.linalg.norm(info_given.gradient), info_given.gradient_norm, rtol=1e-6)
-        assert info.gradient is None  # cheap to stack
 
 
 def test_the_checker_of_keys_sees_a_reused_key(key):
