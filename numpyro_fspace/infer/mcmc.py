@@ -140,9 +140,9 @@ class MCMC(NumPyroMCMC):
         if goes_on:
             if state.control.centre.size:
                 state = self.sampler.refresh(state, args, kwargs)
-            state = state._replace(  # its warm-up is over, however long that of this object is
-                i=jnp.maximum(state.i, self.num_warmup), num_diverging=jnp.zeros_like(state.num_diverging)
-            )
+            # Its warm-up is over, however long that of this object is: not even the last act of one is due.
+            i = jnp.where(state.i < self.num_warmup, self.num_warmup + 1, state.i)
+            state = state._replace(i=i.astype(state.i.dtype), num_diverging=jnp.zeros_like(state.num_diverging))
             self.post_warmup_state = state
         if self._is_ours(extra_fields):
             self._run(rng_key, extra_fields, init_params, args, kwargs)
