@@ -124,7 +124,7 @@ class SGMCMCKernel(MCMCKernel):
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
         if self.step_size is None and not self._goes_on and not self.warmup.calibration_draws(num_warmup):
             raise ValueError(
-                f"num_warmup={num_warmup} leaves no draw to find a step size in (warm_start= "
+                f"num_warmup={num_warmup} leaves no draw to find a step size in (warm_start="
                 f"{self.warmup.warm_start} of it goes to the optimiser): give step_size, or warm up for longer."
             )
         self._num_warmup = num_warmup
