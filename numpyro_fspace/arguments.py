@@ -33,7 +33,7 @@ def _hashable(leaf):
     is_number = isinstance(leaf, np.ndarray | jax.Array) and not isinstance(leaf, jax.core.Tracer)
     if is_number and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return str(leaf.dtype), leaf.item()
-    return leaf
+    return (type(leaf), leaf) if isinstance(leaf, bool | int | float) else leaf  # True == 1 == 1.0
 
 
 class Rows(np.ndarray):

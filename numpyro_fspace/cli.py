@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         return args.run(args)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
         print(f"fspace: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -46,13 +46,19 @@ def _parser():
 
     run = commands.add_parser("run", help="an experiment of the papers; one JSON record per run")
     run.add_argument("experiment", choices=NAMES)
-    run.add_argument("--dataset", nargs="+", help="the experiment's first if not given")
-    run.add_argument("--method", nargs="+", help="some of the experiment's if not given")
+    run.add_argument("--dataset", nargs="+", action="extend", help="the experiment's first if not given")
+    run.add_argument("--method", nargs="+", action="extend", help="some of the experiment's if not given")
     run.add_argument("--splits", type=_positive, default=1, metavar="K", help="splits 0 to K-1 (uci)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of the run; of the data (but uci)")
     run.add_argument("--seeds", type=_positive, default=1, metavar="K", help="seeds S to S+K-1")
     run.add_argument(
-        "--set", nargs="+", type=_setting, default=[], metavar="NAME=VALUE", help="change the run's config"
+        "--set",
+        nargs="+",
+        action="extend",
+        type=_setting,
+        default=[],
+        metavar="NAME=VALUE",
+        help="change the run's config",
     )
     run.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
     run.add_argument("--out", metavar="FILE", help="append records to FILE; runs that it already holds are left out")
@@ -183,7 +189,12 @@ def _run(args):
         quick=args.quick,
         progress=sys.stderr.isatty(),
     )
-    done = read(args.out) if args.out and Path(args.out).exists() else ()
+    done = ()
+    if args.out:
+        out = Path(args.out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.open("a").close()  # an error now, if it cannot be written, and not after the first run
+        done = read(out)
     for record in run(args.experiment, todo, done):
         write(record, args.out)
         name = f"{record['method']} on {record['dataset']}, split {record['split']}, seed {record['seed']}"

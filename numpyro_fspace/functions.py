@@ -8,7 +8,8 @@ import numpy as np
 from numpyro import handlers
 
 from numpyro_fspace.arguments import with_rows
-from numpyro_fspace.primitives import full_plates, function_hook, is_functional_prior
+from numpyro_fspace.handlers import full_plates, function_hook
+from numpyro_fspace.sites import is_functional_prior
 
 __all__ = [
     "condition",
@@ -50,23 +51,24 @@ def function_inputs(model, draws, args, kwargs) -> dict:
     names, others = [], {}
 
     def calls(draw, key):
-        found = {}
+        seen = {}  # by function: a site's name may be that of a scope
 
-        def watch(name, fn, _):
+        def watch(_, fn, __):
             def watched(x):
-                found.setdefault(name, x)
+                seen.setdefault(watched, x)
                 return fn(x)
 
             return watched
 
         seeded = handlers.seed(full_plates(condition(model, draw)), key)
         with function_hook(watch, density=False, networks=True):
-            trace = handlers.trace(handlers.uncondition(seeded)).get_trace(*args, **kwargs)
-        for name, fn in functions_of(trace).items():
+            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        functions = functions_of(trace)
+        for name, fn in functions.items():
             names.append(name)
             if arrays and _takes(fn, arrays[0]):
                 others[name] = arrays[0]
-        return found
+        return {name: seen[fn] for name, fn in functions.items() if fn in seen}
 
     ends = [jax.tree.map(lambda a, i=i: a[i], draws) for i in (0, -1)]
     watched = jax.jit(calls)
@@ -100,7 +102,7 @@ def function_values(model, draw, args, kwargs, inputs) -> dict:
     """
     seeded = handlers.seed(full_plates(condition(model, draw)), jax.random.key(0))
     with function_hook(lambda name, fn, _: fn, density=False):
-        functions = functions_of(handlers.trace(handlers.uncondition(seeded)).get_trace(*args, **kwargs))
+        functions = functions_of(handlers.trace(seeded).get_trace(*args, **kwargs))
     return evaluate(functions, inputs)
 
 

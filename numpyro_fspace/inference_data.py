@@ -12,9 +12,11 @@ from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_median
 
 from numpyro_fspace.functions import function_inputs, some_rows
+from numpyro_fspace.handlers import full_plates
+from numpyro_fspace.infer.checkpoint import plain
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.prediction import is_observation, log_likelihood, predict
-from numpyro_fspace.primitives import full_plates, is_functional_prior
+from numpyro_fspace.sites import is_functional_prior
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -108,8 +110,7 @@ def _groups_of_functions(mcmc):
     groups = {
         "posterior": {_clean(k): np.asarray(v) for k, v in mcmc.get_samples(group_by_chain=True).items()},
         "sample_stats": {
-            SAMPLE_STATS.get(k, k): -np.asarray(v) if k == "potential_energy" else np.asarray(v)
-            for k, v in stats.items()
+            SAMPLE_STATS.get(k, k): -np.asarray(v) if k == "potential_energy" else plain(v) for k, v in stats.items()
         },
         "constant_data": _probes(mcmc.functions_at),
     }
@@ -136,7 +137,7 @@ def _named_arrays(model, args, kwargs):
         names = []
     names += [f"arg_{i}" for i in range(len(names), len(args))]
     named = dict(zip(names, args, strict=False)) | kwargs
-    return {k: np.asarray(v) for k, v in named.items() if isinstance(v, np.ndarray | jax.Array) and np.ndim(v)}
+    return {k: plain(v) for k, v in named.items() if isinstance(v, np.ndarray | jax.Array) and np.ndim(v)}
 
 
 def _probes(inputs) -> dict:

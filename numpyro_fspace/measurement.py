@@ -238,12 +238,12 @@ def union(*samplers) -> PointSampler:
     known = [member.num_inputs for member in members if member.num_inputs is not None]
     _same_inputs(known)
     if all(isinstance(member, _Fixed) for member in members):
-        return fixed(np.concatenate([np.asarray(member.pool) for member in members]))
+        return fixed(_together([member.pool for member in members]))
     known_counts = [member.num_points for member in members if member.num_points is not None]
     total = sum(known_counts) if len(known_counts) == len(members) else None
     pools = [member.pool for member in members if isinstance(member, _Fixed | _Subset | _Union)]
     has_pool = len(pools) == len(members) and all(pool is not None for pool in pools)
-    pool = _constant(np.concatenate([np.asarray(pool) for pool in pools])) if has_pool else None
+    pool = _together(pools) if has_pool else None
     return _Union(total, known[0] if known else None, any(m.is_random for m in members), pool, members=members)
 
 
@@ -290,6 +290,11 @@ def _constant(value: np.ndarray | Array) -> Array:
     """A JAX array, concrete even while an outer function is traced, unless the value itself is traced."""
     with jax.ensure_compile_time_eval():
         return jnp.asarray(value, float)
+
+
+def _together(pools: list) -> Array:
+    with jax.ensure_compile_time_eval():
+        return jnp.concatenate(pools)
 
 
 def _points(x, name: str) -> Float[Array, "M D"]:

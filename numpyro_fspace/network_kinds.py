@@ -39,6 +39,7 @@ class Network:
         init: key to new weights; None for a network already built.
         outputs_first: whether weight arrays are (out, in, ...) rather than (..., in, out).
         tables: paths of embeddings, whose rows are looked up, not summed.
+        norms: paths of the scales of norm layers, where their kind tells.
     """
 
     weights: dict
@@ -46,6 +47,7 @@ class Network:
     init: Callable | None = None
     outputs_first: bool = False
     tables: frozenset = frozenset()
+    norms: frozenset = frozenset()
 
     def draw(self, path, key):
         """The network's own initial value of one weight array, in the dtype of NumPyro's draws."""
@@ -65,7 +67,7 @@ class Network:
 
     def units(self) -> set:
         """Paths of the weights that scale by one at the start, as those of norm layers do."""
-        named = {path for path in self.weights if _last(path) == "scale"}
+        named = {path for path in self.weights if _last(path) == "scale" or path in self.norms}
         unclear = [path for path in self.weights if path not in named and _last(path) != "bias"]
         values = {path: self.weights[path] for path in unclear}
         if self.init is not None:
@@ -195,7 +197,8 @@ def _nnx(module, x) -> Network:
 def _equinox(module, x) -> Network:
     import equinox as eqx
 
-    special = (eqx.nn.StateIndex, eqx.nn.Dropout, eqx.nn.Embedding)
+    norm_layers = (eqx.nn.LayerNorm, eqx.nn.GroupNorm, eqx.nn.RMSNorm)
+    special = (eqx.nn.StateIndex, eqx.nn.Dropout, eqx.nn.Embedding, *norm_layers)
     nodes, _ = jax.tree_util.tree_flatten_with_path(module, is_leaf=lambda node: isinstance(node, special))
     for path, node in nodes:
         if isinstance(node, eqx.nn.StateIndex):
@@ -208,13 +211,15 @@ def _equinox(module, x) -> Network:
                 f"the active equinox Dropout {_join(path)!r}", "call equinox.nn.inference_mode(module) first."
             )
     tables = frozenset(f"{_join(path)}.weight" for path, node in nodes if isinstance(node, eqx.nn.Embedding))
+    # By their kind, as the values of a module built inside a compiled model are not known.
+    norms = frozenset(f"{_join(path)}.weight" for path, node in nodes if isinstance(node, norm_layers))
     arrays, static = eqx.partition(module, eqx.is_inexact_array)
     weights, rebuild = _by_path(arrays)
 
     def apply(weights, x):
         return jax.vmap(eqx.combine(rebuild(weights), static))(x)
 
-    return Network(weights, apply, outputs_first=True, tables=tables)
+    return Network(weights, apply, outputs_first=True, tables=tables, norms=norms)
 
 
 def _pair(module, x) -> Network:

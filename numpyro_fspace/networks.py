@@ -17,8 +17,9 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer import init_to_median
 
+from numpyro_fspace.handlers import function_hook, hooked
 from numpyro_fspace.network_kinds import Network, read_network
-from numpyro_fspace.primitives import hooked, note
+from numpyro_fspace.sites import note
 from numpyro_fspace.validate import check_positive
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def random_function(module: Any, *, input_shape: int | tuple[int, ...], prior=No
     """
 
     def draw(key, x):
-        with handlers.block(), handlers.seed(rng_seed=key):
+        with handlers.block(), function_hook(), handlers.seed(rng_seed=key):  # no function of a model around it
             return random_module("network", module, input_shape=input_shape, prior=prior)(x)
 
     jax.eval_shape(draw, jax.random.key(0), jnp.zeros((1, *_check_input_shape(input_shape))))

@@ -69,6 +69,10 @@ class OnDemand:
 
     def __getitem__(self, rows: Int[Array, "*B"]) -> Array:
         """Rows [*B, ...] by number, or by a slice."""
+        if isinstance(rows, tuple):
+            first, *others = rows
+            num_axes = 1 if isinstance(first, slice) else np.ndim(first)
+            return self[first][(slice(None),) * num_axes + tuple(others)]
         if isinstance(rows, slice):
             rows = np.arange(*rows.indices(len(self)))
         if not isinstance(rows, jax.core.Tracer):

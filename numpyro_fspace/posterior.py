@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 
-from numpyro_fspace.infer.checkpoint import Checkpoint, join_chains
+from numpyro_fspace.infer.checkpoint import Checkpoint, join_chains, plain
 from numpyro_fspace.infer.mcmc import MCMC, warn_of_trouble
 
 if TYPE_CHECKING:
@@ -91,8 +91,16 @@ def as_posterior(source, model: Callable | None = None) -> Posterior:
         if not isinstance(source, MCMC):  # which has said so when it ran
             warn_of_trouble(source)
         stats = _arrays(source.get_extra_fields())
-        model = source.sampler.model if model is None else model
-        return Posterior(model, source.get_samples(), source.num_chains, source._args, source._kwargs, stats)
+        model, samples = source.sampler.model if model is None else model, source.get_samples()
+        latents = getattr(source.last_state, source.sampler.sample_field)
+        missing = sorted(set(latents) - set(samples)) if isinstance(latents, dict) else []
+        if missing:
+            raise ValueError(
+                f"This run did not keep the draws of {missing} (extra_fields='~...'), without which they would come "
+                "from the prior. If that is meant, pass the draws and the model: predict(mcmc.get_samples(), ..., "
+                "model=model)."
+            )
+        return Posterior(model, samples, source.num_chains, source._args, source._kwargs, stats)
     if not isinstance(source, dict):
         raise TypeError(
             f"source must be an MCMC object, a Posterior or a dict of posterior draws, got {type(source).__name__}."
@@ -103,4 +111,4 @@ def as_posterior(source, model: Callable | None = None) -> Posterior:
 
 
 def _arrays(fields: dict) -> dict:
-    return {k: np.asarray(v) for k, v in fields.items() if not isinstance(v, dict | tuple)}
+    return {k: plain(v) for k, v in fields.items() if not isinstance(v, dict | tuple)}

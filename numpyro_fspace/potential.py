@@ -17,8 +17,9 @@ from numpyro.distributions import biject_to, constraints, transforms
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_fspace.arguments import with_rows
+from numpyro_fspace.handlers import fresh_draws, full_plates, function_hook, given_rows
 from numpyro_fspace.networks import init_to_network
-from numpyro_fspace.primitives import fresh_draws, full_plates, function_hook, given_rows, is_functional_prior
+from numpyro_fspace.sites import is_functional_prior
 from numpyro_fspace.validate import check_observations, check_sites
 
 __all__ = ["ModelPotential", "base_transform"]
@@ -41,6 +42,7 @@ class ModelPotential:
     Attributes:
         trace: the trace of the initial run.
         latents: names of the latent sites, all continuous.
+        has_own_noise: whether the model draws random numbers itself, which no full gradient averages over.
 
     Raises:
         ValueError: for a model that is seeded, has discrete or no latent sites, ``param`` sites, no
@@ -51,11 +53,11 @@ class ModelPotential:
         self.model, self.args, self.kwargs = model, with_rows(args), with_rows(kwargs or {})
         _refuse_seeded(model)
         key_init, key_fresh, self._key_scale = jax.random.split(key, 3)
-        initial = handlers.substitute(
-            handlers.seed(fresh_draws(model, key_fresh), key_init), substitute_fn=init_strategy
-        )
+        fresh = fresh_draws(model, key_fresh)
+        initial = handlers.substitute(handlers.seed(fresh, key_init), substitute_fn=init_strategy)
         self.trace = handlers.trace(initial).get_trace(*self.args, **self.kwargs)
         check_sites(self.trace)
+        self.has_own_noise = fresh.num_own_keys > 0
         self.latents = [k for k, s in self.trace.items() if _is_latent(s)]
 
     @property
@@ -142,7 +144,8 @@ class ModelPotential:
             return lambda z: {k: constrained[k](v) for k, v in z.items()}
 
         def constrain(z):
-            model = full_plates(self.model)
+            # Sites that draw random numbers of their own are as they would be for one key.
+            model = handlers.seed(full_plates(self.model), jax.random.key(0))
             values = constrain_fn(model, self.args, self.kwargs, z, return_deterministic=True)
             return {k: values[k] for k in (*z, *kept)}
 

@@ -15,8 +15,9 @@ from numpyro import handlers
 
 from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.functions import condition, evaluate, function_inputs, functions_of
+from numpyro_fspace.handlers import full_plates
+from numpyro_fspace.on_demand import OnDemand
 from numpyro_fspace.posterior import as_posterior
-from numpyro_fspace.primitives import full_plates
 from numpyro_fspace.validate import check_count
 
 if TYPE_CHECKING:
@@ -83,8 +84,13 @@ def predict(
 
     def one_draw(draw, key, args, kwargs, inputs):
         seeded = handlers.seed(full_plates(condition(model, draw)), key)
-        trace = handlers.trace(handlers.uncondition(seeded)).get_trace(*args, **kwargs)
-        return evaluate(functions_of(trace), inputs) | {k: s["value"] for k, s in trace.items() if _is_output(s, draw)}
+        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        outputs = {k: s["value"] for k, s in trace.items() if _is_output(s, draw)}
+        given = [k for k in outputs if trace[k]["type"] == "sample" and trace[k]["is_observed"]]
+        keys = jax.random.split(jax.random.fold_in(key, 1), len(given))
+        # What is observed is drawn anew, and stays what it is for the sites that depend on it (a known noise, inputs).
+        outputs |= {k: trace[k]["fn"](rng_key=key) for k, key in zip(given, keys, strict=True)}
+        return evaluate(functions_of(trace), inputs) | outputs
 
     num, parts = max([0, *(len(x) for x in jax.tree.leaves(inputs))]), []
     if num <= input_batch_size:
@@ -152,7 +158,8 @@ def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None, chunk=No
     arrays = split_arrays((args, kwargs, inputs))[0]
     chunk = _compiled(fn, (args, kwargs, inputs)) if chunk is None else chunk
     if batch_size is None:
-        sizes = [a.shape[0] for a in arrays] + [a[0].size for a in jax.tree.leaves(draws)]
+        on_disk = [a for a in jax.tree.leaves((args, kwargs)) if isinstance(a, OnDemand)]
+        sizes = [a.shape[0] for a in (*arrays, *on_disk)] + [a[0].size for a in jax.tree.leaves(draws)]
         batch_size = max(1, min(num, CHUNK // max([1, *sizes])))
     check_count(batch_size, "batch_size")
     keys = jax.random.split(key, num)

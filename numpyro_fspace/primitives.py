@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from numpyro import handlers, prng_key
-from numpyro.distributions import constraints
 from numpyro.infer.util import _unconstrain_params
-from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack, plate
+from numpyro.primitives import _PYRO_STACK, apply_stack, plate
 
+from numpyro_fspace.handlers import fresh_draws, hooked, hooks
 from numpyro_fspace.measurement import as_points
 from numpyro_fspace.priors import check_prior
+from numpyro_fspace.sites import FunctionalPriorSite, note
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,168 +44,7 @@ if TYPE_CHECKING:
     from numpyro_fspace.measurement import PointSampler
     from numpyro_fspace.priors import FunctionalPrior
 
-__all__ = [
-    "FunctionalPriorSite",
-    "fresh_draws",
-    "full_plates",
-    "function_hook",
-    "functional_prior",
-    "given_rows",
-    "hooked",
-    "is_functional_prior",
-    "minibatch",
-    "note",
-]
-
-
-class FunctionalPriorSite(dist.Distribution):
-    """The law attached to a ``functional_prior`` site: an empty value whose log density is the prior's.
-
-    Attributes:
-        fn: the network, a function of inputs [M, D].
-        prior: the prior over functions.
-        points: the sampler of measurement points.
-        x: the measurement points [M, D] of this evaluation, or None in a note.
-        log_factor: scale · log P0(fn(x)); None in a note, and where random points have no key, which is an error
-            only for those who ask for the density (``log_likelihood`` does not).
-        scale: the factor on the log prior.
-    """
-
-    support = constraints.real_vector
-    pytree_aux_fields = ("fn", "prior", "points", "x")
-    pytree_data_fields = ("log_factor", "scale")
-
-    def __init__(self, fn, prior, points, x=None, log_factor=None, scale=1.0):
-        self.fn, self.prior, self.points, self.x, self.log_factor = fn, prior, points, x, log_factor
-        self.scale = scale
-        super().__init__(batch_shape=(), event_shape=(0,), validate_args=False)
-
-    def sample(self, key, sample_shape=()):
-        return jnp.zeros((*sample_shape, 0))
-
-    def log_prob(self, value):
-        if self.log_factor is None:
-            raise ValueError(
-                "functional_prior: the measurement points are random and there is no key to draw them. Run the model "
-                "under numpyro.handlers.seed, or freeze the points: "
-                "points=fs.measurement.fixed(points(jax.random.key(0)))."
-            )
-        return self.log_factor
-
-
-class fresh_draws(Messenger):
-    """Gives a model the randomness of one evaluation: minibatch indices, measurement points, other keys.
-
-    Args:
-        fn: the model.
-        key: the key of this evaluation; each site that asks gets its own split of it.
-
-    After the model has run, ``log_functional_prior`` holds the sum of its functional log priors.
-    """
-
-    def __init__(self, fn, key):
-        super().__init__(fn)
-        self.key = key
-        self.log_functional_prior = jnp.zeros(())
-
-    def next_key(self):
-        self.key, key = jax.random.split(self.key)
-        return key
-
-    def process_message(self, msg):
-        if msg["type"] == "plate" and msg["value"] is None:
-            msg["value"] = minibatch(self.next_key(), *msg["args"], name=msg["name"])
-        elif msg["type"] == "prng_key" and msg["value"] is None:
-            msg["value"] = self.next_key()
-
-    def postprocess_message(self, msg):
-        if msg["type"] == "sample" and is_functional_prior(msg) and msg["fn"].log_factor is not None:
-            scale = 1.0 if msg["scale"] is None else msg["scale"]
-            self.log_functional_prior = self.log_functional_prior + scale * msg["fn"].log_prob(msg["value"])
-
-
-class full_plates(Messenger):
-    """Runs a model with every plate at its full size, whatever its ``subsample_size``."""
-
-    def process_message(self, msg):
-        if msg["type"] == "plate" and msg["value"] is None:
-            size = msg["args"][0]
-            msg["args"], msg["value"] = (size, size), jnp.arange(size)
-
-
-class given_rows(Messenger):
-    """Runs a model with these rows in place of the minibatch of every subsampled plate, however many they are."""
-
-    def __init__(self, fn, rows):
-        super().__init__(fn)
-        self.rows = rows
-
-    def process_message(self, msg):
-        size, batch = msg["args"] if msg["type"] == "plate" else (0, None)
-        if msg["type"] == "plate" and msg["value"] is None and batch not in (None, size):
-            msg["args"], msg["value"] = (size, len(self.rows)), self.rows
-
-
-def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
-    """``batch_size`` distinct indices below ``size``: one from each of ``batch_size`` strata, in O(batch_size).
-
-    The strata are a partition of the indices into runs of equal length (to within one), turned by a random
-    angle, so that each index has the same chance and gradients are unbiased. Their variance is that of
-    drawing without replacement if the order of the data says nothing, and smaller if neighbours are alike.
-
-    Raises:
-        ValueError: unless 1 ≤ batch_size ≤ size.
-
-    Reference: W. G. Cochran (1977), *Sampling techniques*, chapter 5.
-    """
-    if not 1 <= batch_size <= size:
-        raise ValueError(f"plate {name!r}: subsample_size={batch_size} must lie between 1 and the plate's size {size}.")
-    edges = np.arange(batch_size + 1) * size // batch_size
-    key_angle, key_rows = jax.random.split(key)
-    widths = np.diff(edges)
-    # Rounding may prefer some rows of a stratum by one part in 10⁷; turned, every index still has the same chance.
-    places = (jax.random.uniform(key_rows, (batch_size,), jnp.float32) * widths).astype(int)
-    rows = edges[:-1] + jnp.minimum(places, widths - 1)
-    return (rows + jax.random.randint(key_angle, (), 0, size)) % size
-
-
-class function_hook(Messenger):
-    """While active, ``functional_prior(name, fn, …)`` speaks of ``replace(name, fn, values)`` in place of ``fn``.
-
-    Of several hooks the innermost replaces first; one that replaces nothing shields the function from those around it.
-
-    Args:
-        replace: takes the name, the function, and the values of the latent sites so far; None replaces nothing.
-        density: whether the log density of functions counts; False puts 0 in its place.
-        networks: whether the functions of ``random_module`` are replaced too.
-    """
-
-    def __init__(self, replace=None, *, density=True, networks=False):
-        super().__init__()
-        self.replace, self.density, self.networks, self.values = replace, density, networks, {}
-
-    def postprocess_message(self, msg):
-        if msg["type"] == "sample" and not msg["is_observed"] and not is_functional_prior(msg):
-            self.values[msg["name"]] = msg["value"]
-
-
-def _hooks():
-    return [handler for handler in _PYRO_STACK if isinstance(handler, function_hook)]
-
-
-def hooked(name, fn, *, is_network=False):
-    """``fn`` as the hooks around it replace it."""
-    for hook in reversed(_hooks()):
-        if hook.replace is None:
-            break
-        if hook.networks or not is_network:
-            fn = hook.replace(name, fn, dict(hook.values))
-    return fn
-
-
-def is_functional_prior(site) -> bool:
-    """Whether a trace's site was made by ``functional_prior``."""
-    return isinstance(site.get("fn"), FunctionalPriorSite)
+__all__ = ["functional_prior"]
 
 
 def functional_prior(
@@ -273,7 +112,7 @@ def functional_prior(
         _factor(name, FunctionalPriorSite(fn, prior, points, scale=scale))
         return fn
     x, law, where = _drawn(prior, points, key)
-    if not all(hook.density for hook in _hooks()):
+    if not all(hook.density for hook in hooks()):
         _factor(name, FunctionalPriorSite(fn, prior, points, x, jnp.zeros(()), scale))
         return fn
     with handlers.block():
@@ -331,12 +170,6 @@ def _measurement_key(name, points):
                 "points=fs.measurement.fixed(points(jax.random.key(0))); or sample with fs.fSGHMC or fs.fSGLD."
             )
     return prng_key()
-
-
-def note(kind: str, name: str, fn):
-    """Leave a site of type ``kind`` in the trace, which handlers can read and no engine of NumPyro counts."""
-    if _PYRO_STACK:
-        apply_stack({"type": kind, "name": name, "fn": fn, "value": jnp.zeros((0,))})
 
 
 def _is_observed_there() -> bool:

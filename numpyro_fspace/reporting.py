@@ -97,7 +97,7 @@ def report(
 
     Args:
         mcmc: an ``MCMC`` object that has run one of our kernels.
-        *args: the arguments of that run.
+        *args: the arguments of that run; what it was given if there are none here.
         key: of the probes; ``jax.random.key(0)`` if None.
         inputs: where f is judged, [N, D], or a dict of them by name of function; as for ``predict`` if None, up to 100
             rows.
@@ -124,6 +124,8 @@ def report(
         0
     """
     kernel = _checked_kernel(mcmc)
+    if not args and not kwargs:
+        args, kwargs = mcmc._args, mcmc._kwargs
     key_predict, key_probe = jax.random.split(jax.random.key(0) if key is None else key)
     f = _function_draws(mcmc, key_predict, args, kwargs, inputs)
     functions = function_diagnostics(f)

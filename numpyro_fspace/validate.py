@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.primitives import is_functional_prior
+from numpyro_fspace.sites import is_functional_prior
 
 __all__ = [
     "check_arguments",
@@ -81,8 +81,16 @@ def check_arguments(args: tuple, kwargs: dict):
 def _check_array(name, array):
     if array.size == 0:
         raise ValueError(f"{name} of run is empty (shape {array.shape}).")
-    if array.dtype == object or array.dtype.kind in "US":
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return
+    if array.dtype.kind in "OUSMm":
         raise TypeError(f"{name} of run has dtype {array.dtype}; encode it as numbers first.")
+    kept = jax.dtypes.canonicalize_dtype(array.dtype)
+    if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and not np.array_equal(array, array.astype(kept)):
+        raise ValueError(
+            f"{name} of run is {array.dtype} and JAX would cut it to {kept}, which changes it (it holds "
+            f'{array.max()}). Pass it as float, or call jax.config.update("jax_enable_x64", True) first.'
+        )
     if array.dtype.kind != "f":
         return
     bad = int(np.size(array) - np.isfinite(np.asarray(array)).sum())

@@ -104,6 +104,7 @@ def test_a_record(capsys, tmp_path, data_dir):
     assert np.shape(line["curves"]["trace"]) == (3, 30, 2)
     seen = np.array(line["curves"]["coverage"])
     assert (np.diff(seen) >= 0.0).all()  # wider intervals hold more
+    assert line["changed"] == {"kernel": "linear"}
     assert line["calibration_error"] == pytest.approx(np.abs(seen - ablations.LEVELS).mean(), abs=1e-3)
     capsys.readouterr()
 

@@ -238,6 +238,10 @@ CASES = [
     ("network a number", lambda: start_model(network(module=WRONG)), TypeError, "float"),
     ("fan_in 0", lambda: fs.fan_in(0.0), ValueError, "scale=0.0 must be positive"),
     # ---- after the run
+    ("integers that do not fit", lambda: start(fs.SGLD(linear()), X, np.full(8, 3_000_000_000)), ValueError,
+     "int64 and JAX would cut it to int32.*it holds 3000000000"),
+    ("dates", lambda: start(fs.SGLD(linear()), X, np.full(8, "2000-01-01", "datetime64[D]")), TypeError,
+     "encode it as numbers"),
     ("predict without model", lambda: fs.predict(DRAWS, KEY, X), TypeError, "pass model="),
     ("predict a list", lambda: fs.predict([DRAWS], KEY, X), TypeError, "MCMC object, a Posterior or a dict.*got list"),
     ("predict ragged", lambda: fs.predict(DRAWS | {"v": jnp.ones(2)}, KEY, X, model=linear()), ValueError,
@@ -277,7 +281,10 @@ def test_the_table_is_long_and_its_names_are_unique():
 def test_good_inputs_pass():
     """The helpers of the table do not fail by themselves."""
     assert start(fs.SGHMC(linear())).z["w"].shape == (2,)
-    assert start(fs.fSGLD(linear(random_points()), preconditioner=fs.preconditioners.diagonal([1.0, 2.0])))
+    assert (
+        start(fs.fSGLD(linear(random_points()), preconditioner=fs.preconditioners.diagonal([1.0, 2.0]))).z["w"].size
+        == 2
+    )
     start(fs.SGHMC(linear()), X.astype(np.float64) * 1e3, Y.astype(np.float64))
     start(fs.SGHMC(linear(batch=8)))
     start_model(network(prior={"kernel": dist.Normal(), "bias": fs.fan_in()}))

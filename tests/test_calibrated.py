@@ -186,3 +186,25 @@ def test_a_prior_without_a_factor_is_refused():
         prior.log_prob(X, jnp.zeros(6))
     with pytest.raises(ValueError, match="f must have shape"):
         fs.CalibratedPrior(GP, Linear()).log_prob(X, jnp.zeros(5))
+
+
+@pytest.mark.parametrize("name", ["net", "network"])
+def test_its_own_network_is_no_function_of_the_model(name):
+    """Linearised at its own weights a model keeps its density: the prior's random networks are not replaced."""
+    from flax import linen as nn
+    from numpyro import handlers
+    from numpyro.infer.util import log_density
+
+    net = nn.Sequential([nn.Dense(5), nn.tanh, nn.Dense(1)])
+    draw = fs.random_function(net, input_shape=1, prior=fs.fan_in(3.0))
+    prior = fs.CalibratedPrior(GP, fs.NetworkPrior(draw, jax.random.key(0), num_draws=100))
+
+    def model(x):
+        f = fs.random_module(name, net, input_shape=1, prior=fs.fan_in(3.0))
+        f = fs.functional_prior("f", f, prior, X)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1).to_event(1), obs=jnp.ones(len(x)))
+
+    trace = handlers.trace(handlers.seed(model, 0)).get_trace(X)
+    weights = {k: site["value"] for k, site in trace.items() if k.startswith(name + ".")}
+    linearised = log_density(fs.linearise(model, weights), (X,), {}, weights)[0]
+    np.testing.assert_allclose(linearised, log_density(model, (X,), {}, weights)[0], rtol=1e-8)

@@ -299,6 +299,30 @@ def test_other_data_and_another_key_are_refused(folder):
             driver(folder).run(key, X, y, extra_fields=("potential_energy",))
 
 
+@pytest.mark.parametrize("kind", ["on demand", "table"])
+def test_other_data_behind_the_same_words_are_refused(tmp_path, kind):
+    """What says of itself only its shape, or its first and last rows."""
+    pandas = pytest.importorskip("pandas")
+
+    def model(y):
+        w = numpyro.sample("w", dist.Normal())
+        if kind == "table":
+            y = y["y"].to_numpy()
+        with numpyro.plate("data", len(y), subsample_size=5 if kind == "on demand" else None) as rows:
+            numpyro.sample("y", dist.Normal(w, 1.0), obs=y[rows] if kind == "on demand" else y)
+
+    def run_on(values):
+        mcmc = fs.MCMC(fs.SGLD(model, step_size=0.01), num_warmup=0, num_samples=2, checkpoint=tmp_path)
+        mcmc.run(KEY, fs.OnDemand(values) if kind == "on demand" else pandas.DataFrame({"y": values}))
+
+    values = np.zeros(200, np.float32)
+    run_on(values)
+    run_on(values.copy())
+    values[100] = 1.0
+    with pytest.raises(ValueError, match=r"another run|was"):
+        run_on(values)
+
+
 def npz(change):
     """What ``change`` makes of the arrays in a file."""
 

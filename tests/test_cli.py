@@ -6,7 +6,7 @@ import math
 import pytest
 
 from numpyro_fspace.cli import main
-from numpyro_fspace.experiments import methods
+from numpyro_fspace.experiments import extrapolation, methods
 from numpyro_fspace.experiments.catalogue import NAMES, find
 from numpyro_fspace.experiments.records import KEYS, read, record, write
 from numpyro_fspace.experiments.tables import table
@@ -75,8 +75,6 @@ def test_quick_records_of_other_methods(capsys, monkeypatch, method):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # 100 draws of warm-up are few
 @pytest.mark.parametrize("method", ["gp", "fsghmc", "gfsvi", "laplace"])
 def test_two_moons(capsys, method):
-    if method == "gp":
-        pytest.importorskip("sklearn")
     status, out, _ = run(capsys, "run", "two_moons", "--method", method, "--quick")
     line = json.loads(out)
     assert status == 0
@@ -94,6 +92,9 @@ def test_two_moons(capsys, method):
         (["uci", "--dataset", "iris"], "no dataset 'iris'; choose from yacht"),
         (["extrapolation", "--splits", "2"], "no splits of extrapolation beyond 1"),
         (["uci", "--dataset", "yacht", "protein", "--splits", "10"], "no splits of protein beyond 5"),
+        (["uci", "--dataset", "yacht", "--dataset", "iris"], "no dataset 'iris'"),
+        (["langevin", "--set", "activation=foo"], "activation='foo' is unknown"),
+        (["bandit", "--set", "activation=foo"], "activation='foo' is unknown"),
     ],
 )
 def test_what_an_experiment_does_not_have(capsys, argv, text):
@@ -104,7 +105,6 @@ def test_what_an_experiment_does_not_have(capsys, argv, text):
 
 @pytest.mark.parametrize("name", ["extrapolation", "two_moons"])
 def test_records_to_table_and_figure(capsys, tmp_path, name):
-    pytest.importorskip("sklearn")
     records, picture = str(tmp_path / "records.jsonl"), tmp_path / "picture.png"
     run(capsys, "run", name, "--method", "gp", "bbb", "--quick", "--out", records)
     _, text, _ = run(capsys, "table", name, records)
@@ -129,6 +129,24 @@ def test_an_interrupted_run_goes_on(capsys, tmp_path):
     assert len(read(path)) == 4
     run(capsys, "run", "extrapolation", "--method", "gp", "gp", "--out", path, "--seeds", "4")  # named twice, run once
     assert len(read(path)) == 5
+    for factor in ("3", "3.0"):  # the same number
+        run(capsys, *argv, "1", "--set", f"noise_factor={factor}", "--set", "noise_sd=0.02")
+    assert len(read(path)) == 6 and read(path)[-1]["config"]["noise_factor"] == 3.0
+
+
+def test_a_file_that_cannot_be_written_is_an_error_before_any_run(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(extrapolation, "fit", lambda *args, **settings: pytest.fail("ran"))
+    (tmp_path / "file").touch()
+    path = str(tmp_path / "file" / "records.jsonl")
+    status, _, err = run(capsys, "run", "extrapolation", "--method", "fsghmc", "--out", path)
+    assert status == 2 and str(tmp_path / "file") in err
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # a dozen draws
+def test_nuts_has_fixed_points(capsys):
+    sizes = ["widths=(3,)", "num_warmup=10", "num_samples=10", "num_chains=2"]
+    status, out, _ = run(capsys, "run", "extrapolation", "--method", "nuts", "--quick", "--set", *sizes)
+    assert status == 0 and json.loads(out)["finite"]
 
 
 def test_a_table_has_means_errors_and_the_published(capsys):
@@ -145,6 +163,16 @@ def test_a_table_has_means_errors_and_the_published(capsys):
     assert rows[2] == ["yacht", "gfsvi, widths=[10]", "3", "0.200 ± 0.058", "0.055"]
     assert rows[3][1] == "gfsvi, widths=[20]"
     assert "Cinquin" in text
+
+
+def test_a_table_says_how_many_runs_a_figure_is_of():
+    lines = [
+        record(
+            experiment="uci", dataset="yacht", method="fsghmc", split=split, seed=0, rmse=0.1, rhat_max=rhat, config={}
+        )
+        for split, rhat in enumerate((1.0, 1.02, math.nan))
+    ]
+    assert table(find("uci"), lines).splitlines()[2] == "| yacht | fsghmc | 3 | 0.1 | 0.25 | 1.010 ± 0.010 (2 of 3) |"
 
 
 def test_a_table_keeps_versions_apart():
@@ -262,6 +290,9 @@ def test_settings_change_the_config(capsys):
         ("calibrated=True", "fixed measurement points"),
         ("widths=3", "widths=3 must be"),
         ("num_chains=2.5", "num_chains=2.5 must be"),
+        ("num_steps=2.5", "num_steps=2.5 must be of type int"),
+        ("noise_sd=None", "noise_sd=None must be of type float"),
+        ("num_gp_steps=3", "extrapolation does not use the setting 'num_gp_steps'"),
     ],
 )
 def test_bad_settings_are_explained(capsys, setting, text):

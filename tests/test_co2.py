@@ -43,7 +43,7 @@ def test_quick_run_and_picture(data_dir, tmp_path):
     assert gp["rmse_raw"] < 2.0
     assert gp["w2_gp"] == 0
     assert 0.0 <= gp["coverage90"] <= 1.0
-    assert line["gp_rmse"] == gp["rmse_raw"]
+    assert line["gp_rmse"] == gp["rmse"]
     assert line["rmse_seen"] < 2.0
     assert line["rmse_raw"] < 8.0
     assert line["num_diverging"] == 0

@@ -12,7 +12,7 @@ import tinygp
 from numpyro.infer import MCMC
 
 import numpyro_fspace as fs
-from numpyro_fspace.primitives import full_plates
+from numpyro_fspace.handlers import full_plates
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_variate
 
 NUM_DATA, BATCH = 24, 4

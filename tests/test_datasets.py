@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import sklearn.datasets
 
 from numpyro_fspace import datasets
 from numpyro_fspace.datasets import co2, drifters, mushroom, registry, uci
@@ -635,7 +636,7 @@ def test_extrapolation_refuses_bad_arguments():
 
 
 def test_diabetes_split():
-    reference = pytest.importorskip("sklearn.datasets").load_diabetes(scaled=False)
+    reference = sklearn.datasets.load_diabetes(scaled=False)
     first, second = (datasets.load_diabetes(i, standardise=False, dtype=np.float64) for i in (0, 1))
     assert first.x_train.shape == (398, 10)
     assert first.x_test.shape == (44, 10)

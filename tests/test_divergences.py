@@ -131,11 +131,17 @@ def test_it_finds_the_exact_mean_with_any_guide(guide):
 
 def test_a_prior_that_is_not_gaussian():
     prior = fs.StudentTPrior(tinygp.kernels.ExpSquared(0.7), df=4.0, nugget=0.1)
-    law = SampledLaw(function, lambda key: LOC + SD * jax.random.normal(key, (3,)), jax.random.key(0))
-    assert np.isfinite(fs.SpectralSteinKL()(law, prior, POINTS))
+
+    def divergence_at(shift):
+        centre = LOC.at[0].add(shift)
+        law = SampledLaw(function, lambda key: centre + SD * jax.random.normal(key, (3,)), jax.random.key(0))
+        return fs.SpectralSteinKL()(law, prior, POINTS)
+
+    assert jax.grad(divergence_at)(5.0) > 0.0 > jax.grad(divergence_at)(-5.0)  # back to the prior's mean
+    law = LinearisedLaw(function, LOC, lambda rows: rows * SD)
     for divergence in (fs.Wasserstein2(), fs.RegularizedKL()):
         with pytest.raises(TypeError, match=r"needs a Gaussian prior.*SpectralSteinKL"):
-            divergence(LinearisedLaw(function, LOC, lambda rows: rows * SD), prior, POINTS)
+            divergence(law, prior, POINTS)
 
 
 @pytest.mark.parametrize(

@@ -213,3 +213,103 @@ def test_what_it_does_not_do_itself_is_numpyros():
     nuts = fs.MCMC(NUTS(linear(POINTS)), num_warmup=10, num_samples=10, progress_bar=False)
     nuts.run(KEY, X, Y)
     assert nuts.get_samples()["w"].shape == (10, 2)
+
+
+@pytest.mark.parametrize("batch", [None, 4])
+def test_keys_of_the_old_style_give_the_same_draws(batch):
+    """Ten gradients a draw with either, and the temperature of ten."""
+    kernel = fs.fSGHMC(linear(random_points(), batch=batch), num_steps=10)
+    found = []
+    for key in (jax.random.key(0), jax.random.PRNGKey(0)):
+        mcmc = fs.MCMC(kernel, num_warmup=12, num_samples=8, progress_bar=False)
+        mcmc.run(key, X, Y, extra_fields=("temperature", "count"))
+        found.append((mcmc.get_samples(), mcmc.get_extra_fields()))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_temperature_of_a_run_that_goes_on_is_its_own():
+    first = make(num_chains=1)
+    first.warmup(KEY, X, Y)
+    for num_warmup in (0, 25):
+        second = make(num_chains=1, num_warmup=num_warmup, options=PLAIN | {"step_size": 0.2})
+        second.post_warmup_state = first.post_warmup_state
+        second.run(KEY, X, Y, extra_fields=("temperature",))
+        own = float(np.mean(second.get_extra_fields()["temperature"]))
+        assert float(second.last_state.mean_temperature) == pytest.approx(own, rel=1e-4)
+
+
+def test_a_state_of_other_chains_is_refused():
+    first, second = make(num_chains=2), make(num_chains=1)
+    first.warmup(KEY, X, Y)
+    second.post_warmup_state = first.post_warmup_state
+    with pytest.raises(ValueError, match="that of 2 chains, and num_chains=1"):
+        second.run(KEY, X, Y)
+
+
+def test_settings_that_keep_all_sites_say_so():
+    mcmc = make(functions_at=X)
+    with pytest.raises(ValueError, match=r"functions_at= keeps all latent sites: leave \['~z.w'\]"):
+        mcmc.run(KEY, X, Y, extra_fields=("~z.w",))
+
+
+def test_initial_values_may_be_integers_and_have_an_axis_of_chains():
+    given = {"w": np.array([[1, 2], [3, 4]])}
+    mcmc = make(num_warmup=0, num_samples=1, options=PLAIN | {"step_size": 1e-12})
+    mcmc.run(KEY, X, Y, init_params=given)
+    np.testing.assert_allclose(mcmc.get_samples()["w"], given["w"], atol=1e-3)
+    for shape in ((), (3, 2)):
+        with pytest.raises(ValueError, match="its first axis must be that of the 2 chains"):
+            make().run(KEY, X, Y, init_params={"w": np.zeros(shape)})
+
+
+def test_a_flag_and_a_number_are_not_the_same_argument():
+    """True == 1, and a model may tell them apart."""
+
+    def model(flag):
+        w = numpyro.sample("w", dist.Normal(1.0 if flag is True else 7.0, 0.01).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=Y[:2])
+
+    mcmc = fs.MCMC(fs.SGLD(model, step_size=1e-6), num_warmup=0, num_samples=2, progress_bar=False)
+    means = []
+    for flag in (True, 1):
+        mcmc.run(KEY, flag)
+        means.append(float(np.mean(mcmc.get_samples()["w"])))
+    assert means == pytest.approx([1.0, 7.0], abs=0.2)
+
+
+def test_a_model_may_have_randomness_of_its_own():
+    """Keys that the model asks for itself: also where its deterministic sites are replayed."""
+
+    def model(y):
+        w = numpyro.sample("w", dist.Normal())
+        shift = numpyro.deterministic("shift", 0.1 * jax.random.normal(numpyro.prng_key()))
+        with numpyro.plate("data", len(y), subsample_size=2):
+            numpyro.sample("y", dist.Normal(w + shift, 1.0), obs=numpyro.subsample(y, event_dim=0))
+
+    mcmc = fs.MCMC(fs.SGHMC(model, num_steps=2), num_warmup=10, num_samples=5, progress_bar=False)
+    mcmc.run(KEY, Y)
+    assert mcmc.get_samples()["shift"].shape == (5,)
+    assert mcmc.last_state.control.centre.size == 0  # a gradient of all data would be that of one shift
+
+
+def test_values_of_arrays_that_a_model_reads_are_explained():
+    def model(groups, y):
+        with numpyro.plate("groups", int(groups.max()) + 1):
+            w = numpyro.sample("w", dist.Normal())
+        numpyro.sample("y", dist.Normal(w[groups], 1.0).to_event(1), obs=y)
+
+    mcmc = fs.MCMC(fs.SGLD(model), num_warmup=2, num_samples=2, progress_bar=False)
+    with pytest.raises(jax.errors.ConcretizationTypeError) as raised:
+        mcmc.run(KEY, np.arange(8) % 3, Y)
+    assert "pass it to run as a Python int" in "".join(raised.value.__notes__)
+
+
+def test_a_key_among_the_arguments():
+    def model(y, key):
+        w = numpyro.sample("w", dist.Normal())
+        numpyro.sample("y", dist.Normal(w + jax.random.normal(key[0]), 1.0).expand([8]).to_event(1), obs=y)
+
+    mcmc = fs.MCMC(fs.SGLD(model, step_size=0.01), num_warmup=0, num_samples=3, progress_bar=False)
+    mcmc.run(KEY, Y, jax.random.split(jax.random.key(5), 1))
+    assert np.isfinite(mcmc.get_samples()["w"]).all()
+    assert "y" in fs.to_arviz(mcmc)["posterior_predictive"]

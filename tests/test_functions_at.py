@@ -54,7 +54,6 @@ def test_inputs_by_name_thinned_chains_and_checkpoints(tmp_path):
 
 
 def test_arviz_reads_them():
-    pytest.importorskip("arviz")
     found = fs.to_arviz(run(functions_at=NEW))
     assert found["posterior"]["net"].shape == (1, 12, 5, 1)
     np.testing.assert_array_equal(found["constant_data"]["probe_inputs"], NEW)

@@ -41,7 +41,7 @@ def blocks(labels, random) -> np.ndarray:
 def folder(tmp_path, monkeypatch):
     """A data directory with small sets under the names of the real ones."""
     random = np.random.default_rng(0)
-    for name, sizes in (("mnist", (300, 100)), ("fashion_mnist", (20, 100)), ("kmnist", (0, 100))):
+    for name, sizes in (("mnist", (300, 100)), ("fashion_mnist", (20, 100)), ("kmnist", (0, 200))):
         place = tmp_path / "image" / name
         place.mkdir(parents=True)
         for part, size in zip(("train", "t10k"), sizes, strict=True):
@@ -73,7 +73,7 @@ def test_parts_that_are_not_published(folder):
     data = datasets.load_images("kmnist")
     assert data.train.shape == (0, 28, 28, 1)
     assert data.train_labels is None
-    assert len(data.test) == len(data.test_labels) == 100
+    assert len(data.test) == len(data.test_labels) == 200
 
 
 @pytest.mark.parametrize(
@@ -225,9 +225,17 @@ def test_unknown_settings(settings):
 
 
 def test_kmnist_points_need_images_of_its_size():
-    problem = experiment.Problem(*[np.zeros((1, 3))] * 4, {"svhn": np.zeros((1, 3))}, *[None] * 3)
+    problem = experiment.Problem(*[np.zeros((1, 3))] * 4, {"svhn": np.zeros((1, 3))}, np.zeros((0, 0)), *[None] * 3)
     with pytest.raises(ValueError, match="choose train or random"):
         experiment._points("kmnist", problem, 5, jax.random.key(0))
+
+
+def test_kmnist_points_are_not_the_images_that_are_scored(folder):
+    problem = experiment.prepare("mnist", 0, 50, 60, 50, 1)
+    points = experiment._points("kmnist", problem, 40, jax.random.key(0))(jax.random.key(1))
+    assert len(problem.strange["kmnist"]) == 60 and len(problem.kmnist) == 140
+    distances = np.abs(points[:, None] - problem.strange["kmnist"]).max(-1)
+    assert points.shape == (40, 784) and distances.min() > 0.0
 
 
 # Runs

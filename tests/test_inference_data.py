@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import arviz as az
 import flax.linen as nn
 import jax
 import numpy as np
@@ -13,7 +14,6 @@ from models import NOISE, POINTS, X, Y, linear, random_points, run
 
 import numpyro_fspace as fs
 
-az = pytest.importorskip("arviz")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:The chain runs hot:RuntimeWarning")
 
 
@@ -60,6 +60,12 @@ def test_log_likelihood_and_data_are_full(data, mcmc):
     np.testing.assert_allclose(data["log_likelihood"]["y"].values, expected, rtol=1e-3)
     np.testing.assert_array_equal(data["observed_data"]["y"].values, Y)
     assert data["posterior_predictive"]["y"].shape == (2, 60, 8)
+
+
+def test_predictions_are_those_of_their_draws(data):
+    """What is left without f, of 960 values, is the noise: Kolmogorov-Smirnov, false alarms 1e-5."""
+    noise = data["posterior_predictive"]["y"].values - data["posterior"]["f"].values
+    assert scipy.stats.kstest(noise.ravel() / NOISE, "norm").pvalue > 1e-5
 
 
 def test_lp_is_minus_the_potential(data, mcmc):

@@ -158,3 +158,10 @@ def test_own_sampler():
 def test_errors(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_unions_of_points_that_are_arguments_of_a_model():
+    x, pool = np.linspace(0.0, 1.0, 5)[:, None], np.arange(4.0)[:, None]
+    for parts in (lambda x: (x, pool), lambda x: (subset(x, 3), pool)):
+        inside = jax.jit(lambda x, parts=parts: union(*parts(x))(KEY))(x)
+        np.testing.assert_allclose(inside, union(*parts(x))(KEY))

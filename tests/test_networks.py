@@ -663,3 +663,21 @@ def test_calls_in_the_wrong_place_are_refused():
 
     with pytest.raises(ValueError, match="outside of plates"):
         run(model)
+
+
+def test_norm_layers_of_equinox_are_known_by_their_kind():
+    """Built inside a compiled model their values are not known; the prior is the same."""
+
+    def model(x):
+        first, last = jax.random.split(jax.random.key(0))
+        layers = [eqx.nn.Linear(1, 4, key=first), eqx.nn.LayerNorm(4), eqx.nn.Linear(4, 1, key=last)]
+        numpyro.deterministic("f", random_module("net", eqx.nn.Sequential(layers), input_shape=1)(x))
+
+    x = jnp.ones((3, 1))
+    trace = handlers.trace(handlers.seed(model, 0)).get_trace(x)
+    weights = {k: site["value"] for k, site in trace.items() if site["type"] == "sample"}
+
+    def density(weights):
+        return log_density(model, (x,), {}, weights)[0]
+
+    np.testing.assert_allclose(density(weights), jax.jit(density)(weights), rtol=1e-6)

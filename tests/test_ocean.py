@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpyro import handlers
+from tinygp.kernels import ExpSquared
 
+from numpyro_fspace import measurement
 from numpyro_fspace.cli import main
 from numpyro_fspace.experiments.catalogue import find
-from numpyro_fspace.experiments.ocean import CONFIG, field_scores, velocity_network
+from numpyro_fspace.experiments.ocean import CONFIG, _build, field_scores, velocity_network
 from numpyro_fspace.experiments.records import read
 from numpyro_fspace.experiments.regression import FunctionPosterior
+from numpyro_fspace.priors import GPFit, GPPrior, Helmholtz
 
 CENTRE, UNIT, SPEED = np.array([-87.0, 26.0]), 1.3, 0.2
 
@@ -56,6 +61,27 @@ def test_scores_of_draws_and_of_a_gaussian_agree():
     assert exact["gibbs"] < exact["lpd"]
     for name in ("gibbs", "lpd"):
         assert abs(found[name] - exact[name]) < 0.02
+
+
+def test_prior_is_calibrated_to_the_model_s_own_law():
+    """The base's variance is that of the model's own draws, also where the weights' scale is not that of fan_in."""
+    config = replace(CONFIG.quick(), weight_sd=3.0)
+    x = np.random.default_rng(0).uniform((-91, 24), (-84, 27.5), (8, 2)).astype(np.float32)
+    params = {"potential": 0.02, "stream": 0.02, "stream_scale": UNIT}
+    gp = GPFit(
+        GPPrior(Helmholtz(ExpSquared(1.0), ExpSquared(1.0)), nugget=0.01, num_outputs=2), 0.01, np.zeros(0), params
+    )
+    model = _build(config, gp, measurement.fixed(x), functional=True)
+    trace = handlers.trace(handlers.seed(model, 0)).get_trace(x)
+    base = trace["f"]["fn"].prior.base
+
+    def draw(key):
+        trace = handlers.trace(handlers.seed(model, key)).get_trace(x)
+        return trace["f"]["fn"].fn(x)
+
+    own = jnp.mean(jax.vmap(draw)(jax.random.split(jax.random.key(1), 100)) ** 2)
+    calibrated = jnp.mean(base.sample(jax.random.key(2), x, (100,)) ** 2)
+    assert calibrated == pytest.approx(own, rel=0.5)  # with fan_in(2) it would be .0001 of it
 
 
 def run(tmp_path, *arguments):

@@ -91,3 +91,11 @@ def test_mistakes_are_named():
         fs.OnDemand(np.array(["a", "b"]))
     with pytest.raises(IndexError, match="rows 2 to 9 are not all among the 3"):
         fs.OnDemand(np.zeros((3, 1)))[np.array([2, 9])]
+
+
+def test_rows_and_columns():
+    array = np.arange(24.0).reshape(6, 2, 2)
+    source, rows = fs.OnDemand(array), jnp.array([4, 1])
+    np.testing.assert_array_equal(source[rows, 0], array[[4, 1], 0])
+    np.testing.assert_array_equal(jax.jit(lambda rows: source[rows, 1, 0])(rows), array[[4, 1], 1, 0])
+    np.testing.assert_array_equal(source[1:3, 1], array[1:3, 1])

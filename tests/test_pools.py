@@ -12,7 +12,7 @@ import tinygp
 from numpyro import handlers
 
 import numpyro_fspace as fs
-from numpyro_fspace.primitives import fresh_draws
+from numpyro_fspace.handlers import fresh_draws
 
 RNG = np.random.default_rng(0)
 POOL = RNG.uniform(-1.0, 1.0, (30, 2))

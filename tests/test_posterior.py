@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import arviz as az
 import jax
 import numpy as np
 import numpyro
@@ -61,7 +62,6 @@ def test_guides_that_are_plain_functions():
 
 
 def test_arviz_reads_it():
-    az = pytest.importorskip("arviz")
     data = fs.to_arviz(fitted(fs.FunctionalELBO())[2])
     assert set(data["constant_data"].data_vars) == {"x", "probe_inputs"}
     assert data["posterior"]["f"].shape == (1, 40, 8) and data["log_likelihood"]["y"].shape[:2] == (1, 40)

@@ -11,8 +11,10 @@ import numpyro.distributions as dist
 import pytest
 import scipy.stats
 from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points, run
+from numpyro import handlers
 
 import numpyro_fspace as fs
+from numpyro_fspace import prediction
 from numpyro_fspace.prediction import log_likelihood
 
 KEY = jax.random.key(0)
@@ -172,3 +174,59 @@ def test_log_likelihood_is_pointwise_over_all_data(model, batch_size):
     expected = scipy.stats.norm.logpdf(Y, draws[:, :1] + draws[:, 1:] * X[:, 0], NOISE)
     assert set(values) == {"y"}
     np.testing.assert_allclose(values["y"], expected, rtol=1e-4)
+
+
+def test_what_is_observed_stays_what_it_is_for_sites_that_depend_on_it():
+    """A noise that is known by ``condition`` and inputs with a law of their own: only outputs are drawn anew."""
+
+    def model(x, y=None):
+        x = numpyro.sample("x", dist.Normal(0.0, 1.0).expand([len(X), 1]).to_event(2), obs=x)
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        sigma = numpyro.sample("sigma", dist.LogNormal(2.0, 1.0))
+        numpyro.sample("y", dist.Normal(line(w)(x), sigma).to_event(1), obs=y)
+
+    known = handlers.condition(model, {"sigma": 0.01})
+    values = fs.predict(DRAWS, KEY, X, Y, model=known)
+    lines = np.asarray(DRAWS["w"])[:, :1] + np.asarray(DRAWS["w"])[:, 1:] * X[:, 0]
+    np.testing.assert_allclose(values["y"], lines, atol=0.06)
+    assert np.std(values["y"] - lines) > 0.005 and np.std(values["x"]) > 0.5
+    assert not np.array_equal(values["x"][0], X)
+
+
+def test_functions_in_a_scope_are_evaluated_where_the_model_does_it():
+    def part(x):
+        return fs.random_module("net", nn.Dense(1), input_shape=1)(x)[:, 0]
+
+    def model(x, y=None):
+        a = numpyro.deterministic("at_a", handlers.scope(part, prefix="a", divider=".")(10.0 * x))
+        b = numpyro.deterministic("at_b", handlers.scope(part, prefix="b", divider=".")(x - 1.0))
+        numpyro.sample("y", dist.Normal(a + b, NOISE).to_event(1), obs=y)
+
+    draws = {f"{p}.net.{w}": jnp.ones((2, *shape)) for p in "ab" for w, shape in (("kernel", (1, 1)), ("bias", (1,)))}
+    values = fs.predict(draws, KEY, X, model=model)
+    for name in "ab":
+        np.testing.assert_allclose(values[f"{name}.net"][..., 0], values[f"at_{name}"], rtol=1e-5)
+
+
+def test_weights_that_were_not_kept_are_not_drawn_from_the_prior():
+    mcmc = run(fs.SGLD(linear(POINTS), step_size=0.01), extra_fields=("~z.w",))
+    with pytest.raises(ValueError, match=r"did not keep the draws of \['w'\]"):
+        fs.predict(mcmc, KEY, NEW)
+
+
+def test_keys_among_the_fields_are_no_hindrance():
+    mcmc = run(fs.SGLD(linear(POINTS), step_size=0.01), extra_fields=("rng_key",))
+    assert set(fs.predict(mcmc, KEY, NEW)) == {"f", "y"}
+    assert "rng_key" in fs.to_arviz(mcmc)["sample_stats"]
+
+
+def test_rows_on_demand_bound_the_number_of_draws_at_a_time(monkeypatch):
+    sizes = []
+
+    def chunk(draws, keys, arrays):
+        sizes.append(len(keys))
+        return {"f": jnp.zeros(len(keys))}
+
+    monkeypatch.setattr(prediction, "CHUNK", 2 * len(X))
+    prediction.map_draws(None, DRAWS, KEY, (fs.OnDemand(X),), {}, None, chunk=chunk)
+    assert sizes == [2, 2, 2]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tinygp.kernels import ExpSquared
+from tinygp.kernels import ExpSquared, Matern32
 
 from numpyro_fspace.priors import GPPrior, fit_gp
 
@@ -142,3 +142,18 @@ def test_progress_bar(capsys):
 def test_errors(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_a_kernel_that_is_no_covariance_is_named():
+    """tinygp's Matérn 3/2 takes the L1 distance unless told otherwise, and has negative eigenvalues in the plane."""
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    y = np.sin(2 * x[:, 0]) + 0.1 * x[:, 1]
+    with pytest.warns(RuntimeWarning, match="not finite from step .*L2Distance"):
+        fit_gp(1.0 * Matern32(1.0), x, y, num_steps=50)
+
+
+def test_parameters_that_would_not_be_used_are_refused():
+    x = np.linspace(-1.0, 1.0, 10)[:, None]
+    for kernel in (None, ExpSquared(1.0)):
+        with pytest.raises(ValueError, match="leave params out"):
+            fit_gp(kernel, x, x[:, 0], params={"lengthscale": 0.01})

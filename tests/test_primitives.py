@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import arviz as az
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +19,9 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 from numpyro.infer.util import log_density
 
 import numpyro_fspace as fs
+from numpyro_fspace.handlers import full_plates, minibatch
 from numpyro_fspace.potential import ModelPotential
-from numpyro_fspace.primitives import FunctionalPriorSite, full_plates, is_functional_prior, minibatch
+from numpyro_fspace.sites import FunctionalPriorSite, is_functional_prior
 
 W = jnp.array([0.4, -0.7])
 DRAWS = {"w": jnp.array([[0.4, -0.7], [1.0, 0.0], [0.0, 2.0]])}
@@ -63,6 +65,31 @@ def test_handlers_scale_scales_it():
 
 def test_mask_removes_it():
     assert density(handlers.mask(linear(POINTS), mask=False)) == 0.0
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_mask_that_is_an_array_leaves_it_what_it_is(counts):
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        with handlers.mask(mask=jnp.array(counts)):
+            fs.functional_prior("f", line(w), Independent(), POINTS)
+        numpyro.sample("y", dist.Normal(line(w)(x), NOISE).to_event(1), obs=y)
+
+    kernel = fs.SGHMC(model, step_size=0.01, num_steps=1)
+    mcmc = run(kernel, num_warmup=0, num_samples=1, extra_fields=("log_functional_prior",), init_params={"w": W})
+    (found,) = mcmc.get_extra_fields()["log_functional_prior"]
+    assert found == pytest.approx(counts * prior_by_scipy(mcmc.get_samples()["w"][0]), rel=0.05)
+    assert set(fs.predict(mcmc, jax.random.key(0), X)) == {"f", "y"}
+
+
+def test_a_mask_of_rows_is_refused():
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        with handlers.mask(mask=jnp.ones(8, bool)):
+            fs.functional_prior("f", line(w), Independent(), POINTS)
+
+    with pytest.raises(ValueError, match="a mask must be one bool"):
+        density(model)
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["outside the plate", "inside the plate"])
@@ -172,7 +199,6 @@ class TestNotListed:
         assert set(values) == {"y"} and values["y"].shape == (3, 8)
 
     def test_arviz(self, points):
-        az = pytest.importorskip("arviz")
         mcmc = run(fs.fSGHMC(linear(points), num_steps=5, step_size=0.05))
         data = az.from_numpyro(mcmc, log_likelihood=True)
         for group in ("observed_data", "log_likelihood"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ import scipy.stats
 import tinygp
 from tinygp.kernels import Custom, DotProduct, ExpSquared, Matern32, distance
 
+from numpyro_fspace.networks import random_function
 from numpyro_fspace.priors import GPPrior, NetworkPrior, StudentTPrior, check_prior, dirichlet_targets
 
 RNG = np.random.default_rng(0)
@@ -438,6 +440,15 @@ def test_network_prior_samples_functions():
 
 
 # ---- Dirichlet targets ---------------------------------------------------------------------------------------
+
+
+def test_network_prior_takes_keys_of_the_old_style():
+    draw = random_function(nn.Dense(1), input_shape=1)
+    found = []
+    for make in (jax.random.key, jax.random.PRNGKey):
+        found.append(NetworkPrior(draw, make(0), num_draws=50).sample(make(1), np.ones((4, 1)), (3,)))
+    np.testing.assert_array_equal(*found)
+    assert found[0].shape == (3, 4)
 
 
 def test_dirichlet_targets_match_the_gamma_moments():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
-from numpyro_fspace.primitives import minibatch
+from numpyro_fspace.handlers import minibatch
 from numpyro_fspace.validate import check_arguments
 
 #: NUMPYRO_FSPACE_EXAMPLES=5 tries five times as many.

@@ -167,3 +167,8 @@ def test_refuses_what_it_cannot_judge(data):
         fs.report(mcmc, 1.0)
     with pytest.raises(ValueError, match="no f to judge"):
         fs.report(mcmc, 1.0, inputs=jnp.ones((3, 1)))
+
+
+def test_arguments_are_those_of_the_run(data):
+    mcmc = run(fs.SGHMC(linear(), num_steps=5), data, 50, 50)
+    assert repr(fs.report(mcmc)) == repr(fs.report(mcmc, *data))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from numpyro import handlers
 
-from numpyro_fspace.primitives import full_plates, function_hook
+from numpyro_fspace.handlers import full_plates, function_hook
 
 __all__ = ["declared_functions", "run_with_outputs"]
 

@@ -8,7 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_fspace.primitives import note
+from numpyro_fspace.sites import note
 from numpyro_fspace.validate import check_count
 
 __all__ = ["implicit_process"]

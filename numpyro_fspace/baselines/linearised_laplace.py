@@ -19,7 +19,7 @@ from numpyro_fspace.functions import depends_on
 from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.posterior import Posterior
 from numpyro_fspace.potential import base_transform
-from numpyro_fspace.primitives import is_functional_prior
+from numpyro_fspace.sites import is_functional_prior
 from numpyro_fspace.validate import check_count
 from numpyro_fspace.variational.linearise import linearise
 

@@ -59,6 +59,7 @@ def run(job: Job[UCIConfig]) -> dict:
     points = np.linspace(0, f.shape[2] - 1, NUM_POINTS).astype(int)
     return {
         **uci.results(job, problem, posterior),
+        "changed": dict([_parsed(setting)]) if setting else {},
         "calibration_error": float(np.abs(seen - LEVELS).mean()),
         "curves": {"level": LEVELS, "coverage": seen, "draw": draws, "trace": f[:, draws][:, :, points].swapaxes(0, 2)},
     }

@@ -20,7 +20,7 @@ import numpy as np
 from numpyro_fspace import measurement
 from numpyro_fspace.datasets import load_mushroom
 from numpyro_fspace.experiments.bandit_agents import METHODS, Agent, Buffer, build_agent, build_model
-from numpyro_fspace.experiments.catalogue import Experiment, Job, Settings
+from numpyro_fspace.experiments.catalogue import Experiment, Job, Settings, check_activation
 from numpyro_fspace.functions import function_values
 from numpyro_fspace.priors import GPPrior, fit_gp
 
@@ -82,6 +82,9 @@ class Config(Settings):
     num_gp_steps: int = 0
     nugget: float = 0.1
     learning_rate: float = 1e-3
+
+    def __post_init__(self):
+        check_activation(self.activation)
 
 
 @functools.lru_cache(maxsize=4)
@@ -181,7 +184,7 @@ def run(job: Job[Config]) -> dict:
     bad = poisonous[np.asarray(rows)]
     regret = expected_regret(actions, bad, harm)
     curve = np.cumsum(regret)
-    checkpoints = np.linspace(0, len(regret), NUM_CHECKPOINTS + 1).astype(int)[1:]
+    checkpoints = np.unique(np.linspace(0, len(regret), NUM_CHECKPOINTS + 1).astype(int))[1:]
     learns = job.method != "uniform"
     return {
         "seconds": seconds,

@@ -73,4 +73,5 @@ EXPERIMENT = Experiment(
         "gp_sd": "sd of the GP",
         "rhat_max": "R-hat",
     },
+    unused=("num_gp_steps",),
 )

@@ -14,7 +14,7 @@ from numpyro_fspace.experiments.records import record
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["NAMES", "Experiment", "Job", "Settings", "find", "jobs", "run"]
+__all__ = ["NAMES", "Experiment", "Job", "Settings", "check_activation", "find", "jobs", "run"]
 
 #: Experiments, by the names of their modules.
 NAMES = (
@@ -50,17 +50,35 @@ class Settings:
         """The same run with some numbers changed.
 
         Raises:
-            ValueError: for a name that is none of the attributes, or a value of another type than its default.
+            ValueError: for a name that is none of the attributes, or a value that is not of its type.
         """
-        known = {item.name: getattr(self, item.name) for item in fields(self)}
-        for name, value in settings.items():
-            if name not in known:
-                raise ValueError(f"unknown setting {name!r}; choose from {', '.join(known)}.")
-            default = known[name]
-            kinds = (int, float, type(None)) if default is None or type(default) is float else (type(default),)
-            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-                raise ValueError(f"setting {name}={value!r} must be of the kind of its default, {default!r}.")
-        return replace(self, **settings)
+        types = {item.name: str(item.type) for item in fields(self)}
+        for name in settings:
+            if name not in types:
+                raise ValueError(f"unknown setting {name!r}; choose from {', '.join(types)}.")
+        return replace(self, **{name: _converted(name, value, types[name]) for name, value in settings.items()})
+
+
+def check_activation(name: str) -> None:
+    """
+    Raises:
+        ValueError: if ``jax.nn`` has no function of this name.
+    """
+    import jax
+
+    if not callable(getattr(jax.nn, name, None)):
+        raise ValueError(f"activation={name!r} is unknown; give the name of a function of jax.nn: relu, tanh.")
+
+
+def _converted(name: str, value, kind: str):
+    """``value`` as the type that is called ``kind``; a whole number is a float too, so that 1 and 1.0 are one run."""
+    if value is None and kind.endswith(" | None"):
+        return None
+    known = {"float": (int, float), "int": (int,), "str": (str,), "bool": (bool,)}
+    types = known.get(kind.removesuffix(" | None"), (tuple,))
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise ValueError(f"setting {name}={value!r} must be of type {kind}.")
+    return float(value) if isinstance(value, int) and float in types else value
 
 
 class Job(NamedTuple, Generic[S]):
@@ -101,6 +119,7 @@ class Experiment:
         published: figures of a paper by data set and method, under the keys of the table.
         source: the paper.
         picture: records to a figure.
+        unused: settings of its config that mean nothing to it.
     """
 
     summary: str
@@ -116,6 +135,7 @@ class Experiment:
     published: Mapping[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
     source: str = ""
     picture: Callable[[Sequence[dict]], Figure] | None = None
+    unused: tuple[str, ...] = ()
 
 
 def find(name: str) -> Experiment:
@@ -146,7 +166,7 @@ def jobs(
         progress: show progress bars.
 
     Raises:
-        ValueError: for a method, data set, split or setting that the experiment doesn't have.
+        ValueError: for a method, data set, split or setting that the experiment doesn't have, or doesn't use.
     """
     experiment = find(name)
     methods = experiment.defaults if methods is None else methods
@@ -162,6 +182,9 @@ def jobs(
         most = experiment.num_splits.get(dataset, 1)
         if num_splits > most:
             raise ValueError(f"{name} has no splits of {dataset} beyond {most}, and num_splits={num_splits}.")
+    for setting in settings or {}:
+        if setting in experiment.unused:
+            raise ValueError(f"{name} does not use the setting {setting!r}.")
     config = (experiment.config.quick() if quick else experiment.config).updated(settings or {})
     return [
         Job(method, dataset, split, seed, config, progress)

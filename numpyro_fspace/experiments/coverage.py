@@ -163,4 +163,5 @@ EXPERIMENT = Experiment(
         "gp_width": "of the GP",
         "rhat_median": "R-hat, median",
     },
+    unused=("num_gp_steps",),
 )

@@ -74,6 +74,8 @@ def run(job: Job[Config]) -> dict:
     exact = fit("gp", config, gp, None, x, y, grid, None)
     if job.method in VARIATIONAL:
         gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=VARIATIONAL_NUGGET))
+    if job.method == "nuts":  # a density that does not change
+        points = measurement.fixed(np.asarray(points(jax.random.key(0))))
     posterior = fit(job.method, config, gp, points, x, y, grid, key_fit, progress=job.progress)
     y_test = truth + NOISE * np.asarray(jax.random.normal(key_test, truth.shape))
     result = scores(_at(posterior, seen), y_test[seen], key_scores)
@@ -147,4 +149,5 @@ EXPERIMENT = Experiment(
         "rhat_max": "R-hat",
     },
     picture=lambda records: panels(records, _panel),
+    unused=("num_gp_steps", "max_lengthscale"),
 )

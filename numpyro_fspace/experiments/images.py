@@ -53,8 +53,9 @@ class Config(regression.Config):
     Attributes:
         network: ``"mlp"`` (hidden ``widths``), ``"cnn"`` (three convolutions of 16, 32 and 64 channels between
             max-pooling, a layer of 128) or ``"resnet18"`` (group norm in place of batch norm).
-        points: where the functional prior looks: ``"train"`` (training images), ``"kmnist"``, or ``"random"`` (half
-            training images, half uniform pixels on the range of the data and half as much on either side).
+        points: where the functional prior looks: ``"train"`` (training images), ``"kmnist"`` (others than are
+            scored), or ``"random"`` (half training images, half uniform pixels on the range of the data and half as
+            much on either side).
         num_points: measurement points of a gradient step.
         num_train, num_test: training images, and test images (and strange ones), at most; None is all.
         num_gp_points: training images that the kernel is trained on.
@@ -104,6 +105,7 @@ class Problem(NamedTuple):
         x, labels: training images [N, D] and classes [N].
         x_test, labels_test: test images and classes.
         strange: images of other sets, by name.
+        kmnist: images of KMNIST that are not among the strange ones; none beside images of another size.
         turned: test images turned by each of ``ANGLES``, one angle after the other; their classes are those of the
             first ``NUM_TURNED`` test images.
         shape: of an image, [H, W, C].
@@ -115,6 +117,7 @@ class Problem(NamedTuple):
     x_test: np.ndarray
     labels_test: np.ndarray
     strange: dict[str, np.ndarray]
+    kmnist: np.ndarray
     turned: np.ndarray
     shape: tuple[int, ...]
     gp: GPFit
@@ -212,11 +215,13 @@ def prepare(
     def pixels(images):
         return ((images - mean) / sd).reshape(len(images), -1).astype(np.float32)
 
-    strange = {}
+    x, strange, kmnist = pixels(train), {}, np.zeros((0, 0), np.float32)
     for name in STRANGE[dataset]:
         other = load_images(name)
-        strange[name] = pixels((other.test if len(other.test) else other.train)[:NUM_STRANGE][:num_test])
-    x = pixels(train)
+        images = other.test if len(other.test) else other.train
+        strange[name] = pixels(images[:NUM_STRANGE][:num_test])
+        if name == "kmnist":
+            kmnist = pixels(images[len(strange[name]) :][:NUM_POOL])
     some = random.permutation(len(x))[:num_gp_points]
     targets, variances = dirichlet_targets(labels[some], NUM_CLASSES)
     # A shift that all logits share changes no probability, so the prior's mean is 0 and not the targets'.
@@ -237,6 +242,7 @@ def prepare(
         x_test=pixels(test),
         labels_test=data.test_labels[:num_test],
         strange=strange,
+        kmnist=kmnist,
         turned=pixels(_turn(test[:NUM_TURNED])),
         shape=data.train.shape[1:],
         gp=replace(gp, prior=prior),
@@ -257,9 +263,9 @@ def _points(name: str, problem: Problem, num: int, key):
     if name == "train":
         return measurement.subset(problem.x[rows], num)
     if name == "kmnist":
-        if "kmnist" not in problem.strange:
+        if not len(problem.kmnist):
             raise ValueError("points='kmnist' needs images of 28 x 28 pixels; choose train or random.")
-        return measurement.subset(problem.strange["kmnist"], num)
+        return measurement.subset(problem.kmnist, num)
     low, high = problem.x.min(0).min(), problem.x.max(0).max()
     margin = 0.5 * (high - low)
     box = np.full(problem.x.shape[1], low - margin), np.full(problem.x.shape[1], high + margin)
@@ -381,4 +387,5 @@ EXPERIMENT = Experiment(
     },
     source="Wu, Xuan and Lu, table 4 (ResNet-18); Cinquin and Bamler, table 2 (a small convolutional network)",
     picture=picture,
+    unused=("noise_sd", "noise_factor", "max_lengthscale"),
 )

@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_fspace import metrics
-from numpyro_fspace.experiments.catalogue import Experiment, Job, Settings
+from numpyro_fspace.experiments.catalogue import Experiment, Job, Settings, check_activation
 from numpyro_fspace.experiments.network_laws import BIAS, SCORES, gaussian_score, infinite_kernels, root
 from numpyro_fspace.networks import fan_in, random_module
 
@@ -59,6 +59,7 @@ class LangevinConfig(Settings):
     num_units: int = 2_000_000
 
     def __post_init__(self):
+        check_activation(self.activation)
         if self.score not in SCORES:
             raise ValueError(f"score={self.score!r} is unknown; choose from {', '.join(SCORES)}.")
 

@@ -18,9 +18,8 @@ from numpyro_fspace.datasets import load_drifters
 from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.experiments.catalogue import Experiment, Job
 from numpyro_fspace.experiments.methods import fit
-from numpyro_fspace.experiments.regression import DRAWS_PER_POINT, Config, FunctionPosterior, random_functions
-from numpyro_fspace.networks import fan_in, random_function
-from numpyro_fspace.priors import CalibratedPrior, FunctionalPrior, GPFit, GPPrior, Helmholtz, NetworkPrior, fit_gp
+from numpyro_fspace.experiments.regression import Config, FunctionPosterior, random_functions
+from numpyro_fspace.priors import GPFit, GPPrior, Helmholtz, fit_gp
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,13 +119,7 @@ def _build(config: Config, gp: GPFit, points, *, functional: bool):
     speed = float(np.sqrt(gp.params["potential"] + gp.params["stream"]))
     centre = np.asarray(points(jax.random.key(0))).mean(0)
     network = velocity_network(config, centre, float(gp.params["stream_scale"]), speed)
-    prior: FunctionalPrior = gp.prior
-    if functional and config.calibrated:
-        draw = random_function(network, input_shape=2, prior=fan_in(config.weight_scale))
-        num_draws = 2 * DRAWS_PER_POINT * points.num_points
-        law = NetworkPrior(draw, jax.random.key(0), num_draws=num_draws, num_outputs=2, dependent=True)
-        prior, config = CalibratedPrior(gp.prior, law), replace(config, calibrated=False)
-    function = random_functions(config, network, prior, points, functional=functional)
+    function = random_functions(config, network, gp.prior, points, functional=functional, dependent=True)
     log_noise = 0.5 * float(np.log(gp.noise_variance))
 
     def model(x, y=None):
@@ -277,4 +270,5 @@ EXPERIMENT = Experiment(
     published={("gulf", method): {"gibbs": gibbs, "mse": mse} for method, (gibbs, mse) in PUBLISHED.items()},
     source="Cinquin and Bamler, table 3",
     picture=picture,
+    unused=("batch_size", "noise_factor", "max_lengthscale"),
 )

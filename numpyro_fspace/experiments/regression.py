@@ -12,11 +12,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
+from numpyro.infer.reparam import LocScaleReparam
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.baselines import implicit_process
 from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.experiments.catalogue import Settings
+from numpyro_fspace.experiments.catalogue import Settings, check_activation
 from numpyro_fspace.infer import Warmup
 from numpyro_fspace.networks import fan_in, random_module
 from numpyro_fspace.primitives import functional_prior
@@ -46,6 +47,8 @@ class Config(Settings):
         batch_size: minibatch; None is the full data.
         weight_scale: sd of a weight's prior times √fan-in.
         weight_scale_sd: sd of the log-normal prior of ``weight_scale``, which is then sampled; 0 keeps it fixed.
+        centred: whether weights of a random scale are sampled themselves, of which thousands pin that scale down, or
+            as standard ones times the scale.
         weight_sd: if given, the sd of every weight's prior instead.
         learned_prior: whether the scale (or sd) of the weights' prior is optimised, for each array of weights.
         num_functions: if given, the function is an implicit process of so many draws of the network
@@ -79,6 +82,7 @@ class Config(Settings):
     batch_size: int | None = None
     weight_scale: float = 1.0
     weight_scale_sd: float = 0.0
+    centred: bool = True
     weight_sd: float | None = None
     learned_prior: bool = False
     num_functions: int | None = None
@@ -91,10 +95,7 @@ class Config(Settings):
     num_gp_steps: int = 300
 
     def __post_init__(self):
-        if not callable(getattr(jax.nn, self.activation, None)):
-            raise ValueError(
-                f"activation={self.activation!r} is unknown; give the name of a function of jax.nn: relu, tanh."
-            )
+        check_activation(self.activation)
         if self.preconditioner not in PRECONDITIONERS:
             raise ValueError(
                 f"preconditioner={self.preconditioner!r} is unknown; choose from {', '.join(PRECONDITIONERS)}."
@@ -158,7 +159,7 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
     return model
 
 
-def random_functions(config: Config, network, prior, points, *, functional: bool):
+def random_functions(config: Config, network, prior, points, *, functional: bool, dependent: bool = False):
     """``num_inputs -> f``, to be called inside a model: the network with random weights, under ``prior``.
 
     Args:
@@ -168,6 +169,7 @@ def random_functions(config: Config, network, prior, points, *, functional: bool
         prior: the functional prior.
         points: measurement points.
         functional: whether the model declares the functional prior.
+        dependent: whether the outputs are dependent under the prior, as the components of a velocity are.
     """
 
     def weights():
@@ -176,13 +178,15 @@ def random_functions(config: Config, network, prior, points, *, functional: bool
             return _learned_prior(config)
         if config.weight_sd is not None:
             return dist.Normal(0.0, config.weight_sd)
-        if not config.weight_scale_sd:
+        if not _has_random_scale(config):
             return fan_in(config.weight_scale)
         law = dist.LogNormal(math.log(config.weight_scale), config.weight_scale_sd)
         return fan_in(numpyro.sample("weight_scale", law))
 
     def random_network(num_inputs):
-        return random_module("net", network, input_shape=(num_inputs,), prior=weights())
+        prior = weights()
+        with handlers.reparam(config={} if config.centred or not _has_random_scale(config) else _non_centred):
+            return random_module("net", network, input_shape=(num_inputs,), prior=prior)
 
     def draw(key, x):
         with handlers.block(hide_fn=lambda site: site["type"] != "param"), handlers.seed(rng_seed=key):
@@ -191,9 +195,10 @@ def random_functions(config: Config, network, prior, points, *, functional: bool
     if functional and config.calibrated:
         if points.is_random:
             raise ValueError("calibrated=True needs fixed measurement points; this experiment draws them anew.")
-        num_draws, num_outputs = DRAWS_PER_POINT * points.num_points, prior.num_outputs
-        base = NetworkPrior(draw, jax.random.key(0), num_draws=num_draws, num_outputs=num_outputs)
-        prior = CalibratedPrior(prior, base)
+        num_outputs = prior.num_outputs
+        num_draws = DRAWS_PER_POINT * points.num_points * (num_outputs if dependent else 1)
+        settings = {"num_draws": num_draws, "num_outputs": num_outputs, "dependent": dependent}
+        prior = CalibratedPrior(prior, NetworkPrior(draw, jax.random.key(0), **settings))
 
     def function(num_inputs):
         if config.num_functions:
@@ -202,6 +207,15 @@ def random_functions(config: Config, network, prior, points, *, functional: bool
         return functional_prior("f", f, prior, points) if functional else f
 
     return function
+
+
+def _has_random_scale(config):
+    return bool(config.weight_scale_sd) and config.weight_sd is None and not config.learned_prior
+
+
+def _non_centred(site):
+    """Weights as their scale times standard ones."""
+    return None if site["name"].endswith("_decentered") else LocScaleReparam(0)
 
 
 def _learned_prior(config):

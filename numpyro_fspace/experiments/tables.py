@@ -14,8 +14,9 @@ __all__ = ["table"]
 def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
     """Means ± standard errors over splits and seeds: a row for each data set, method and config.
 
-    Settings, and versions of the package, that differ between records are named in a row's label. A column whose key
-    the paper has figures for is followed by theirs.
+    Settings, and versions of the package, that differ between records are named in a row's label. A figure that some
+    runs of a row lack (a chain that never moved has no R-hat) says how many have it. A column whose key the paper has
+    figures for is followed by theirs.
 
     Raises:
         ValueError: if there are no records.
@@ -39,7 +40,9 @@ def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
         published = experiment.published.get((dataset, method), {})
         row = [dataset, ", ".join((method, *settings)), str(len(lines))]
         for key in keys:
-            row.append(_summary([line[key] for line in lines if line.get(key) is not None]))
+            values = [line[key] for line in lines if line.get(key) is not None]
+            missing = f" ({len(values)} of {len(lines)})" if 0 < len(values) < len(lines) else ""
+            row.append(_summary(values) + missing)
             if key in known:
                 row.append(f"{published[key]:g}" if key in published else "")
         rows.append(row)
@@ -63,7 +66,7 @@ def _summary(values) -> str:
     if len(values) == 1:
         return _three_digits(mean)
     error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
-    if error == 0.0 or not np.isfinite(error):
+    if not error > 1e-9 * abs(mean) or not np.isfinite(error):  # equal values, to rounding
         return _three_digits(mean)
     digits = max(0, 1 - int(np.floor(np.log10(error))))
     return f"{mean:.{digits}f} ± {error:.{digits}f}"

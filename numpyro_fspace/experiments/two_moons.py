@@ -145,4 +145,5 @@ EXPERIMENT = Experiment(
         "rhat_max": "R-hat",
     },
     picture=lambda records: panels(records, _panel),
+    unused=("batch_size", "num_gp_steps", "noise_sd", "noise_factor", "max_lengthscale"),
 )

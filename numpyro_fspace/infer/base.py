@@ -131,7 +131,8 @@ class SGMCMCKernel(MCMCKernel):
         single = is_prng_key(rng_key)
         expected = self.check(model_args, model_kwargs)
         if init_params is not None:
-            _check_init_params(init_params, expected, batched=not single)
+            _check_init_params(init_params, expected, None if single else rng_key.shape[0])
+            init_params = jax.tree.map(lambda given, like: jnp.asarray(given, like.dtype), init_params, expected)
         arrays, static, join = split_arrays((model_args, model_kwargs))
 
         def init(rng_key, init_params, arrays):
@@ -146,7 +147,16 @@ class SGMCMCKernel(MCMCKernel):
         # Nested in NumPyro's parallel chains no options can be given.
         is_quick = jax.default_backend() == "cpu" and not isinstance(rng_key, jax.core.Tracer)
         options = UNOPTIMISED if is_quick else None
-        return self._compiled(init, "init", static, single, is_quick, options=options)(rng_key, init_params, arrays)
+        start = self._compiled(init, "init", static, single, is_quick, options=options)
+        try:
+            return start(rng_key, init_params, arrays)
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+            error.add_note(
+                "numpyro_fspace: arrays given to run are arguments of a compiled model, which cannot read their values "
+                "(len(np.unique(groups)), int(groups.max()), if x.sum() > 0). Compute such a number outside of the "
+                "model and pass it to run as a Python int, or close over the array."
+            )
+            raise
 
     def check(self, model_args, model_kwargs):
         """The shapes of the unconstrained parameters; an error for a model or data that cannot be sampled."""
@@ -184,7 +194,7 @@ class SGMCMCKernel(MCMCKernel):
             transition=self._transition,
             stable_step_size=self._stable_step_size,
             preconditioner=self.preconditioner,
-            control_every=self._control_every(model.batches()),
+            control_every=None if model.has_own_noise else self._control_every(model.batches()),
         )
 
     def _checked_params(self, args, kwargs, key):
@@ -209,12 +219,17 @@ class SGMCMCKernel(MCMCKernel):
             return compiled
 
 
-def _check_init_params(given, expected, *, batched):
+def _check_init_params(given, expected, num_chains):
     if not isinstance(given, dict) or set(given) != set(expected):
         names = sorted(given) if isinstance(given, dict) else type(given).__name__
         raise ValueError(f"init_params must be a dict with the sites {sorted(expected)}, got {names}.")
     for name, value in given.items():
-        shape = jnp.shape(value)[1:] if batched else jnp.shape(value)
+        if num_chains is not None and jnp.shape(value)[:1] != (num_chains,):
+            raise ValueError(
+                f"init_params[{name!r}] has shape {jnp.shape(value)}; its first axis must be that of the "
+                f"{num_chains} chains."
+            )
+        shape = jnp.shape(value) if num_chains is None else jnp.shape(value)[1:]
         if shape != jnp.shape(expected[name]):
             raise ValueError(
                 f"init_params[{name!r}] has shape {shape} per chain, the model's (unconstrained) site has "

@@ -30,10 +30,12 @@ class KernelState(NamedTuple):
         log_functional_prior: Σ scale · log P0(f(X_M)) at the same place.
         gradient_norm: Euclidean norm of that gradient.
         temperature: mean kinetic temperature of the draw (see ``fs.sgmcmc.Info``).
-        mean_temperature: its running mean since the last calibration or, after warm-up, over the sampling phase; a draw
-            that was undone does not count.
+        mean_temperature: its running mean since the last calibration or, after warm-up, over the sampling phase of this
+            run; a draw that was undone does not count.
+        num_averaged: how many draws that mean is over.
         step_size: the step size used last.
-        diverging: whether this draw left the finite numbers (or ran above temperature 10⁴) and was undone.
+        diverging: whether this draw left the finite numbers (or ran above temperature 10⁴), or gained energy and was
+            a hundred times as hot as chance allows, and was undone.
         num_diverging: how many draws of the sampling phase were.
         momentum: momentum of the chain, flat [P]; empty [0] for SGLD.
         count: gradient steps of the sampler, read by schedules.
@@ -50,6 +52,7 @@ class KernelState(NamedTuple):
     gradient_norm: jax.Array
     temperature: jax.Array
     mean_temperature: jax.Array
+    num_averaged: jax.Array
     step_size: jax.Array
     diverging: jax.Array
     num_diverging: jax.Array
@@ -112,6 +115,7 @@ class Chain(NamedTuple):
             gradient_norm=zero,
             temperature=zero,
             mean_temperature=zero,
+            num_averaged=count,
             step_size=zero,
             diverging=jnp.zeros((), bool),
             num_diverging=count,
@@ -295,15 +299,18 @@ class Chain(NamedTuple):
             heat = 0.5 * position.size * (info.temperature - self.temperature)  # SGLD's speed is not remembered
             if momentum.size:
                 heat = _kinetic(momentum) - _kinetic(state.momentum)
-            gained = info.potential_energy - state.potential_energy + heat
-            factor = self.warmup.shortening(relative, gained / self.temperature, info.is_diverging, position.size)
+            gained = (info.potential_energy - state.potential_energy + heat) / self.temperature
+            factor = self.warmup.shortening(relative, gained, info.is_diverging, position.size)
+            runs_away = self.warmup.runs_away(relative, gained, position.size)
+            undo = jnp.where(is_adapting, factor <= 0.5, runs_away)
             factor = jnp.where(is_adapting, factor, 1.0)
             warmup = warmup._replace(step_size=warmup.step_size * factor.astype(position.dtype))
-            # An unstable draw may end finite but far away, from where short steps never come back. And heat must not
-            # outlive the step size it came from: short steps would take for ever to lose it, and be shortened for it
-            # again and again.
-            undo = factor <= 0.5
+            # An unstable draw may end finite but far away, from where short steps never come back: it is undone, after
+            # warm-up too, where it means that the chain came to where its step is too long. And heat must not outlive
+            # the step size it came from: short steps would take for ever to lose it, and be shortened for it again and
+            # again.
             info = info._replace(
+                is_diverging=info.is_diverging | undo,
                 potential_energy=jnp.where(undo, state.potential_energy, info.potential_energy),
                 aux=jnp.where(undo, state.log_functional_prior, info.aux),
             )
@@ -313,9 +320,9 @@ class Chain(NamedTuple):
             momentum = jnp.where(undo | is_hot, _cooled(momentum, self.temperature), momentum)
         position = new_position
         starts = jnp.array([0, *self.warmup.calibration_draws(self.num_warmup), self.num_warmup])
-        num_seen = i + 1 - jnp.max(jnp.where(starts <= i, starts, 0))
+        num_averaged = jnp.where(jnp.any(starts == i), 0, state.num_averaged) + 1
         kept = jnp.where(info.is_diverging, state.mean_temperature, info.temperature)
-        mean = state.mean_temperature + (kept - state.mean_temperature) / num_seen
+        mean = state.mean_temperature + (kept - state.mean_temperature) / num_averaged
         return state._replace(
             i=state.i + 1,
             z=unravel(position),
@@ -324,6 +331,7 @@ class Chain(NamedTuple):
             gradient_norm=info.gradient_norm,
             temperature=info.temperature,
             mean_temperature=mean.astype(state.mean_temperature.dtype),
+            num_averaged=num_averaged,
             step_size=info.step_size,
             diverging=info.is_diverging,
             num_diverging=jnp.where(is_adapting, 0, state.num_diverging + info.is_diverging),

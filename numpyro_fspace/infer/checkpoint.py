@@ -32,9 +32,9 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Checkpoint", "fingerprint", "flat", "join_chains"]
+__all__ = ["Checkpoint", "fingerprint", "flat", "join_chains", "plain"]
 
-FORMAT = 3
+FORMAT = 4
 
 #: What helps against an error of writing; anything else is the folder's fault.
 CURES = {
@@ -115,7 +115,7 @@ class Checkpoint:
         with self._explained():
             for name, values in (part or {}).items():
                 self._put(name, num_kept - values.shape[1], values)
-            arrays: dict[str, Any] = {f"leaf_{i}": _plain(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+            arrays: dict[str, Any] = {f"leaf_{i}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
             arrays |= {"num_kept": num_kept, "num_made": num_made}
             self._write("state.npz", lambda file: np.savez(file, **arrays))
 
@@ -269,7 +269,7 @@ def fingerprint(arrays) -> str:
     """SHA-256 of a tree of arrays: types, shapes and values."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(arrays):
-        value = np.ascontiguousarray(_plain(leaf))
+        value = np.ascontiguousarray(plain(leaf))
         digest.update(f"{value.dtype}{value.shape}".encode())
         digest.update(value.tobytes())
     return digest.hexdigest()
@@ -316,7 +316,7 @@ def _is_key(leaf) -> bool:
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _plain(leaf) -> np.ndarray:
+def plain(leaf) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
 
 

@@ -21,6 +21,7 @@ from numpyro_fspace.infer.devices import CHAINS, check_mesh, gathered, place
 from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.loop import Loop
 from numpyro_fspace.infer.progress import Progress, is_watched
+from numpyro_fspace.on_demand import OnDemand
 from numpyro_fspace.validate import check_count
 
 if TYPE_CHECKING:
@@ -138,11 +139,18 @@ class MCMC(NumPyroMCMC):
             raise ValueError("checkpoint= writes whole runs: leave out warmup() and post_warmup_state.")
         goes_on = isinstance(state, KernelState)
         if goes_on:
+            num_chains = state.i.size
+            if num_chains != self.num_chains:
+                raise ValueError(
+                    f"post_warmup_state is that of {num_chains} chains, and num_chains={self.num_chains}: make an MCMC "
+                    f"with num_chains={num_chains}."
+                )
             if state.control.centre.size:
                 state = self.sampler.refresh(state, args, kwargs)
             # Its warm-up is over, however long that of this object is: not even the last act of one is due.
             i = jnp.where(state.i < self.num_warmup, self.num_warmup + 1, state.i)
-            state = state._replace(i=i.astype(state.i.dtype), num_diverging=jnp.zeros_like(state.num_diverging))
+            zero = jnp.zeros_like(state.num_diverging)
+            state = state._replace(i=i.astype(state.i.dtype), num_diverging=zero, num_averaged=zero)
             self.post_warmup_state = state
         if self._is_ours(extra_fields):
             self._run(rng_key, extra_fields, init_params, args, kwargs)
@@ -158,6 +166,10 @@ class MCMC(NumPyroMCMC):
 
     def _is_ours(self, extra_fields) -> bool:
         """Whether our loop makes the draws: with checkpoints, and those of our kernels after warm-up on one device."""
+        left_out = [name for name in extra_fields if name.startswith("~")]
+        asked = {"checkpoint": self.checkpoint, "functions_at": self.functions_at, "mesh": self.mesh}
+        for name in [name for name, value in asked.items() if left_out and value is not None]:
+            raise ValueError(f"{name}= keeps all latent sites: leave {left_out} out of extra_fields.")
         if self.checkpoint is not None:
             return True
         is_warmup, goes_on = self._collection_params["phase"] == "warmup", self.post_warmup_state is not None
@@ -167,7 +179,7 @@ class MCMC(NumPyroMCMC):
                     "mesh= and functions_at= are for whole runs: leave out warmup() and post_warmup_state."
                 )
             return True
-        is_plain = not any(name.startswith("~") for name in extra_fields) and not self._jit_model_args
+        is_plain = not left_out and not self._jit_model_args
         together = self.num_chains == 1 or self.chain_method == "vectorized"
         is_known = not goes_on or isinstance(self.post_warmup_state, KernelState)
         is_ours = isinstance(self.sampler, SGMCMCKernel) and is_known and not is_warmup
@@ -307,7 +319,12 @@ class MCMC(NumPyroMCMC):
 
 def _words(value) -> str:
     """A setting, or an argument that is no array [N, …], in words that are the same in every process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    if isinstance(value, OnDemand):  # its first, last and some other rows speak for all
+        return f"{words} {fingerprint(value.source[np.unique(np.linspace(0, len(value) - 1, 1000).astype(int))])}"
+    if hasattr(value, "__array__") and np.asarray(value).dtype != object:  # a table, whose words leave rows out
+        return f"{words} {fingerprint(np.asarray(value))}"
+    return words
 
 
 def _plain_fields(states: dict) -> dict:
@@ -328,7 +345,8 @@ def warn_of_trouble(mcmc):
     total = mcmc.num_samples * mcmc.num_chains
     if num:
         warnings.warn(
-            f"{num} of {total} draws diverged: a non-finite potential or position; each kept the last good state. "
+            f"{num} of {total} draws diverged: a non-finite potential or position, or a chain that heats up where its "
+            "steps are too long; each kept the last good state. "
             "Use a smaller step_size (or a decaying schedule), a longer warm-up, or a larger nugget in the "
             "functional prior.",
             RuntimeWarning,

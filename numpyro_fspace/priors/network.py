@@ -79,6 +79,8 @@ class NetworkPrior(GaussianProcess):
     ) -> Float[Array, "*S M K"]:
         """Draws of f(x), [*sample_shape, M] or [*sample_shape, M, K], from the law itself, without nugget."""
         x = jnp.asarray(as_inputs(x))
+        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # of jax.random.PRNGKey: its words are no axis of draws
+            key = jax.random.wrap_key_data(key)
         draws = self._draws(jax.random.split(key, sample_shape), x)
         return draws[..., 0] if self.num_outputs is None else draws
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -156,6 +157,15 @@ def fit_gp(
     if not np.isfinite(losses).any():
         raise ValueError("the marginal likelihood is not finite at the start: pass a larger noise_variance.")
     best = int(np.nanargmin(losses))
+    if not np.isfinite(losses[-1]):
+        warnings.warn(
+            f"fit_gp: the marginal likelihood is not finite from step {int(np.argmin(np.isfinite(losses)))} of "
+            f"{num_steps} on, and the kernel is hardly trained. Is it positive definite at x (tinygp's Matern kernels "
+            "default to the L1 distance; pass distance=tinygp.kernels.distance.L2Distance()) and differentiable in "
+            "all its parameters? Else pass a larger noise_variance or a smaller learning_rate.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     values = jax.tree.map(lambda steps: np.exp(steps[best]), path)
     prior = GPPrior(kernel_fn(values["kernel"]), num_outputs=num_outputs)
     trained = np.asarray(noise_variance, float) if is_known else float(values["noise"] + floor)
@@ -166,6 +176,11 @@ def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable],
     """The kernel as a function of positive parameters, and their start."""
     import tinygp
 
+    if params and (kernel is None or isinstance(kernel, tinygp.kernels.Kernel)):
+        raise ValueError(
+            "params start a kernel *function* (a function of a dict to a kernel); a tinygp kernel starts at its own "
+            "parameters, and None at median distances: leave params out."
+        )
     if kernel is None:
         return _squared_exponential, _median_start(x, y)
     if isinstance(kernel, tinygp.kernels.Kernel):

@@ -96,7 +96,8 @@ def scan_with_draws(step, carry, key, num_blocks, like, draw, block_size=1):
     key_noise, key_steps = jax.random.split(key)
     most = max(MAX_STEPS // block_size, 1)
     num = next(n for n in range(min(most, num_blocks), 0, -1) if num_blocks % n == 0)
-    keys = jax.random.split(key_steps, num_blocks * block_size).reshape(-1, num * block_size)
+    keys = jax.random.split(key_steps, num_blocks * block_size)
+    keys = keys.reshape(-1, num * block_size, *keys.shape[1:])  # a key of the old style is two words
 
     def blocks(carry, xs):
         keys, part = xs

@@ -15,8 +15,9 @@ from numpyro.infer.autoguide import AutoLaplaceApproximation
 
 from numpyro_fspace.arguments import with_rows
 from numpyro_fspace.functions import depends_on
+from numpyro_fspace.handlers import fresh_draws, function_hook
 from numpyro_fspace.potential import base_transform
-from numpyro_fspace.primitives import fresh_draws, function_hook, is_functional_prior
+from numpyro_fspace.sites import is_functional_prior
 from numpyro_fspace.validate import check_count
 from numpyro_fspace.variational.divergences import RegularizedKL
 from numpyro_fspace.variational.laws import LinearisedLaw, SampledLaw, as_normal, entropy, mean_and_spread

@@ -10,7 +10,8 @@ from numpyro import handlers
 
 from numpyro_fspace.arguments import with_rows
 from numpyro_fspace.functions import depends_on
-from numpyro_fspace.primitives import full_plates, function_hook, is_functional_prior
+from numpyro_fspace.handlers import full_plates, function_hook
+from numpyro_fspace.sites import is_functional_prior
 
 __all__ = ["function_of", "linearise"]
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from numpyro_fspace.primitives import function_hook
+from numpyro_fspace.handlers import function_hook
 from numpyro_fspace.variational.bijections import Fitted
 
 if TYPE_CHECKING:

@@ -1,0 +1,63 @@
+"""What ``functional_prior`` and ``random_module`` leave in a model's trace."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.primitives import _PYRO_STACK, apply_stack
+
+__all__ = ["FunctionalPriorSite", "is_functional_prior", "note"]
+
+
+class FunctionalPriorSite(dist.Distribution):
+    """The law attached to a ``functional_prior`` site: an empty value whose log density is the prior's.
+
+    Attributes:
+        fn: the network, a function of inputs [M, D].
+        prior: the prior over functions.
+        points: the sampler of measurement points.
+        x: the measurement points [M, D] of this evaluation, or None in a note.
+        log_factor: scale · log P0(fn(x)); None in a note, and where random points have no key, which is an error
+            only for those who ask for the density (``log_likelihood`` does not).
+        scale: the factor on the log prior.
+    """
+
+    support = constraints.real_vector
+    pytree_aux_fields = ("fn", "prior", "points", "x")
+    pytree_data_fields = ("log_factor", "scale")
+
+    def __init__(self, fn, prior, points, x=None, log_factor=None, scale=1.0):
+        self.fn, self.prior, self.points, self.x, self.log_factor = fn, prior, points, x, log_factor
+        self.scale = scale
+        super().__init__(batch_shape=(), event_shape=(0,), validate_args=False)
+
+    def sample(self, key, sample_shape=()):
+        return jnp.zeros((*sample_shape, 0))
+
+    def mask(self, mask):
+        """The same with ``mask`` (a bool, under ``numpyro.handlers.mask``) telling whether the prior counts."""
+        if jnp.ndim(mask):
+            raise ValueError(f"functional_prior: a mask must be one bool, got one of shape {jnp.shape(mask)}.")
+        log_factor = None if self.log_factor is None else jnp.where(mask, self.log_factor, 0.0)
+        return FunctionalPriorSite(self.fn, self.prior, self.points, self.x, log_factor, self.scale)
+
+    def log_prob(self, value):
+        if self.log_factor is None:
+            raise ValueError(
+                "functional_prior: the measurement points are random and there is no key to draw them. Run the model "
+                "under numpyro.handlers.seed, or freeze the points: "
+                "points=fs.measurement.fixed(points(jax.random.key(0)))."
+            )
+        return self.log_factor
+
+
+def is_functional_prior(site) -> bool:
+    """Whether a trace's site was made by ``functional_prior``."""
+    return isinstance(site.get("fn"), FunctionalPriorSite)
+
+
+def note(kind: str, name: str, fn):
+    """Leave a site of type ``kind`` in the trace, which handlers can read and no engine of NumPyro counts."""
+    if _PYRO_STACK:
+        apply_stack({"type": kind, "name": name, "fn": fn, "value": jnp.zeros((0,))})
