@@ -26,8 +26,8 @@ class fresh_draws(Messenger):
     def __init__(self, fn, key):
         super().__init__(fn)
         self.key = key
-        self.log_functional_prior = jnp.zeros(())
         self.num_own_keys = 0
+        self._priors = []
 
     def next_key(self):
         self.key, key = jax.random.split(self.key)
@@ -41,10 +41,13 @@ class fresh_draws(Messenger):
             self.num_own_keys += 1
 
     def postprocess_message(self, msg):
-        if msg["type"] == "sample" and is_functional_prior(msg) and msg["fn"].log_factor is not None:
-            scale = 1.0 if msg["scale"] is None else msg["scale"]
-            self.log_functional_prior = self.log_functional_prior + scale * msg["fn"].log_prob(msg["value"])
+        if msg["type"] == "sample" and is_functional_prior(msg) and msg["fn"].has_density:
+            self._priors.append((1.0 if msg["scale"] is None else msg["scale"], msg["fn"]))
             self.num_own_keys -= msg["fn"].points.is_random
+
+    @property
+    def log_functional_prior(self):
+        return sum((scale * law.log_factor for scale, law in self._priors), start=jnp.zeros(()))
 
 
 class full_plates(Messenger):

@@ -106,8 +106,7 @@ class _Uniform(_Sampler):
     high: Array
 
     def __call__(self, key):
-        unit = jax.random.uniform(key, (self.num_points, self.num_inputs), self.low.dtype)
-        return self.low + (self.high - self.low) * unit
+        return self.low + (self.high - self.low) * _matrix(jax.random.uniform, key, self, self.low.dtype)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -118,9 +117,7 @@ class _Perturb(_Sampler):
     def __call__(self, key):
         key_rows, key_noise = jax.random.split(key)
         rows = jax.random.randint(key_rows, (self.num_points,), 0, len(self.x))
-        return self.x[rows] + self.scale * jax.random.normal(
-            key_noise, (self.num_points, self.num_inputs), self.x.dtype
-        )
+        return self.x[rows] + self.scale * _matrix(jax.random.normal, key_noise, self, self.x.dtype)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -266,6 +263,15 @@ def as_points(points, name: str = "points") -> PointSampler:
         return _Own(**known, is_random=bool(getattr(points, "is_random", True)), fn=points)
     pool = _points(points, name)
     return _Fixed(len(pool), pool.shape[1], is_random=False, pool=pool)
+
+
+def _matrix(draw, key: Key[Array, ""], sampler, dtype) -> Float[Array, "M D"]:
+    """``draw(key, (M, D))``, drawn as a list: the same numbers.
+
+    On a CPU XLA takes ten times as long to compile a matrix of them under ``vmap``, where draws for several steps are
+    made.
+    """
+    return draw(key, (sampler.num_points * sampler.num_inputs,), dtype).reshape(sampler.num_points, -1)
 
 
 def _distinct(key: Key[Array, ""], size: int, num: int) -> Int[Array, " num"]:

@@ -33,6 +33,7 @@ from numpyro.primitives import _PYRO_STACK, apply_stack, plate
 
 from numpyro_fspace.handlers import fresh_draws, hooked, hooks
 from numpyro_fspace.measurement import as_points
+from numpyro_fspace.one_pass import OnePass
 from numpyro_fspace.priors import check_prior
 from numpyro_fspace.sites import FunctionalPriorSite, note
 
@@ -67,7 +68,8 @@ def functional_prior(
 
     Args:
         name: name of the site.
-        fn: function of inputs [M, D] to values [M] or [M, K], such as ``random_module`` returns.
+        fn: function of inputs [M, D] to values [M] or [M, K], such as ``random_module`` returns. Its value at an input
+            depends on that input alone: samplers evaluate it at X_M and at the data in one pass.
         prior: a functional prior (``fs.GPPrior``, ``fs.StudentTPrior``, …): any object with
             ``log_prob(x, f)`` and ``sample(key, x, sample_shape)``.
         points: measurement points: an array [M, D] (fixed), a sampler of ``fs.measurement``, or any
@@ -75,7 +77,8 @@ def functional_prior(
         scale: factor on the log prior, positive.
 
     Returns:
-        ``fn``, unchanged (its linearisation in a model that ``fs.linearise`` made).
+        ``fn`` (its linearisation in a model that ``fs.linearise`` made). Under a sampler the first call of it
+        evaluates ``fn`` at X_M too.
 
     Raises:
         ValueError: for a scale that is not positive and finite; for random points under an engine that
@@ -115,15 +118,20 @@ def functional_prior(
     if not all(hook.density for hook in hooks()):
         _factor(name, FunctionalPriorSite(fn, prior, points, x, jnp.zeros(()), scale))
         return fn
-    with handlers.block():
-        log_prob = jnp.asarray(law.log_prob(where, fn(x)))
-    if log_prob.ndim:
-        raise ValueError(
-            f"functional_prior({name!r}): prior.log_prob(x, f) must return a number, the log density of all values "
-            f"together; {type(prior).__name__} returned shape {log_prob.shape}."
-        )
-    _factor(name, FunctionalPriorSite(fn, prior, points, x, scale * log_prob, scale))
-    return fn
+    one_pass = OnePass(fn, x)
+
+    def log_factor():
+        with handlers.block():
+            log_prob = jnp.asarray(law.log_prob(where, one_pass.values()))
+        if log_prob.ndim:
+            raise ValueError(
+                f"functional_prior({name!r}): prior.log_prob(x, f) must return a number, the log density of all values "
+                f"together; {type(prior).__name__} returned shape {log_prob.shape}."
+            )
+        return scale * log_prob
+
+    _factor(name, FunctionalPriorSite(fn, prior, points, x, log_factor, scale))
+    return one_pass if _goes_through_all_data() else fn
 
 
 def _drawn(prior, points, key):
@@ -154,6 +162,11 @@ def _density_is_wanted() -> bool:
         if isinstance(handler, handlers.substitute) and handler.data is not None:
             return True
     return False
+
+
+def _goes_through_all_data() -> bool:
+    """Whether the density of everything is wanted, and so the function at the data too: by our kernels, HMC or NUTS."""
+    return any(isinstance(handler, fresh_draws | _unconstrain_params) for handler in _PYRO_STACK)
 
 
 def _measurement_key(name, points):

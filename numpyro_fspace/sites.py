@@ -18,8 +18,9 @@ class FunctionalPriorSite(dist.Distribution):
         prior: the prior over functions.
         points: the sampler of measurement points.
         x: the measurement points [M, D] of this evaluation, or None in a note.
-        log_factor: scale · log P0(fn(x)); None in a note, and where random points have no key, which is an error
-            only for those who ask for the density (``log_likelihood`` does not).
+        log_factor: scale · log P0(fn(x)), given as a number or as a function that computes it when it is first asked
+            for; None in a note, and where random points have no key, which is an error only for those who ask for the
+            density (``log_likelihood`` does not).
         scale: the factor on the log prior.
     """
 
@@ -28,9 +29,24 @@ class FunctionalPriorSite(dist.Distribution):
     pytree_data_fields = ("log_factor", "scale")
 
     def __init__(self, fn, prior, points, x=None, log_factor=None, scale=1.0):
-        self.fn, self.prior, self.points, self.x, self.log_factor = fn, prior, points, x, log_factor
-        self.scale = scale
+        self.fn, self.prior, self.points, self.x, self.scale = fn, prior, points, x, scale
+        self.log_factor = log_factor
         super().__init__(batch_shape=(), event_shape=(0,), validate_args=False)
+
+    @property
+    def log_factor(self):
+        if callable(self._log_factor):
+            self._log_factor = self._log_factor()
+        return self._log_factor
+
+    @log_factor.setter
+    def log_factor(self, value):
+        self._log_factor = value
+
+    @property
+    def has_density(self) -> bool:
+        """Whether there is a ``log_factor``."""
+        return self._log_factor is not None
 
     def sample(self, key, sample_shape=()):
         return jnp.zeros((*sample_shape, 0))
@@ -39,11 +55,11 @@ class FunctionalPriorSite(dist.Distribution):
         """The same with ``mask`` (a bool, under ``numpyro.handlers.mask``) telling whether the prior counts."""
         if jnp.ndim(mask):
             raise ValueError(f"functional_prior: a mask must be one bool, got one of shape {jnp.shape(mask)}.")
-        log_factor = None if self.log_factor is None else jnp.where(mask, self.log_factor, 0.0)
+        log_factor = (lambda: jnp.where(mask, self.log_factor, 0.0)) if self.has_density else None
         return FunctionalPriorSite(self.fn, self.prior, self.points, self.x, log_factor, self.scale)
 
     def log_prob(self, value):
-        if self.log_factor is None:
+        if not self.has_density:
             raise ValueError(
                 "functional_prior: the measurement points are random and there is no key to draw them. Run the model "
                 "under numpyro.handlers.seed, or freeze the points: "
