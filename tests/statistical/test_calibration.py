@@ -34,10 +34,7 @@ import numpyro_fspace as fs
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal
 
 #: 1 of 400 runs on the linear problem, and 81 on the network, warn of heat; their ranks are no different.
-#: One of 160 000 draws on the network is undone, a hundred times as hot as chance allows.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The chain runs hot:RuntimeWarning", "ignore:1 of 400 draws diverged:RuntimeWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning")
 
 X = np.linspace(-1.0, 1.0, 10, dtype=np.float32)[:, None]
 X_NEW = np.array([[-1.2], [0.1], [0.8]], np.float32)
@@ -154,10 +151,7 @@ def judged(problem, kernel=fs.fSGHMC, num=NIGHTLY[0], faults=HEALTHY):
     """Ranks of a sampler with these faults, whose thinned draws are nearly independent."""
     with broken(faults, Diagonal(1.0)):
         found, ess = ranks(problem, kernel, num)
-    # The autocorrelation ρ of an AR(1) chain with this ESS, at the lag of four to which draws are thinned. The network
-    # with wrong noise comes to .02.
-    autocorrelation = ((1.0 - ess) / (1.0 + ess)) ** 4
-    assert autocorrelation < 0.03, "every fourth draw is not nearly independent"
+    assert ess > 0.5, "every fourth draw is not nearly independent"
     return found
 
 
