@@ -63,24 +63,8 @@ def test_few_parameters_fluctuate_more():
     assert fs.Warmup().shortening(jnp.array(2.0), 1e6, jnp.array(False), 8000) < 1.0
 
 
-@pytest.mark.parametrize(
-    ("temperature", "gained", "size", "runs_away"),
-    [
-        (201.0, 6e4, 1000, True),
-        (201.0, 4e4, 1000, False),  # less than half of its heat: it slides down
-        (201.0, 0.0, 1000, False),  # noise keeps it hot
-        (100.0, 6e4, 1000, False),  # it comes back
-        (600.0, 1e4, 1, False),  # a hundred times as hot as chance allows for one parameter is more
-        (201.0, np.nan, 1000, True),
-    ],
-)
-def test_draws_that_run_away(temperature, gained, size, runs_away):
-    assert bool(fs.Warmup().runs_away(temperature, gained, size)) == runs_away
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_chain_that_comes_to_where_its_step_is_too_long_stays_where_it_was(key, monkeypatch):
-    """A step at 2.02 of the frequency, the limit being 2, gains energy slowly: no draw leaves the finite numbers."""
+def test_a_chain_that_comes_to_where_its_step_is_too_long_is_warned_of(key):
+    """A step at 2.02 of the frequency, the limit being 2, gains energy slowly: the first draw is finite, and hot."""
 
     def model(precision):
         w = numpyro.sample("w", dist.Normal().expand([100]).to_event(1))
@@ -90,21 +74,11 @@ def test_a_chain_that_comes_to_where_its_step_is_too_long_stays_where_it_was(key
         kernel = fs.SGHMC(model, preconditioner=fs.preconditioners.prior_scale())
         return fs.MCMC(kernel, num_warmup=num_warmup, num_samples=20, progress_bar=False)
 
-    warm = make(100)
+    warm, mcmc = make(100), make(0)
     warm.warmup(key, jnp.array(1.0))
-    stiff = (2.02 / warm.post_warmup_state.warmup.step_size) ** 2 - 1.0
-    start = warm.post_warmup_state.z["w"]
-    sizes = []
-    for is_watched in (True, False):
-        if not is_watched:
-            monkeypatch.setattr(fs.Warmup, "runs_away", lambda *args: jnp.zeros((), bool))
-        mcmc = make(0)
-        mcmc.post_warmup_state = warm.post_warmup_state
-        mcmc.run(key, stiff)
-        sizes.append(float(jnp.abs(mcmc.last_state.z["w"]).max()))
-        if is_watched:
-            assert mcmc.last_state.num_diverging == 20
-    assert sizes[0] == pytest.approx(float(jnp.abs(start).max())) and sizes[1] > 10.0 * sizes[0]
+    mcmc.post_warmup_state = warm.post_warmup_state
+    with pytest.warns(RuntimeWarning, match="draws diverged"), pytest.warns(RuntimeWarning, match="runs hot"):
+        mcmc.run(key, (2.02 / warm.post_warmup_state.warmup.step_size) ** 2 - 1.0)
 
 
 def test_momentum_of_an_undone_draw_is_cooled_and_never_heated():

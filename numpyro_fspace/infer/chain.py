@@ -34,8 +34,8 @@ class KernelState(NamedTuple):
             run; a draw that was undone does not count.
         num_averaged: how many draws that mean is over.
         step_size: the step size used last.
-        diverging: whether this draw left the finite numbers (or ran above temperature 10⁴), or gained energy and was
-            a hundred times as hot as chance allows, and was undone.
+        diverging: whether this draw left the finite numbers (or ran above temperature 10⁴; in warm-up, gained energy
+            and was twice as hot as chance allows) and was undone.
         num_diverging: how many draws of the sampling phase were.
         momentum: momentum of the chain, flat [P]; empty [0] for SGLD.
         count: gradient steps of the sampler, read by schedules.
@@ -301,14 +301,12 @@ class Chain(NamedTuple):
                 heat = _kinetic(momentum) - _kinetic(state.momentum)
             gained = (info.potential_energy - state.potential_energy + heat) / self.temperature
             factor = self.warmup.shortening(relative, gained, info.is_diverging, position.size)
-            runs_away = self.warmup.runs_away(relative, gained, position.size)
-            undo = jnp.where(is_adapting, factor <= 0.5, runs_away)
             factor = jnp.where(is_adapting, factor, 1.0)
+            undo = factor <= 0.5
             warmup = warmup._replace(step_size=warmup.step_size * factor.astype(position.dtype))
-            # An unstable draw may end finite but far away, from where short steps never come back: it is undone, after
-            # warm-up too, where it means that the chain came to where its step is too long. And heat must not outlive
-            # the step size it came from: short steps would take for ever to lose it, and be shortened for it again and
-            # again.
+            # An unstable draw may end finite but far away, from where short steps never come back: it is undone. And
+            # heat must not outlive the step size it came from: short steps would take for ever to lose it, and be
+            # shortened for it again and again.
             info = info._replace(
                 is_diverging=info.is_diverging | undo,
                 potential_energy=jnp.where(undo, state.potential_energy, info.potential_energy),

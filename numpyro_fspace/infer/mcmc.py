@@ -345,8 +345,7 @@ def warn_of_trouble(mcmc):
     total = mcmc.num_samples * mcmc.num_chains
     if num:
         warnings.warn(
-            f"{num} of {total} draws diverged: a non-finite potential or position, or a chain that heats up where its "
-            "steps are too long; each kept the last good state. "
+            f"{num} of {total} draws diverged: a non-finite potential or position; each kept the last good state. "
             "Use a smaller step_size (or a decaying schedule), a longer warm-up, or a larger nugget in the "
             "functional prior.",
             RuntimeWarning,

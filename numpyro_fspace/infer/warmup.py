@@ -17,8 +17,7 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
    most often) shows in the mean over a quarter of the phase: after the third quarter, and after the last, a momentum's
    step is shortened for it.
 
-All is frozen when warm-up ends, so the sampling phase is a homogeneous Markov chain. What remains is a guard: a draw
-a hundred times as hot as chance allows, by energy that it gained, is undone and counted, as one that diverges is.
+All is frozen when warm-up ends, so the sampling phase is a homogeneous Markov chain.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ __all__ = ["Warmup", "WarmupState", "largest_curvature", "leading_curvatures"]
 
 #: Kinetic temperature above 1, of a stretch of burn-in, for which the step is shortened.
 MAX_HEAT = 0.05
-#: How many times as hot as chance allows a draw is that no warm-up can have prepared for.
-RUNAWAY_HEAT = 100.0
 NUM_POWER_ITERATIONS = 40
 NUM_SUBSPACE_ITERATIONS = 3
 
@@ -99,24 +96,10 @@ class Warmup(NamedTuple):
             is_diverging: whether the draw left the finite numbers.
             size: P.
         """
-        hot = jnp.where(self.heats_up(1.0, temperature, gained, size), 0.9, 1.0)
-        return jnp.where(is_diverging | self.heats_up(2.0, temperature, gained, size), 0.5, hot)
-
-    def runs_away(self, temperature, gained, size: int):
-        """Whether a draw comes from where the step is much too long: ``RUNAWAY_HEAT`` times as hot as chance allows.
-
-        A few times as hot for a draw, in a narrow place, is what any chain with a fixed step goes through and comes
-        back from. Args are those of ``shortening``.
-        """
-        return self.heats_up(RUNAWAY_HEAT, temperature, gained, size)
-
-    def heats_up(self, times: float, temperature, gained, size: int):
-        """Whether a draw is more than ``times`` as hot as chance allows, half of its heat being energy it gained.
-
-        A chain that noise keeps hot gains nothing, and neither does one that slides down.
-        """
         is_unstable = ~(gained < 0.25 * size * (temperature - 1.0))  # also where a number is NaN
-        return self.is_hot(temperature / times, size) & is_unstable
+        hot = jnp.where(self.is_hot(temperature, size) & is_unstable, 0.9, 1.0)
+        is_far_too_hot = self.is_hot(0.5 * temperature, size) & is_unstable
+        return jnp.where(is_diverging | is_far_too_hot, 0.5, hot)
 
     def cooling(self, temperature, size: int):
         """Factor on the step size after a stretch of burn-in of a mean ``temperature``, relative to the sampler's.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -100,15 +101,17 @@ def draw_network(num, rng, num_chains=10, thinning=20):
 
 
 class Problem(NamedTuple):
-    """A function of weights and inputs, its model, and draws of the weights from the model's law without data."""
+    """A function of weights and inputs, its model, draws of the weights from the model's law without data, and the
+    gradient steps between draws of fSGHMC that makes them nearly independent."""
 
     function: Callable
     model: Callable
     draw: Callable
+    num_steps: int
 
 
-LINEAR = Problem(linear, make_model(linear, {"w": (2 * len(FREQUENCIES),)}, 1.0), draw_linear)
-NETWORK = Problem(network, make_model(network, {"a": (1, 6), "b": (6,), "c": (6,), "d": ()}, 1.5), draw_network)
+LINEAR = Problem(linear, make_model(linear, {"w": (2 * len(FREQUENCIES),)}, 1.0), draw_linear, 20)
+NETWORK = Problem(network, make_model(network, {"a": (1, 6), "b": (6,), "c": (6,), "d": ()}, 1.5), draw_network, 40)
 
 
 def ranks(problem, kernel, num, seed=0, num_warmup=200, num_samples=200, num_chains=2):
@@ -147,8 +150,9 @@ def ranks(problem, kernel, num, seed=0, num_warmup=200, num_samples=200, num_cha
     return np.sum(thinned < at_truth[:, None], 1), ess
 
 
-def judged(problem, kernel=fs.fSGHMC, num=NIGHTLY[0], faults=HEALTHY):
-    """Ranks of a sampler with these faults, whose thinned draws are nearly independent."""
+def judged(problem, kernel=None, num=NIGHTLY[0], faults=HEALTHY):
+    """Ranks of a sampler with these faults, whose thinned draws are nearly independent; by default fSGHMC."""
+    kernel = kernel or partial(fs.fSGHMC, num_steps=problem.num_steps)
     with broken(faults, Diagonal(1.0)):
         found, ess = ranks(problem, kernel, num)
     assert ess > 0.5, "every fourth draw is not nearly independent"
