@@ -119,7 +119,7 @@ def ranks(problem, kernel, num, seed=0, num_warmup=200, num_samples=200, num_cha
 
     Also the bulk ESS of f over the number of draws, before they are thinned: the median over 50 runs and all inputs.
     """
-    function, model, draw = problem
+    function, model, draw, _ = problem
     rng = np.random.default_rng(seed)
     weights = jax.tree.map(lambda a: np.asarray(a, np.float32), draw(num, rng))
     sigma = (NOISE * np.exp(NOISE_SD * rng.normal(size=num))).astype(np.float32)
