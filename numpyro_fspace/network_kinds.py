@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
 from typing import TYPE_CHECKING
@@ -147,14 +148,20 @@ def _kind_of(name, module):
     )
 
 
+#: For an initialiser, which every weight array calls with a key of its own: traced at the first call, it is copied into
+#: the programs of the others.
+_traced_once = functools.partial(jax.jit, inline=True)
+
+
 def _linen(module, x) -> Network:
     from flax.core import meta
     from flax.errors import InvalidRngError
 
+    @_traced_once
     def init_tree(key):
         return meta.unbox(module.init(key, jnp.zeros((1, *x.shape[1:]), x.dtype)))
 
-    variables = jax.eval_shape(lambda: init_tree(jax.random.key(0)))
+    variables = jax.eval_shape(init_tree, jax.random.key(0))
     state = sorted(set(variables) - {"params"})
     if state:
         raise StatefulError(
@@ -225,12 +232,13 @@ def _equinox(module, x) -> Network:
 def _pair(module, x) -> Network:
     init, apply = module
 
+    @_traced_once
     def init_tree(key):
         made = init(key, x.shape[1:])
         is_stax = isinstance(made, tuple) and len(made) == 2 and _is_shape(made[0])
         return made[1] if is_stax else made
 
-    weights, rebuild = _by_path(jax.eval_shape(lambda: init_tree(jax.random.key(0))))
+    weights, rebuild = _by_path(jax.eval_shape(init_tree, jax.random.key(0)))
     return Network(
         weights,
         lambda weights, x: apply(rebuild(weights), x),

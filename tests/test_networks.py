@@ -414,6 +414,20 @@ def test_initial_values_of_a_pair_and_of_flat_weights():
     assert not np.allclose(z0["W"], z1["W"])
 
 
+def test_the_initialiser_is_traced_once_for_all_weights():
+    """Each weight array draws it by a key of its own; tracing a deep network anew for each would be quadratic."""
+    calls = []
+
+    def init(key, shape):
+        calls.append(shape)
+        keys = jax.random.split(key, 3)
+        return {name: jax.random.normal(k, (*shape, 1)) for name, k in zip("abc", keys, strict=True)}
+
+    z = initial_values((init, lambda w, x: x @ (w["a"] + w["b"] + w["c"])))
+    assert len(calls) == 1
+    assert not np.allclose(z["a"], z["b"]) and not np.allclose(z["b"], z["c"])
+
+
 def test_every_weight_array_has_its_own_randomness():
     z = initial_values(nn.Sequential([nn.Dense(2), nn.Dense(2), nn.Dense(1)]))
     assert not np.allclose(z["layers_0.kernel"], z["layers_1.kernel"])

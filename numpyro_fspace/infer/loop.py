@@ -73,15 +73,15 @@ class Loop:
 
     def _draw(self, state, draws, start, stop, first, arrays, inputs):
         args, kwargs, _ = given = self.join(arrays)
+        one_each = jax.tree.map(lambda room: jax.ShapeDtypeStruct(room.shape[1:], room.dtype), draws)
 
         def step(i, carry):
             state, draws = carry
             state = self.sampler.sample(state, args, kwargs)
             slot = jnp.maximum(i - first, 0) // self.thinning
             is_kept = (i >= first) & ((i - first) % self.thinning == self.thinning - 1)
-            shapes = jax.eval_shape(lambda state: self._kept(state, *given, inputs), state)
             kept = jax.lax.cond(  # what is not kept is overwritten by the draw that takes its slot
-                is_kept, lambda s: self._kept(s, *given, inputs), lambda s: jax.tree.map(_empty, shapes), state
+                is_kept, lambda s: self._kept(s, *given, inputs), lambda _: jax.tree.map(_empty, one_each), state
             )
             return state, jax.tree.map(lambda all_, one: all_.at[slot].set(one), draws, kept)
 
