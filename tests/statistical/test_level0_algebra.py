@@ -108,6 +108,28 @@ def test_transition_is_the_textbooks(case):
         assert error(faults) > 1e-3, fault
 
 
+def test_a_transition_is_its_parts_one_after_another(key):
+    """Six steps with a schedule and a thermostat at every second are three transitions of two, at temperature 0."""
+
+    def run(num_steps, num_transitions):
+        kernel = quick_jit(lambda state: sghmc.build_kernel()(key, state, quartic, schedule, **settings)[0])
+        settings = {"num_steps": num_steps, "friction": FRICTION, "temperature": 0.0, "refresh_every": 2}
+        state = sghmc.SGHMCState(jnp.array(STATE[:3]), jnp.array(STATE[3:]), jnp.zeros((), int))
+        for _ in range(num_transitions):
+            state = kernel(state)
+        return np.concatenate([state.position, state.momentum]), int(state.count)
+
+    def quartic(w, key):
+        return 0.25 * jnp.sum(w**4)
+
+    def schedule(count):
+        return EPS / (1.0 + count)
+
+    (whole, count), (parts, counted) = run(6, 1), run(2, 3)
+    assert count == counted == 6
+    np.testing.assert_allclose(whole, parts, rtol=1e-13)
+
+
 # ---- unbiased gradients --------------------------------------------------------------------------
 
 
