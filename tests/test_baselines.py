@@ -298,7 +298,10 @@ def test_laplace_refuses():
 
         def model(x, y=None):
             w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1) if prior is None else prior)
-            f = lambda x: features(x) @ w  # noqa: E731
+
+            def f(x):
+                return features(x) @ w
+
             f = fs.functional_prior("f", f, gp, POINTS) if declared else f
             numpyro.sample("y", likelihood(f(x), w), obs=y)
 
@@ -514,7 +517,10 @@ def smooth_data(num=40):
 def exact_gp(fit, x, y, x_new):
     """Mean and variance of f, and the log marginal likelihood, at the fit's parameters."""
     length, variance = fit.params["lengthscale"], fit.params["variance"]
-    k = lambda a, b: variance * np.exp(-0.5 * (((a[:, None] - b) / length) ** 2).sum(-1))  # noqa: E731
+
+    def k(a, b):
+        return variance * np.exp(-0.5 * (((a[:, None] - b) / length) ** 2).sum(-1))
+
     covariance = k(x, x) + fit.noise_variance * np.eye(len(x))
     gain = np.linalg.solve(covariance, k(x, x_new)).T
     evidence = scipy.stats.multivariate_normal(np.zeros(len(x)), covariance).logpdf(y)

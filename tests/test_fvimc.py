@@ -200,7 +200,9 @@ def test_compose_and_linearise_go_together():
     def at(model):
         return fs.predict({"w": np.array([w])}, jax.random.key(0), X, model=model)["f"][0]
 
-    f = lambda w: (3.0 * jnp.sin(w * X[:, 0]))[:, None]  # noqa: E731
+    def f(w):
+        return (3.0 * jnp.sin(w * X[:, 0]))[:, None]
+
     value, slope = jax.jvp(f, (m,), (jnp.array(w) - m,))
     both, both_slope = jax.jvp(lambda w: forward(f(w)), (m,), (jnp.array(w) - m,))
     np.testing.assert_allclose(at(compose(curved, bijections)), forward(f(w))[:, 0], rtol=1e-4)

@@ -365,7 +365,10 @@ def test_a_model_s_own_length_scale_is_sampled():
     def model(x, y=None):
         length = numpyro.sample("length", dist.LogNormal(0.0, 0.5))
         w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
-        f = lambda x: w[0] + w[1] * x[:, 0]  # noqa: E731
+
+        def f(x):
+            return w[0] + w[1] * x[:, 0]
+
         fs.functional_prior("f", f, fs.GPPrior(ExpSquared(length), nugget=0.1), random_points())
         numpyro.deterministic("double", 2 * length)
         with numpyro.plate("data", 8, subsample_size=4):

@@ -133,7 +133,10 @@ def test_nnx_module_is_left_as_it_was():
 def test_equinox_weights_map_over_the_leading_axis():
     w, f = draw(equinox())
     assert sorted(w) == ["layers.0.bias", "layers.0.weight", "layers.1.bias", "layers.1.weight"]
-    where = lambda m: [m.layers[0].bias, m.layers[0].weight, m.layers[1].bias, m.layers[1].weight]  # noqa: E731
+
+    def where(m):
+        return [m.layers[0].bias, m.layers[0].weight, m.layers[1].bias, m.layers[1].weight]
+
     other = eqx.tree_at(where, equinox(), [w[k] for k in sorted(w)])
     np.testing.assert_allclose(f, [other(jnp.asarray(row))[0] for row in X], rtol=1e-5)
 

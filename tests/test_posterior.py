@@ -22,7 +22,10 @@ KEY = jax.random.key(0)
 def curved(x, y=None, *, functional=True):
     w = numpyro.sample("w", dist.Normal(0.5, 1.0))
     scale = numpyro.param("scale", 3.0)
-    f = lambda x: scale * jax.numpy.sin(w * x[:, 0])  # noqa: E731
+
+    def f(x):
+        return scale * jax.numpy.sin(w * x[:, 0])
+
     if functional:
         f = fs.functional_prior("f", f, fs.GPPrior(lambda a, b: 1.0 + a @ b.T), POINTS)
     numpyro.sample("y", dist.Normal(f(x), NOISE).to_event(1), obs=y)

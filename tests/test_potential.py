@@ -174,12 +174,18 @@ def test_gradients_reach_the_prior_s_own_parameters():
     def model(x, y=None):
         length = numpyro.sample("length", dist.LogNormal())
         w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
-        f = lambda x: w[0] + w[1] * x[:, 0]  # noqa: E731
+
+        def f(x):
+            return w[0] + w[1] * x[:, 0]
+
         fs.functional_prior("f", f, fs.GPPrior(ExpSquared(length), nugget=0.1), POINTS)
         numpyro.sample("y", dist.Normal(f(x), NOISE).to_event(1), obs=y)
 
     with jax.enable_x64(True):
         energy = potential(model)
-        at = lambda z: energy({"length": z, "w": W.astype(float)}, KEYS[0])[0]  # noqa: E731
+
+        def at(z):
+            return energy({"length": z, "w": W.astype(float)}, KEYS[0])[0]
+
         z, h = jnp.array(0.2), 1e-5
         assert float(jax.grad(at)(z)) == pytest.approx(float(at(z + h) - at(z - h)) / (2 * h), rel=1e-5)

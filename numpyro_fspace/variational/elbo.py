@@ -308,7 +308,10 @@ class Problem:
         if value.size * self.loc.size <= MAX_ENTRIES:
             root = self.law(name).root(x)
             return root.reshape(*value.shape, root.shape[-1])
-        at = lambda flat: self._evaluate(name, self.constrain(flat), x)  # noqa: E731
+
+        def at(flat):
+            return self._evaluate(name, self.constrain(flat), x)
+
         steps = jax.vmap(self.draw)(jax.random.split(key, NUM_STEPS)) - self.loc
         moved = jax.vmap(lambda step: jax.jvp(at, (self.loc,), (step,))[1], out_axes=-1)(steps)
         return moved.reshape(*value.shape, NUM_STEPS) / NUM_STEPS**0.5

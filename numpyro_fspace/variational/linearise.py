@@ -71,7 +71,9 @@ def linearise(model, centre: dict):
             step = {site: value - start[site] for site, value in known.items()}
 
             def linear_fn(x):
-                at = lambda weights: function_of(model, name, args, kwargs, weights)(x)  # noqa: E731
+                def at(weights):
+                    return function_of(model, name, args, kwargs, weights)(x)
+
                 missing = values.keys() - known.keys()  # new observations are among them: no function needs these
                 missing = sorted(missing & depends_on(at, values)) if missing else []
                 if missing:
