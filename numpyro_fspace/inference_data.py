@@ -11,11 +11,12 @@ from numpyro import handlers
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_median
 
+from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.functions import function_inputs, some_rows
 from numpyro_fspace.handlers import full_plates
 from numpyro_fspace.infer.checkpoint import plain
 from numpyro_fspace.posterior import as_posterior
-from numpyro_fspace.prediction import is_observation, log_likelihood, predict
+from numpyro_fspace.prediction import function_draws, is_observation, log_likelihood, predict
 from numpyro_fspace.sites import is_functional_prior
 
 if TYPE_CHECKING:
@@ -75,14 +76,17 @@ def to_arviz(
     model, chains, args, kwargs = found.model, found.num_chains, found.args, found.kwargs
     if not args and not kwargs and not isinstance(source, NumPyroMCMC):
         raise ValueError("to_arviz: the posterior does not hold the arguments it was fitted to (args, kwargs).")
-    trace = _trace(model, args, kwargs)
+    trace, observed = _trace(model, args, kwargs)
     hidden = set() if weights else {k for k, s in trace.items() if "fspace" in s.get("infer", {})}
     posterior = {_clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden}
-    observed = {_clean(k): np.asarray(s["value"]) for k, s in trace.items() if is_observation(s)}
     named = _named_arrays(model, args, kwargs)
+    given = {_clean(k): _as_given(v, named.values()) for k, v in observed.items()}
     if inputs is None:
         inputs = {k: some_rows(x, num_probes) for k, x in function_inputs(model, found.samples, args, kwargs).items()}
-    predictions = predict(found, jax.random.key(0), *args, inputs=inputs, **kwargs) if log_lik or len(inputs) else {}
+    if log_lik:
+        predictions = predict(found, jax.random.key(0), *args, inputs=inputs, **kwargs)
+    else:
+        predictions = function_draws(found, args, kwargs, inputs) if len(inputs) else {}
     functions = {k for k, s in trace.items() if s["type"] == "network" or is_functional_prior(s)}
     posterior |= {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in functions}
     groups = {
@@ -91,15 +95,14 @@ def to_arviz(
             SAMPLE_STATS.get(k, k): _by_chain(-v if k == "potential_energy" else v, chains)
             for k, v in found.stats.items()
         },
-        "observed_data": observed,
-        "constant_data": {k: v for k, v in named.items() if not any(_same(v, o) for o in observed.values())},
+        "observed_data": given,
+        "constant_data": {k: v for k, v in named.items() if not any(_same(v, y) for y in given.values())},
     }
     groups["constant_data"] |= _probes(inputs)
     if log_lik and observed:
         pointwise = log_likelihood(found, *args, **kwargs)
         groups["log_likelihood"] = {_clean(k): _by_chain(v, chains) for k, v in pointwise.items()}
-        names = {k for k, s in trace.items() if is_observation(s)}
-        new = {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in names}
+        new = {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in observed}
         groups["posterior_predictive"] = new
     return _build({k: v for k, v in groups.items() if v})
 
@@ -126,8 +129,19 @@ def _build(groups):
 
 
 def _trace(model, args, kwargs):
-    seeded = handlers.seed(full_plates(model), jax.random.key(0))
-    return handlers.trace(handlers.substitute(seeded, substitute_fn=init_to_median)).get_trace(*args, **kwargs)
+    """``(trace, observed)``: the model's sites, whose values are not to be read, and the values of those observed."""
+    arrays, _, join = split_arrays((args, kwargs))
+    trace = {}
+
+    @jax.jit  # so that nothing is computed but what is observed, which takes no network
+    def observed(arrays):
+        args, kwargs = join(arrays)
+        seeded = handlers.seed(full_plates(model), jax.random.key(0))
+        run = handlers.substitute(seeded, substitute_fn=init_to_median)
+        trace.update(handlers.trace(run).get_trace(*args, **kwargs))
+        return {k: s["value"] for k, s in trace.items() if is_observation(s)}
+
+    return trace, jax.device_get(observed(arrays))
 
 
 def _named_arrays(model, args, kwargs):
@@ -149,6 +163,11 @@ def _probes(inputs) -> dict:
     if all(_same(x, first) for x in arrays.values()):
         return {} if first is None else {"probe_inputs": first}
     return {f"probe_inputs_{_clean(k)}": x for k, x in arrays.items()}
+
+
+def _as_given(value, arrays):
+    """The one of ``arrays`` that ``value`` is, in its own precision, if it is one of them."""
+    return next((a for a in arrays if _same(a.astype(value.dtype), value)), value)
 
 
 def _same(a, b):

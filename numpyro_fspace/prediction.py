@@ -14,7 +14,7 @@ import numpy as np
 from numpyro import handlers
 
 from numpyro_fspace.arguments import split_arrays
-from numpyro_fspace.functions import condition, evaluate, function_inputs, functions_of
+from numpyro_fspace.functions import condition, evaluate, function_inputs, function_values, functions_of
 from numpyro_fspace.handlers import full_plates
 from numpyro_fspace.on_demand import OnDemand
 from numpyro_fspace.posterior import as_posterior
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.posterior import Posterior
 
-__all__ = ["log_likelihood", "map_draws", "predict"]
+__all__ = ["function_draws", "log_likelihood", "map_draws", "predict"]
 
 #: Numbers per site held on the device at once: 2²² (16 MiB in float32).
 CHUNK = 2**22
@@ -83,8 +83,7 @@ def predict(
     check_count(input_batch_size, "input_batch_size")
 
     def one_draw(draw, key, args, kwargs, inputs):
-        seeded = handlers.seed(full_plates(condition(model, draw)), key)
-        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        trace = _trace(model, draw, key, args, kwargs)
         outputs = {k: s["value"] for k, s in trace.items() if _is_output(s, draw)}
         given = [k for k in outputs if trace[k]["type"] == "sample" and trace[k]["is_observed"]]
         keys = jax.random.split(jax.random.fold_in(key, 1), len(given))
@@ -108,6 +107,17 @@ def predict(
     return {k: _join_rows([part[k] for part in parts], sizes) for k in parts[0]}
 
 
+def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
+    """Draws [S, N, K] of the functions alone, at ``inputs``: nothing of the size of the data is computed for them."""
+
+    def one_draw(draw, _, args, kwargs, inputs):
+        return function_values(posterior.model, draw, args, kwargs, inputs)
+
+    inputs = jax.tree.map(jnp.asarray, inputs)
+    batch_size = _bounded_batch(posterior.samples, inputs)
+    return map_draws(one_draw, posterior.samples, jax.random.key(0), args, kwargs, inputs, batch_size=batch_size)
+
+
 def _join_rows(parts, sizes):
     """Parts [S, rows, …] joined; a site that does not have the rows of the inputs is the same in every part."""
     has_rows = all(part.shape[1:2] == (size,) for part, size in zip(parts, sizes, strict=True))
@@ -124,11 +134,16 @@ def log_likelihood(source, *args, model=None, batch_size=None, **kwargs) -> dict
     draws, model = posterior.samples, posterior.model
 
     def one_draw(draw, key, args, kwargs, inputs):
-        seeded = handlers.seed(full_plates(condition(model, draw)), key)
-        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        trace = _trace(model, draw, key, args, kwargs)
         return {k: s["fn"].log_prob(s["value"]) for k, s in trace.items() if is_observation(s)}
 
     return map_draws(one_draw, draws, jax.random.key(0), args, kwargs, None, batch_size=batch_size)
+
+
+def _trace(model, draw, key, args, kwargs):
+    """The model at one draw, plates at full size."""
+    seeded = handlers.seed(full_plates(condition(model, draw)), key)
+    return handlers.trace(seeded).get_trace(*args, **kwargs)
 
 
 def is_observation(site) -> bool:
@@ -158,9 +173,7 @@ def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None, chunk=No
     arrays = split_arrays((args, kwargs, inputs))[0]
     chunk = _compiled(fn, (args, kwargs, inputs)) if chunk is None else chunk
     if batch_size is None:
-        on_disk = [a for a in jax.tree.leaves((args, kwargs)) if isinstance(a, OnDemand)]
-        sizes = [a.shape[0] for a in (*arrays, *on_disk)] + [a[0].size for a in jax.tree.leaves(draws)]
-        batch_size = max(1, min(num, CHUNK // max([1, *sizes])))
+        batch_size = _bounded_batch(draws, (args, kwargs, inputs))
     check_count(batch_size, "batch_size")
     keys = jax.random.split(key, num)
     values: dict = {}
@@ -170,6 +183,13 @@ def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None, chunk=No
         for k, v in part.items():
             values.setdefault(k, np.empty((num, *v.shape[1:]), v.dtype))[rows] = v
     return values
+
+
+def _bounded_batch(draws, given) -> int:
+    """How many draws may be evaluated together: a site is taken to have the rows of an array that is given."""
+    on_disk = [a for a in jax.tree.leaves(given) if isinstance(a, OnDemand)]
+    sizes = [len(a) for a in (*split_arrays(given)[0], *on_disk)] + [a[0].size for a in jax.tree.leaves(draws)]
+    return max(1, min(len(jax.tree.leaves(draws)[0]), CHUNK // max([1, *sizes])))
 
 
 def _is_output(site, draw):

@@ -17,7 +17,7 @@ from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.potential import base_transform
-from numpyro_fspace.prediction import predict
+from numpyro_fspace.prediction import function_draws
 from numpyro_fspace.sgmcmc.integrators import drift, kick
 
 if TYPE_CHECKING:
@@ -126,10 +126,9 @@ def report(
     kernel = _checked_kernel(mcmc)
     if not args and not kwargs:
         args, kwargs = mcmc._args, mcmc._kwargs
-    key_predict, key_probe = jax.random.split(jax.random.key(0) if key is None else key)
-    f = _function_draws(mcmc, key_predict, args, kwargs, inputs)
+    f = _function_draws(mcmc, args, kwargs, inputs)
     functions = function_diagnostics(f)
-    acceptance, noise_share = _probe(kernel, mcmc.last_state, key_probe, args, kwargs)
+    acceptance, noise_share = _probe(kernel, mcmc.last_state, jax.random.key(0) if key is None else key, args, kwargs)
     state = mcmc.last_state
     has_momentum = isinstance(kernel, SGHMC)
     temperature = np.atleast_1d(state.mean_temperature) / kernel.temperature
@@ -156,10 +155,10 @@ def _checked_kernel(mcmc):
     return mcmc.sampler
 
 
-def _function_draws(mcmc, key, args, kwargs, inputs):
+def _function_draws(mcmc, args, kwargs, inputs):
     """Draws of every function of the model at the probe inputs, by name, [C, S, N, K]."""
+    found = as_posterior(mcmc)
     if inputs is None:
-        found = as_posterior(mcmc)
         known = function_inputs(found.model, found.samples, args, kwargs)
         inputs = {k: some_rows(x, MAX_POINTS) for k, x in known.items()}
         if not inputs:
@@ -169,7 +168,7 @@ def _function_draws(mcmc, key, args, kwargs, inputs):
     names = names or [k for k, site in potential.trace.items() if site["type"] == "network"]
     if not names:
         raise ValueError("The model has no random_module and no functional_prior: there is no f to judge.")
-    draws = predict(mcmc, key, *args, inputs=inputs, **kwargs)
+    draws = function_draws(found, args, kwargs, inputs)
     return {k: draws[k].reshape(mcmc.num_chains, -1, *draws[k].shape[1:]) for k in names if k in draws}
 
 

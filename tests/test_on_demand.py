@@ -82,6 +82,25 @@ def test_minibatches_of_ten_steps_at_a_time(files):
     assert BATCH < x.most == y.most <= 10 * BATCH
 
 
+@pytest.mark.filterwarnings("ignore:The chain runs hot")
+def test_functions_at_inputs_load_no_rows(files):
+    """``report`` and ``to_arviz`` at ``inputs`` take the rows of minibatches and what was observed, no more."""
+    x, y = (Recorder(a) for a in files)
+    mcmc = fs.MCMC(fs.SGHMC(model, control_variates=False), num_warmup=20, num_samples=20, progress_bar=False)
+    mcmc.run(jax.random.key(0), fs.OnDemand(x), fs.OnDemand(y))
+    new = jnp.asarray(files[0][:7])
+    report = fs.report(mcmc, inputs=new)
+    assert x.most <= 10 * BATCH
+    x.most = 0
+    arviz = fs.to_arviz(mcmc, inputs=new, log_lik=False)
+    assert x.most == 0
+    np.testing.assert_array_equal(arviz["observed_data"]["y"], files[1])
+    f = arviz["posterior"]["f"].values
+    assert f.shape[:3] == (1, 20, 7)
+    np.testing.assert_array_equal(f[0], fs.predict(mcmc, jax.random.key(1), new)["f"])
+    assert report.functions
+
+
 def test_mistakes_are_named():
     with pytest.raises(TypeError, match="got generator without shape"):
         fs.OnDemand(i for i in range(3))

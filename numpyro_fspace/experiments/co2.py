@@ -187,7 +187,7 @@ def _panel(ax, curves):
 
 
 EXPERIMENT = Experiment(
-    summary="Carbon dioxide at Mauna Loa: a prior with trend and season carries a network 16 years beyond its data.",
+    summary="Carbon dioxide at Mauna Loa: a prior with trend and season carries a network 17 years beyond its data.",
     run=run,
     config=CONFIG,
     methods=tuple(method for method in METHODS if method not in ("svgp", "vip", "ifbnn")),

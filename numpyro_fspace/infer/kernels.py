@@ -111,7 +111,7 @@ class SGHMC(SGMCMCKernel):
 
     **Target.** exp(-U/T) for the model's own potential as ε → 0, for every ``num_steps``; second moments are off
     by O(ε²), and what noise of the minibatch the control variate leaves adds O(ε). ``integrator="euler"`` is the
-    papers' literal update; with ``resample_momentum`` its variance tends to L/(L-1) times the target for L =
+    papers' update; with ``resample_momentum`` its variance tends to L/(L-1) times the target for L =
     ``num_steps``.
 
     Args:
@@ -240,7 +240,8 @@ class fSGHMC(SGHMC):
     and errors are those of ``SGHMC``; a model without a functional prior is refused.
 
     The papers' algorithm is ``fSGHMC(model, integrator="euler", resample_momentum=True, step_size=schedule,
-    control_variates=False, preconditioner=fs.preconditioners.identity(), warmup=fs.Warmup(warm_start=0.0))``.
+    control_variates=False, preconditioner=fs.preconditioners.identity(), warmup=fs.Warmup(warm_start=0.0))`` of a
+    model whose weights have ``fs.flat()`` for a prior.
 
     Reference: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural networks*,
     eq. 9, algorithm 2.

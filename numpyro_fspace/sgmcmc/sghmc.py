@@ -8,7 +8,7 @@ exp(-U(w)/T) N(p; 0, T I). Two discretisations:
   the positions have exactly BAOAB's law: second moments off by O(ε²), and not at all on Gaussian targets with exact
   gradients; stable for ε√λ < 2. Resampling the momentum replaces the first O of a transition by a fresh draw, which
   keeps that law (exactly on Gaussians, to its order elsewhere) for every number of inner steps.
-* ``"euler"``: the papers' literal update w ← w + ε S p; p ← p - ε Sᵀ∇U - εγ p + √(2γεT) ξ. With the
+* ``"euler"``: the papers' update w ← w + ε S p; p ← p - ε Sᵀ∇U - εγ p + √(2γεT) ξ. With the
   momentum resampled before each transition of L steps its last force goes unused and the variance of w
   tends to L/(L-1) times the target as ε → 0. It refreshes at every step, whatever ``refresh_every``.
 

@@ -42,7 +42,7 @@ class RegularizedKL:
         ValueError, TypeError: γ is not a positive number; the prior is not Gaussian.
 
     Reference: T. Cinquin, R. Bamler (2024), *Regularized KL-divergence for well-defined function-space variational
-    inference in Bayesian neural networks*, eq. 12 and algorithm 1.
+    inference in Bayesian neural networks*, eq. 2.9 and algorithm 1.
     """
 
     gamma: float | None = None

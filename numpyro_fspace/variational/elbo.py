@@ -81,7 +81,7 @@ class FunctionalELBO(ELBO):
         True
 
     Reference: T. Cinquin, R. Bamler (2024), *Regularized KL-divergence for well-defined function-space variational
-    inference in Bayesian neural networks*, eq. 13 and algorithm 1.
+    inference in Bayesian neural networks*, eq. 3.1 and algorithm 1.
     """
 
     def __init__(self, divergence: Callable | None = None, *, num_particles: int = 1):
