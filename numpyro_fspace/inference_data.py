@@ -16,7 +16,7 @@ from numpyro_fspace.functions import function_inputs, some_rows
 from numpyro_fspace.handlers import full_plates
 from numpyro_fspace.infer.checkpoint import plain
 from numpyro_fspace.posterior import as_posterior
-from numpyro_fspace.prediction import function_draws, is_observation, log_likelihood, predict
+from numpyro_fspace.prediction import function_and_site_draws, function_draws, is_observation, log_likelihood
 from numpyro_fspace.sites import is_functional_prior
 
 if TYPE_CHECKING:
@@ -64,18 +64,24 @@ def to_arviz(
         ``arviz.InferenceData`` (ArviZ 0.23) or ``xarray.DataTree`` (1.x).
 
     Raises:
-        ValueError: if ``source`` has not run, or holds no arguments.
+        ValueError: if ``source`` has not run, or lacks arguments that its model needs; ``inputs`` of a run that kept
+            its functions elsewhere.
+        TypeError: if it is neither an ``MCMC`` object nor a ``Posterior``.
 
     Example:
         >>> import arviz as az, numpyro_fspace as fs  # doctest: +SKIP
         >>> az.summary(fs.to_arviz(mcmc), var_names=["f"])  # doctest: +SKIP
     """
     if getattr(source, "functions_at", None) is not None:
+        if inputs is not None:
+            raise ValueError("to_arviz: this run kept its functions at functions_at, and has them at no other inputs.")
         return _build(_groups_of_functions(source))
+    if isinstance(source, dict):
+        raise TypeError("to_arviz needs the MCMC object, or fs.Posterior(model, draws, args=(x, y)), not draws alone.")
     found = as_posterior(source)
     model, chains, args, kwargs = found.model, found.num_chains, found.args, found.kwargs
-    if not args and not kwargs and not isinstance(source, NumPyroMCMC):
-        raise ValueError("to_arviz: the posterior does not hold the arguments it was fitted to (args, kwargs).")
+    if not isinstance(source, NumPyroMCMC):
+        _check_arguments(model, args, kwargs)
     trace, observed = _trace(model, args, kwargs)
     hidden = set() if weights else {k for k, s in trace.items() if "fspace" in s.get("infer", {})}
     posterior = {_clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden}
@@ -84,7 +90,7 @@ def to_arviz(
     if inputs is None:
         inputs = {k: some_rows(x, num_probes) for k, x in function_inputs(model, found.samples, args, kwargs).items()}
     if log_lik:
-        predictions = predict(found, jax.random.key(0), *args, inputs=inputs, **kwargs)
+        predictions = function_and_site_draws(found, jax.random.key(0), args, kwargs, inputs)
     else:
         predictions = function_draws(found, args, kwargs, inputs) if len(inputs) else {}
     functions = {k for k, s in trace.items() if s["type"] == "network" or is_functional_prior(s)}
@@ -100,11 +106,20 @@ def to_arviz(
     }
     groups["constant_data"] |= _probes(inputs)
     if log_lik and observed:
-        pointwise = log_likelihood(found, *args, **kwargs)
+        pointwise = log_likelihood(found, args, kwargs)
         groups["log_likelihood"] = {_clean(k): _by_chain(v, chains) for k, v in pointwise.items()}
         new = {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in observed}
         groups["posterior_predictive"] = new
     return _build({k: v for k, v in groups.items() if v})
+
+
+def _check_arguments(model, args, kwargs):
+    try:
+        inspect.signature(model).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(
+            f"to_arviz: the posterior does not hold the arguments its model was fitted to (args, kwargs): {error}."
+        ) from error
 
 
 def _groups_of_functions(mcmc):

@@ -66,8 +66,8 @@ def fan_in(scale: float = 1.0) -> FanIn:
 
     The fan-in of a weight array is the number of inputs of one output: the product of all axes but the last
     (flax, pairs) or but the first (equinox). Biases, one-dimensional weights and embeddings count as fan-in
-    1. Weights the network starts at one everywhere, or that are called ``scale`` (norm layers), get
-    N(1, scale²).
+    1. One-dimensional weights that start at one everywhere, other than biases, and those called ``scale`` (norm layers)
+    get N(1, scale²).
 
     Args:
         scale: standard deviation of a weight times the square root of its fan-in; may be a random variable.
@@ -166,6 +166,9 @@ def random_function(module: Any, *, input_shape: int | tuple[int, ...], prior=No
         ``draw(key, x [M, *input_shape])``, the values at x of the function that the key draws: the argument of
         ``fs.NetworkPrior``.
 
+    Raises:
+        ValueError, TypeError: as for ``random_module``; an improper prior.
+
     Example:
         >>> import flax.linen as nn, jax
         >>> draw = random_function(nn.Dense(1), input_shape=2, prior=fan_in(3.0))
@@ -173,11 +176,17 @@ def random_function(module: Any, *, input_shape: int | tuple[int, ...], prior=No
         (5, 1)
     """
 
-    def draw(key, x):
+    def with_function(key, use):
         with handlers.block(), function_hook(), handlers.seed(rng_seed=key):  # no function of a model around it
-            return random_module("network", module, input_shape=input_shape, prior=prior)(x)
+            return use(random_module("network", module, input_shape=input_shape, prior=prior))
 
-    jax.eval_shape(draw, jax.random.key(0), jnp.zeros((1, *_check_input_shape(input_shape))))
+    def draw(key, x):
+        return with_function(key, lambda f: f(x))
+
+    try:
+        jax.eval_shape(lambda key: with_function(key, lambda _: None), jax.random.key(0))
+    except NotImplementedError as error:
+        raise ValueError("random_function: prior is improper (fs.flat()), and nothing can be drawn from it.") from error
     return draw
 
 

@@ -17,8 +17,9 @@ class OnDemand:
     """An array on disk whose rows are loaded as a model asks for them.
 
     In a model it is indexed by the rows of a plate; everything else is as with an array in memory: the same rows at the
-    same keys, hence the same law and the same draws. Memory holds the rows of ten gradient steps (and what the system
-    caches).
+    same keys, hence the same law and the same draws. Memory holds the rows of ten gradient steps, or 2048 where a
+    control variate's full gradient is computed, and what the system caches. (All rows, if the model has several
+    subsampled plates and control variates.)
 
     Args:
         source: anything with ``shape``, ``dtype`` and ``source[rows]`` for increasing row numbers: ``np.memmap``,
@@ -58,7 +59,9 @@ class OnDemand:
         self.source = source
         self.dtype = jax.dtypes.canonicalize_dtype(source.dtype if dtype is None else dtype)
         if self.dtype.kind not in "biuf":
-            raise TypeError(f"source must hold numbers, got dtype {source.dtype}.")
+            raise TypeError(
+                f"{'source' if dtype is None else 'dtype'} must be of real numbers, got dtype {self.dtype}."
+            )
         self.shape, self.ndim = tuple(source.shape), len(source.shape)
 
     def __len__(self) -> int:

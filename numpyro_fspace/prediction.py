@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.posterior import Posterior
 
-__all__ = ["function_draws", "log_likelihood", "map_draws", "predict"]
+__all__ = ["function_and_site_draws", "function_draws", "log_likelihood", "map_draws", "predict"]
 
 #: Numbers per site held on the device at once: 2²² (16 MiB in float32).
 CHUNK = 2**22
@@ -55,9 +55,9 @@ def predict(
         inputs: where functions are evaluated: an array [N, D], or a dict of them by name of function; if None where
             the model itself first evaluates each (at the first array among the arguments, where that is random).
         batch_size: draws evaluated together; chosen to bound memory if None.
-        input_batch_size: rows evaluated together. Every argument with as many rows as the first of ``inputs`` is cut
-            alike.
-        **kwargs: the model's keyword arguments.
+        input_batch_size: rows evaluated together. Every argument with as many rows as the longest of ``inputs`` is
+            cut alike.
+        **kwargs: the model's keyword arguments; those called as an argument above must be given by position.
 
     Returns:
         A dict of NumPy arrays [S, N] or [S, N, K]: the functions by name of their ``functional_prior`` or
@@ -65,7 +65,8 @@ def predict(
 
     Raises:
         TypeError: if ``source`` is neither, or the model is missing.
-        ValueError: if the model cannot be run with these arguments, or ``inputs`` names no function of it.
+        ValueError: if ``source`` has no draws, kept functions in place of weights or left out latent sites; if
+            ``inputs`` names no function of the model. Errors of the model itself come through.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
@@ -77,10 +78,18 @@ def predict(
         >>> fs.predict(draws, jax.random.key(0), jax.numpy.ones((3, 1)), model=model)["y"].shape
         (5, 3)
     """
-    posterior = as_posterior(source, model)
+    check_count(input_batch_size, "input_batch_size")
+    return function_and_site_draws(
+        as_posterior(source, model), key, args, kwargs, inputs, batch_size=batch_size, input_batch_size=input_batch_size
+    )
+
+
+def function_and_site_draws(
+    posterior: Posterior, key, args, kwargs, inputs, *, batch_size=None, input_batch_size=2**16
+) -> dict:
+    """``predict`` with the model's arguments as a tuple and a dict."""
     draws, model = posterior.samples, posterior.model
     inputs = function_inputs(model, draws, args, kwargs) if inputs is None else jax.tree.map(jnp.asarray, inputs)
-    check_count(input_batch_size, "input_batch_size")
 
     def one_draw(draw, key, args, kwargs, inputs):
         trace = _trace(model, draw, key, args, kwargs)
@@ -91,20 +100,24 @@ def predict(
         outputs |= {k: trace[k]["fn"](rng_key=key) for k, key in zip(given, keys, strict=True)}
         return evaluate(functions_of(trace), inputs) | outputs
 
-    num, parts = max([0, *(len(x) for x in jax.tree.leaves(inputs))]), []
+    num = max([0, *(len(x) for x in jax.tree.leaves(inputs))])
     if num <= input_batch_size:
         return map_draws(one_draw, draws, key, args, kwargs, inputs, batch_size=batch_size)
-    chunk = _compiled(one_draw, (args, kwargs, inputs))  # one program for all parts
-    starts = range(0, num, input_batch_size)
-    for start in starts:
+
+    def cut(start):
         rows = slice(start, start + input_batch_size)
-        part = jax.tree.map(
-            lambda a, rows=rows: a[rows] if jnp.ndim(a) and jnp.shape(a)[0] == num else a, (args, kwargs, inputs)
-        )
+        return jax.tree.map(lambda a: a[rows] if np.shape(a)[:1] == (num,) else a, (args, kwargs, inputs))
+
+    starts, parts = range(0, num, input_batch_size), []
+    chunk = _compiled(one_draw, cut(0))  # one program for all parts
+    for start in starts:
         part_key = jax.random.fold_in(key, start)
-        parts.append(map_draws(one_draw, draws, part_key, *part, batch_size=batch_size, chunk=chunk))
-    sizes = [min(input_batch_size, num - start) for start in starts]
-    return {k: _join_rows([part[k] for part in parts], sizes) for k in parts[0]}
+        parts.append(map_draws(one_draw, draws, part_key, *cut(start), batch_size=batch_size, chunk=chunk))
+    given, keys = (args, kwargs, inputs), jax.random.split(key, len(jax.tree.leaves(draws)[0]))
+    whole = jax.eval_shape(_compiled(one_draw, given), draws, keys, split_arrays(given)[0])
+    # A site that does not have the rows of the inputs is the same in every part.
+    is_cut = {k: site.shape != parts[0][k].shape for k, site in whole.items()}
+    return {k: np.concatenate([p[k] for p in parts], 1) if is_cut[k] else parts[0][k] for k in parts[0]}
 
 
 def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
@@ -118,26 +131,17 @@ def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
     return map_draws(one_draw, posterior.samples, jax.random.key(0), args, kwargs, inputs, batch_size=batch_size)
 
 
-def _join_rows(parts, sizes):
-    """Parts [S, rows, …] joined; a site that does not have the rows of the inputs is the same in every part."""
-    has_rows = all(part.shape[1:2] == (size,) for part, size in zip(parts, sizes, strict=True))
-    return np.concatenate(parts, axis=1) if has_rows else parts[0]
-
-
-def log_likelihood(source, *args, model=None, batch_size=None, **kwargs) -> dict:
+def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> dict:
     """Pointwise log-likelihood [S, N] of every observed site, at the full data and recomputed functions.
 
-    Args and errors are those of ``predict``; ``args`` include the targets. The functional prior and other
-    factors are no observations and are left out.
+    ``args`` include the targets. The functional prior and other factors are no observations and are left out.
     """
-    posterior = as_posterior(source, model)
-    draws, model = posterior.samples, posterior.model
 
     def one_draw(draw, key, args, kwargs, inputs):
-        trace = _trace(model, draw, key, args, kwargs)
+        trace = _trace(posterior.model, draw, key, args, kwargs)
         return {k: s["fn"].log_prob(s["value"]) for k, s in trace.items() if is_observation(s)}
 
-    return map_draws(one_draw, draws, jax.random.key(0), args, kwargs, None, batch_size=batch_size)
+    return map_draws(one_draw, posterior.samples, jax.random.key(0), args, kwargs, None, batch_size=batch_size)
 
 
 def _trace(model, draw, key, args, kwargs):

@@ -157,17 +157,18 @@ def _checked_kernel(mcmc):
 
 def _function_draws(mcmc, args, kwargs, inputs):
     """Draws of every function of the model at the probe inputs, by name, [C, S, N, K]."""
-    found = as_posterior(mcmc)
+    found, potential = as_posterior(mcmc), mcmc.sampler._model_potential(args, kwargs)
+    names = list(potential.functional_priors)
+    names = names or [k for k, site in potential.trace.items() if site["type"] == "network"]
+    if not names:
+        raise ValueError("The model has no random_module and no functional_prior: there is no f to judge.")
     if inputs is None:
         known = function_inputs(found.model, found.samples, args, kwargs)
         inputs = {k: some_rows(x, MAX_POINTS) for k, x in known.items()}
         if not inputs:
             raise ValueError("report needs inputs to judge f at: pass the run's arguments, or inputs=.")
-    potential = mcmc.sampler._model_potential(args, kwargs)
-    names = list(potential.functional_priors)
-    names = names or [k for k, site in potential.trace.items() if site["type"] == "network"]
-    if not names:
-        raise ValueError("The model has no random_module and no functional_prior: there is no f to judge.")
+    elif isinstance(inputs, dict) and not inputs.keys() & set(names):
+        raise ValueError(f"inputs: report judges {sorted(names)}, got inputs of {sorted(inputs)}.")
     draws = function_draws(found, args, kwargs, inputs)
     return {k: draws[k].reshape(mcmc.num_chains, -1, *draws[k].shape[1:]) for k in names if k in draws}
 

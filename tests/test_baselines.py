@@ -489,6 +489,15 @@ def test_draws_of_a_network_and_several_outputs():
     assert sorted(k for k, s in found.items() if s["type"] == "sample") == ["f.coefficients"]
 
 
+def test_an_implicit_process_is_predicted_where_the_model_calls_it():
+    def model(x):
+        numpyro.deterministic("value", implicit_process("f", draw, 6, jax.random.key(7))(x[:, 1:]))
+
+    x = np.stack([np.full(5, np.nan), X[:, 0]], 1).astype(np.float32)
+    found = fs.predict({"f.coefficients": np.ones((2, 6), np.float32)}, KEY, x, model=model)
+    np.testing.assert_allclose(found["f"], found["value"], rtol=1e-6)
+
+
 def test_implicit_process_refuses():
     def run(*args):
         return handlers.seed(lambda: implicit_process(*args)(X), KEY)()
@@ -573,5 +582,7 @@ def test_svgp_refuses():
             fit_svgp(None, x, y, key=KEY, **settings)
     with pytest.raises(ValueError, match="y must have shape"):
         fit_svgp(None, x, y[:5], key=KEY)
+    with pytest.raises(TypeError, match="must be, or return, a tinygp kernel, got function"):
+        fit_svgp(lambda params: lambda a, b: params["v"] * (a @ b.T), x, y, key=KEY, params={"v": 1.0})
     with pytest.raises(ValueError, match="x has 1 columns"):
         fit_svgp(None, x, y, key=KEY, num_steps=1).predict(x[:, :1])

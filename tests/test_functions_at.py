@@ -57,6 +57,8 @@ def test_arviz_reads_them():
     found = fs.to_arviz(run(functions_at=NEW))
     assert found["posterior"]["net"].shape == (1, 12, 5, 1)
     np.testing.assert_array_equal(found["constant_data"]["probe_inputs"], NEW)
+    with pytest.raises(ValueError, match="at no other inputs"):
+        fs.to_arviz(run(functions_at=NEW), inputs=X)
     assert "diverging" in found["sample_stats"]
 
 
@@ -72,7 +74,7 @@ def test_mistakes_are_named():
 
     with pytest.raises(ValueError, match=r"\['nett'\] are no functions of the model; it has"):
         run(functions_at={"nett": NEW})
-    with pytest.raises(TypeError, match="functions_at= is for the kernels of this package, not for NUTS"):
+    with pytest.raises(TypeError, match="functions_at= is for SGLD, SGHMC, fSGLD and fSGHMC, not for NUTS"):
         fs.MCMC(NUTS(model), functions_at=NEW, **SETTINGS)
     with pytest.raises(ValueError, match="chain_method='sequential' has no functions_at"):
         fs.MCMC(fs.SGHMC(model), functions_at=NEW, num_chains=2, chain_method="sequential", **SETTINGS)

@@ -106,8 +106,10 @@ def test_mistakes_are_named():
         fs.OnDemand(i for i in range(3))
     with pytest.raises(TypeError, match="of a single number"):
         fs.OnDemand(np.zeros(()))
-    with pytest.raises(TypeError, match="must hold numbers"):
+    with pytest.raises(TypeError, match="source must be of real numbers, got dtype <U1"):
         fs.OnDemand(np.array(["a", "b"]))
+    with pytest.raises(TypeError, match="dtype must be of real numbers, got dtype complex64"):
+        fs.OnDemand(np.zeros(3), dtype=complex)
     with pytest.raises(IndexError, match="rows 2 to 9 are not all among the 3"):
         fs.OnDemand(np.zeros((3, 1)))[np.array([2, 9])]
 

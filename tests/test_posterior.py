@@ -79,6 +79,25 @@ def test_another_model_may_be_given():
     np.testing.assert_allclose(given["d"], np.ones(3))
 
 
+def test_a_model_may_close_over_its_data():
+    def model():
+        w = numpyro.sample("w", dist.Normal())
+        numpyro.sample("y", dist.Normal(w * X[:, 0], 1.0).to_event(1), obs=Y)
+
+    data = fs.to_arviz(fs.Posterior(model, {"w": np.ones(5, np.float32)}))
+    assert data["posterior"]["w"].shape == (1, 5) and data["observed_data"]["y"].shape == Y.shape
+
+
+def test_an_argument_may_be_called_inputs():
+    def model(inputs, y=None):
+        w = numpyro.sample("w", dist.Normal())
+        numpyro.sample("y", dist.Normal(w * inputs[:, 0], 1.0), obs=y)
+
+    posterior = fs.Posterior(model, {"w": np.ones(5, np.float32)}, kwargs={"inputs": X, "y": Y})
+    data = fs.to_arviz(posterior)
+    assert data["log_likelihood"]["y"].shape == data["posterior_predictive"]["y"].shape == (1, 5, len(X))
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="same leading axis"):
         fs.Posterior(curved, {"w": np.zeros(3), "v": np.zeros(4)})
@@ -86,6 +105,8 @@ def test_bad_input():
         fs.to_arviz(fs.Posterior(curved, {"w": np.zeros(3)}))
     with pytest.raises(TypeError, match="MCMC object, a Posterior or a dict"):
         fs.predict("run", KEY, X)
+    with pytest.raises(TypeError, match="needs the MCMC object"):
+        fs.to_arviz({"w": np.zeros(3)})
     svi, params, _ = fitted(fs.FunctionalELBO())
     with pytest.raises(ValueError, match="num_samples"):
         fs.svi_posterior(svi, params, KEY, X, Y, num_samples=0)

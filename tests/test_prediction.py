@@ -76,7 +76,37 @@ def test_batches_of_inputs_share_a_program():
 
     x = np.ones((40, 1))
     draws = fs.predict({"w": jnp.ones(3)}, jax.random.key(0), x, model=model, inputs=x, input_batch_size=4)
-    assert draws["y"].shape == (3, 40) and traced == [4]
+    assert draws["y"].shape == (3, 40) and traced.count(4) == 1
+
+
+def test_batches_of_inputs_cut_data_on_disk_too():
+    """An ``OnDemand`` is cut with the arrays, and no array takes another's place."""
+
+    def model(x, offset, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        f = fs.functional_prior("f", line(w), Independent(), POINTS)
+        with numpyro.plate("data", len(x), subsample_size=2) as rows:
+            mean = numpyro.deterministic("mean", f(x[rows]) + offset[rows])
+            numpyro.sample("y", dist.Normal(mean, NOISE), obs=y)
+
+    offset = 100.0 * jnp.arange(5.0)
+    for x in (NEW, fs.OnDemand(NEW)):
+        values = fs.predict(DRAWS, KEY, x, offset, model=model, inputs=NEW, input_batch_size=2)
+        np.testing.assert_allclose(values["f"], LINES, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(values["mean"], LINES + offset, rtol=1e-5, atol=1e-4)
+
+
+def test_what_is_as_long_as_a_batch_is_not_doubled():
+    """Inputs, and a site, of as many numbers as a batch of other inputs has rows."""
+    x = np.ones((4, 2), np.float32)
+    inputs = {"first": np.linspace(0.0, 1.0, 4, dtype=np.float32)[:, None], "second": NEW[:2]}
+    pieces, whole = (
+        fs.predict(DRAWS, KEY, x, model=additive, inputs=inputs, input_batch_size=rows) for rows in (2, 100)
+    )
+    for name in ("first", "second"):
+        np.testing.assert_allclose(pieces[name], whole[name], rtol=1e-5, atol=1e-6)
+    values = fs.predict(DRAWS, KEY, NEW[:4], model=deterministic_model, inputs=NEW[:4], input_batch_size=2)
+    assert values["swapped"].shape == (6, 2) and values["mean"].shape == (6, 4)
 
 
 def test_batches_of_inputs_have_noise_of_their_own():
@@ -169,7 +199,7 @@ def test_networks_are_functions_too():
 @pytest.mark.parametrize("model", [linear(POINTS), linear(random_points(), batch=2)], ids=["full", "minibatch"])
 @pytest.mark.parametrize("batch_size", [None, 1])
 def test_log_likelihood_is_pointwise_over_all_data(model, batch_size):
-    values = log_likelihood(DRAWS, X, Y, model=model, batch_size=batch_size)
+    values = log_likelihood(fs.Posterior(model, DRAWS), (X, Y), {}, batch_size=batch_size)
     draws = np.asarray(DRAWS["w"])
     expected = scipy.stats.norm.logpdf(Y, draws[:, :1] + draws[:, 1:] * X[:, 0], NOISE)
     assert set(values) == {"y"}

@@ -11,7 +11,7 @@ import scipy.stats
 import tinygp
 from tinygp.kernels import Custom, DotProduct, ExpSquared, Matern32, distance
 
-from numpyro_fspace.networks import random_function
+from numpyro_fspace.networks import flat, random_function
 from numpyro_fspace.priors import GPPrior, NetworkPrior, StudentTPrior, check_prior, dirichlet_targets
 
 RNG = np.random.default_rng(0)
@@ -449,6 +449,13 @@ def test_network_prior_takes_keys_of_the_old_style():
         found.append(NetworkPrior(draw, make(0), num_draws=50).sample(make(1), np.ones((4, 1)), (3,)))
     np.testing.assert_array_equal(*found)
     assert found[0].shape == (3, 4)
+
+
+def test_random_function_of_tokens_and_of_nothing():
+    tokens = nn.Sequential([nn.Embed(11, 4), lambda x: x.mean(-2), nn.Dense(1)])
+    assert random_function(tokens, input_shape=2)(jax.random.key(0), np.zeros((3, 2), int)).shape == (3, 1)
+    with pytest.raises(ValueError, match="prior is improper"):
+        random_function(nn.Dense(1), input_shape=1, prior=flat())
 
 
 def test_dirichlet_targets_match_the_gamma_moments():

@@ -163,10 +163,20 @@ def test_refuses_what_it_cannot_judge(data):
 
     mcmc = fs.MCMC(fs.SGHMC(no_network), num_warmup=10, num_samples=10, progress_bar=False)
     mcmc.run(jax.random.key(0), jnp.ones(()))
-    with pytest.raises(ValueError, match="inputs"):
+    for inputs in (None, jnp.ones((3, 1))):
+        with pytest.raises(ValueError, match="no f to judge"):
+            fs.report(mcmc, 1.0, inputs=inputs)
+
+    def uncalled(y=None):
+        fs.random_module("f", nn.Dense(1), input_shape=1)
+        no_network(y)
+
+    mcmc = fs.MCMC(fs.SGHMC(uncalled), num_warmup=10, num_samples=10, progress_bar=False)
+    mcmc.run(jax.random.key(0), jnp.ones(()))
+    with pytest.raises(ValueError, match="report needs inputs"):
         fs.report(mcmc, 1.0)
-    with pytest.raises(ValueError, match="no f to judge"):
-        fs.report(mcmc, 1.0, inputs=jnp.ones((3, 1)))
+    with pytest.raises(ValueError, match=r"report judges \['f'\], got inputs of \['g'\]"):
+        fs.report(mcmc, 1.0, inputs={"g": jnp.ones((3, 1))})
 
 
 def test_arguments_are_those_of_the_run(data):

@@ -8,6 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 
+from numpyro_fspace.handlers import hooked
 from numpyro_fspace.sites import note
 from numpyro_fspace.validate import check_count
 
@@ -89,5 +90,6 @@ def implicit_process(name: str, draw, num_functions: int, key):
         mean = functions.mean(0)
         return mean + jnp.tensordot(coefficients, functions - mean, 1) / num_functions**0.5
 
+    f = hooked(name, f, is_network=True)
     note("network", name, f)
     return f

@@ -79,8 +79,8 @@ def laplace(
     Raises:
         ValueError: for a model that the samplers refuse, or that declares no function; random measurement points;
             weights that are constrained, or whose prior is flat, heavy-tailed or not independent; a likelihood that
-            sees weights other than through the functions or couples the rows of the data; more than 20 000 weights and
-            values.
+            sees weights other than through the functions or couples the rows of the data; more than 20 000 weights,
+            unless there are at most 20 000 values of functions and values · weights ≤ 4·10⁸.
         TypeError: for a functional prior that is not Gaussian, or an argument of the wrong kind.
         RuntimeError: the optimiser left the finite numbers.
 
@@ -350,6 +350,7 @@ class _Problem:
         fits = num_weights <= MAX_SIDE or (self.num_values <= MAX_SIDE and self.num_values * num_weights <= MAX_ENTRIES)
         if not fits:
             raise ValueError(
-                f"laplace: {num_weights} weights and {self.num_values} values of functions; the matrix of one or the "
-                f"other must fit, {MAX_SIDE} at most. Take a smaller network, fewer data, or fs.guides.low_rank."
+                f"laplace: {num_weights} weights and {self.num_values} values of functions are too many: at most "
+                f"{MAX_SIDE} weights, or {MAX_SIDE} values with values times weights at most {MAX_ENTRIES}. Take a "
+                "smaller network, fewer data, or fs.guides.low_rank."
             )

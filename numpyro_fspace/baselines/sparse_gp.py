@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
+from tinygp import kernels
 
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
 from numpyro_fspace.priors.factor import is_traced
@@ -99,7 +100,7 @@ def fit_svgp(
     Args:
         kernel: None for the squared exponential with one lengthscale per input, started at median distances and the
             variance of y; a tinygp kernel, whose (positive) parameters are the start; or a function of a dict of
-            positive parameters to a kernel, with ``params`` as the start. As for ``fs.fit_gp``.
+            positive parameters to a tinygp kernel, with ``params`` as the start.
         x: inputs [N, D].
         y: targets, [N] or [N, K].
         key: draws the first inducing inputs, rows of x, and the minibatches.
@@ -138,6 +139,9 @@ def fit_svgp(
     key_start, key_steps = jax.random.split(key)
     rows = np.asarray(jax.random.permutation(key_start, len(x))[: min(num_inducing, len(x))])
     kernel_fn, params = kernel_and_params(kernel, params, x, y)
+    found = kernel_fn(params)
+    if not isinstance(found, kernels.Kernel):
+        raise TypeError(f"fit_svgp: kernel must be, or return, a tinygp kernel, got {type(found).__name__}.")
     spread = np.where(x.std(0) > 0, x.std(0), 1.0)
     bound = _Bound(kernel_fn, NOISE_FLOOR * float(y.var() or 1.0), spread)
     logs = {"kernel": params, "noise": as_positive(noise_variance, "noise_variance")}

@@ -1,8 +1,8 @@
 """Data sets of the experiments: files found on disk or downloaded on request, and toy problems.
 
-Nothing is read or downloaded at import. Files are looked for in a given ``data_dir``, else in the directory
-named by the environment variable ``NUMPYRO_FSPACE_DATA``, else in the user's cache, and are downloaded into
-that cache otherwise (see `numpyro_fspace.datasets.registry`).
+Nothing is read or downloaded at import. Files are looked for in ``data_dir`` alone if it is given; else in the
+directory named by the environment variable ``NUMPYRO_FSPACE_DATA``, then in the user's cache, into which they are
+downloaded otherwise (see `numpyro_fspace.datasets.registry`).
 """
 
 from numpyro_fspace.datasets.co2 import load_co2

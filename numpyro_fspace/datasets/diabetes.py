@@ -29,6 +29,7 @@ def load_diabetes(split: int = 0, *, standardise: bool = True, dtype: DTypeLike 
 
     Raises:
         ImportError: if scikit-learn is not installed.
+        TypeError: if the dtype is none.
         ValueError: if the split or the dtype is not a known one.
 
     Example:

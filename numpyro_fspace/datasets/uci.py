@@ -45,6 +45,7 @@ def uci_source(name: str, *, base_url: str = UCI_URL) -> Source:
     """The file ``uci/<name>.npz`` and the public files it is built from.
 
     Raises:
+        TypeError: if the dtype is none.
         ValueError: if the name is not one of `UCI_NAMES`.
     """
     if name not in UCI_NAMES:

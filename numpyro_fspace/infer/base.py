@@ -53,6 +53,8 @@ class SGMCMCKernel(MCMCKernel):
             )
         if warmup is not None and not isinstance(warmup, Warmup):
             raise TypeError(f"warmup must be a fs.Warmup or None, got {warmup!r}.")
+        if warmup is not None:
+            warmup.check()
         if not isinstance(control_variates, bool):
             check_count(control_variates, "control_variates")
         self._model = model

@@ -43,8 +43,9 @@ class SGLD(SGMCMCKernel):
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. None is ``rmsprop()`` if warm-up
             finds the step size, and ``prior_scale()`` if it is given.
         control_variates: with minibatches, correct each gradient by the minibatch's error at a centre where the full
-            gradient is known (``fs.sgmcmc.control_variates``). True renews the centre about every N/B gradient steps,
-            which makes a step cost three gradients in all; an integer renews it every so many draws; False does not.
+            gradient is known (``fs.sgmcmc.control_variates``). True renews the centre every
+            ⌈N / (B · num_steps)⌉ draws, which makes a step cost three gradients at most; an integer renews it every so
+            many draws; False does not. Models that draw random numbers of their own get none.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start; networks from their own initialiser by default.
 
@@ -129,8 +130,9 @@ class SGHMC(SGMCMCKernel):
             order as it is, but a mode that turns by half a circle between two of them (k ε√λ = π) is hardly damped.
         integrator: ``"baoab"`` or ``"euler"``.
         control_variates: with minibatches, correct each gradient by the minibatch's error at a centre where the full
-            gradient is known (``fs.sgmcmc.control_variates``). True renews the centre about every N/B gradient steps,
-            which makes a step cost three gradients in all; an integer renews it every so many draws; False does not.
+            gradient is known (``fs.sgmcmc.control_variates``). True renews the centre every
+            ⌈N / (B · num_steps)⌉ draws, which makes a step cost three gradients at most; an integer renews it every so
+            many draws; False does not. Models that draw random numbers of their own get none.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start; networks from their own initialiser by default.
 

@@ -43,8 +43,9 @@ class MCMC(NumPyroMCMC):
 
     **Progress.** On a terminal or in a notebook the bar shows the rate, the time that is left, step size, potential
     energy, kinetic temperature (means over chains), and, with several chains, the worst R-hat of the functions at
-    ten inputs so far. In logs it is silent. Where it is shown, the draws of a run that is interrupted
-    (Ctrl-C) are kept.
+    ten inputs so far (not with ``checkpoint``). In logs it is silent. Where it is shown, the draws of a run that is
+    interrupted (Ctrl-C) are kept. This is the bar of SGLD, SGHMC, fSGLD and fSGHMC with one chain or vectorised ones;
+    else it is NumPyro's.
 
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written as the run goes, a part of
     ``checkpoint_every`` draws at a time. If it is killed, at any moment, the same call (same kernel, numbers, key and
@@ -72,6 +73,7 @@ class MCMC(NumPyroMCMC):
         checkpoint_every: draws between two writes.
 
     Raises:
+        TypeError: for functions_at or a mesh with another kernel than SGLD, SGHMC, fSGLD and fSGHMC.
         ValueError: for chains that are not vectorised with a checkpoint, functions_at or a mesh; for a mesh that cannot
             share the chains equally, or of several processes with a checkpoint; and, at ``run``, for a folder that
             holds another run or damaged files.
@@ -110,7 +112,7 @@ class MCMC(NumPyroMCMC):
         asked = {"checkpoint": checkpoint, "functions_at": functions_at, "mesh": mesh}
         for name in [name for name, value in asked.items() if value is not None]:
             if name != "checkpoint" and not isinstance(sampler, SGMCMCKernel):
-                raise TypeError(f"{name}= is for the kernels of this package, not for {type(sampler).__name__}.")
+                raise TypeError(f"{name}= is for SGLD, SGHMC, fSGLD and fSGHMC, not for {type(sampler).__name__}.")
             if self.num_chains > 1 and self.chain_method != "vectorized":
                 raise ValueError(
                     f"chain_method={self.chain_method!r} has no {name}: set chain_method='vectorized', or run the "

@@ -26,8 +26,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_fspace.sgmcmc.preconditioners import Learned
+from numpyro_fspace.validate import check_positive
 
 __all__ = ["Warmup", "WarmupState", "largest_curvature", "leading_curvatures"]
 
@@ -60,12 +62,20 @@ class Warmup(NamedTuple):
     """Settings of the warm-up.
 
     Attributes:
-        warm_start: fraction of the warm-up draws spent on the optimiser; 0 skips it.
+        warm_start: fraction of the warm-up draws spent on the optimiser, between 0 and 1; 0 skips it.
         learning_rate: of Adam, in units of the preconditioner's scale (a prior standard deviation).
     """
 
     warm_start: float = 0.3
     learning_rate: float = 0.01
+
+    def check(self):
+        """Refuses numbers that are no settings."""
+        if not isinstance(self.warm_start, int | float | np.number) or not 0.0 <= self.warm_start <= 1.0:
+            raise ValueError(
+                f"warm_start={self.warm_start!r} must be a fraction of the warm-up draws, between 0 and 1 (0.3: 30 %)."
+            )
+        check_positive(self.learning_rate, "learning_rate")
 
     def num_optimiser_draws(self, num_warmup: int) -> int:
         """Draws of warm-up spent on the warm start."""

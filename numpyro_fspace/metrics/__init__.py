@@ -2,7 +2,9 @@
 
 Regression takes targets ``y`` of shape ``[N]`` with either draws ``[S, N]`` or a Gaussian ``mean`` and
 ``variance`` per point; classification takes ``probs`` of shape ``[N, K]`` and integer ``labels`` of shape
-``[N]``. Higher is better for :func:`lpd`, :func:`gibbs_score` and :func:`accuracy`; lower for the others.
+``[N]``. Higher is better for log densities (:func:`lpd`, :func:`gaussian_lpd`, :func:`gaussian_mixture_lpd`,
+:func:`gibbs_score`), :func:`accuracy`, :func:`ood_auc` and :func:`ood_accuracy`; coverage should equal its level;
+lower is better for errors, the other scores and distances.
 Two scores are easily taken for one another: :func:`lpd` is the log density of the *averaged* predictive law,
 :func:`gibbs_score` the average of the draws' log densities, which is never higher.
 """

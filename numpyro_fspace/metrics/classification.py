@@ -44,7 +44,8 @@ def accuracy(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"]) -> fl
         0.5
     """
     probs = as_probs(probs)
-    return float(np.mean(probs.argmax(axis=1) == as_labels(labels, probs)))
+    labels = as_labels(labels, probs)
+    return float(np.mean(probs.argmax(axis=1) == labels))
 
 
 def nll(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"]) -> float:

@@ -37,7 +37,7 @@ class GPPrior(GaussianProcess):
     and a covariance without one gives NaN. Build a prior with fixed parameters outside the model, as jit may
     turn parameters made inside into traced ones.
 
-    Distances are the kernel's own: tinygp's ``Exp`` and ``Matern*`` default to the *L1* distance; pass
+    Distances are the kernel's own: all of tinygp's but ``ExpSquared`` default to the *L1* distance; pass
     ``distance=tinygp.kernels.distance.L2Distance()`` for the usual isotropic kernel.
 
     Args:

@@ -37,8 +37,8 @@ class Helmholtz:
     grad Φ has no curl and rot Ψ no divergence, so that the two kernels say how much the field diverges and how much it
     turns, and on what scales. ``fs.GPPrior(Helmholtz(...), num_outputs=2)`` is the prior; with ``fs.fit_gp`` its
     parameters are trained. Derivatives are JAX's: the kernels must be twice differentiable as programs, as
-    ``ExpSquared`` and ``Polynomial`` are. tinygp's Matérn and rational quadratic kernels take a root of the distance,
-    whose derivative at distance 0 is lost, and are refused.
+    ``ExpSquared`` and ``Polynomial`` are. tinygp's ``Exp`` and Matérn kernels take a root of the distance, whose
+    derivative at distance 0 is lost, and are refused; so is ``RationalQuadratic``, but with ``L2Distance()``.
 
     Args:
         potential: the kernel of Φ, a tinygp kernel or a callable of x1 [M, 2], x2 [L, 2] to [M, L]. Its variance is
@@ -93,8 +93,8 @@ def _check_smooth(name, kernel):
     if isinstance(found, np.ndarray) and np.ptp(found, axis=0).max() > 1e-2 * np.abs(found).max():
         raise ValueError(
             f"Helmholtz: the derivative ∂²k/∂x∂x' of {name} jumps where x' meets x, as that of a root of the distance "
-            "does (tinygp's Matern, RationalQuadratic, Exp): use a function of the squared distance, such as "
-            f"ExpSquared; got {kernel!r}."
+            "does (tinygp's Matern, Exp, and RationalQuadratic with its L1 distance): use a function of the squared "
+            f"distance, such as ExpSquared; got {kernel!r}."
         )
 
 

@@ -35,7 +35,7 @@ class GPFit:
     Attributes:
         prior: the zero-mean prior with the trained kernel (not conditioned on the data).
         noise_variance: trained variance of the noise, or the variances that were given, [N] or [N, K].
-        losses: negative log marginal likelihood per point before each step.
+        losses: negative log marginal likelihood per number in y, before each step.
         params: the trained positive kernel parameters, as passed to the kernel function.
     """
 

@@ -171,8 +171,9 @@ def identity() -> Preconditioner:
 def prior_scale() -> Preconditioner:
     """S = diag(prior standard deviations), the default for a given step size: standardised parameters.
 
-    A parameter with prior N(μ, s²) moves as u = w/s, so one step size serves layers of every fan-in. A
-    parameter whose prior has no standard deviation (``fs.flat()``) uses the scale of its initialiser.
+    A parameter with prior N(μ, s²) moves as u = w/s, so one step size serves layers of every fan-in. For a network's
+    weight whose prior is not normal, or has a sampled scale, s is 1/√fan-in; for other sites that of a normal prior,
+    or the interquartile range of prior draws over 1.349.
     """
     return _prior_scale()
 

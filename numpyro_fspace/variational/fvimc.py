@@ -304,11 +304,11 @@ class FVIMC:
             f: values [..., M], or [..., M, K] if the model's function gives [M, K].
 
         Returns:
-            log N(F⁻¹(f); f(x; m), J S Jᵀ + M γ I) + log|det ∂F⁻¹/∂f|, [...].
+            log N(F⁻¹(f); f(x; m), J S Jᵀ + M γ c I) + log|det ∂F⁻¹/∂f|, [...], with c = max(1, Q's mean variance at x).
 
         Raises:
             RuntimeError: nothing has been run.
-            ValueError: f has another shape; J S Jᵀ + M γ I is singular to the precision.
+            ValueError: f has another shape; J S Jᵀ + M γ c I is singular to the precision.
         """
         params, bijections, _ = self._found()
         x, f = jnp.asarray(x), jnp.asarray(f)

@@ -49,7 +49,7 @@ class Wasserstein1:
         width: hidden units of the critic.
 
     Raises:
-        ValueError, TypeError: an argument is out of its range; the prior cannot be drawn from.
+        ValueError, TypeError: an argument is out of its range.
 
     Reference: M. Wu, J. Xuan, J. Lu (2025), *Bridging the gap between variational inference and stochastic gradient
     MCMC in function space*, section 3; B.-H. Tran et al. (2022), *All you need is a good functional prior for
@@ -97,7 +97,7 @@ class BridgeWasserstein:
     Args:
         distance: D_W, by draws of functions.
         strength: s > 0.
-        num_draws: of the weights, for KL(q ‖ p_b) where the entropy of q is known.
+        num_draws: of the weights, for KL(q ‖ p_b); the entropy of q is exact where q is normal.
 
     Raises:
         ValueError, TypeError: an argument is out of its range.
