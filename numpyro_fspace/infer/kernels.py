@@ -38,7 +38,7 @@ class SGLD(SGMCMCKernel):
         model: a NumPyro model with continuous global latent sites.
         step_size: ε. None finds it in warm-up (0.4/λ for the largest curvature λ); a float or an optax
             schedule of the gradient step is used as it is.
-        num_steps: gradient steps per draw; twice those of ``SGHMC``, as a step moves less.
+        num_steps: gradient steps per draw; twice those of ``SGHMC``, as a step keeps no direction.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. None is ``rmsprop()`` if warm-up
             finds the step size, and ``prior_scale()`` if it is given.
