@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         return args.run(args)
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError, ArithmeticError) as error:
         print(f"fspace: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

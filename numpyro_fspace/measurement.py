@@ -125,7 +125,7 @@ class _Union(_Sampler):
     members: tuple[PointSampler, ...]
 
     def __call__(self, key):
-        keys = jax.random.split(key, len(self.members))
+        keys = jax.random.split(key, len(self.members)) if self.is_random else [key] * len(self.members)
         draws = [member(one) for member, one in zip(self.members, keys, strict=True)]
         _same_inputs([draw.shape[1] for draw in draws])
         return jnp.concatenate(draws)

@@ -66,8 +66,8 @@ def fan_in(scale: float = 1.0) -> FanIn:
 
     The fan-in of a weight array is the number of inputs of one output: the product of all axes but the last
     (flax, pairs) or but the first (equinox). Biases, one-dimensional weights and embeddings count as fan-in
-    1. One-dimensional weights that start at one everywhere, other than biases, and those called ``scale`` (norm layers)
-    get N(1, scale²).
+    1. One-dimensional weights that start at one everywhere (any weights that do, of a network that is built already),
+    other than biases, and those called ``scale`` (norm layers) get N(1, scale²).
 
     Args:
         scale: standard deviation of a weight times the square root of its fan-in; may be a random variable.

@@ -89,7 +89,7 @@ def function_and_site_draws(
 ) -> dict:
     """``predict`` with the model's arguments as a tuple and a dict."""
     draws, model = posterior.samples, posterior.model
-    inputs = function_inputs(model, draws, args, kwargs) if inputs is None else jax.tree.map(jnp.asarray, inputs)
+    inputs = function_inputs(model, draws, args, kwargs) if inputs is None else _as_arrays(inputs)
 
     def one_draw(draw, key, args, kwargs, inputs):
         trace = _trace(model, draw, key, args, kwargs)
@@ -126,7 +126,7 @@ def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
     def one_draw(draw, _, args, kwargs, inputs):
         return function_values(posterior.model, draw, args, kwargs, inputs)
 
-    inputs = jax.tree.map(jnp.asarray, inputs)
+    inputs = _as_arrays(inputs)
     batch_size = _bounded_batch(posterior.samples, inputs)
     return map_draws(one_draw, posterior.samples, jax.random.key(0), args, kwargs, inputs, batch_size=batch_size)
 
@@ -187,6 +187,10 @@ def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None, chunk=No
         for k, v in part.items():
             values.setdefault(k, np.empty((num, *v.shape[1:]), v.dtype))[rows] = v
     return values
+
+
+def _as_arrays(inputs):
+    return {k: jnp.asarray(x) for k, x in inputs.items()} if isinstance(inputs, dict) else jnp.asarray(inputs)
 
 
 def _bounded_batch(draws, given) -> int:

@@ -23,7 +23,7 @@ import optax
 import pytest
 from flax import linen as nn
 from models import POINTS, X, Y, linear, random_points
-from numpyro.infer import NUTS
+from numpyro.infer import NUTS, init_to_value
 
 import numpyro_fspace as fs
 from numpyro_fspace.infer.checkpoint import Checkpoint
@@ -110,6 +110,15 @@ def test_nuts_too(tmp_path):
     np.testing.assert_allclose(
         nuts(tmp_path / "a").get_samples()["w"], nuts(None).get_samples()["w"], rtol=1e-3, atol=1e-3
     )
+
+
+@pytest.mark.parametrize(
+    "change", [{"target_accept_prob": 0.5}, {"max_tree_depth": 2}, {"dense_mass": True}, {"step_size": 0.1}]
+)
+def test_nuts_with_other_settings_is_another_run(tmp_path, change):
+    finished(tmp_path, kernel=NUTS(linear(POINTS)), num_warmup=5, num_samples=5)
+    with pytest.raises(ValueError, match=f"settings._{next(iter(change))} was"):
+        finished(tmp_path, kernel=NUTS(linear(POINTS), **change), num_warmup=5, num_samples=5)
 
 
 class Stop(Exception):
@@ -264,6 +273,8 @@ def scaled(x, y=None, noise=1.0):
         ({"preconditioner": fs.preconditioners.diagonal(0.1)}, "settings.preconditioner"),
         ({"preconditioner": fs.preconditioners.low_rank(3)}, "settings.preconditioner"),
         ({"step_size": optax.constant_schedule(1e-3)}, "settings.step_size"),
+        ({"step_size": optax.piecewise_constant_schedule(1e-2, {57: 0.1})}, "settings.step_size"),
+        ({"init_strategy": init_to_value(values={"v": np.eye(1, 2000, 999)})}, "init_strategy"),
     ],
 )
 def test_what_is_no_array_tells_runs_apart_too(tmp_path, changes, text):
@@ -271,6 +282,7 @@ def test_what_is_no_array_tells_runs_apart_too(tmp_path, changes, text):
         options = {
             "step_size": optax.constant_schedule(1e-2),
             "preconditioner": fs.preconditioners.diagonal(1.0),
+            "init_strategy": init_to_value(values={"v": np.zeros((1, 2000))}),
         } | options
         mcmc = driver(tmp_path, kernel=fs.SGHMC(scaled, num_steps=2, **options))
         mcmc.run(KEY, X, Y, noise=noise)

@@ -200,6 +200,19 @@ def test_files_that_hold_no_records(capsys, tmp_path):
         assert status == 2 and "fspace run" in err
 
 
+def test_a_record_that_was_cut_short_is_none(tmp_path):
+    """Left by a writer that was killed; the next one begins where the last whole line ends."""
+    path = tmp_path / "records.jsonl"
+    write({"method": "one"}, path)
+    with path.open("a") as file:
+        file.write('{"method": "tw')
+    assert [line["method"] for line in read(path)] == ["one"]
+    write({"method": "two"}, path)
+    path.write_text(path.read_text().rstrip("\n"))  # an editor's
+    write({"method": "three"}, path)
+    assert [line["method"] for line in read(path)] == ["one", "two", "three"]
+
+
 def test_the_list_tells_of_every_experiment(capsys):
     _, out, _ = run(capsys, "list")
     assert [line.split(":")[0] for line in out.splitlines() if not line.startswith(" ")] == list(NAMES)

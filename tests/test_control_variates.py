@@ -150,6 +150,21 @@ def test_continued_run_on_other_data_is_centred_anew():
     assert np.allclose(mcmc.last_state.control.gradient, expected, atol=1e-3)
 
 
+def test_a_continued_run_may_be_the_first_with_a_control_variate():
+    states = []
+    for setting in (False, True):
+        mcmc = fs.MCMC(
+            fs.fSGHMC(classifier, step_size=0.01, control_variates=setting),
+            num_warmup=0,
+            num_samples=2,
+            progress_bar=False,
+        )
+        mcmc.post_warmup_state = states[-1] if states else None
+        mcmc.run(jax.random.key(0), X, LABELS)
+        states.append(mcmc.last_state)
+    assert not states[0].control.centre.size and states[1].control.centre.shape == (2,)
+
+
 @pytest.mark.parametrize(
     ("setting", "batch", "every"),
     [(True, BATCH, 1), (True, 1, 3), (5, BATCH, 5), (False, BATCH, None), (True, None, None), (True, NUM_DATA, None)],

@@ -327,6 +327,17 @@ def test_without_parameters_the_bridge_s_gradient_is_the_weights_kl():
     np.testing.assert_allclose(found["auto_scale"], SD - 1.0 / SD, atol=0.15)
 
 
+def test_a_bridge_counts_the_weights_once():
+    def scaled(x, y=None):
+        w = numpyro.sample("w", dist.Normal())
+        fs.functional_prior("f", lambda x: w * x[:, 0], fs.GPPrior(lambda a, b: a @ b.T, nugget=0.1), POINTS, scale=0.1)
+
+    with pytest.raises(ValueError, match=r"BridgeWasserstein holds the KL.*one functional_prior, with scale=1"):
+        loss = fs.FunctionalELBO(fs.BridgeWasserstein())
+        svi = SVI(scaled, fs.guides.mean_field(scaled), optax.adam(0.1), loss)
+        svi.run(jax.random.key(0), 1, X, progress_bar=False)
+
+
 @pytest.mark.parametrize(
     "make, message",
     [

@@ -72,7 +72,7 @@ def test_what_is_not_kept_is_not_computed():
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("num_warmup", [0, 20, 1000])
+@pytest.mark.parametrize("num_warmup", [0, 20, 59, 1000])
 def test_a_run_goes_on_in_another_object(num_warmup):
     """Its warm-up is over, however long that of the new object is; the divergences of the first run are not its own."""
     first = finished(options={})
@@ -83,6 +83,40 @@ def test_a_run_goes_on_in_another_object(num_warmup):
     other.run(KEY, X, Y)
     np.testing.assert_allclose(other.get_samples()["w"], first.get_samples()["w"], rtol=1e-4, atol=1e-4)
     assert not np.any(other.last_state.num_diverging) and not np.any(first.last_state.num_diverging)
+
+
+def test_a_warm_up_that_failed_leaves_no_trace():
+    mcmc = make(options=PLAIN)
+    with pytest.raises(ValueError, match="NaN"):
+        mcmc.warmup(KEY, np.full_like(X, np.nan), Y)
+    mcmc.run(KEY, X, Y)
+    np.testing.assert_array_equal(mcmc.get_samples()["w"], finished(options=PLAIN).get_samples()["w"])
+
+
+def test_a_run_cannot_go_on_without_a_step_size():
+    other = make(options={})
+    other.post_warmup_state = finished(options=PLAIN).last_state
+    with pytest.raises(ValueError, match="has none that warm-up found"):
+        other.run(KEY, X, Y)
+
+
+def test_a_chain_that_stands_still_is_told_of():
+    """The curvature of a Laplace density is zero almost everywhere, so it tells no step size."""
+
+    def model(y=None):
+        w = numpyro.sample("w", dist.Laplace(0.0, 1.0))
+        numpyro.sample("y", dist.Laplace(w, 1.0).expand([len(Y)]), obs=y)
+
+    mcmc = fs.MCMC(fs.SGHMC(model), num_warmup=20, num_samples=5, progress_bar=False)
+    with pytest.warns(RuntimeWarning, match="Warm-up found no step size"):
+        mcmc.run(KEY, Y)
+
+
+@pytest.mark.parametrize("num_warmup", [1, 2, 3])
+def test_one_draw_of_burn_in_finds_a_step_size(num_warmup):
+    mcmc = make(num_warmup=num_warmup, options={})
+    mcmc.run(KEY, X, Y)
+    assert np.all(mcmc.last_state.warmup.step_size > 0)
 
 
 def test_constants_in_float64_are_no_loss():

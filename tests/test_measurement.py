@@ -122,6 +122,8 @@ def test_own_sampler():
 
     grid = as_points(Grid())
     assert not grid.is_random and grid.num_points == 6
+    both = union(Grid(), POOL)
+    assert not both.is_random and both(None).shape == (12, 2)
     with pytest.raises(ValueError, match=r"\[M, D\]"):
         as_points(lambda key: jnp.zeros(3))(KEY)
     with pytest.raises(ValueError, match="number of inputs"):

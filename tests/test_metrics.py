@@ -295,6 +295,14 @@ def test_ksd_is_its_definition(name, x64):
     assert metrics.ksd(draws, jax.vmap(score)(draws), unbiased=True, **settings) == pytest.approx(expected)
 
 
+def test_ksd_far_from_the_origin():
+    """Draws of a translated law, with the score of that law."""
+    draws = np.random.default_rng(0).normal(size=(200, 2))
+    for kernel in ("imq", "rbf"):
+        near = metrics.ksd(draws, -draws, kernel=kernel)
+        assert metrics.ksd(draws + 2.0**26, -draws, kernel=kernel) == pytest.approx(near, rel=1e-5)
+
+
 def gaussian_ksd(mean, sd, bandwidth):
     """KSD² of N(mean, sd²) from N(0, 1) with the squared exponential kernel, by quadrature of the definition."""
 

@@ -9,6 +9,7 @@ import pytest
 from flax import linen as nn
 
 import numpyro_fspace as fs
+from numpyro_fspace.infer import mcmc as driver
 
 NUM, BATCH = 300, 20
 
@@ -80,6 +81,16 @@ def test_minibatches_of_ten_steps_at_a_time(files):
     mcmc = fs.MCMC(fs.SGHMC(model, control_variates=False), num_warmup=5, num_samples=5, progress_bar=False)
     mcmc.run(jax.random.key(0), fs.OnDemand(x), fs.OnDemand(y))
     assert BATCH < x.most == y.most <= 10 * BATCH
+
+
+@pytest.mark.filterwarnings("ignore:The chain runs hot")
+def test_a_bar_loads_no_rows(files, monkeypatch):
+    """Several chains in a terminal: R-hat of functions, which would need the inputs of all rows, is left out."""
+    monkeypatch.setattr(driver, "is_watched", lambda: True)
+    x, y = (Recorder(a) for a in files)
+    settings = {"num_warmup": 5, "num_samples": 5, "num_chains": 2, "chain_method": "vectorized"}
+    fs.MCMC(fs.SGHMC(model, control_variates=False), **settings).run(jax.random.key(0), fs.OnDemand(x), fs.OnDemand(y))
+    assert BATCH < x.most < NUM  # those of ten gradient steps of two chains
 
 
 @pytest.mark.filterwarnings("ignore:The chain runs hot")

@@ -127,6 +127,11 @@ def test_functions_elsewhere_than_the_arguments():
     assert values["y"].shape == (6, 8)
 
 
+def test_inputs_may_be_lists():
+    values = fs.predict(DRAWS, KEY, X, model=linear(POINTS), inputs=NEW.tolist())
+    np.testing.assert_allclose(values["f"], LINES, rtol=1e-5, atol=1e-6)
+
+
 def additive(x, y=None):
     """Two functions, each of its own column."""
     w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))

@@ -101,6 +101,16 @@ def test_subset_of_large_data():
     assert first.losses[0] != second.losses[0]
 
 
+def test_a_constant_column_has_a_lengthscale_of_one_and_no_say():
+    """0.1, which no binary number is: the deviation of equal numbers may be a rounding error and not zero."""
+    x = np.linspace(-1.0, 1.0, 10)[:, None]
+    with_constant = np.c_[x, np.full(10, 0.1)]
+    assert with_constant.std(0)[1] > 0.0
+    fits = [fit_gp(None, inputs, np.sin(3.0 * x[:, 0]), num_steps=20) for inputs in (x, with_constant)]
+    assert fits[1].losses[-1] == pytest.approx(fits[0].losses[-1], rel=1e-4)
+    assert 0.1 < fits[1].params["lengthscale"][1] < 10.0
+
+
 def test_noiseless_and_constant_targets_do_not_break():
     """The noise floor keeps the factorisation alive, and a constant target has a scale of one."""
     for y in (np.sin(X[:, 0]), np.zeros(60)):

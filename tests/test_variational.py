@@ -14,7 +14,7 @@ import optax
 import pytest
 import tinygp
 from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation
+from numpyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultivariateNormal
 
 import numpyro_fspace as fs
 from numpyro_fspace.variational import divergences, elbo
@@ -217,6 +217,43 @@ def test_closed_form_is_the_mean_over_draws(monkeypatch, likelihood):
         patch.setattr(elbo.Problem, "closed_form", lambda self, key: None)
         drawn = expected_log_likelihood(model, KEYS[1], num_particles=4000)
     assert float(value) == pytest.approx(float(drawn), rel=0.05)
+
+
+def with_noise(x, y=None):
+    sigma = numpyro.sample("sigma", dist.LogNormal(-0.7, 0.5))
+    linear(x, y, likelihood=lambda f: dist.Normal(f, sigma))
+
+
+def with_a_second_network(x, y=None):
+    """Its output is the logarithm of the noise."""
+    g = fs.random_module("g", nn.Sequential([nn.Dense(3), nn.tanh, nn.Dense(1)]), input_shape=1)
+    linear(x, y, likelihood=lambda f: dist.Normal(f, jnp.exp(g(x)[:, 0] - 1.0)))
+
+
+def with_a_weight_twice(x, y=None):
+    w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+    f = fs.functional_prior("f", lambda x: features(x) @ w, PRIOR, POINTS)
+    numpyro.sample("y", dist.Normal(f(x) + w[0], SIGMA).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize("model", [with_noise, with_a_second_network, with_a_weight_twice])
+def test_other_latent_values_in_the_likelihood(monkeypatch, model):
+    """In closed form or by draws, and of a correlated guide too, the expectation is that of the linearised model."""
+    size = {with_noise: 4, with_a_second_network: 13, with_a_weight_twice: 3}[model]
+    covariance = 0.04 * (0.2 * np.eye(size) + 0.8)
+    loss = fs.FunctionalELBO(lambda law, prior, x: 0.0, num_particles=20_000)
+    args = jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32)
+    for make, changes in (
+        (fs.guides.mean_field, {}),
+        (AutoMultivariateNormal, {"auto_scale_tril": jnp.asarray(np.linalg.cholesky(covariance), jnp.float32)}),
+    ):
+        guide = make(model)
+        evaluate, params = prepared(model, guide, loss, *args)
+        value = -float(evaluate(params | changes, KEYS[0]))
+        with monkeypatch.context() as patch:
+            patch.setattr(elbo.Problem, "closed_form", lambda self, key: None)
+            drawn = -float(evaluate(params | changes, KEYS[1]))
+        assert value == pytest.approx(drawn, rel=0.02), make.__name__
 
 
 def test_only_affine_normal_means_are_integrated():

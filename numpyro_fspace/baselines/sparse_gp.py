@@ -142,7 +142,7 @@ def fit_svgp(
     found = kernel_fn(params)
     if not isinstance(found, kernels.Kernel):
         raise TypeError(f"fit_svgp: kernel must be, or return, a tinygp kernel, got {type(found).__name__}.")
-    spread = np.where(x.std(0) > 0, x.std(0), 1.0)
+    spread = np.where(np.ptp(x, 0) > 0, x.std(0), 1.0)
     bound = _Bound(kernel_fn, NOISE_FLOOR * float(y.var() or 1.0), spread)
     logs = {"kernel": params, "noise": as_positive(noise_variance, "noise_variance")}
     with jax.enable_x64(True):

@@ -6,6 +6,7 @@ import gzip
 import io
 import math
 import tarfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -181,7 +182,7 @@ def read_idx(content: bytes) -> UInt8[np.ndarray, ...]:
     """
     try:
         raw = gzip.decompress(content)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"this is no gzipped idx file ({error}); remove it to have it downloaded again.") from None
     rank = raw[3] if raw[:3] == b"\x00\x00\x08" else 0
     shape = tuple(np.frombuffer(raw, ">u4", rank, 4)) if len(raw) >= 4 + 4 * rank else ()

@@ -19,6 +19,7 @@ import numpy as np
 
 from numpyro_fspace import measurement
 from numpyro_fspace.datasets import load_mushroom
+from numpyro_fspace.experiments import tables
 from numpyro_fspace.experiments.bandit_agents import METHODS, Agent, Buffer, build_agent, build_model
 from numpyro_fspace.experiments.catalogue import Experiment, Job, Settings, check_activation
 from numpyro_fspace.functions import function_values
@@ -85,6 +86,11 @@ class Config(Settings):
 
     def __post_init__(self):
         check_activation(self.activation)
+        if self.buffer_size * min(self.buffer_size, self.num_interactions) >= 2**31:
+            raise ValueError(
+                f"buffer_size={self.buffer_size} is too large for {self.num_interactions} interactions: their product, "
+                "or the buffer's square, must stay below 2³¹."
+            )
 
 
 @functools.lru_cache(maxsize=4)
@@ -199,7 +205,10 @@ def run(job: Job[Config]) -> dict:
 
 
 def picture(records: Sequence[Mapping]) -> Any:
-    """Cumulative regret: a panel for each reward pattern, a line (mean over seeds) and a band (all) per method."""
+    """Cumulative regret: a panel for each reward pattern, a line (mean over seeds) and a band (all) per method.
+
+    Runs of other settings are other lines.
+    """
     import matplotlib.pyplot as plt
 
     datasets = [name for name in PATTERNS if any(line["dataset"] == name for line in records)]
@@ -207,16 +216,21 @@ def picture(records: Sequence[Mapping]) -> Any:
         raise ValueError("no record to draw; make some with fspace run bandit --out FILE.")
     size = (4.2 * len(datasets), 3.4)
     figure, axes = plt.subplots(1, len(datasets), figsize=size, squeeze=False, sharex=True, sharey=True)
-    methods = [name for name in METHODS if any(line["method"] == name for line in records)]
+    records = sorted(records, key=lambda line: list(METHODS).index(line["method"]))
+    labels = tables.labels(records)
     for ax, dataset in zip(axes.flat, datasets, strict=True):
-        for number, method in enumerate(methods):
-            lines = [line["curves"] for line in records if (line["dataset"], line["method"]) == (dataset, method)]
+        for number, label in enumerate(dict.fromkeys(labels)):
+            lines = [
+                line["curves"]
+                for line, name in zip(records, labels, strict=True)
+                if (line["dataset"], name) == (dataset, label)
+            ]
             if not lines:
                 continue
             regrets = np.array([curves["regret"] for curves in lines])
             interaction, colour = lines[0]["interaction"], f"C{number}"
             ax.fill_between(interaction, regrets.min(0), regrets.max(0), color=colour, alpha=0.15, lw=0)
-            ax.plot(interaction, regrets.mean(0), color=colour, label=method)
+            ax.plot(interaction, regrets.mean(0), color=colour, label=label)
         ax.set(title=f"harm with probability {PATTERNS[dataset]}", xlabel="interactions")
     tops = [line["regret"] for line in records if line["method"] != "uniform"]
     axes.flat[0].set(ylabel="cumulative regret", ylim=(0.0, 1.05 * max(tops, default=records[0]["regret"])))

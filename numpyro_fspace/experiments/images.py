@@ -16,7 +16,7 @@ from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import load_images
 from numpyro_fspace.datasets.images import IMAGE_NAMES, image_sources
 from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.experiments import regression
+from numpyro_fspace.experiments import regression, tables
 from numpyro_fspace.experiments.catalogue import Experiment, Job
 from numpyro_fspace.experiments.image_networks import NETWORKS
 from numpyro_fspace.experiments.methods import VARIATIONAL, fit
@@ -315,11 +315,8 @@ def picture(records: Sequence[Mapping]) -> Figure:
     records = [line for line in records if line.get("curves")]
     if not records:
         raise ValueError("no record holds curves to draw; make some with fspace run images --out FILE.")
-    configs = [line.get("config", {}) for line in records]
-    varied = sorted({name for config in configs for name in config if config[name] != configs[0].get(name)})
     groups: dict[tuple, list] = {}
-    for line, config in zip(records, configs, strict=True):
-        label = ", ".join([line["method"], *(f"{name}={config.get(name)}" for name in varied)])
+    for line, label in zip(records, tables.labels(records), strict=True):
         groups.setdefault((line["dataset"], label), []).append(line["curves"])
     datasets, labels = (list(dict.fromkeys(parts)) for parts in zip(*groups, strict=True))
     size = (8.4, 2.6 * len(datasets) + 0.6)

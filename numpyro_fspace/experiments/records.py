@@ -60,25 +60,36 @@ def write(line: Mapping, path: str | Path | None):
         print(text, flush=True)
         return
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with Path(path).open("a") as file:
-        file.write(text + "\n")
+    with Path(path).open("a+b") as file:
+        file.seek(0)
+        kept = file.read()
+        end = kept.rfind(b"\n") + 1
+        if kept[end:]:  # the last writer was killed, or left no end of line
+            if _is_record(kept[end:]):
+                file.write(b"\n")
+            else:
+                file.truncate(end)
+        file.write(text.encode() + b"\n")
 
 
 def read(path: str | Path) -> list[dict]:
-    """The records of a file.
+    """The records of a file; a last line that was cut short is none.
 
     Raises:
-        ValueError: for a line that is no record.
+        ValueError: for another line that is no record.
     """
-    lines = []
-    for number, text in enumerate(Path(path).read_text().splitlines(), 1):
-        try:
-            line = json.loads(text)
-            line["method"]
-        except (json.JSONDecodeError, TypeError, KeyError):
-            raise ValueError(f"{path}, line {number} is no record of fspace run: {text[:60]!r}.") from None
-        lines.append(line)
-    return lines
+    *whole, last = Path(path).read_text().split("\n")
+    for number, text in enumerate(whole, 1):
+        if not _is_record(text):
+            raise ValueError(f"{path}, line {number} is no record of fspace run: {text[:60]!r}.")
+    return [json.loads(text) for text in (*whole, *([last] if _is_record(last) else []))]
+
+
+def _is_record(text) -> bool:
+    try:
+        return "method" in json.loads(text)
+    except (ValueError, TypeError):
+        return False
 
 
 def _plain(value):

@@ -26,7 +26,7 @@ def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
     varied, num_versions = _varied(records), len({line.get("version") for line in records})
     groups: dict[tuple, list[Mapping]] = {}
     for line in records:
-        settings = tuple(f"{name}={line['config'].get(name)}" for name in varied)
+        settings = _settings(line, varied)
         if num_versions > 1:
             settings += (f"version={line.get('version')}",)
         groups.setdefault((line["dataset"], line["method"], settings), []).append(line)
@@ -58,6 +58,16 @@ def _varied(records):
     return [name for name in names if any(config.get(name) != configs[0].get(name) for config in configs)]
 
 
+def _settings(line, names) -> tuple[str, ...]:
+    return tuple(f"{name}={(line.get('config') or {}).get(name)}" for name in names)
+
+
+def labels(records: Sequence[Mapping]) -> list[str]:
+    """What to call each record in a picture: its method, and the settings that are not the same in all records."""
+    varied = _varied(records)
+    return [", ".join([line["method"], *_settings(line, varied)]) for line in records]
+
+
 def _summary(values) -> str:
     """Mean ± standard error, with the digits that the error leaves."""
     if not values:
@@ -74,4 +84,4 @@ def _summary(values) -> str:
 
 def _three_digits(value: float) -> str:
     """Three significant digits, and all those before the point."""
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"

@@ -262,7 +262,7 @@ class Chain(NamedTuple):
         found = jnp.where(good, self.stable_step_size(curvature), 0.5 * warmup.step_size)
         # λ belongs to one minibatch and one set of points; a step that has proved itself is not cut by more than half.
         shortened = jnp.clip(found, 0.5 * warmup.step_size, warmup.step_size)
-        step_size = jnp.where(may_lengthen, found, shortened)
+        step_size = jnp.where(may_lengthen | (warmup.step_size == 0), found, shortened)  # 0 before the first
         direction = jnp.where(good, direction, warmup.direction)
         return state._replace(warmup=warmup._replace(direction=direction, step_size=step_size), rng_key=key)
 

@@ -9,6 +9,7 @@ from numpyro.util import nested_attrgetter
 
 from numpyro_fspace.functions import depends_on, function_inputs, function_values, some_rows
 from numpyro_fspace.infer.devices import CHAINS
+from numpyro_fspace.on_demand import OnDemand
 
 __all__ = ["Loop"]
 
@@ -59,8 +60,10 @@ class Loop:
         return jax.tree.map(lambda a: a[:num][None] if self.num_chains == 1 else a[:num].swapaxes(0, 1), draws[0])
 
     def find_inputs(self, state, arrays) -> dict:
-        """A few inputs of each function, by name."""
+        """A few inputs of each function, by name; none where data lie on disk, which would be loaded whole."""
         args, kwargs, _ = self.join(arrays)
+        if any(isinstance(leaf, OnDemand) for leaf in jax.tree.leaves((args, kwargs))):
+            return {}
         start = getattr(state, self.sampler.sample_field)
         first = start if self.num_chains == 1 else jax.tree.map(lambda a: a[0], start)
         draw = self.sampler.postprocess_fn(args, kwargs)(first)

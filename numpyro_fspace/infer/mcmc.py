@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import warnings
 from pathlib import Path
@@ -124,9 +126,18 @@ class MCMC(NumPyroMCMC):
             raise ValueError("checkpoint= does not write the chains of other processes: leave it out, or mesh.")
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
         self._loops: dict = {}
+        self._warmed = None  # the state after a warm-up of this object
 
     def __getstate__(self):
         return super().__getstate__() | {"_loops": {}}
+
+    def warmup(self, *args, **kwargs):
+        try:
+            super().warmup(*args, **kwargs)
+        except BaseException:
+            self._set_collection_params()  # else a run that follows would draw nothing
+            raise
+        self._warmed = self.post_warmup_state
 
     def run(
         self,
@@ -147,10 +158,16 @@ class MCMC(NumPyroMCMC):
                     f"post_warmup_state is that of {num_chains} chains, and num_chains={self.num_chains}: make an MCMC "
                     f"with num_chains={num_chains}."
                 )
-            if state.control.centre.size:
+            if self.sampler.step_size is None and np.any(np.asarray(state.warmup.step_size) == 0):
+                raise ValueError(
+                    "post_warmup_state comes from a run with a step_size of its own, and has none that warm-up found: "
+                    "give the kernel a step_size, or leave post_warmup_state out."
+                )
+            if state.control.centre.size or self.sampler._chain(args, kwargs).control_every is not None:
                 state = self.sampler.refresh(state, args, kwargs)
-            # Its warm-up is over, however long that of this object is: not even the last act of one is due.
-            i = jnp.where(state.i < self.num_warmup, self.num_warmup + 1, state.i)
+            # Another object's warm-up is over, however long that of this one is: not even the last act of one is due.
+            last = self.num_warmup - (state is self._warmed)
+            i = jnp.where(state.i <= last, self.num_warmup + 1, state.i)
             zero = jnp.zeros_like(state.num_diverging)
             state = state._replace(i=i.astype(state.i.dtype), num_diverging=zero, num_averaged=zero)
             self.post_warmup_state = state
@@ -298,9 +315,13 @@ class MCMC(NumPyroMCMC):
 
     def _describe(self, key, fields, init_params, arrays, static) -> dict:
         """What tells this run from others."""
-        settings = {k: _words(v) for k, v in sorted(vars(self.sampler).items()) if not k.startswith("_")}
-        if callable(step_size := getattr(self.sampler, "step_size", None)):
-            settings["step_size"] = repr([float(step_size(count)) for count in (0, *(10**n for n in range(8)))])
+        hidden = set() if isinstance(self.sampler, SGMCMCKernel) else _settings_of_numpyro(self.sampler)
+        values = vars(self.sampler)
+        settings = {k: _words(values[k]) for k in sorted(values) if not k.startswith("_") or k in hidden}
+        if callable(step_size := values.get("step_size")):
+            total = (self.num_warmup + self.num_samples) * self.sampler.num_steps
+            counts = np.unique(np.r_[np.linspace(0, total, 1000), np.geomspace(1, max(1, total), 100)].astype(int))
+            settings["step_size"] = fingerprint(np.asarray(jax.vmap(step_size)(counts), np.float32))
         structure, others = static
         return {
             "arguments": [_words(value) for value in (structure, *others)],
@@ -319,11 +340,21 @@ class MCMC(NumPyroMCMC):
         }
 
 
+def _settings_of_numpyro(kernel) -> set:
+    """The attributes in which a kernel of NumPyro keeps the arguments that it was made with."""
+    made_by = [vars(kind)["__init__"] for kind in type(kernel).__mro__ if "__init__" in vars(kind)]
+    names = {name for init in made_by for name in inspect.signature(init).parameters}
+    return {f"_{name}" for name in names - {"model", "potential_fn", "kinetic_fn"}}
+
+
 def _words(value) -> str:
     """A setting, or an argument that is no array [N, …], in words that are the same in every process."""
     words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     if isinstance(value, OnDemand):  # its first, last and some other rows speak for all
         return f"{words} {fingerprint(value.source[np.unique(np.linspace(0, len(value) - 1, 1000).astype(int))])}"
+    if isinstance(value, functools.partial):  # an init_strategy with its values
+        arrays = [a for a in jax.tree.leaves((value.args, value.keywords)) if isinstance(a, np.ndarray | jax.Array)]
+        return f"{words} {fingerprint(arrays)}" if arrays else words
     if hasattr(value, "__array__") and np.asarray(value).dtype != object:  # a table, whose words leave rows out
         return f"{words} {fingerprint(np.asarray(value))}"
     return words
@@ -354,6 +385,13 @@ def warn_of_trouble(mcmc):
             stacklevel=3,
         )
     temperature = np.asarray(state.mean_temperature) / mcmc.sampler.temperature
+    if mcmc.sampler.step_size is None and np.any(np.asarray(state.warmup.step_size) == 0):
+        warnings.warn(
+            "Warm-up found no step size, and the chain stood still: the potential has no positive curvature where the "
+            "chain was. Give the kernel a step_size.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     size = state.scale.shape[-1]
     tolerance = 0.1 + 4.0 * np.sqrt(2.0 / (size * max(1, mcmc.num_samples)))
     if isinstance(mcmc.sampler, SGHMC) and np.any(temperature > 1.0 + tolerance):

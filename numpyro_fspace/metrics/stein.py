@@ -76,14 +76,15 @@ def ksd(
         raise ValueError(f"kernel={kernel!r} is unknown; choose one of {', '.join(map(repr, _KERNELS))}.")
     bandwidth = _median_distance(draws) if bandwidth is None else bandwidth
     bandwidth = float(positive(as_finite(bandwidth, "bandwidth"), "bandwidth"))
-    squares, dots = np.sum(draws**2, 1), np.sum(score * draws, 1)
+    points: np.ndarray = draws - draws.mean(0)  # only differences of draws count
+    squares, dots = np.sum(points**2, 1), np.sum(score * points, 1)
     total = 0.0
     for start in range(0, num_draws, _NUM_ROWS):
         rows = slice(start, start + _NUM_ROWS)
-        r2 = np.maximum(squares[rows, None] + squares - 2 * draws[rows] @ draws.T, 0) / bandwidth**2
+        r2 = np.maximum(squares[rows, None] + squares - 2 * points[rows] @ points.T, 0) / bandwidth**2
         k, slope, curve = _KERNELS[kernel](r2)
         # With k = φ(r²): ∇_x k = 2φ' (x - y)/ℓ² = -∇_y k, tr ∇_x ∇_y k = -(2Dφ' + 4φ'' r²)/ℓ².
-        apart = dots[rows, None] - score[rows] @ draws.T + dots - draws[rows] @ score.T
+        apart = dots[rows, None] - score[rows] @ points.T + dots - points[rows] @ score.T
         terms = (score[rows] @ score.T) * k
         terms -= (2 * slope * apart + 2 * num_dims * slope + 4 * curve * r2) / bandwidth**2
         total += terms.sum()

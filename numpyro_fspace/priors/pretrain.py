@@ -203,8 +203,7 @@ def _squared_exponential(params: dict) -> Kernel:
 
 def _median_start(x: np.ndarray, y: np.ndarray, max_points: int = 500) -> dict[str, np.ndarray]:
     """Variance of y, and per input its spread times the median distance between points in units of spread."""
-    spread = x.std(0)
-    spread = np.where(spread > 0, spread, 1.0)
+    spread = np.where(np.ptp(x, 0) > 0, x.std(0), 1.0)  # a constant's own deviation may be a rounding error
     scaled = (x / spread)[:: -(-len(x) // max_points)]
     squares = np.sum(scaled**2, axis=1)
     distances = squares[:, None] + squares - 2 * scaled @ scaled.T

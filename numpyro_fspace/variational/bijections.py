@@ -86,8 +86,7 @@ class Bijection(ABC):
 
     def _inputs(self, x):
         flat = x.reshape(len(x), -1)
-        scale = flat.std(0)
-        return {"mean": flat.mean(0), "scale": jnp.where(scale > 0, scale, 1.0)}
+        return {"mean": flat.mean(0), "scale": jnp.where(jnp.ptp(flat, 0) > 0, flat.std(0), 1.0)}
 
     def _init_bias(self, key, x, num_outputs):
         flat = x.reshape(len(x), -1)

@@ -95,6 +95,8 @@ class FunctionalELBO(ELBO):
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
         key_model, key_law, key_draws = jax.random.split(rng_key, 3)
         problem = Problem(model, guide, param_map, args, kwargs, key_model, self.linearised)
+        if getattr(self.divergence, "holds_weights", False):
+            problem.check_plain(type(self.divergence).__name__)
         keys = jax.random.split(key_draws, self.num_particles)
         divergence = 0.0
         for i, name in enumerate(problem.functions):
@@ -140,12 +142,15 @@ class Problem:
             self.loc = self.posterior.sample(key)
         self.sites = {name: guide.prototype_trace[name] for name in self.unpack(self.loc)}
         self.centre = self.constrain(self.loc)
-        self.functions = {k: s for k, s in self.trace(self.model, self.centre).items() if is_functional_prior(s)}
+        sites = self.trace(self.model, self.centre)
+        self.functions = {k: s for k, s in sites.items() if is_functional_prior(s)}
+        self.num_networks = sum(s["type"] == "network" for s in sites.values())
         if not self.functions:
             raise ValueError(
                 "FunctionalELBO: the model declares no functional_prior. Add one, or use numpyro.infer.Trace_ELBO()."
             )
         used = set().union(*(self._dependencies(name) for name in self.functions))
+        self.used = sorted(used)
         bad = sorted(name for name in used if not _is_real(self.sites[name]))
         if bad and linearised:
             raise ValueError(
@@ -156,6 +161,15 @@ class Problem:
             raise TypeError(
                 f"FunctionalELBO: {self.rest} are no weights of a function, and their entropy under "
                 f"{type(guide).__name__} is not known; use a guide whose posterior is normal."
+            )
+
+    def check_plain(self, name):
+        """Refuses several functional priors, and a scaled one, under a divergence that holds the weights' own KL."""
+        scales = [site["fn"].scale for site in self.functions.values()]
+        if len(scales) > 1 or any(isinstance(scale, int | float) and scale != 1 for scale in scales):
+            raise ValueError(
+                f"FunctionalELBO: {name} holds the KL of the weights, which is to count once: declare one "
+                f"functional_prior, with scale=1; got {len(scales)} with scales {scales}."
             )
 
     def constrain(self, flat) -> dict:
@@ -253,15 +267,16 @@ class Problem:
     def closed_form(self, key):
         """E_q[log p(y | f_L, θ)] over the function, at a draw of θ; None unless it is Gaussian (see the class).
 
-        The mean of every observation must be an affine function A f(x) + b of one call of one function; then it is
-        normal with covariance (A root)(A root)ᵀ under q.
+        The mean of every observation must be an affine function A f(x) + b of one call of one function, whose weights
+        enter nowhere else and are independent of θ under q; then it is normal with covariance (A root)(A root)ᵀ.
         """
-        if len(self.functions) > 1:
+        if len(self.functions) > 1 or (self.rest and not isinstance(self.normal, dist.Normal)):
             return None
         (name,) = self.functions
         draw = self.constrain(self.draw(key))
         values = {k: draw[k] if k in self.rest else v for k, v in self.centre.items()}
         calls = []
+        model = linearise(self.model, self.centre) if self.num_networks > 1 else self.model  # θ may be a network's
 
         def observed(shift):
             """Observed sites when the function returns f(x; m) + shift."""
@@ -274,7 +289,7 @@ class Problem:
 
                 return shifted
 
-            return _observed(self.trace(self.model, values, replace))
+            return _observed(self.trace(model, values, replace))
 
         sites = observed(None)
         if len(calls) != 1 or any(_normal(site) is None for site in sites.values()):
@@ -289,6 +304,17 @@ class Problem:
         def tangent(step):
             return lambda shift: jax.jvp(lambda s: moments(s)[0], (shift,), (step,))[1]
 
+        def held(weights):
+            """Laws of the observations when the function's values stay what they are."""
+
+            def hold(_, __, ___):
+                return lambda x: value
+
+            laws = [_normal(site) for site in _observed(self.trace(model, values | weights, hold)).values()]
+            return [(law.loc, law.scale) for law in laws]
+
+        if depends_on(held, {name: self.centre[name] for name in self.used}):
+            return None
         if depends_on(lambda v: moments(v["shift"])[1], {"shift": start}):
             return None
         if depends_on(lambda v: tangent(jnp.ones_like(start))(v["shift"]), {"shift": start}):

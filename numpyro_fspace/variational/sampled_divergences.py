@@ -72,7 +72,9 @@ class Wasserstein1:
             raise ValueError(f"variance_weight={self.variance_weight} must not be negative.")
 
     def __call__(self, law, prior, x) -> Float[Array, ""]:
-        return self.between(law.sample(x, self.num_draws), prior, x, jax.random.fold_in(law.key, 1))
+        return self.between(
+            law.sample(x, self.num_draws), prior, x, jax.random.fold_in(law.key, self.num_draws)
+        )  # no draw's key
 
     def between(self, f: Float[Array, "S M K"], prior, x, key) -> Float[Array, ""]:
         """D between the law that f was drawn from and the prior."""
@@ -100,7 +102,8 @@ class BridgeWasserstein:
         num_draws: of the weights, for KL(q ‖ p_b); the entropy of q is exact where q is normal.
 
     Raises:
-        ValueError, TypeError: an argument is out of its range.
+        ValueError, TypeError: an argument is out of its range; at the first step, for several functional priors or one
+            with a ``scale``, as D holds the weights' KL, which is to count once.
 
     Reference: M. Wu, J. Xuan, J. Lu (2023), *Indirect functional Bayesian neural networks*.
     """
@@ -109,6 +112,7 @@ class BridgeWasserstein:
     strength: float = 1.0
     num_draws: int = 4
     linearised = False
+    holds_weights = True  # the KL of all weights is part of it
 
     def __post_init__(self):
         if not hasattr(self.distance, "between"):
