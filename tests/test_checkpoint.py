@@ -91,7 +91,9 @@ def test_draws_are_those_of_a_run_without_checkpoint(tmp_path, num_chains):
         assert set(a) == set(b)
         np.testing.assert_allclose(a["w"], b["w"], rtol=1e-4, atol=1e-4)
         a, b = (m.get_extra_fields(group_by_chain=group) for m in (written, plain))
-        assert set(a) == set(b) and all(a[k].shape == b[k].shape for k in a)
+        assert set(a) == set(b)
+        for name in a:
+            np.testing.assert_allclose(a[name], b[name], rtol=1e-3, atol=1e-3)
     assert set(fs.predict(written, KEY, X)) == {"f", "y"}
 
 
@@ -331,7 +333,7 @@ def test_other_data_behind_the_same_words_are_refused(tmp_path, kind):
     run_on(values)
     run_on(values.copy())
     values[100] = 1.0
-    with pytest.raises(ValueError, match=r"another run|was"):
+    with pytest.raises(ValueError, match=r"(arguments|inputs) was"):
         run_on(values)
 
 
@@ -508,7 +510,7 @@ def test_a_disk_that_is_really_full(tmp_path):
 
 def test_a_limit_on_the_size_of_files(tmp_path, undisturbed):
     resource = pytest.importorskip("resource")
-    limits, mcmc = resource.getrlimit(resource.RLIMIT_FSIZE), driver(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     described = Checkpoint.open(undisturbed.checkpoint).run | {"arrays": {"z/w": ["float32", [2, 34, 2000]]}}
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
@@ -522,7 +524,6 @@ def test_a_limit_on_the_size_of_files(tmp_path, undisturbed):
     with Checkpoint(tmp_path / "a", described):
         pass
     assert (tmp_path / "a" / "draws-000-z.w.npy").stat().st_size > 544_000
-    assert mcmc.last_state is None
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

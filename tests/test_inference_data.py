@@ -96,7 +96,9 @@ def test_own_probes_and_no_likelihood(mcmc):
     assert data["posterior"]["f"].shape == (2, 60, 2)
     np.testing.assert_array_equal(data["constant_data"]["probe_inputs"].values, new)
     assert not hasattr(data, "log_likelihood") and not hasattr(data, "posterior_predictive")
-    assert fs.to_arviz(mcmc, num_probes=3, log_lik=False)["posterior"]["f"].shape == (2, 60, 3)
+    some = fs.to_arviz(mcmc, num_probes=3, log_lik=False)
+    assert some["posterior"]["f"].shape == (2, 60, 3)
+    np.testing.assert_array_equal(some["constant_data"]["probe_inputs"].values, X[[0, 3, 7]])
 
 
 @pytest.fixture(scope="module")

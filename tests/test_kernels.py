@@ -20,6 +20,7 @@ import pytest
 from models import NOISE, POINTS, Revealing, X, Y, linear, random_points, run
 from numpyro import handlers
 from numpyro.infer import MCMC as NumPyroMCMC
+from numpyro.infer import init_to_value
 from numpyro.infer.util import log_density
 
 import numpyro_fspace as fs
@@ -304,6 +305,43 @@ def test_every_step_has_its_own_minibatch_and_points(kernel):
     jax.effects_barrier()
     assert len(set(rows)) >= 10 and len(set(points)) >= 10
     assert all(len(set(row)) == 5 and row[0] >= 0 and row[-1] < 1000 for row in set(rows) if len(row) == 5)
+
+
+@pytest.mark.parametrize(
+    ("integrator", "resample", "every"),
+    [("baoab", False, 2), ("baoab", True, 1), ("euler", True, 1), ("euler", False, 1)],
+)
+def test_a_draw_is_the_algorithm_s(integrator, resample, every):
+    """Each setting reaches its place: one draw from the same key is that of ``fs.sgmcmc.sghmc`` with these numbers."""
+    settings = {"friction": 2.0, "temperature": 3.0, "integrator": integrator, "resample_momentum": resample}
+    kernel = sghmc(num_steps=4, refresh_every=every, **settings)
+    state = kernel.init(KEY, 0, {"w": jnp.array([0.5, -0.5])}, (X, Y), {})
+    found = kernel.sample(state, (X, Y), {})
+    step = algorithm.build_kernel(integrator=integrator)
+    expected, _ = step(
+        jax.random.split(state.rng_key)[1],
+        algorithm.SGHMCState(state.z["w"], state.momentum, state.count),
+        lambda w, key: -log_density(linear(POINTS), (X, Y), {}, {"w": w})[0],
+        0.05,
+        num_steps=4,
+        friction=2.0,
+        temperature=3.0,
+        resample_momentum=resample,
+        refresh_every=every,
+    )
+    np.testing.assert_allclose(found.z["w"], expected.position, rtol=1e-4)
+    np.testing.assert_allclose(found.momentum, expected.momentum, rtol=1e-3, atol=1e-4)
+
+
+def test_the_first_momentum_has_the_temperature():
+    momenta = [sghmc(temperature=t).init(KEY, 0, None, (X, Y), {}).momentum for t in (1.0, 4.0)]
+    np.testing.assert_allclose(momenta[1], 2.0 * momenta[0], rtol=1e-5)
+
+
+def test_chains_start_where_the_strategy_says():
+    kernel = sgld(init_strategy=init_to_value(values={"w": jnp.array([3.0, -4.0])}))
+    np.testing.assert_array_equal(kernel.init(KEY, 0, None, (X, Y), {}).z["w"], [3.0, -4.0])
+    assert sgld().init_strategy is fs.init_to_network
 
 
 def test_temperature_scales_the_noise():

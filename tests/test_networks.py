@@ -440,7 +440,8 @@ def test_positive_weights_start_at_the_prior_median():
     site = run(make_model(linen(), prior=dist.HalfNormal(0.1)), X)["net.layers_0.kernel"]
     assert site["infer"]["fspace"] == {"init": None, "scale": None}
     z = initial_values(linen(), prior=dist.HalfNormal(0.1))
-    assert np.all(np.isfinite(z["layers_0.kernel"]))
+    kernel = z["layers_0.kernel"]  # the median of |N(0, .1²)| is .067; of 15 draws as a rule between .03 and .11
+    assert np.all(kernel > 0.0) and 0.02 < np.median(kernel) < 0.15
 
 
 def test_init_to_network_falls_back_to_the_median():

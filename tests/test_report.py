@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from flax import linen as nn
 from numpyro.infer import NUTS
 
 import numpyro_fspace as fs
+from numpyro_fspace import reporting
 
 NUM_DATA = 64
 
@@ -70,9 +73,16 @@ def test_names_chains_that_have_not_met(data):
     assert any(line.startswith("R-hat of f reaches") for line in advice)
 
 
-def test_names_few_effective_draws(data):
-    advice = fs.report(run(fs.SGHMC(linear(), num_steps=5), data, 200, 60), *data).advice
-    assert any(line.startswith(("the effective sample size", "R-hat")) for line in advice)
+@pytest.mark.parametrize(
+    ("rhat", "ess", "start"),
+    [(1.0, 99.9, "the effective sample size of f falls to 100"), (1.0, 100.0, None), (1.06, 9.0, "R-hat of f")],
+)
+def test_names_few_effective_draws(rhat, ess, start):
+    """Fewer than 50 a chain; where the chains have not met that is all there is to say."""
+    functions = SimpleNamespace(max_rhat=rhat, min_ess=ess, num_chains=2, num_draws=500)
+    well = {"num_diverging": 0, "temperature": np.ones(2), "acceptance": 0.9, "noise_share": 0.0, "drift": np.ones(2)}
+    advice = list(reporting._advice(functions=functions, size=10, **well))
+    assert len(advice) == (start is not None) and all(line.startswith(start) for line in advice)
 
 
 def test_names_noisy_minibatches(data):

@@ -109,8 +109,8 @@ class FunctionPosterior(NamedTuple):
         f: draws of the function [C, S, N] or [C, S, N, K], or None for a GP.
         sigma: draws of the noise sd [C, S], or the GP's; None where the model has no noise.
         f_mean, f_sd: moments of the function [N].
-        seconds: wall time of fitting, compilation included.
-        num_gradients: gradient evaluations per chain, 0 for an exact GP.
+        seconds: wall time of fitting, compilation included; of a GP that ``prepare`` has trained, of its conditioning.
+        num_gradients: gradient steps per chain (of up to three gradients each, with control variates), 0 for a GP.
         num_diverging: undone draws.
         is_chain: whether the draws come from Markov chains, whose convergence is a question.
         report: what ``fs.report`` says of our chains at the test inputs; None for other methods.

@@ -75,8 +75,23 @@ def test_the_law_is_exact(kernel, num_samples):
     assert max(without_prior) > 10  # the comparison would see the functional prior left out
 
 
-def test_chains_start_from_the_network():
-    assert fs.fHMC(model)._init_strategy is fs.init_to_network
+def test_lengths_of_trajectories():
+    """fHMC's are uniform up to twice ``num_steps`` (their mean within 4.5 standard errors); fMALA takes one step."""
+    numbers = {}
+    for kernel in (fs.fHMC(model, num_steps=20), fs.fMALA(model)):
+        mcmc = fs.MCMC(kernel, num_warmup=300, num_samples=300, progress_bar=False)
+        mcmc.run(jax.random.key(0), X, Y, extra_fields=("num_steps", "accept_prob"))
+        numbers[type(kernel)] = mcmc.get_extra_fields()
+    steps = np.asarray(numbers[fs.fHMC]["num_steps"])
+    assert steps.min() >= 1 and 36 <= steps.max() <= 41 and len(set(steps.tolist())) > 25
+    assert abs(steps.mean() - 20.0) < 4.5 * 40.0 / np.sqrt(12 * 300)
+    assert np.all(np.asarray(numbers[fs.fMALA]["num_steps"]) == 1)
+    assert abs(np.mean(numbers[fs.fMALA]["accept_prob"]) - 0.574) < 0.1
+
+
+@pytest.mark.parametrize("kernel", [fs.fHMC, fs.fMALA])
+def test_chains_start_from_the_network(kernel):
+    assert kernel(model)._init_strategy is fs.init_to_network
 
 
 @pytest.mark.parametrize(
