@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
-from tinygp import kernels
 
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
 from numpyro_fspace.priors.factor import is_traced
@@ -128,6 +127,8 @@ def fit_svgp(
 
     Reference: J. Hensman, N. Fusi, N. D. Lawrence (2013), *Gaussian processes for big data*.
     """
+    import tinygp
+
     x, y = as_inputs(x), as_real(y, "y")
     if is_traced((x, y)):
         raise TypeError("fit_svgp needs concrete x and y: call it outside jit, grad and vmap.")
@@ -140,7 +141,7 @@ def fit_svgp(
     rows = np.asarray(jax.random.permutation(key_start, len(x))[: min(num_inducing, len(x))])
     kernel_fn, params = kernel_and_params(kernel, params, x, y)
     found = kernel_fn(params)
-    if not isinstance(found, kernels.Kernel):
+    if not isinstance(found, tinygp.kernels.Kernel):
         raise TypeError(f"fit_svgp: kernel must be, or return, a tinygp kernel, got {type(found).__name__}.")
     spread = np.where(np.ptp(x, 0) > 0, x.std(0), 1.0)
     bound = _Bound(kernel_fn, NOISE_FLOOR * float(y.var() or 1.0), spread)
