@@ -85,6 +85,18 @@ def test_a_run_goes_on_in_another_object(num_warmup):
     assert not np.any(other.last_state.num_diverging) and not np.any(first.last_state.num_diverging)
 
 
+def test_runs_after_one_warm_up_are_alike():
+    """Each begins where the warm-up ended, with its last act still due."""
+    mcmc = make(options={})
+    mcmc.warmup(KEY, X, Y)
+    draws = []
+    for _ in range(2):
+        mcmc.run(KEY, X, Y)
+        draws.append(np.asarray(mcmc.get_samples()["w"]))
+        assert int(np.ravel(mcmc.last_state.i)[0]) == 59
+    np.testing.assert_allclose(draws[1], draws[0], rtol=1e-4, atol=1e-4)
+
+
 def test_a_warm_up_that_failed_leaves_no_trace():
     mcmc = make(options=PLAIN)
     with pytest.raises(ValueError, match="NaN"):

@@ -44,7 +44,7 @@ def load_co2(
         Decimal years ``[N, 1]`` and parts per million by volume ``[N]``, in order of time.
 
     Raises:
-        TypeError: if the dtype is none.
+        TypeError: if the dtype is no dtype.
         ValueError: if the frequency or the dtype is not a known one.
         DataNotFoundError: if the file is neither on disk nor to be downloaded.
         ChecksumError: if what was downloaded is not the expected data.

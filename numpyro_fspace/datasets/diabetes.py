@@ -29,7 +29,7 @@ def load_diabetes(split: int = 0, *, standardise: bool = True, dtype: DTypeLike 
 
     Raises:
         ImportError: if scikit-learn is not installed.
-        TypeError: if the dtype is none.
+        TypeError: if the split is no integer, or the dtype no dtype.
         ValueError: if the split or the dtype is not a known one.
 
     Example:

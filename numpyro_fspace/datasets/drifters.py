@@ -93,7 +93,7 @@ def load_drifters(*, data_dir: str | os.PathLike[str] | None = None, dtype: DTyp
         The `Drifters`, in degrees and m/s.
 
     Raises:
-        TypeError: if the dtype is none.
+        TypeError: if the dtype is no dtype.
         ValueError: if the dtype is not a known one.
         DataNotFoundError: if the file is neither on disk nor to be downloaded.
         ChecksumError: if what was downloaded is not the expected data.

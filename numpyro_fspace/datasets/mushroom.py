@@ -41,7 +41,7 @@ def load_mushroom(
         Features, 0 or 1, ``[8124, 117]``, with one 1 for each of the 22; and which are poisonous, ``[8124]``.
 
     Raises:
-        TypeError: if the dtype is none.
+        TypeError: if the dtype is no dtype.
         ValueError: if the dtype is not a known one, or the file is no table of mushrooms.
         DataNotFoundError: if the file is neither on disk nor to be downloaded.
         ChecksumError: if what was downloaded is not the expected data.

@@ -45,7 +45,6 @@ def uci_source(name: str, *, base_url: str = UCI_URL) -> Source:
     """The file ``uci/<name>.npz`` and the public files it is built from.
 
     Raises:
-        TypeError: if the dtype is none.
         ValueError: if the name is not one of `UCI_NAMES`.
     """
     if name not in UCI_NAMES:
@@ -113,6 +112,7 @@ def load_uci(
         The `Split`.
 
     Raises:
+        TypeError: if the split is no integer, or the dtype no dtype.
         ValueError: if the name, the split or the dtype is not a known one, or the file has another content.
         DataNotFoundError: if the file is neither on disk nor to be downloaded.
         ChecksumError: if what was downloaded is not the expected data.

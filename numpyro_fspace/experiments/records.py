@@ -87,9 +87,10 @@ def read(path: str | Path) -> list[dict]:
 
 def _is_record(text) -> bool:
     try:
-        return "method" in json.loads(text)
-    except (ValueError, TypeError):
+        line = json.loads(text)
+    except ValueError:
         return False
+    return isinstance(line, dict) and "method" in line
 
 
 def _plain(value):

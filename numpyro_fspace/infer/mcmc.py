@@ -163,14 +163,17 @@ class MCMC(NumPyroMCMC):
                     "post_warmup_state comes from a run with a step_size of its own, and has none that warm-up found: "
                     "give the kernel a step_size, or leave post_warmup_state out."
                 )
+            is_own = state is self._warmed
             if state.control.centre.size or self.sampler._chain(args, kwargs).control_every is not None:
                 state = self.sampler.refresh(state, args, kwargs)
             # Another object's warm-up is over, however long that of this one is: not even the last act of one is due.
-            last = self.num_warmup - (state is self._warmed)
+            last = self.num_warmup - is_own
             i = jnp.where(state.i <= last, self.num_warmup + 1, state.i)
             zero = jnp.zeros_like(state.num_diverging)
             state = state._replace(i=i.astype(state.i.dtype), num_diverging=zero, num_averaged=zero)
             self.post_warmup_state = state
+            if is_own:  # the next run begins there too
+                self._warmed = state
         if self._is_ours(extra_fields):
             self._run(rng_key, extra_fields, init_params, args, kwargs)
         else:

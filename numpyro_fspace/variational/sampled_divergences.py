@@ -72,9 +72,8 @@ class Wasserstein1:
             raise ValueError(f"variance_weight={self.variance_weight} must not be negative.")
 
     def __call__(self, law, prior, x) -> Float[Array, ""]:
-        return self.between(
-            law.sample(x, self.num_draws), prior, x, jax.random.fold_in(law.key, self.num_draws)
-        )  # no draw's key
+        key = jax.random.fold_in(law.key, self.num_draws)  # that of no draw
+        return self.between(law.sample(x, self.num_draws), prior, x, key)
 
     def between(self, f: Float[Array, "S M K"], prior, x, key) -> Float[Array, ""]:
         """D between the law that f was drawn from and the prior."""
