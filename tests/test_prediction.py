@@ -76,7 +76,7 @@ def test_batches_of_inputs_share_a_program():
 
     x = np.ones((40, 1))
     draws = fs.predict({"w": jnp.ones(3)}, jax.random.key(0), x, model=model, inputs=x, input_batch_size=4)
-    assert draws["y"].shape == (3, 40) and traced.count(4) == 1
+    assert draws["y"].shape == (3, 40) and traced == [4, 40]  # compiled once; the whole for its shapes alone
 
 
 def test_batches_of_inputs_cut_data_on_disk_too():
