@@ -5,29 +5,117 @@ from __future__ import annotations
 import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
+from scipy.stats import multivariate_normal
+from tinygp import kernels
+
+import numpyro_fspace as fs
 
 ROOT = Path(__file__).parent.parent
 #: Numbers of draws and updates, made small: what is checked is that the calls exist and go together.
-LONG = re.compile(r"(num_warmup|num_samples|num_updates)=\d+|(?<=jax\.random\.key\(0\), )2000(?=, x)")
+LONG = re.compile(
+    r"""((num_warmup|num_samples|num_updates|num_steps|checkpoint_every)(=|": ))\d+"""
+    r"|(?<=jax\.random\.key\(0\), )2000(?=, x)|(?<=f\.reshape\(4, )1000"
+)
+SHORT_STAGES = "num_stages=3, num_updates=10, num_warmup=10, num_samples=10, num_transform_steps=10"
+
+
+def shortened(block):
+    """The block with few draws."""
+    return LONG.sub(lambda match: f"{match[1] or ''}10", block.replace("num_stages=5", SHORT_STAGES))
+
+
+def is_finite(names, *of):
+    """Whether all values of these variables are finite."""
+    return all(bool(np.isfinite(leaf).all()) for name in of for leaf in jax.tree.leaves(names[name]))
+
+
+def check_readme(names):
+    assert names["f"].shape == (40, 201) and is_finite(names, "f")
+    assert Path("functions.png").stat().st_size > 10_000
+
+
+def check_getting_started(names):
+    assert names["f"].shape == (10, 44, 1) and is_finite(names, "f", "y_new")  # ten draws at the table's test rows
+    assert names["y_new"].shape == (40, 201)
+    assert names["inference"].posterior["f"].shape[:2] == (1, 10)
+    assert all(len(draws) == 10 and np.isfinite(draws).all() for draws in names["oracle"].get_samples().values())
+
+
+def check_choosing(names):
+    assert names["narrow"].shape == names["wide"].shape == names["process"].shape == (5, 101)
+    assert np.std(names["wide"]) > 5 * np.std(names["narrow"])  # what the page says of them
+    x, labels = names["x"], names["labels"]
+    mcmc = fs.MCMC(fs.fSGHMC(names["model"]), num_warmup=10, num_samples=10, progress_bar=False)  # its classifier
+    mcmc.run(jax.random.key(0), x, labels)
+    probabilities = jax.nn.softmax(fs.predict(mcmc, jax.random.key(1), x)["f"])
+    assert probabilities.shape == (10, len(x), 2) and np.isfinite(probabilities).all()
+
+
+def check_variational(names):
+    assert names["f"].shape[1:] == (30, 1) and is_finite(names, "f")
+    assert names["data"].posterior["f"].shape[-2:] == (30, 1)
+
+
+def check_migrating(names):
+    assert names["f"].shape == (10, 201) and is_finite(names, "f")
+    assert is_finite({"weights": names["state"].position["params"]}, "weights")
+
+
+def check_contributing(names):
+    """The examples are what they say: a random walk, N(0, 1) at its leftmost input; a squared difference."""
+    x = np.array([[0.3], [-0.5], [1.1]])
+    prior, f = names["Smooth"](), np.array([0.2, -0.4, 1.0])
+    beyond = x[:, 0] - x.min()
+    covariance = 1.0 + np.minimum(beyond[:, None], beyond)
+    exact = multivariate_normal(np.zeros(3), covariance).logpdf(f)
+    # without the constant of the first value
+    np.testing.assert_allclose(prior.log_prob(x, f), exact + 0.5 * np.log(2 * np.pi), rtol=1e-5)
+    draws = prior.sample(jax.random.key(0), x, (40_000,))
+    np.testing.assert_allclose(np.cov(draws, rowvar=False), covariance, atol=0.06)  # over five standard errors
+    process = fs.GPPrior(kernels.ExpSquared(0.5), nugget=1e-9)
+    twice = SimpleNamespace(
+        mean=lambda x: np.ones((3, 1)), root=lambda x: np.full((3, 1, 1), 2.0)
+    )  # sd 2, prior's is 1
+    divergence = names["loss"].divergence(twice, process, x)
+    np.testing.assert_allclose(divergence, 3 * (1 + np.log(4.0) ** 2), rtol=1e-5)
+
+
+GUIDES = {
+    "README.md": check_readme,
+    "docs/getting-started.md": check_getting_started,
+    "docs/choosing.md": check_choosing,
+    "docs/variational.md": check_variational,
+    "docs/migrating.md": check_migrating,
+    "docs/contributing.md": check_contributing,
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["migrating.md"])
-def test_code_of_a_guide_runs(page):
+@pytest.mark.parametrize("page", GUIDES)
+def test_code_of_a_guide_runs(page, tmp_path, monkeypatch):
     """All Python blocks of a page, one after another in one namespace."""
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), flags=re.M | re.S)
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.M | re.S)
     assert blocks
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    np.save("x.npy", rng.normal(size=(2048, 3)).astype(np.float32))  # data on disk, where a guide reads some
+    np.save("y.npy", rng.normal(size=2048).astype(np.float32))
     names = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # chains this short may run hot, and say so
         for block in blocks:
-            short = LONG.sub(lambda match: f"{match[1]}=10" if match[1] else "10", block)
-            exec(compile(short, page, "exec"), names)
-    assert names["f"].shape == (10, 201)
-    assert bool(jax.numpy.isfinite(names["state"].position["params"]["layers_0"]["kernel"]).all())
+            exec(compile(shortened(block), page, "exec"), names)
+        GUIDES[page](names)
+
+
+def test_every_page_with_code_is_run():
+    with_code = {page for page in PAGES if re.search(r"^```python", page.read_text(), flags=re.M)}
+    assert with_code == {ROOT / page for page in GUIDES}
 
 
 BUILT = ROOT / "docs" / "notebooks"
