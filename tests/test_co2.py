@@ -36,16 +36,16 @@ def test_nothing_after_1985_is_seen(data_dir):
 
 @pytest.mark.slow
 def test_quick_run_and_picture(data_dir, tmp_path):
-    """The season's standard deviation is 2 ppm, and concentrations rise by 24 ppm in the years held out."""
+    """Better than a straight line, which is wrong by 2.3 ppm on the years seen and by 6.6 ppm on those held out."""
     path = tmp_path / "co2.jsonl"
     assert main(["run", "co2", "--method", "gp", "fsghmc", "--quick", "--out", str(path)]) == 0
     gp, line = read(path)
-    assert gp["rmse_raw"] < 2.0
+    assert gp["rmse_raw"] < 1.5
     assert gp["w2_gp"] == 0
-    assert 0.0 <= gp["coverage90"] <= 1.0
+    assert 0.7 < gp["coverage90"] < 1.0
     assert line["gp_rmse"] == gp["rmse"]
-    assert line["rmse_seen"] < 2.0
-    assert line["rmse_raw"] < 8.0
+    assert line["rmse_seen"] < 1.0
+    assert line["rmse_raw"] < 4.0
     assert line["num_diverging"] == 0
     picture = tmp_path / "co2.png"
     assert main(["figure", "co2", str(path), "--out", str(picture)]) == 0

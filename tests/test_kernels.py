@@ -17,7 +17,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from models import NOISE, POINTS, Revealing, X, Y, linear, random_points, run
+from models import NOISE, POINTS, Revealing, X, Y, line, linear, random_points, run
 from numpyro import handlers
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_value
@@ -87,7 +87,7 @@ sys.path.insert(0, "tests")
 warnings.simplefilter("ignore")
 import jax, numpy as np
 import numpyro_fspace as fs
-from models import POINTS, X, Y, linear, random_points, run
+from models import POINTS, X, Y, line, linear, random_points, run
 from tinygp.kernels import ExpSquared
 gp = fs.GPPrior(ExpSquared(1.0))
 kernel = fs.fSGHMC(linear(random_points(), prior=gp, batch=4), num_steps=2, refresh_every=1)
@@ -220,8 +220,18 @@ def test_refresh_reevaluates_on_new_data():
 
 
 def test_get_constrain_fn():
-    values = sghmc().get_constrain_fn((X, Y), {})({"w": jnp.ones(2)})
-    np.testing.assert_array_equal(values["w"], np.ones(2))
+    """From where the chain moves to the model's values: here the logarithm of a scale."""
+
+    def model(x, y=None):
+        scale = numpyro.sample("scale", dist.HalfNormal())
+        numpyro.deterministic("twice", 2 * scale)
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(line(w)(x), scale), obs=y)
+
+    kernel = fs.SGHMC(model, step_size=0.05)
+    values = kernel.get_constrain_fn((X, Y), {})({"w": jnp.array([1.0, -2.0]), "scale": jnp.float32(-1.0)})
+    np.testing.assert_array_equal(values["w"], [1.0, -2.0])
+    np.testing.assert_allclose([values["scale"], values["twice"]], [np.exp(-1.0), 2 * np.exp(-1.0)], rtol=1e-6)
 
 
 def test_init_params_are_where_chains_start():

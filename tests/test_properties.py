@@ -249,52 +249,89 @@ def test_area_under_the_curve(inside, outside):
     np.testing.assert_allclose(fs.metrics.ood_auc(inside, outside), exact, rtol=1e-9)
 
 
+def spoiled(values):
+    """These arrays, now and then with a NaN, an infinity or a huge number in front."""
+    bad = st.sampled_from([np.nan, np.inf, -np.inf, 1e300])
+    return st.tuples(values, st.none() | bad).map(
+        lambda both: both[0] if both[1] is None else np.append(both[1], both[0].ravel()[1:]).reshape(both[0].shape)
+    )
+
+
+VECTOR, DRAWS = spoiled(arrays((5,))), spoiled(arrays((7, 5)))
+PROBS = spoiled(arrays((5, 3), 20.0).map(lambda logits: scipy.special.softmax(logits, axis=1)))
+LABELS = hnp.arrays(np.int64, (5,), elements=st.integers(-1, 3) | st.sampled_from([0, 1, 2]))
+INFINITE = (-np.inf, np.inf)
+#: Each with arguments of the right shapes, and what it lies between.
 SCORES = {
-    "rmse": lambda a, b: fs.metrics.rmse(a, b),
-    "coverage": lambda a, b: fs.metrics.coverage(a, b),
-    "crps": lambda a, b: fs.metrics.crps(a, b),
-    "gaussian_lpd": lambda a, b: fs.metrics.gaussian_lpd(a, b, 1.0),
-    "gaussian_crps": lambda a, b: fs.metrics.gaussian_crps(a, b, 1.0),
-    "gaussian_w2": lambda a, b: fs.metrics.gaussian_w2(a, 1.0, b, 1.0),
-    "sample_w2": lambda a, b: fs.metrics.sample_w2(a, b),
-    "accuracy": lambda a, b: fs.metrics.accuracy(a, b),
-    "nll": lambda a, b: fs.metrics.nll(a, b),
-    "brier": lambda a, b: fs.metrics.brier(a, b),
-    "ece": lambda a, b: fs.metrics.ece(a, b),
-    "ood_auc": lambda a, b: fs.metrics.ood_auc(a, b),
+    "rmse": (VECTOR, VECTOR, (0.0, np.inf)),
+    "coverage": (VECTOR, DRAWS, (0.0, 1.0)),
+    "crps": (VECTOR, DRAWS, INFINITE),  # the fair estimate may be negative
+    "gaussian_lpd": (VECTOR, VECTOR, INFINITE),
+    "gaussian_crps": (VECTOR, VECTOR, (0.0, np.inf)),
+    "gaussian_w2": (VECTOR, VECTOR, (0.0, np.inf)),
+    "sample_w2": (DRAWS, DRAWS, (0.0, np.inf)),
+    "accuracy": (PROBS, LABELS, (0.0, 1.0)),
+    "nll": (PROBS, LABELS, (0.0, np.inf)),
+    "brier": (PROBS, LABELS, (0.0, 2.0)),
+    "ece": (PROBS, LABELS, (0.0, 1.0)),
+    "ood_auc": (VECTOR, VECTOR, (0.0, 1.0)),
+    "ood_accuracy": (VECTOR, VECTOR, (0.5, 1.0)),
+    "entropy": (PROBS, st.none(), (0.0, np.log(4))),  # hostile arrays have up to four columns
+}
+WITH_SCALES = {
+    "gaussian_lpd": lambda y, mean: fs.metrics.gaussian_lpd(y, mean, 1.0),
+    "gaussian_crps": lambda y, mean: fs.metrics.gaussian_crps(y, mean, 1.0),
+    "gaussian_w2": lambda one, other: fs.metrics.gaussian_w2(one, 1.0, other, 1.0),
+    "entropy": lambda probs, _: fs.metrics.entropy(probs),
 }
 
 
 @pytest.mark.parametrize("name", SCORES)
-@EXAMPLES
-@given(first=hostile(), second=hostile())
-def test_a_score_is_a_number_or_an_error(name, first, second):
-    assume(first.dtype != np.float16 and second.dtype != np.float16)  # half precision overflows in the squares
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            value = SCORES[name](first, second)
-    except REFUSED:
-        return
-    except RuntimeWarning as warning:
-        assert "overflow" in str(warning)
-        return
-    assert not np.isnan(value) and first.size and second.size
+def test_a_score_is_a_number_or_an_error(name):
+    """Of arguments of any kind, half of them of the right shapes: most of those without NaN and infinities count."""
+    first, second, (low, high) = SCORES[name]
+    score, counted = WITH_SCALES.get(name, getattr(fs.metrics, name)), []
+
+    @EXAMPLES
+    @given(st.tuples(first, second) | st.tuples(hostile(), second if name == "entropy" else hostile()))
+    def check(pair):
+        assume(all(getattr(part, "dtype", None) != np.float16 for part in pair))  # its squares overflow
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                value = np.asarray(score(*pair))
+        except REFUSED:
+            return
+        except RuntimeWarning as warning:
+            assert "overflow" in str(warning)
+            return
+        counted.append(pair)
+        assert value.size and not np.isnan(value).any()
+        assert (low - 1e-9 <= value).all() and (value <= high + 1e-9).all()
+        assert all(part is None or (part.size and np.isfinite(part.astype(float)).all()) for part in pair)
+
+    check()
+    assert len(counted) > 20 * FACTOR
 
 
 # ---- diagnostics -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # points where f never moves, or is not finite
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:overflow:RuntimeWarning")  # f never moves, or is not finite
 @EXAMPLES
-@given(draws=hostile())
+@given(draws=hostile() | spoiled(arrays((2, 8, 3))))
 def test_diagnostics_are_numbers_or_an_error(draws):
+    """R-hat and ESS are NaN where draws are not finite, or never move, and only there."""
     try:
         found = fs.function_diagnostics(draws)
     except REFUSED:
         return
     assert draws.ndim >= 2 and str(found)
-    assert not found.max_rhat < 0.0
+    points = draws.reshape(*draws.shape[:2], -1).astype(float)
+    finite = np.isfinite(points).all((0, 1))
+    huge = finite & (np.abs(points).max((0, 1)) > 1e100)  # their squares overflow
+    usable = finite & (points != points[0, 0]).any((0, 1))
+    np.testing.assert_array_equal(np.isfinite(np.ravel(found.rhat))[~huge], usable[~huge])
 
 
 @EXAMPLES
