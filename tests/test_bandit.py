@@ -29,6 +29,12 @@ def test_regret_of_each_action():
     np.testing.assert_allclose(bandit.expected_regret(actions, poisonous, 0.4), [0, 5, 11, 0])
 
 
+def test_a_buffer_whose_rows_cannot_be_counted_is_refused():
+    with pytest.raises(ValueError, match="buffer_size=50000 is too large for 50000 interactions"):
+        Config(buffer_size=50_000, num_interactions=50_000)
+    Config(buffer_size=40_000, num_interactions=50_000)
+
+
 def test_buffer_forgets_the_oldest():
     buffer = Buffer.empty(3)
     sizes = []

@@ -560,6 +560,15 @@ def test_few_inducing_points_bound_the_evidence():
     assert fit.params["lengthscale"][1] > 2.0 * fit.params["lengthscale"][0], "the second input says nothing"
 
 
+@pytest.mark.parametrize("value", [0.0, 0.1])  # the standard deviation of equal numbers may be a rounding error
+def test_a_constant_column_has_no_say_in_the_sparse_process(value):
+    x, y = smooth_data(30)
+    with_constant = np.c_[x, np.full(30, value)]
+    one, other = (fit_svgp(None, inputs, y, key=KEY, num_inducing=10, num_steps=20) for inputs in (x, with_constant))
+    np.testing.assert_allclose(other.params["lengthscale"][:2], one.params["lengthscale"], rtol=1e-6)
+    np.testing.assert_allclose(other.bound, one.bound, rtol=1e-6)
+
+
 def test_several_outputs_and_kernels_of_the_user():
     x, y = smooth_data(30)
     kernel = tinygp.kernels.Matern52(1.0, distance=tinygp.kernels.distance.L2Distance())

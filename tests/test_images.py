@@ -78,8 +78,14 @@ def test_parts_that_are_not_published(folder):
 
 @pytest.mark.parametrize(
     "content",
-    [b"no gzip", gzip.compress(b""), gzip.compress(b"\0\0\x08\x01\0\0\0\x05abc"), idx(np.zeros(3))[:-9]],
-    ids=["no gzip", "empty", "too short", "cut off"],  # of their own: gzip writes the time into its header
+    [
+        b"no gzip",
+        gzip.compress(b""),
+        gzip.compress(b"\0\0\x08\x01\0\0\0\x05abc"),
+        idx(np.zeros(3))[:-9],
+        idx(np.zeros(3))[:10] + b"\xff" + idx(np.zeros(3))[11:],  # a block of a type that there is not
+    ],
+    ids=["no gzip", "empty", "too short", "cut off", "damaged"],  # of their own: gzip writes the time into its header
 )
 def test_broken_idx_files_are_refused(content):
     with pytest.raises(ValueError, match=r"this is no .*idx file"):
