@@ -14,7 +14,7 @@ import pytest
 import tinygp
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoMultivariateNormal
-from scipy.stats import kstest
+from scipy.stats import kstest, multivariate_normal
 
 import numpyro_fspace as fs
 from numpyro_fspace.variational.bijections import Fitted, Linear, Tanh
@@ -116,6 +116,46 @@ def test_density_of_two_points_integrates_to_one():
     p = np.exp(np.asarray(fitted_by_hand().log_prob(X[1:3], both), float))
     assert p.shape == (400, 400)
     assert np.trapezoid(np.trapezoid(p, grid), grid) == pytest.approx(1.0, abs=0.02)
+
+
+def test_density_of_two_outputs_integrates_to_one():
+    """After V, M and V: under a bijection that was fitted to draws of both."""
+    fvimc = run(batched, num_stages=3, num_points=6, bijections=(Linear((10,)),))
+    f = np.asarray(fs.predict(fvimc.posterior(jax.random.key(1), 500), jax.random.key(2), X[:1])["f"])[:, 0]
+    axes = [np.linspace(m - 7 * s, m + 7 * s, 300, dtype=np.float32) for m, s in zip(f.mean(0), f.std(0), strict=True)]
+    both = np.stack(np.meshgrid(*axes, indexing="ij"), -1)[:, :, None]
+    p = np.exp(np.asarray(fvimc.log_prob(X[:1], both), float))
+    assert np.trapezoid(np.trapezoid(p, axes[1]), axes[0]) == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("gamma", [0.01, 0.5])
+def test_jitter_of_the_density_is_gamma(gamma):
+    """Without bijections it is N(f; Φ m, Φ S Φᵀ + M γ c I)."""
+    fvimc = run(num_stages=1, gamma=gamma)
+    draws = np.asarray(
+        fvimc.guide.sample_posterior(jax.random.key(0), fvimc.result.params, sample_shape=(200_000,))["w"]
+    )
+    phi = np.asarray(features(X))
+    covariance = phi @ np.cov(draws, rowvar=False) @ phi.T
+    size = max(1.0, np.trace(covariance) / len(X))
+    law = multivariate_normal(phi @ draws.mean(0), covariance + len(X) * gamma * size * np.eye(len(X)))
+    f = np.random.default_rng(0).normal(size=(10, len(X)))
+    np.testing.assert_allclose(fvimc.log_prob(X, f), law.logpdf(f), rtol=0.02, atol=0.05)
+
+
+def test_the_kernel_of_the_m_stages_is_the_users():
+    """One that does not move gives copies of the V-stage's draw."""
+    asked = []
+
+    def still(model):
+        asked.append(fs.fSGHMC(model, step_size=1e-10, warmup=fs.Warmup(warm_start=0.0)))
+        return asked[-1]
+
+    fvimc = run(num_stages=3, kernel=still)
+    assert len(asked) == 1
+    samples = np.asarray(fvimc.result.stages[1].samples["w"])
+    assert len(samples) == 10 and np.ptp(samples, axis=0).max() < 1e-4
+    assert np.ptp(np.asarray(run(num_stages=3).result.stages[1].samples["w"]), axis=0).max() > 1e-2
 
 
 @pytest.mark.parametrize("model", [linear, curved])
