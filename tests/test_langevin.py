@@ -153,7 +153,8 @@ def test_scores_of_a_wide_network_are_those_of_the_process(key):
     mixture = network_laws.mixture_score(key, AT, 2, 500, "tanh", 100_000)(values)
     spectral = network_laws.spectral_score(key, AT, 2, 500, "tanh", 100_000)(values)
     assert np.sqrt(np.mean((mixture - exact) ** 2)) < 0.25 * size
-    assert np.sqrt(np.mean((spectral - exact) ** 2)) < size
+    assert np.sqrt(np.mean((spectral - exact) ** 2)) < size  # .25 to .9 of it, by the key: the estimator is a poor one
+    assert np.corrcoef(spectral.ravel(), exact.ravel())[0, 1] > 0.25  # .43 to .97
 
 
 # ---- the experiment --------------------------------------------------------------------------------------------------

@@ -174,6 +174,13 @@ def test_ece_by_hand():
     assert metrics.ece(probs, [0, 1, 0, 0], num_bins=4) == pytest.approx(0.5 * 0.575 + 0.5 * (0.9 - 0.5))
 
 
+def test_bins_of_ece_are_fifteen():
+    """.61 and .66 share one of fifteen bins, where a right and a wrong answer cancel in part; not one of sixteen."""
+    probs = [[0.61, 0.39], [0.66, 0.34]]
+    assert metrics.ece(probs, [1, 0]) == pytest.approx(0.635 - 0.5)
+    assert metrics.ece(probs, [1, 0], num_bins=16) == pytest.approx((0.61 + 0.34) / 2)
+
+
 def test_ece_weights_bins_by_their_size():
     probs = np.array([[1.0, 0.0]] * 3 + [[0.5, 0.5]])
     # Confidence 1 is right in 2 of 3, confidence .5 in 1 of 1.
@@ -293,6 +300,13 @@ def test_ksd_is_its_definition(name, x64):
     assert metrics.ksd(draws, jax.vmap(score)(draws), **settings) == pytest.approx(u.mean())
     expected = (u.sum() - np.trace(u)) / 30
     assert metrics.ksd(draws, jax.vmap(score)(draws), unbiased=True, **settings) == pytest.approx(expected)
+
+
+def test_ksd_of_two_draws_is_that_of_their_pair():
+    """At 0 and 2, with the score of N(0, 1): k = e⁻², s(y) ∇_x k = -4k, the trace is -3k."""
+    draws = np.array([[0.0], [2.0]])
+    settings = {"kernel": "rbf", "bandwidth": 1.0}
+    assert metrics.ksd(draws, -draws, unbiased=True, **settings) == pytest.approx(-7.0 * np.exp(-2.0))
 
 
 def test_ksd_far_from_the_origin():
