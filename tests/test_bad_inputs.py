@@ -219,6 +219,8 @@ CASES = [
     ("noise 0", lambda: gp().condition(X, Y, 0.0), ValueError, "noise_variance must be positive"),
     ("x [N]", lambda: gp().log_prob(X[:, 0], Y), ValueError, r"x must have shape \[M, D\].*x\[:, None\]"),
     ("f length", lambda: gp().log_prob(X, Y[:3]), ValueError, r"f must have shape \[8\].*got \[3\]"),
+    ("fit_gp tiny x", lambda: fs.fit_gp(None, 1e-38 * X, Y), ValueError, "x gives the kernel a lengthscale of .*e-3.*standardise x"),
+    ("fit_gp huge y", lambda: fs.fit_gp(None, X, 1e19 * Y), ValueError, "y gives the kernel a variance of .*e.3.*standardise y"),
     ("fit_gp y", lambda: fs.fit_gp(None, X, Y[:3]), ValueError, "y must have shape"),
     # ---- measurement
     ("uniform low ≥ high", lambda: fs.measurement.uniform(1.0, 1.0, 3), ValueError, "low must be below high"),

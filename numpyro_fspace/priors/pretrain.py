@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["GPFit", "fit_gp"]
 
 NOISE_FLOOR = 1e-6
+#: A variance or lengthscale below, or above its inverse, nears the end of single precision, in which kernels are used.
+SMALLEST = 1e-30
 STEPS_PER_UPDATE = 20
 
 
@@ -101,7 +103,8 @@ def fit_gp(
         The trained prior, noise variance, losses and parameters.
 
     Raises:
-        TypeError, ValueError: bad shapes, NaN, parameters that are not positive, a missing key or params.
+        TypeError, ValueError: bad shapes, NaN, parameters that are not positive, a missing key or params; with
+            ``kernel=None`` also data of a scale that single precision does not hold.
 
     Example:
         >>> import numpy as np
@@ -209,7 +212,14 @@ def _median_start(x: np.ndarray, y: np.ndarray, max_points: int = 500) -> dict[s
     distances = squares[:, None] + squares - 2 * scaled @ scaled.T
     apart = distances[np.triu_indices(len(scaled), 1)]
     median = np.sqrt(max(np.median(apart), 0.0)) if len(apart) else 0.0
-    return {"variance": np.asarray(y.var() or 1.0), "lengthscale": spread * (median or 1.0)}
+    start = {"variance": np.asarray(y.var() or 1.0), "lengthscale": spread * (median or 1.0)}
+    for data, (name, value) in zip("yx", start.items(), strict=True):
+        if np.min(value) < SMALLEST or np.max(value) > 1.0 / SMALLEST:
+            raise ValueError(
+                f"{data} gives the kernel a {name} of {np.min(value):.2g} to {np.max(value):.2g}, which leaves single "
+                f"precision no room: standardise {data}."
+            )
+    return start
 
 
 @jax.custom_vjp
