@@ -87,7 +87,7 @@ sys.path.insert(0, "tests")
 warnings.simplefilter("ignore")
 import jax, numpy as np
 import numpyro_fspace as fs
-from models import POINTS, X, Y, line, linear, random_points, run
+from models import POINTS, X, Y, linear, random_points, run
 from tinygp.kernels import ExpSquared
 gp = fs.GPPrior(ExpSquared(1.0))
 kernel = fs.fSGHMC(linear(random_points(), prior=gp, batch=4), num_steps=2, refresh_every=1)

@@ -278,7 +278,7 @@ SCORES = {
     "ood_accuracy": (VECTOR, VECTOR, (0.5, 1.0)),
     "entropy": (PROBS, st.none(), (0.0, np.log(4))),  # hostile arrays have up to four columns
 }
-WITH_SCALES = {
+CALLED_OTHERWISE = {
     "gaussian_lpd": lambda y, mean: fs.metrics.gaussian_lpd(y, mean, 1.0),
     "gaussian_crps": lambda y, mean: fs.metrics.gaussian_crps(y, mean, 1.0),
     "gaussian_w2": lambda one, other: fs.metrics.gaussian_w2(one, 1.0, other, 1.0),
@@ -290,7 +290,7 @@ WITH_SCALES = {
 def test_a_score_is_a_number_or_an_error(name):
     """Of arguments of any kind, half of them of the right shapes: most of those without NaN and infinities count."""
     first, second, (low, high) = SCORES[name]
-    score, counted = WITH_SCALES.get(name, getattr(fs.metrics, name)), []
+    score, counted = CALLED_OTHERWISE.get(name, getattr(fs.metrics, name)), []
 
     @EXAMPLES
     @given(st.tuples(first, second) | st.tuples(hostile(), second if name == "entropy" else hostile()))

@@ -114,7 +114,8 @@ def fit_svgp(
         The trained process; ``predict(x_new)`` gives mean and variance of f.
 
     Raises:
-        TypeError, ValueError: bad shapes, NaN, counts or parameters that are not positive; the bound is not finite.
+        TypeError, ValueError: bad shapes, NaN, counts or parameters that are not positive; the bound is not finite;
+            with ``kernel=None`` data of a scale that single precision does not hold.
 
     Example:
         >>> import jax, numpy as np
