@@ -348,6 +348,37 @@ def network(x, y=None):
         numpyro.sample("y", dist.Normal(f(x).squeeze(-1), SIGMA), obs=y)
 
 
+@pytest.mark.parametrize("num_outputs", [1, 2])
+@pytest.mark.parametrize("guide_kind", [fs.guides.mean_field, lambda model: fs.guides.low_rank(model, 2)])
+def test_law_of_a_network_is_that_of_the_guides_draws(x64, guide_kind, num_outputs):
+    """Every weight with its own spread, though JAX orders a model's arrays by name and a guide by their turn."""
+    prior = PRIOR if num_outputs == 1 else fs.GPPrior(PRIOR.kernel, nugget=NUGGET, num_outputs=num_outputs)
+
+    def model(x, y=None):
+        f = fs.random_module("net", nn.Sequential([nn.Dense(4), nn.tanh, nn.Dense(num_outputs)]), input_shape=1)
+        sigma = numpyro.sample("a_name_before_the_networks", dist.LogNormal())
+        f = fs.functional_prior("f", f, prior, POINTS)
+        numpyro.sample("y", dist.Normal(f(x)[..., 0], sigma).to_event(1), obs=y)
+
+    guide = guide_kind(model)
+    _, params = prepared(model, guide, fs.FunctionalELBO(), X, Y)
+    size = len(params["auto_loc"])
+    spread = params["auto_scale"] * jnp.linspace(0.5, 2.0, size)
+    problem = elbo.Problem(model, guide, params | {"auto_scale": spread}, (X, Y), {}, KEYS[0], True)
+    network = fs.linearise(model, problem.centre)
+
+    def values(flat):
+        drawn = fs.predict(jax.tree.map(lambda v: v[None], problem.constrain(flat)), KEYS[1], POINTS, model=network)
+        return drawn["f"].ravel()
+
+    start, law = values(problem.loc), problem.normal
+    covariance = np.diag(law.variance) if isinstance(law, dist.Normal) else np.asarray(law.covariance_matrix)
+    jacobian = np.stack([values(problem.loc + unit) - start for unit in np.eye(size)], 1)
+    found = problem.law("f").root(POINTS).reshape(len(start), -1)
+    np.testing.assert_allclose(found @ found.T, jacobian @ covariance @ jacobian.T, rtol=1e-6, atol=1e-12)
+    assert not np.allclose(found @ found.T, jacobian @ covariance[::-1, ::-1] @ jacobian.T, rtol=1e-2)
+
+
 def test_linearised_function_is_the_first_order_expansion():
     """At the centre it is the function; along a line of weights, its tangent."""
     draws = numpyro.infer.Predictive(network, num_samples=2)(jax.random.key(0), X)
