@@ -15,9 +15,9 @@ from tinygp.kernels import ExpSquared
 from numpyro_fspace import measurement
 from numpyro_fspace.cli import main
 from numpyro_fspace.experiments.catalogue import find
-from numpyro_fspace.experiments.ocean import CONFIG, _build, field_scores, velocity_network
+from numpyro_fspace.experiments.ocean import CONFIG, _build, velocity_network
 from numpyro_fspace.experiments.records import read
-from numpyro_fspace.experiments.regression import FunctionPosterior
+from numpyro_fspace.experiments.regression import FunctionPosterior, density_scores
 from numpyro_fspace.priors import GPFit, GPPrior, Helmholtz
 
 CENTRE, UNIT, SPEED = np.array([-87.0, 26.0]), 1.3, 0.2
@@ -53,11 +53,11 @@ def test_scores_of_draws_and_of_a_gaussian_agree():
     currents = mean + sd * rng.normal(size=(8, 2))
     f = (mean + sd * rng.normal(size=(20_000, 8, 2)))[None]
     rest = {"seconds": 0.0, "num_gradients": 0, "num_diverging": 0}
-    exact = field_scores(FunctionPosterior(None, noise, mean, sd, **rest), currents, None)
+    exact = density_scores(FunctionPosterior(None, noise, mean, sd, **rest), currents, None)
     draws = FunctionPosterior(f, np.full((1, 20_000), noise), mean, sd, **rest)
-    found = field_scores(draws, currents, jax.random.key(0))
+    found = density_scores(draws, currents, jax.random.key(0))
     assert found.keys() == exact.keys()
-    np.testing.assert_allclose([found["mse"], exact["mse"]], np.mean((mean - currents) ** 2), rtol=1e-12)
+    np.testing.assert_allclose([found["rmse"], exact["rmse"]], np.sqrt(np.mean((mean - currents) ** 2)), rtol=1e-12)
     assert exact["gibbs"] < exact["lpd"]
     for name in ("gibbs", "lpd"):
         assert abs(found[name] - exact[name]) < 0.02

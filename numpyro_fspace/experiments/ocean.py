@@ -18,7 +18,7 @@ from numpyro_fspace.datasets import load_drifters
 from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.experiments.catalogue import Experiment, Job
 from numpyro_fspace.experiments.methods import fit
-from numpyro_fspace.experiments.regression import Config, FunctionPosterior, random_functions
+from numpyro_fspace.experiments.regression import Config, density_scores, random_functions
 from numpyro_fspace.priors import GPFit, GPPrior, Helmholtz, fit_gp
 
 if TYPE_CHECKING:
@@ -151,8 +151,10 @@ def run(job: Job[OceanConfig]) -> dict:
             job.method, config, gp, points, data.x, data.y, data.grid, key_fit, build=_build, progress=job.progress
         )
     found = function_diagnostics(_flat(posterior.f)) if posterior.is_chain else None
+    result = density_scores(posterior, data.currents, key_scores)
     return {
-        **field_scores(posterior, data.currents, key_scores),
+        **result,
+        "mse": result["rmse"] ** 2,
         "w2_gp": metrics.gaussian_w2(*(a.ravel() for a in (*_moments(posterior), *_moments(exact)))),
         "sigma": float(np.mean(np.asarray(posterior.sigma))),
         "rhat_max": found and found.max_rhat,
@@ -184,27 +186,6 @@ def _flat(f):
 
 def _moments(posterior):
     return posterior.f_mean, posterior.f_sd**2
-
-
-def field_scores(posterior: FunctionPosterior, currents, key) -> dict:
-    """Scores of a vector field, over its components at all places; closed forms for a Gaussian."""
-    y, mean = currents.ravel(), posterior.f_mean.ravel()
-    error, sigma = metrics.rmse(y, mean), np.asarray(posterior.sigma)
-    result = {"rmse": error, "mse": error**2}
-    if posterior.f is None:
-        variance, noise = posterior.f_sd.ravel() ** 2, float(sigma) ** 2
-        return result | {
-            "gibbs": metrics.gaussian_lpd(y, mean, noise) - 0.5 * float(np.mean(variance)) / noise,
-            "lpd": metrics.gaussian_lpd(y, mean, variance + noise),
-            "coverage90": metrics.gaussian_coverage(y, mean, variance + noise, 0.9),
-        }
-    f, sigma = posterior.f.reshape(-1, y.size), sigma.reshape(-1, 1)
-    log_lik = -0.5 * (np.log(2 * np.pi * sigma**2) + (y - f) ** 2 / sigma**2)
-    return result | {
-        "gibbs": metrics.gibbs_score(log_lik),
-        "lpd": metrics.lpd(log_lik),
-        "coverage90": metrics.coverage(y, f + sigma * np.asarray(jax.random.normal(key, f.shape)), 0.9),
-    }
 
 
 def picture(records: Sequence[Mapping]) -> Figure:

@@ -24,7 +24,15 @@ from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import CalibratedPrior, GPFit, NetworkPrior
 from numpyro_fspace.reporting import Report
 
-__all__ = ["Config", "FunctionPosterior", "build_model", "gp_scores", "random_functions", "scores", "training_points"]
+__all__ = [
+    "Config",
+    "FunctionPosterior",
+    "build_model",
+    "density_scores",
+    "random_functions",
+    "scores",
+    "training_points",
+]
 
 #: Those that take no arguments.
 PRECONDITIONERS = ("identity", "prior_scale", "rmsprop", "low_rank")
@@ -244,30 +252,35 @@ def input_scale(gp: GPFit, max_lengthscale: float) -> np.ndarray:
     return np.sqrt(np.float32(lengthscale.size)) / np.minimum(lengthscale, np.float32(max_lengthscale))
 
 
-def gp_scores(posterior: FunctionPosterior, y) -> dict:
-    """rmse, lpd and coverage of a Gaussian predictive law."""
+def density_scores(posterior: FunctionPosterior, y, key) -> dict:
+    """Scores of targets y [N] or [N, K], over all of their entries; closed forms for a Gaussian.
+
+    ``lpd`` is the mean log density of the predictive law (the mixture over draws), ``gibbs`` the mean over the
+    posterior of the log density, which some papers call expected log-likelihood; ``coverage90`` that of 90 % intervals.
+    """
     assert posterior.sigma is not None, "a regression has noise"
-    variance = posterior.f_sd**2 + posterior.sigma**2
-    return {
-        "rmse": metrics.rmse(y, posterior.f_mean),
-        "lpd": metrics.gaussian_lpd(y, posterior.f_mean, variance),
-        "coverage90": metrics.gaussian_coverage(y, posterior.f_mean, variance, 0.9),
+    y, mean = np.ravel(y), np.ravel(posterior.f_mean)
+    result = {"rmse": metrics.rmse(y, mean)}
+    if posterior.f is None:
+        spread, noise = np.ravel(posterior.f_sd) ** 2, float(posterior.sigma) ** 2
+        return result | {
+            "lpd": metrics.gaussian_lpd(y, mean, spread + noise),
+            "gibbs": metrics.gaussian_lpd(y, mean, noise) - 0.5 * float(np.mean(spread)) / noise,
+            "coverage90": metrics.gaussian_coverage(y, mean, spread + noise, 0.9),
+        }
+    f, sigma = posterior.f.reshape(-1, y.size), posterior.sigma.reshape(-1, 1)
+    log_lik = -0.5 * (np.log(2 * np.pi * sigma**2) + (y - f) ** 2 / sigma**2)
+    return result | {
+        "lpd": metrics.lpd(log_lik),
+        "gibbs": metrics.gibbs_score(log_lik),
+        "coverage90": metrics.coverage(y, f + sigma * np.asarray(jax.random.normal(key, f.shape)), 0.9),
     }
 
 
 def scores(posterior: FunctionPosterior, y, key) -> dict:
-    """rmse, lpd (of the mixture over draws), coverage of 90 % intervals, worst R-hat and ESS of the function."""
-    if posterior.f is None:
-        return gp_scores(posterior, y) | {"rhat_max": None, "ess_min": None}
-    assert posterior.sigma is not None, "a regression has noise"
-    f, sigma = posterior.f.reshape(-1, posterior.f.shape[-1]), posterior.sigma.reshape(-1)
-    noise = np.asarray(jax.random.normal(key, f.shape))
-    result: dict = {
-        "rmse": metrics.rmse(y, posterior.f_mean),
-        "lpd": metrics.gaussian_mixture_lpd(y, f, sigma),
-        "coverage90": metrics.coverage(y, f + sigma[:, None] * noise, 0.9),
-    }
-    found = function_diagnostics(posterior.f) if posterior.is_chain else None
+    """``density_scores``, the worst R-hat and ESS of the function, and what the report of a run says."""
+    result = density_scores(posterior, y, key)
+    found = function_diagnostics(posterior.f) if posterior.is_chain and posterior.f is not None else None
     result |= {"rhat_max": found and found.max_rhat, "ess_min": found and found.min_ess}
     if posterior.report is None:
         return result
