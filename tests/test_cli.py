@@ -6,7 +6,7 @@ import math
 import pytest
 
 from numpyro_fspace.cli import main
-from numpyro_fspace.experiments import extrapolation, methods
+from numpyro_fspace.experiments import methods, one_dimension
 from numpyro_fspace.experiments.catalogue import NAMES, find
 from numpyro_fspace.experiments.records import KEYS, read, record, write
 from numpyro_fspace.experiments.tables import table
@@ -116,6 +116,22 @@ def test_records_to_table_and_figure(capsys, tmp_path, name):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_kernels_of_a_sine(capsys, tmp_path):
+    """Each kernel's own exact posterior, and a picture with its name; a rough kernel knows least beside the data."""
+    path, picture = str(tmp_path / "kernels.jsonl"), tmp_path / "kernels.png"
+    names = ["rbf", "rbf_short", "rbf_long", "matern12", "periodic"]
+    run(capsys, "run", "kernels", "--dataset", *names, "--method", "gp", "--out", path)
+    run(capsys, "run", "kernels", "--dataset", "rbf", "--method", "gfsvi", "--quick", "--out", path)
+    records = {(line["dataset"], line["method"]): line for line in read(path)}
+    unseen = {name: records[name, "gp"]["sd_unseen"] for name in names}
+    assert unseen["rbf_short"] > unseen["rbf"] > unseen["rbf_long"] > unseen["periodic"]
+    assert unseen["matern12"] > unseen["rbf"]
+    assert all(records[name, "gp"]["w2_gp"] == 0.0 for name in names)
+    assert records["rbf", "gfsvi"]["finite"] and records["rbf", "gfsvi"]["w2_gp"] > 0.0
+    status, _, _ = run(capsys, "figure", "kernels", path, "--out", str(picture))
+    assert status == 0 and picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_an_interrupted_run_goes_on(capsys, tmp_path):
     """Records that are there already are left out; those of another config are not."""
     path = str(tmp_path / "records.jsonl")
@@ -135,7 +151,7 @@ def test_an_interrupted_run_goes_on(capsys, tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_an_error_before_any_run(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(extrapolation, "fit", lambda *args, **settings: pytest.fail("ran"))
+    monkeypatch.setattr(one_dimension, "fit", lambda *args, **settings: pytest.fail("ran"))
     (tmp_path / "file").touch()
     path = str(tmp_path / "file" / "records.jsonl")
     status, _, err = run(capsys, "run", "extrapolation", "--method", "fsghmc", "--out", path)

@@ -602,6 +602,17 @@ def test_extrapolation_grid():
     assert datasets.extrapolation_grid().shape == (201, 1)
 
 
+def test_a_sine_beside_a_gap():
+    x, y = (np.asarray(a) for a in datasets.sine(jax.random.key(0), num_per_side=5000))
+    assert x.shape == (10_000, 1) and (x[:5000] < 0).all() and (x[5000:] > 0).all()
+    np.testing.assert_allclose([np.abs(x).min(), np.abs(x).max()], [0.5, 1.0], atol=0.001)
+    assert not np.allclose(-x[:5000], x[5000:])
+    error = y - np.sin(2 * np.pi * x[:, 0])
+    np.testing.assert_allclose([error.mean(), error.std()], [0, 0.1], atol=0.005)  # five standard errors of the mean
+    with pytest.raises(ValueError, match="num_per_side must be at least 1, got 0"):
+        datasets.sine(jax.random.key(0), num_per_side=0)
+
+
 def test_two_moons_without_noise_are_half_circles():
     x, labels = (np.asarray(a) for a in datasets.two_moons(jax.random.key(0), num=201, noise=0.0))
     assert labels.sum() == 101

@@ -12,7 +12,7 @@ from numpyro_fspace.datasets.images import IMAGE_NAMES, Images, load_images
 from numpyro_fspace.datasets.mushroom import load_mushroom
 from numpyro_fspace.datasets.registry import ChecksumError, DataNotFoundError
 from numpyro_fspace.datasets.split import Split
-from numpyro_fspace.datasets.toy import extrapolation, extrapolation_grid, extrapolation_truth, two_moons
+from numpyro_fspace.datasets.toy import extrapolation, extrapolation_grid, extrapolation_truth, sine, two_moons
 from numpyro_fspace.datasets.uci import UCI_NAMES, load_uci
 
 __all__ = [
@@ -32,5 +32,6 @@ __all__ = [
     "load_images",
     "load_mushroom",
     "load_uci",
+    "sine",
     "two_moons",
 ]

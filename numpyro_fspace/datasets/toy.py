@@ -1,4 +1,4 @@
-"""Toy problems: one-dimensional regression with a gap and unobserved borders, two moons."""
+"""Toy problems: one-dimensional regressions with a gap and unobserved borders, two moons."""
 
 from __future__ import annotations
 
@@ -40,10 +40,7 @@ def extrapolation(
     Reference:
         fsgmcmc: the one-dimensional extrapolation example.
     """
-    if num_per_side < 1:
-        raise ValueError(f"num_per_side must be at least 1, got {num_per_side}.")
-    if noise < 0:
-        raise ValueError(f"noise is a standard deviation and must not be negative, got {noise}.")
+    _check(num_per_side, noise)
     key_left, key_right, key_noise = jax.random.split(key, 3)
     left = jax.random.uniform(key_left, (num_per_side, 1), minval=-0.75, maxval=-0.25)
     right = jax.random.uniform(key_right, (num_per_side, 1), minval=0.25, maxval=0.75)
@@ -77,6 +74,39 @@ def extrapolation_truth(x: Float[Array, "N 1"]) -> Float[Array, " N"]:
 def extrapolation_grid(num: int = 201, low: float = -1.0, high: float = 1.0) -> Float[Array, "num 1"]:
     """Evenly spaced inputs ``[num, 1]`` for plots of the extrapolation example."""
     return jnp.linspace(low, high, num)[:, None]
+
+
+def sine(key: Array, *, num_per_side: int = 10, noise: float = 0.1) -> tuple[Float[Array, "N 1"], Float[Array, " N"]]:
+    """Noisy observations of ``sin(2 pi x)`` on both sides of a gap.
+
+    Half of the ``x`` are from ``U(-1, -0.5)``, half from ``U(0.5, 1)``.
+
+    Args:
+        key: random key.
+        num_per_side: number of points on each side of the gap.
+        noise: standard deviation of the observation noise.
+
+    Returns:
+        Inputs ``[N, 1]`` and targets ``[N]``, ``N = 2 * num_per_side``.
+
+    Raises:
+        ValueError: if ``num_per_side`` is below 1 or ``noise`` is negative.
+
+    Example:
+        >>> import jax
+        >>> from numpyro_fspace.datasets import sine
+        >>> x, y = sine(jax.random.key(0))
+        >>> x.shape, y.shape
+        ((20, 1), (20,))
+
+    Reference:
+        gfsvi: appendix A.3.1.
+    """
+    _check(num_per_side, noise)
+    key_x, key_noise = jax.random.split(key)
+    side = jnp.repeat(jnp.array([-1.0, 1.0]), num_per_side)[:, None]
+    x = side * jax.random.uniform(key_x, side.shape, minval=0.5, maxval=1.0)
+    return x, jnp.sin(2 * jnp.pi * x[:, 0]) + noise * jax.random.normal(key_noise, (2 * num_per_side,))
 
 
 def two_moons(key: Array, *, num: int = 100, noise: float = 0.1) -> tuple[Float[Array, "N 2"], Int[Array, " N"]]:
@@ -113,3 +143,10 @@ def two_moons(key: Array, *, num: int = 100, noise: float = 0.1) -> tuple[Float[
     upper = jnp.stack([jnp.cos(angle), jnp.sin(angle)], 1)
     lower = jnp.stack([1.0 - jnp.cos(angle), 0.5 - jnp.sin(angle)], 1)
     return jnp.where(labels[:, None], lower, upper) + noise * jax.random.normal(key_noise, (num, 2)), labels
+
+
+def _check(num_per_side, noise):
+    if num_per_side < 1:
+        raise ValueError(f"num_per_side must be at least 1, got {num_per_side}.")
+    if noise < 0:
+        raise ValueError(f"noise is a standard deviation and must not be negative, got {noise}.")

@@ -19,6 +19,7 @@ __all__ = ["NAMES", "Experiment", "Job", "Settings", "check_activation", "find",
 #: Experiments, by the names of their modules.
 NAMES = (
     "extrapolation",
+    "kernels",
     "calibration",
     "coverage",
     "uci",

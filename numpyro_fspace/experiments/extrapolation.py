@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
-
 import jax
 import numpy as np
 
-from numpyro_fspace import measurement, metrics
+from numpyro_fspace import measurement
 from numpyro_fspace.datasets import extrapolation, extrapolation_grid, extrapolation_truth
-from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.experiments.catalogue import Experiment, Job
 from numpyro_fspace.experiments.figures import panels
-from numpyro_fspace.experiments.methods import METHODS, VARIATIONAL, VARIATIONAL_NUGGET, fit
-from numpyro_fspace.experiments.regression import Config, scores
-from numpyro_fspace.measurement import PointSampler
+from numpyro_fspace.experiments.methods import METHODS
+from numpyro_fspace.experiments.one_dimension import COLUMNS, Problem, judge, panel
+from numpyro_fspace.experiments.regression import Config
 from numpyro_fspace.priors import GPFit, GPPrior
 
-__all__ = ["EXPERIMENT", "Problem", "build", "prepare"]
+__all__ = ["EXPERIMENT", "build", "prepare"]
 
 NOISE = 0.5
 #: The papers' network, with the noise known (as the exact GP knows it) and a weight prior so wide that the functional
 #: prior decides; its nugget forgives a sampled network the wiggles that wide weights cannot avoid.
 CONFIG = Config(widths=(100, 100), num_chains=4, weight_sd=2.0, noise_sd=0.02)
 NUGGET = 0.1
-#: z of a Gaussian's central 90 % interval; draws in a picture.
-Z90, NUM_DRAWN = 1.6448536269514722, 5
 
 
 def build():
@@ -41,94 +35,21 @@ def build():
     return gp, lambda x: measurement.union(measurement.fixed(x), measurement.uniform(-1.0, 1.0, 20))
 
 
-class Problem(NamedTuple):
-    """The data of a seed, the truth on a grid, the functional prior and the measurement points."""
-
-    x: np.ndarray
-    y: np.ndarray
-    grid: np.ndarray
-    truth: np.ndarray
-    gp: GPFit
-    points: PointSampler
-
-
 def prepare(seed: int) -> tuple[Problem, tuple]:
     """The problem of a seed, and keys for test targets, the fit and the scores."""
     key_data, *keys = jax.random.split(jax.random.key(seed), 4)
     x, y = (np.asarray(a) for a in extrapolation(key_data))
-    grid = extrapolation_grid()
+    inputs = extrapolation_grid()
+    grid, truth = np.asarray(inputs), np.asarray(extrapolation_truth(inputs))
+    seen = (np.abs(grid[:, 0]) >= 0.25) & (np.abs(grid[:, 0]) <= 0.75)
     gp, points = build()
-    return Problem(x, y, np.asarray(grid), np.asarray(extrapolation_truth(grid)), gp, points(x)), tuple(keys)
+    return Problem(x, y, grid, truth, seen, gp, points(x)), tuple(keys)
 
 
 def run(job: Job[Config]) -> dict:
-    """A method on the data of a seed.
-
-    ``rmse``, ``lpd``, ``coverage90``, R-hat and ESS are those of the observed region, against the noiseless truth
-    (rmse) or fresh noisy targets (the others). ``sd_seen`` and ``sd_unseen`` are the mean posterior sd of f in the
-    observed region and beside it.
-    """
-    config = job.config
-    (x, y, grid, truth, gp, points), (key_test, key_fit, key_scores) = prepare(job.seed)
-    seen = (np.abs(grid[:, 0]) >= 0.25) & (np.abs(grid[:, 0]) <= 0.75)
-    exact = fit("gp", config, gp, None, x, y, grid, None)
-    if job.method in VARIATIONAL:
-        gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=VARIATIONAL_NUGGET))
-    if job.method == "nuts":  # a density that does not change
-        points = measurement.fixed(np.asarray(points(jax.random.key(0))))
-    posterior = fit(job.method, config, gp, points, x, y, grid, key_fit, progress=job.progress)
-    y_test = truth + NOISE * np.asarray(jax.random.normal(key_test, truth.shape))
-    result = scores(_at(posterior, seen), y_test[seen], key_scores)
-    gp_result = scores(_at(exact, seen), y_test[seen], key_scores)
-    everywhere = None if posterior.f is None or posterior.report is None else function_diagnostics(posterior.f).max_rhat
-    return {
-        **result | {"rmse": metrics.rmse(truth[seen], posterior.f_mean[seen])},
-        "rmse_raw": metrics.rmse(truth[seen], posterior.f_mean[seen]),
-        "lpd_raw": result["lpd"],
-        "seconds": posterior.seconds,
-        "num_gradients": posterior.num_gradients,
-        "num_diverging": posterior.num_diverging,
-        "gp_rmse": metrics.rmse(truth[seen], exact.f_mean[seen]),
-        "gp_lpd": gp_result["lpd"],
-        "w2_gp": metrics.gaussian_w2(posterior.f_mean, posterior.f_sd**2, exact.f_mean, exact.f_sd**2),
-        "sd_seen": float(posterior.f_sd[seen].mean()),
-        "sd_unseen": float(posterior.f_sd[~seen].mean()),
-        "rhat_everywhere": everywhere,
-        "finite": bool(np.isfinite(posterior.f_mean).all()),
-        "curves": _curves(posterior)
-        | {"x": x[:, 0], "y": y, "grid": grid[:, 0], "truth": truth}
-        | {"gp_mean": exact.f_mean, "gp_sd": exact.f_sd},
-    }
-
-
-def _curves(posterior):
-    """Mean, central 90 % band and a few draws of the function; a Gaussian's band if it has no draws."""
-    if posterior.f is None:
-        width = Z90 * posterior.f_sd
-        return {"mean": posterior.f_mean, "low": posterior.f_mean - width, "high": posterior.f_mean + width}
-    f = posterior.f.reshape(-1, posterior.f.shape[-1])
-    low, high = np.quantile(f, (0.05, 0.95), axis=0)
-    draws = f[np.linspace(0, len(f) - 1, NUM_DRAWN).astype(int)]
-    return {"mean": posterior.f_mean, "low": low, "high": high, "draws": draws}
-
-
-def _panel(ax, curves):
-    """Mean, 90 % band and draws of a method; the exact GP posterior, the truth and the data."""
-    grid = curves["grid"]
-    ax.fill_between(grid, curves["low"], curves["high"], color="#0072B2", alpha=0.25, lw=0, label="90 % band of f")
-    for draw in curves.get("draws", ()):
-        ax.plot(grid, draw, color="#0072B2", lw=0.5, alpha=0.4)
-    ax.plot(grid, curves["mean"], color="#0072B2", lw=2.0, label="mean")
-    bands = np.array([curves["gp_mean"] + z * curves["gp_sd"] for z in (-Z90, 0.0, Z90)]).T
-    ax.plot(grid, bands, "--", color="#D55E00", lw=0.9, label=["exact GP: mean, 90 % band", None, None])
-    ax.plot(grid, curves["truth"], ":", color="black", lw=1.2, label="truth")
-    ax.plot(curves["x"], curves["y"], "o", color="black", ms=4, mec="white", mew=0.6, label="data")
-    ax.set(xlim=(grid[0], grid[-1]), ylim=(-4.0, 4.0))
-
-
-def _at(posterior, rows):
-    f = None if posterior.f is None else posterior.f[..., rows]
-    return posterior._replace(f=f, f_mean=posterior.f_mean[rows], f_sd=posterior.f_sd[rows])
+    """A method on the data of a seed (see ``one_dimension.judge``)."""
+    problem, keys = prepare(job.seed)
+    return judge(problem, job, keys)
 
 
 EXPERIMENT = Experiment(
@@ -139,15 +60,7 @@ EXPERIMENT = Experiment(
     defaults=("gp", "fsghmc", "fsgld", "sghmc", "gfsvi"),
     datasets=("extrapolation",),
     minutes=2,
-    columns={
-        "rmse": "RMSE to the truth",
-        "lpd": "lpd",
-        "coverage90": "coverage",
-        "sd_seen": "sd, data",
-        "sd_unseen": "sd, no data",
-        "w2_gp": "W2 to the GP",
-        "rhat_max": "R-hat",
-    },
-    picture=lambda records: panels(records, _panel),
+    columns=COLUMNS,
+    picture=lambda records: panels(records, panel),
     unused=("num_gp_steps", "max_lengthscale"),
 )

@@ -1,0 +1,64 @@
+"""A sine seen on both sides of a gap, under processes of other kernels: what each method takes of them."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from numpyro_fspace import measurement
+from numpyro_fspace.datasets import sine
+from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.figures import panels
+from numpyro_fspace.experiments.methods import METHODS
+from numpyro_fspace.experiments.one_dimension import COLUMNS, Problem, judge, panel
+from numpyro_fspace.experiments.regression import Config
+from numpyro_fspace.priors import GPFit, GPPrior
+
+__all__ = ["EXPERIMENT", "prepare"]
+
+#: Unit variance; the sine has period 1.
+KERNELS = {
+    "rbf": lambda kernels: kernels.ExpSquared(0.25),
+    "rbf_short": lambda kernels: kernels.ExpSquared(0.1),
+    "rbf_long": lambda kernels: kernels.ExpSquared(0.75),
+    "matern12": lambda kernels: kernels.Exp(0.25),
+    "periodic": lambda kernels: kernels.ExpSineSquared(scale=1.0, gamma=2.0),
+}
+NOISE, NUGGET = 0.1, 0.1
+#: The function is judged, and its prior told, on [-EDGE, EDGE]: on the data and at so many uniform points.
+EDGE, NUM_POINTS, NUM_GRID = 1.5, 100, 201
+CONFIG = Config(widths=(100, 100), num_chains=4, weight_sd=2.0, noise_sd=0.02, num_updates=3000)
+
+
+def prepare(kernel: str, seed: int) -> tuple[Problem, tuple]:
+    """The problem of a kernel and a seed, and keys for test targets, the fit and the scores."""
+    import tinygp
+
+    key_data, *keys = jax.random.split(jax.random.key(seed), 4)
+    x, y = (np.asarray(a) for a in sine(key_data, noise=NOISE))
+    grid = np.linspace(-EDGE, EDGE, NUM_GRID, dtype=np.float32)[:, None]
+    seen = (np.abs(grid[:, 0]) >= 0.5) & (np.abs(grid[:, 0]) <= 1.0)
+    prior = GPPrior(KERNELS[kernel](tinygp.kernels), nugget=NUGGET)
+    gp = GPFit(prior=prior, noise_variance=NOISE**2, losses=np.zeros(0), params={})
+    points = measurement.union(measurement.fixed(x), measurement.uniform(-EDGE, EDGE, NUM_POINTS))
+    return Problem(x, y, grid, np.sin(2 * np.pi * grid[:, 0]), seen, gp, points), tuple(keys)
+
+
+def run(job: Job[Config]) -> dict:
+    """A method under one kernel, on the data of a seed (see ``one_dimension.judge``)."""
+    problem, keys = prepare(job.dataset, job.seed)
+    return judge(problem, job, keys)
+
+
+EXPERIMENT = Experiment(
+    summary="A sine seen on both sides of a gap, under processes of other kernels: what each method takes of them.",
+    run=run,
+    config=CONFIG,
+    methods=tuple(method for method in METHODS if method != "svgp"),  # which trains a kernel of its own
+    defaults=("gp", "gfsvi"),
+    datasets=tuple(KERNELS),
+    minutes=2,
+    columns=COLUMNS,
+    picture=lambda records: panels(records, panel, title=lambda line: f"{line['method']}, {line['dataset']}"),
+    unused=("num_gp_steps", "max_lengthscale"),
+)
