@@ -18,6 +18,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMul
 
 import numpyro_fspace as fs
 from numpyro_fspace.variational import divergences, elbo
+from numpyro_fspace.variational.laws import LinearisedLaw
 
 X = np.array([[-1.0], [-0.4], [0.1], [0.5], [0.9]])
 Y = np.array([0.3, -0.7, 0.2, 1.1, 0.6])
@@ -156,6 +157,24 @@ def test_regularised_kl_is_the_kl_between_normals(x64):
     p = dist.MultivariateNormal(np.zeros(6), jax.scipy.linalg.block_diag(*blocks) + jitter * np.eye(6))
     value = divergences.regularised_kl(*(jnp.asarray(v) for v in (difference, root, np.stack(blocks))), jitter)
     assert float(value) == pytest.approx(float(dist.kl_divergence(q, p)), rel=1e-10)
+
+
+def test_regularised_kl_converges_with_the_points(x64):
+    """At points of a midpoint rule it tends to the divergence of the processes, with an error of 1/M or less."""
+    prior = fs.GPPrior(tinygp.kernels.ExpSquared(0.7), nugget=1e-12)
+    loc, sd = jnp.array([0.3, -0.5, 0.8]), jnp.array([0.4, 0.7, 0.2])
+    law = LinearisedLaw(lambda w, x: (features(x) @ w)[:, None], loc, lambda rows: rows * sd)
+
+    def at(num_points, divergence=None):
+        x = (2.0 * (jnp.arange(num_points) + 0.5) / num_points - 1.0)[:, None]
+        return float((divergence or fs.RegularizedKL(gamma=1e-2))(law, prior, x))
+
+    sizes = np.array([10, 20, 40, 80])
+    errors = np.abs([at(size) - at(800) for size in sizes])
+    assert errors[-1] < 1e-3 * at(800)
+    assert np.polyfit(np.log(sizes), np.log(errors), 1)[0] < -1.0
+    fixed = [at(size, lambda law, prior, x: fs.RegularizedKL(gamma=1e-2 / len(x))(law, prior, x)) for size in (80, 800)]
+    assert fixed[1] > 1.1 * fixed[0]  # without the factor M on γ it goes on growing
 
 
 def test_pushforward_kl_is_the_kl_of_the_weights(x64):
