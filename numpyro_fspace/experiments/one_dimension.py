@@ -42,6 +42,7 @@ class Problem(NamedTuple):
         seen: which of these lie among the data [G].
         gp: the functional prior, and the true noise.
         points: measurement points.
+        nugget: of the functional prior under variational methods.
     """
 
     x: np.ndarray
@@ -51,6 +52,7 @@ class Problem(NamedTuple):
     seen: np.ndarray
     gp: GPFit
     points: PointSampler
+    nugget: float = VARIATIONAL_NUGGET
 
 
 def judge(problem: Problem, job: Job[Config], keys) -> dict:
@@ -66,10 +68,10 @@ def judge(problem: Problem, job: Job[Config], keys) -> dict:
         keys: of the test targets, the fit and the scores.
     """
     config, (key_test, key_fit, key_scores) = job.config, keys
-    x, y, grid, truth, seen, gp, points = problem
+    x, y, grid, truth, seen, gp, points, nugget = problem
     exact = fit("gp", config, gp, None, x, y, grid, None)
     if job.method in VARIATIONAL:
-        gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=VARIATIONAL_NUGGET))
+        gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=nugget))
     if job.method == "nuts":  # a density that does not change
         points = measurement.fixed(np.asarray(points(jax.random.key(0))))
     posterior = fit(job.method, config, gp, points, x, y, grid, key_fit, progress=job.progress)
