@@ -6,6 +6,7 @@ import argparse
 import ast
 import functools
 import itertools
+import os
 import sys
 
 __all__ = ["main"]
@@ -15,7 +16,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run ``fspace`` with ``argv`` (the command line's if None); the exit status."""
     args = _parser().parse_args(argv)
     try:
-        return args.run(args)
+        status = args.run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read the output, head say, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains as it ends
+        return 141  # as a shell tells of a broken pipe
     except (ValueError, OSError, ImportError, RuntimeError, ArithmeticError) as error:
         print(f"fspace: {error}", file=sys.stderr)
         return 2

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -114,6 +116,15 @@ def test_records_to_table_and_figure(capsys, tmp_path, name):
     assert status == 0
     assert str(picture) in text
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_reader_that_stops_is_no_error():
+    command = [sys.executable, "-m", "numpyro_fspace", "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == 141
+    assert errors == ""
 
 
 def test_kernels_of_a_sine(capsys, tmp_path):
