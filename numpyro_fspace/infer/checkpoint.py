@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -32,7 +31,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Checkpoint", "fingerprint", "flat", "join_chains", "plain"]
+__all__ = ["Checkpoint", "flat", "join_chains", "plain", "plain_fields"]
 
 FORMAT = 4
 
@@ -260,19 +259,18 @@ def flat(states: dict) -> dict:
     return {name: value for part in parts.values() for name, value in part.items()}
 
 
+def plain_fields(states: dict) -> dict:
+    """Fields that a file can hold."""
+    bad = [k for k, v in states.items() if not isinstance(v, jax.Array | dict)]
+    if bad:
+        raise ValueError(f"extra_fields={bad} are no arrays; with a checkpoint name their parts, as 'a.b'.")
+    is_key = {k: isinstance(v, jax.Array) and jnp.issubdtype(v.dtype, jax.dtypes.prng_key) for k, v in states.items()}
+    return {k: jax.random.key_data(v) if is_key[k] else v for k, v in states.items()}
+
+
 def join_chains(array):
     """[C, S, …] as [C · S, …]: without a copy, if the draws lie on disk and the run is finished."""
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
-
-
-def fingerprint(arrays) -> str:
-    """SHA-256 of a tree of arrays: types, shapes and values."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(arrays):
-        value = np.ascontiguousarray(plain(leaf))
-        digest.update(f"{value.dtype}{value.shape}".encode())
-        digest.update(value.tobytes())
-    return digest.hexdigest()
 
 
 def _write_empty(file, dtype, shape):

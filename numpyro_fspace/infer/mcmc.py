@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +15,12 @@ from numpyro.util import is_prng_key
 from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.chain import KernelState
-from numpyro_fspace.infer.checkpoint import Checkpoint, fingerprint, flat, join_chains
+from numpyro_fspace.infer.checkpoint import Checkpoint, flat, join_chains, plain_fields
 from numpyro_fspace.infer.devices import CHAINS, check_mesh, gathered, place
+from numpyro_fspace.infer.identity import describe
 from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.loop import Loop
 from numpyro_fspace.infer.progress import Progress, is_watched
-from numpyro_fspace.on_demand import OnDemand
 from numpyro_fspace.validate import check_count
 
 if TYPE_CHECKING:
@@ -214,7 +211,7 @@ class MCMC(NumPyroMCMC):
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
         arrays, static, join = split_arrays((args, kwargs, self.functions_at))
         if self.checkpoint is not None:
-            run = self._describe(key, fields, init_params, arrays, static)
+            run = describe(self, key, fields, init_params, arrays, static)
             Checkpoint(self.checkpoint, run)  # refuses another run before anything is computed
         init_params = jax.tree.map(jnp.asarray, init_params)
         if self.mesh is not None:
@@ -268,7 +265,7 @@ class MCMC(NumPyroMCMC):
     def _run_on_disk(self, loop, state, arrays, run):
         total = self.num_warmup + self.num_samples
         room = loop.room(self.checkpoint_every, state, arrays, {})
-        shapes = jax.eval_shape(lambda draws: flat(_plain_fields(loop.by_chain(draws, 1))), room)
+        shapes = jax.eval_shape(lambda draws: flat(plain_fields(loop.by_chain(draws, 1))), room)
         num = self.num_samples // self.thinning
         specs = {k: [str(a.dtype), [self.num_chains, num, *a.shape[2:]]] for k, a in shapes.items()}
         files = Checkpoint(self.checkpoint, run | {"arrays": specs})
@@ -296,7 +293,7 @@ class MCMC(NumPyroMCMC):
                 self._last_state, part = state, None
                 if not is_early:
                     part = loop.by_chain(draws, (stop - done) // self.thinning)
-                    part = jax.device_get(flat(_plain_fields(part)))
+                    part = jax.device_get(flat(plain_fields(part)))
                     num_kept += (stop - done) // self.thinning
                 files.save(num_kept, stop, state, part)
                 done = stop
@@ -315,61 +312,6 @@ class MCMC(NumPyroMCMC):
         if self._states_flat is None:  # NumPyro would load draws that lie on disk
             self._states_flat = jax.tree.map(join_chains, self._states)
         return self._states_flat
-
-    def _describe(self, key, fields, init_params, arrays, static) -> dict:
-        """What tells this run from others."""
-        hidden = set() if isinstance(self.sampler, SGMCMCKernel) else _settings_of_numpyro(self.sampler)
-        values = vars(self.sampler)
-        settings = {k: _words(values[k]) for k in sorted(values) if not k.startswith("_") or k in hidden}
-        if callable(step_size := values.get("step_size")):
-            total = (self.num_warmup + self.num_samples) * self.sampler.num_steps
-            counts = np.unique(np.r_[np.linspace(0, total, 1000), np.geomspace(1, max(1, total), 100)].astype(int))
-            settings["step_size"] = fingerprint(np.asarray(jax.vmap(step_size)(counts), np.float32))
-        structure, others = static
-        return {
-            "arguments": [_words(value) for value in (structure, *others)],
-            "kept": "functions" if self.functions_at is not None else "weights",
-            "kernel": type(self.sampler).__name__,
-            "settings": settings,
-            "num_warmup": self.num_warmup,
-            "num_samples": self.num_samples,
-            "num_chains": self.num_chains,
-            "thinning": self.thinning,
-            "checkpoint_every": self.checkpoint_every,
-            "fields": list(fields),
-            "sample_field": self.sampler.sample_field,
-            "float64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
-            "inputs": fingerprint((key, init_params, arrays)),
-        }
-
-
-def _settings_of_numpyro(kernel) -> set:
-    """The attributes in which a kernel of NumPyro keeps the arguments that it was made with."""
-    made_by = [vars(kind)["__init__"] for kind in type(kernel).__mro__ if "__init__" in vars(kind)]
-    names = {name for init in made_by for name in inspect.signature(init).parameters}
-    return {f"_{name}" for name in names - {"model", "potential_fn", "kinetic_fn"}}
-
-
-def _words(value) -> str:
-    """A setting, or an argument that is no array [N, …], in words that are the same in every process."""
-    words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-    if isinstance(value, OnDemand):  # its first, last and some other rows speak for all
-        return f"{words} {fingerprint(value.source[np.unique(np.linspace(0, len(value) - 1, 1000).astype(int))])}"
-    if isinstance(value, functools.partial):  # an init_strategy with its values
-        arrays = [a for a in jax.tree.leaves((value.args, value.keywords)) if isinstance(a, np.ndarray | jax.Array)]
-        return f"{words} {fingerprint(arrays)}" if arrays else words
-    if hasattr(value, "__array__") and np.asarray(value).dtype != object:  # a table, whose words leave rows out
-        return f"{words} {fingerprint(np.asarray(value))}"
-    return words
-
-
-def _plain_fields(states: dict) -> dict:
-    """Fields that a file can hold."""
-    bad = [k for k, v in states.items() if not isinstance(v, jax.Array | dict)]
-    if bad:
-        raise ValueError(f"extra_fields={bad} are no arrays; with a checkpoint name their parts, as 'a.b'.")
-    is_key = {k: isinstance(v, jax.Array) and jnp.issubdtype(v.dtype, jax.dtypes.prng_key) for k, v in states.items()}
-    return {k: jax.random.key_data(v) if is_key[k] else v for k, v in states.items()}
 
 
 def warn_of_trouble(mcmc):
