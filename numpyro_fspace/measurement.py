@@ -304,7 +304,12 @@ def _together(pools: list) -> Array:
 
 
 def _points(x, name: str) -> Float[Array, "M D"]:
-    return _constant(as_inputs(x, name))
+    x = as_inputs(x, name)
+    if isinstance(x, np.ndarray):
+        largest, limit = float(np.max(np.abs(x))), float(jnp.finfo(jnp.result_type(float)).max)
+        if limit < largest < np.inf:
+            raise ValueError(f"{name} holds {largest:.3g}, beyond the precision's {limit:.3g}; rescale {name}.")
+    return _constant(x)
 
 
 def _count(num) -> int:
