@@ -306,8 +306,9 @@ def _together(pools: list) -> Array:
 def _points(x, name: str) -> Float[Array, "M D"]:
     x = as_inputs(x, name)
     if isinstance(x, np.ndarray):
-        largest, limit = float(np.max(np.abs(x))), float(jnp.finfo(jnp.result_type(float)).max)
-        if limit < largest < np.inf:
+        largest = float(np.max(np.abs(x), initial=0.0, where=np.isfinite(x)))
+        limit = float(jnp.finfo(jnp.result_type(float)).max)
+        if largest > limit:
             raise ValueError(f"{name} holds {largest:.3g}, beyond the precision's {limit:.3g}; rescale {name}.")
     return _constant(x)
 

@@ -152,6 +152,7 @@ def test_subsets_are_distinct_rows(x, num, seed):
 @EXAMPLES
 @given(points=hostile())
 @example(points=np.array([[3.40282357e38]]))
+@example(points=np.array([[-1e300, np.inf]]))
 @example(points=np.array([[5.88101535e-106]]))
 def test_fixed_points_are_themselves_or_refused(points):
     try:
