@@ -40,7 +40,7 @@ def extrapolation(
     Reference:
         fsgmcmc: the one-dimensional extrapolation example.
     """
-    _check(num_per_side, noise)
+    _check("num_per_side", num_per_side, 1, noise)
     key_left, key_right, key_noise = jax.random.split(key, 3)
     left = jax.random.uniform(key_left, (num_per_side, 1), minval=-0.75, maxval=-0.25)
     right = jax.random.uniform(key_right, (num_per_side, 1), minval=0.25, maxval=0.75)
@@ -102,7 +102,7 @@ def sine(key: Array, *, num_per_side: int = 10, noise: float = 0.1) -> tuple[Flo
     Reference:
         gfsvi: appendix A.3.1.
     """
-    _check(num_per_side, noise)
+    _check("num_per_side", num_per_side, 1, noise)
     key_x, key_noise = jax.random.split(key)
     side = jnp.repeat(jnp.array([-1.0, 1.0]), num_per_side)[:, None]
     x = side * jax.random.uniform(key_x, side.shape, minval=0.5, maxval=1.0)
@@ -133,10 +133,7 @@ def two_moons(key: Array, *, num: int = 100, noise: float = 0.1) -> tuple[Float[
     Reference:
         gfsvi: two-dimensional classification.
     """
-    if num < 2:
-        raise ValueError(f"num must be at least 2, got {num}.")
-    if noise < 0:
-        raise ValueError(f"noise is a standard deviation and must not be negative, got {noise}.")
+    _check("num", num, 2, noise)
     key_angle, key_noise = jax.random.split(key)
     labels = (jnp.arange(num) >= num // 2).astype(int)
     angle = jax.random.uniform(key_angle, (num,), maxval=jnp.pi)
@@ -145,8 +142,8 @@ def two_moons(key: Array, *, num: int = 100, noise: float = 0.1) -> tuple[Float[
     return jnp.where(labels[:, None], lower, upper) + noise * jax.random.normal(key_noise, (num, 2)), labels
 
 
-def _check(num_per_side, noise):
-    if num_per_side < 1:
-        raise ValueError(f"num_per_side must be at least 1, got {num_per_side}.")
+def _check(name, num, least, noise):
+    if num < least:
+        raise ValueError(f"{name} must be at least {least}, got {num}.")
     if noise < 0:
         raise ValueError(f"noise is a standard deviation and must not be negative, got {noise}.")

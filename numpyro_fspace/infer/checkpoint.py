@@ -264,8 +264,7 @@ def plain_fields(states: dict) -> dict:
     bad = [k for k, v in states.items() if not isinstance(v, jax.Array | dict)]
     if bad:
         raise ValueError(f"extra_fields={bad} are no arrays; with a checkpoint name their parts, as 'a.b'.")
-    is_key = {k: isinstance(v, jax.Array) and jnp.issubdtype(v.dtype, jax.dtypes.prng_key) for k, v in states.items()}
-    return {k: jax.random.key_data(v) if is_key[k] else v for k, v in states.items()}
+    return {k: jax.random.key_data(v) if _is_key(v) else v for k, v in states.items()}
 
 
 def join_chains(array):
