@@ -267,19 +267,37 @@ def base():
     return law, law.sample(jax.random.key(0), (400,))[..., None]
 
 
-def transformation(draws, candidates, previous=()):
-    settings = {"num_steps": 800, "learning_rate": 0.03}
-    return fit_transformation(jax.random.key(1), candidates, base()[0], previous, GRID, draws, **settings)
+def transformation(draws, candidates, previous=(), *, law=None, **settings):
+    settings = {"num_steps": 800, "learning_rate": 0.03} | settings
+    law = base()[0] if law is None else law
+    return fit_transformation(jax.random.key(1), candidates, law, previous, GRID, draws, **settings)
 
 
-def test_a_linear_transformation_is_found_again():
+@pytest.mark.parametrize("blur", [0.0, 0.1, 1.0])
+def test_a_linear_transformation_is_found_again(blur):
+    """With noise on both laws too, which then carry the same share of it."""
     _, f = base()
     b = jnp.cos(3.0 * GRID)
-    stage = transformation((f - b) / 2.0, {"linear": Linear((20,))})
+    stage = transformation((f - b) / 2.0, {"linear": Linear((20,))}, blur=blur)
     bijection, params = stage.fitted
     assert float(jnp.exp(params["log_a"][0])) == pytest.approx(2.0, rel=0.05)
     np.testing.assert_allclose(bijection._bias(params, "bias", GRID, 1), b, atol=0.2)
     assert stage.losses["linear"][0] > stage.nll["linear"] + 1.0
+
+
+def test_blur_narrows_a_law_of_few_directions_to_narrow_draws():
+    """Draws a third as wide, which vary in directions where Q does not: what they do there would decide the scale."""
+    span = jnp.concatenate([jnp.ones_like(GRID), GRID], 1)
+    law = dist.MultivariateNormal(jnp.zeros(6), span @ span.T + 1e-4 * jnp.eye(6))
+    draws = 0.4 * jax.random.normal(jax.random.key(0), (400, 6, 1))
+
+    def narrowing(blur):
+        return float(
+            jnp.exp(transformation(draws, {"linear": Linear((5,))}, law=law, blur=blur).fitted.params["log_a"][0])
+        )
+
+    assert narrowing(0.0) < 0.1, "the paper's: ten times as wide"
+    assert 1.1 < narrowing(0.1) < narrowing(1.0) < 3.2
 
 
 def test_squashed_draws_choose_tanh_and_reach_the_true_density():
@@ -397,6 +415,27 @@ def test_minibatches_random_points_two_outputs_and_other_latents(capsys):
     assert np.all(np.isfinite(fvimc.log_prob(X[:2], predicted["f"][:, :2])))
 
 
+def test_transformations_see_the_points_of_several_steps():
+    """Of as many as it takes where a step draws fewer, none of them twice; of fixed points all."""
+
+    def model(points):
+        def model(x, y=None):
+            w = numpyro.sample("w", dist.Normal(0.0, 30.0).expand([3]).to_event(1))
+            f = fs.functional_prior("f", lambda x: features(x) @ w, PRIOR, points)
+            numpyro.sample("y", dist.Normal(f(x), SIGMA).to_event(1), obs=y)
+
+        return model
+
+    few = fs.measurement.union(fs.measurement.subset(POINTS, 2), fs.measurement.uniform(-1.5, 1.5, 3))
+    seen = run(model(few), num_stages=3, num_points=20).result.stages[1]
+    assert 4 * 3 < len(seen.x) <= 20 and seen.functions.shape == (10, len(seen.x), 1)
+    assert len(np.unique(np.asarray(seen.x))) == len(seen.x)
+    w = seen.samples["w"]
+    np.testing.assert_allclose(seen.functions[..., 0], np.asarray(features(seen.x) @ w.T).T, atol=1e-4)
+    seen = run(model(fs.measurement.fixed(POINTS)), num_stages=3, num_points=20).result.stages[1]
+    np.testing.assert_array_equal(np.sort(np.asarray(seen.x).ravel()), np.sort(POINTS.ravel()))
+
+
 def test_divergences_by_draws_run():
     fvimc = run(batched, num_stages=1, num_updates=5, divergence=fs.SpectralSteinKL(num_draws=10))
     assert np.all(np.isfinite(fvimc.result.stages[0].losses))
@@ -439,6 +478,7 @@ def with_param(x, y=None):
         ({"divergence": fs.RegularizedKL}, TypeError, "divergence must be an object"),
         ({"guide": "mean field"}, TypeError, "guide must be a function of a model"),
         ({"gamma": -1.0}, ValueError, "gamma"),
+        ({"blur": -0.1}, ValueError, "blur=-0.1 must not be negative"),
         ({"model": "net"}, TypeError, "model must be a NumPyro model"),
     ],
 )

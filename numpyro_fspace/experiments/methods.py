@@ -30,7 +30,7 @@ from numpyro_fspace.variational import (
     svi_posterior,
 )
 
-__all__ = ["KERNELS", "METHODS", "VARIATIONAL", "VARIATIONAL_NUGGET", "driver", "fit", "sampler"]
+__all__ = ["KERNELS", "METHODS", "VARIATIONAL", "VARIATIONAL_NUGGET", "driver", "fit", "sampler", "works_by_draws"]
 
 KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
 #: Divergences of the functional bound; None is NumPyro's own bound, against the prior of the weights.
@@ -55,8 +55,9 @@ METHODS = (*KERNELS, "nuts", *VARIATIONAL, "laplace", "ensemble", "vip", "svgp",
 MAX_REPORTED = 100
 #: Trees of NUTS have at most 2^8 - 1 steps.
 NUTS_DEPTH = 8
-#: V- and M-stages of the hybrid; share of its gradients that the M-stages take.
-NUM_STAGES, SAMPLING_SHARE = 5, 0.4
+#: V- and M-stages of the hybrid; share of its gradients that the M-stages take; gradient steps of a draw there, few,
+#: as its T-stages learn from the draws.
+NUM_STAGES, SAMPLING_SHARE, HYBRID_STEPS = 5, 0.4, 4
 #: Members of an ensemble; functions that an implicit process combines (the paper's number); inducing points.
 NUM_MEMBERS, NUM_FUNCTIONS, NUM_INDUCING = 10, 20, 100
 #: Initial sd of the weights under the guide, for a divergence by draws: a narrow law's spread hardly moves it.
@@ -196,8 +197,7 @@ def _hybrid(method, config, build, data, key, progress):
     model = build(replace(config, calibrated=False), functional=True)
     num_sampling = NUM_STAGES // 2
     num_updates = max(1, round((1.0 - SAMPLING_SHARE) * config.num_updates / (NUM_STAGES - num_sampling)))
-    num_steps = fSGLD(model).num_steps
-    num_draws = max(2, round(SAMPLING_SHARE * config.num_updates / num_sampling / num_steps))
+    num_draws = max(2, round(SAMPLING_SHARE * config.num_updates / num_sampling / HYBRID_STEPS))
     settings = {"num_warmup": num_draws // 2, "num_samples": num_draws - num_draws // 2, "num_updates": num_updates}
     fvimc = FVIMC(
         model,
@@ -205,12 +205,13 @@ def _hybrid(method, config, build, data, key, progress):
         divergence=HYBRIDS[method],
         guide=_guide(HYBRIDS[method]),
         optimiser=_adam(config, num_updates),
+        kernel=functools.partial(fSGLD, warmup=Warmup(warm_start=0.0), num_steps=HYBRID_STEPS),
         num_transform_steps=num_updates,
         **settings,
     )
     key_run, key_draws = jax.random.split(key)
     fvimc.run(key_run, *data, progress_bar=progress)
-    num_gradients = (NUM_STAGES - num_sampling) * num_updates + num_sampling * num_draws * num_steps
+    num_gradients = (NUM_STAGES - num_sampling) * num_updates + num_sampling * num_draws * HYBRID_STEPS
     return fvimc.posterior(key_draws, config.num_samples), "f", num_gradients
 
 
@@ -251,10 +252,18 @@ def _implicit(method, config, build, data, key, progress):
 _ENGINES = {"laplace": _laplace, "ensemble": _ensemble, "vip": _implicit}
 
 
+def works_by_draws(method: str) -> bool:
+    """Whether a method's divergence compares draws of functions, not Gaussian laws."""
+    return _by_draws((DIVERGENCES | HYBRIDS).get(method))
+
+
+def _by_draws(divergence):
+    return not getattr(divergence, "linearised", True)
+
+
 def _guide(divergence):
     """``model -> guide`` for a divergence."""
-    by_draws = not getattr(divergence, "linearised", True)
-    return functools.partial(mean_field, init_scale=WIDE_START) if by_draws else mean_field
+    return functools.partial(mean_field, init_scale=WIDE_START) if _by_draws(divergence) else mean_field
 
 
 def _adam(config, num_updates):

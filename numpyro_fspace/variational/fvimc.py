@@ -90,7 +90,8 @@ class FVIMC:
 
     .. math:: \log q(y) = \log N\big(F^{-1}(y); f(x; m), J S J^\top\big) + \log |\det \partial F^{-1} / \partial y|,
 
-    and a T-stage maximises the mean of that over the draws of the M-stage at measurement points.
+    and a T-stage maximises the mean of that over the draws of the M-stage at measurement points (with some white noise
+    on both, see ``blur``).
 
     **One law.** Q is the law of the network *linearised* around m, f_L(x; w) = f(x; m) + J(x; m)(w - m). ``posterior``
     draws F∘f_L and ``log_prob`` is its density. A V-stage fits
@@ -118,8 +119,13 @@ class FVIMC:
         bijections: candidates of the T-stages, ``"linear"``, ``"tanh"``, ``"sigmoid"`` or objects of
             ``numpyro_fspace.variational.bijections``; that with the highest likelihood is kept.
         num_transform_steps, transform_learning_rate: of Adam in the T-stages.
-        num_points: at most so many of the measurement points are used by a T-stage, drawn from those of one step: with
-            many, J S Jᵀ is singular to float32, and what the draws do in its null directions decides.
+        num_points: at most so many distinct measurement points are used by a T-stage, those of several steps where the
+            points are random and one step draws fewer. The biases b(x) are networks of the inputs, and with several
+            inputs they need many points.
+        blur: τ ≥ 0, white noise in the T-stages, of a share τ of their own mean variances on both Q and the draws; 0 is
+            the paper's. Q varies in few directions. With τ = 0 what the draws do in the others decides the scale of F,
+            which widens the law of a V-stage where it should narrow it to that of the draws. As both get their share,
+            laws that a linear F carries into one another still are.
         gamma: γ > 0; M γ is added to the variances of Q at M points, as by ``fs.RegularizedKL``, here relative to Q's
             mean variance where that is above 1. None is 1e-10 in float64 and 1e-6 in float32.
 
@@ -166,7 +172,8 @@ class FVIMC:
         bijections: Sequence = ("linear", "tanh"),
         num_transform_steps: int = 1000,
         transform_learning_rate: float = 1e-2,
-        num_points: int = 40,
+        num_points: int = 200,
+        blur: float = 0.1,
         gamma: float | None = None,
     ):
         if not callable(model):
@@ -183,6 +190,8 @@ class FVIMC:
         check_positive(transform_learning_rate, "transform_learning_rate")
         if gamma is not None:
             check_positive(gamma, "gamma")
+        if not blur >= 0.0:
+            raise ValueError(f"blur={blur} must not be negative.")
         self.model, self.num_stages, self._make_guide = model, num_stages, guide
         self.bound = functools.partial(_StageBound, divergence, num_particles)
         self.bound(())  # refuses a wrong divergence
@@ -191,7 +200,7 @@ class FVIMC:
         self.num_updates, self.num_warmup, self.num_samples = num_updates, num_warmup, num_samples
         self.bijections = as_bijections(bijections)
         self.num_transform_steps, self.transform_learning_rate = num_transform_steps, transform_learning_rate
-        self.num_points, self.gamma = num_points, gamma
+        self.num_points, self.blur, self.gamma = num_points, blur, gamma
         self.guide: Any = None
         self.result: FVIMCResult | None = None
         self._args: tuple = ()
@@ -242,7 +251,7 @@ class FVIMC:
         return VStage(np.asarray(found.losses), found.params)
 
     def _sampling(self, key, params, bijections, progress_bar) -> MStage:
-        key_start, key_chain, key_points, key_subset = jax.random.split(key, 4)
+        key_start, key_chain, key_points = jax.random.split(key, 3)
         problem, model = self._problem(params), compose(self.model, bijections)
         ((name, site),) = problem.functions.items()
         mcmc = MCMC(
@@ -251,9 +260,7 @@ class FVIMC:
         start = problem.unpack(problem.draw(key_start))
         fields = ("potential_energy",)
         mcmc.run(key_chain, *self._args, init_params=start, extra_fields=fields, **self._kwargs)
-        x = site["fn"].points(key_points)
-        if len(x) > self.num_points:
-            x = x[jax.random.choice(key_subset, len(x), (self.num_points,), replace=False)]
+        x = _some_points(site["fn"].points, key_points, self.num_points)
         samples = mcmc.get_samples()
 
         def values(draw):
@@ -270,6 +277,7 @@ class FVIMC:
             bijections,
             sampled.x,
             sampled.functions,
+            blur=self.blur,
             num_steps=self.num_transform_steps,
             learning_rate=self.transform_learning_rate,
             progress_bar=progress_bar,
@@ -389,6 +397,17 @@ class _StageBound(FunctionalELBO):
             model = linearise(model, guide.median(param_map))
         model = compose(model, self.bijections)
         return super().loss_with_mutable_state(rng_key, param_map, model, guide, *args, **kwargs)
+
+
+def _some_points(sampler, key, num: int):
+    """At most ``num`` distinct points, at random; of as many steps as it takes, where the points are random."""
+    key_draws, key_subset = jax.random.split(key)
+    first = sampler(key_draws)
+    draws = [first]
+    if sampler.is_random:
+        draws += [sampler(jax.random.fold_in(key_draws, i)) for i in range(1, -(-num // len(first)))]
+    x = np.unique(np.concatenate(draws), axis=0)
+    return jnp.asarray(x[np.asarray(jax.random.permutation(key_subset, len(x))[:num])])
 
 
 def _adam():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from tqdm.auto import tqdm
 
 from numpyro_fspace.handlers import function_hook
@@ -86,6 +87,7 @@ def fit_transformation(
     x: Float[Array, "M D"],
     draws: Float[Array, "S M K"],
     *,
+    blur: float = 0.0,
     num_steps: int = 1000,
     learning_rate: float = 1e-2,
     progress_bar: bool = False,
@@ -105,6 +107,7 @@ def fit_transformation(
         previous: F_1, …, F_k.
         x: points.
         draws: y_s, function values of the M-stage at x.
+        blur: τ, white noise on Q and on the draws, of variances τ times their own mean variances.
         num_steps, learning_rate: of Adam.
         progress_bar: whether to show the candidates done.
 
@@ -116,6 +119,8 @@ def fit_transformation(
     """
     import optax
 
+    key, key_noise = jax.random.split(key)
+    gaussian, draws = _blurred(key_noise, gaussian, draws, blur)
     size = draws[0].size
     schedule = optax.cosine_decay_schedule(learning_rate, num_steps, alpha=0.01)
     optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
@@ -146,3 +151,14 @@ def fit_transformation(
     if not np.isfinite(nll[chosen]):
         raise FloatingPointError(f"No bijection gives the draws of the M-stage a finite density: {nll}.")
     return TStage(losses, nll, chosen, found[chosen])
+
+
+def _blurred(key, gaussian, draws, share):
+    """Q and the draws, with white noise of a share of the mean variance of each."""
+    if not share:
+        return gaussian, draws
+    covariance = gaussian.covariance_matrix
+    noise = share * jnp.mean(jnp.diagonal(covariance))
+    wider = dist.MultivariateNormal(gaussian.loc, covariance + noise * jnp.eye(len(covariance), dtype=covariance.dtype))
+    sd = jnp.sqrt(share * jnp.mean(jnp.var(draws, 0)))
+    return wider, draws + sd * jax.random.normal(key, draws.shape, draws.dtype)
