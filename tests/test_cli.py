@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from numpyro_fspace.cli import main
-from numpyro_fspace.experiments import methods, one_dimension
-from numpyro_fspace.experiments.catalogue import NAMES, find
+from numpyro_fspace.experiments import methods, one_dimension, uci
+from numpyro_fspace.experiments.catalogue import NAMES, Job, find
 from numpyro_fspace.experiments.records import KEYS, read, record, write
 from numpyro_fspace.experiments.tables import table
 
@@ -72,6 +72,22 @@ def test_quick_records_of_other_methods(capsys, monkeypatch, method):
     assert status == 0
     assert line["method"] == method
     assert line["finite"] and line["rmse"] < 2.0
+    assert method != "fvimc" or line["num_gradients"] == 200, "stages share the gradients of a variational method"
+
+
+@pytest.mark.usefixtures("data_dir")
+def test_points_of_variational_methods(monkeypatch):
+    """A distance that adds up over the points sees fewer of them."""
+    job, seen = Job("gp", "boston", 0, 0, uci.CONFIG.quick()), {}
+    uci.fit_split(job)  # the problem is remembered
+
+    def fit(method, config, gp, points, *rest, **settings):
+        seen[method] = points.num_points
+
+    monkeypatch.setattr(uci, "fit", fit)
+    for method in ("gfsvi", "fvimc_kl", "gwi", "fvi", "fvimc"):
+        uci.fit_split(job._replace(method=method))
+    assert seen == {"gfsvi": 500, "fvimc_kl": 500, "gwi": 500, "fvi": 40, "fvimc": 40}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # 100 draws of warm-up are few
