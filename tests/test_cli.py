@@ -4,7 +4,9 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from numpyro_fspace.cli import main
@@ -73,6 +75,23 @@ def test_quick_records_of_other_methods(capsys, monkeypatch, method):
     assert line["method"] == method
     assert line["finite"] and line["rmse"] < 2.0
     assert method != "fvimc" or line["num_gradients"] == 200, "stages share the gradients of a variational method"
+
+
+@pytest.mark.usefixtures("data_dir")
+def test_uci_says_when_the_noise_has_left_its_prior():
+    job = Job("gp", "boston", 0, 0, uci.CONFIG.quick())
+    problem, exact = uci.fit_split(job)
+    sigma = math.sqrt(problem.gp.noise_variance)
+
+    def advice(factor, **settings):
+        posterior = exact._replace(sigma=np.full((1, 5), factor * sigma), f=np.tile(exact.f_mean, (1, 5, 1)))
+        return uci.results(job._replace(config=replace(job.config, **settings)), problem, posterior)["advice"]
+
+    assert uci.results(job, problem, exact)["advice"] == []
+    assert advice(1.5) == []
+    assert "sd of its prior below" in advice(0.2)[0] and "interpolates" in advice(0.2)[0]
+    assert "above" in advice(3.0)[0] and "badly" in advice(3.0)[0]
+    assert advice(3.0, noise_factor=3.0) == []
 
 
 @pytest.mark.usefixtures("data_dir")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -62,6 +63,8 @@ NUM_TRAINING, NUM_CONDITIONING = 1000, 1500
 #: them are training inputs and half lie around them, at this distance in standardised inputs. A divergence by draws
 #: gets the papers' number: a Wasserstein distance adds up over the points, and at many it outweighs the data.
 NUM_DRAWN, NUM_DRAWN_BY_DRAWS, SPREAD = 500, 40, 0.5
+#: How far the mean of the noise may be from its prior's centre, in sd of that prior, before a run says so.
+MAX_NOISE_SHIFT = 5.0
 #: Nugget of the functional prior beyond the GP's noise, in variances of the process: how far the network may stray.
 NUGGET = 0.1
 
@@ -128,12 +131,15 @@ def results(job: Job[UCIConfig], problem: Problem, posterior: FunctionPosterior)
     result, gp_result = scores(posterior, data.y_test, key), scores(exact, data.y_test, key)
     moments = (posterior.f_mean, posterior.f_sd**2, exact.f_mean, exact.f_sd**2)
     rmse_raw, lpd_raw = metrics.to_raw_units(result["rmse"], result["lpd"], data.y_scale)
+    noise = float(np.mean(posterior.sigma))
+    result["advice"] = [*result.get("advice", ()), *_noise_advice(noise, problem.gp, job.config)]
     return {
         "rmse_raw": rmse_raw,
         "lpd_raw": lpd_raw,
         "seconds": posterior.seconds,
         "num_gradients": posterior.num_gradients,
         "num_diverging": posterior.num_diverging,
+        "noise": noise,
         "gp_rmse": gp_result["rmse"],
         "gp_lpd": gp_result["lpd"],
         "w2_gp": metrics.gaussian_w2(*moments),
@@ -141,6 +147,17 @@ def results(job: Job[UCIConfig], problem: Problem, posterior: FunctionPosterior)
         "batch_size": batch_size(job.config, data),
         **result,
     }
+
+
+def _noise_advice(noise: float, gp: GPFit, config: UCIConfig) -> list[str]:
+    """A line where the noise has left its prior: a function that interpolates, or one that fits nothing."""
+    centre = config.noise_factor * math.sqrt(gp.noise_variance)
+    shift = math.log(noise / centre) / config.noise_sd
+    if abs(shift) <= MAX_NOISE_SHIFT:
+        return []
+    side, what = ("below", "f interpolates training rows") if shift < 0 else ("above", "f fits the data badly")
+    where = f"{abs(shift):.0f} sd of its prior {side} that prior's centre {centre:.3g}"
+    return [f"The noise is {noise:.3g}, {where}: {what}, or the prior is wrong."]
 
 
 @lru_cache(maxsize=1)
