@@ -177,9 +177,27 @@ def regularised_kl(
     whitener = solve_triangular(factor, jnp.broadcast_to(eye, factor.shape), lower=True)
     white_difference = jnp.einsum("kmn,nk->km", whitener, difference)
     whole = gram(jnp.swapaxes(root, 0, 1).reshape(num_outputs * num_points, -1))
-    # In the prior's coordinates q has covariance W (A Aᵀ + c I) Wᵀ. The wide A is multiplied once.
-    blocks = (whole + jitter * jnp.eye(len(whole), dtype=whole.dtype)).reshape(num_outputs, num_points, -1)
-    half = (whitener @ blocks).reshape(len(whole), num_outputs, num_points)
-    spread = jnp.einsum("akn,kmn->akm", half, whitener).reshape(whole.shape)
-    log_det = 2.0 * jnp.log(jnp.diagonal(jnp.linalg.cholesky(spread))).sum()
-    return 0.5 * (jnp.sum(white_difference**2) + jnp.trace(spread) - log_det - num_outputs * num_points)
+    whole += jitter * jnp.eye(len(whole), dtype=whole.dtype)
+    blocks = jnp.einsum("kmkn->kmn", whole.reshape(num_outputs, num_points, num_outputs, num_points))
+    trace = jnp.sum((whitener.mT @ whitener) * blocks)
+    log_ratio = 2.0 * jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)).sum() - log_det(whole)
+    return 0.5 * (jnp.sum(white_difference**2) + trace + log_ratio - num_outputs * num_points)
+
+
+@jax.custom_vjp
+def log_det(matrix: Float[Array, "M M"]) -> Float[Array, ""]:
+    """log|C| of a positive definite C, by Cholesky's factor; its gradient C⁻¹ is made of the same factor."""
+    return _log_det(matrix)[0]
+
+
+def _log_det(matrix):
+    factor = jnp.linalg.cholesky(matrix)
+    return 2.0 * jnp.log(jnp.diagonal(factor)).sum(), factor
+
+
+def _inverse(factor, g):
+    whitener = solve_triangular(factor, jnp.eye(len(factor), dtype=factor.dtype), lower=True)
+    return (g * (whitener.T @ whitener),)
+
+
+log_det.defvjp(_log_det, _inverse)
