@@ -33,6 +33,16 @@ def check_positive(value, name: str, *, allow_inf: bool = False):
         raise ValueError(f"{name}={value} must be positive{'' if allow_inf else ' and finite'}.")
 
 
+def check_not_negative(value, name: str):
+    """``value`` must be 0 or a positive number."""
+    if isinstance(value, int | float | np.number) and value == 0:
+        return
+    try:
+        check_positive(value, name)
+    except ValueError:
+        raise ValueError(f"{name}={value} must not be negative, and finite.") from None
+
+
 def check_count(value, name: str, minimum: int = 1):
     """``value`` must be an integer of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):

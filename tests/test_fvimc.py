@@ -479,6 +479,8 @@ def with_param(x, y=None):
         ({"guide": "mean field"}, TypeError, "guide must be a function of a model"),
         ({"gamma": -1.0}, ValueError, "gamma"),
         ({"blur": -0.1}, ValueError, "blur=-0.1 must not be negative"),
+        ({"blur": np.inf}, ValueError, "blur=inf must not be negative, and finite"),
+        ({"blur": "strong"}, TypeError, "blur must be a positive number, got 'strong'"),
         ({"model": "net"}, TypeError, "model must be a NumPyro model"),
     ],
 )

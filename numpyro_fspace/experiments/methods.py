@@ -185,7 +185,7 @@ def _optimise(method, config, build, data, key, progress):
     config = replace(config, calibrated=False, learned_prior=method == "ifbnn")
     model = build(config, functional=divergence is not None)
     loss = Trace_ELBO() if divergence is None else FunctionalELBO(divergence)
-    svi = SVI(model, _guide(divergence)(model), _adam(config, config.num_updates), loss)
+    svi = SVI(model, _guide(method)(model), _adam(config, config.num_updates), loss)
     key_run, key_draws = jax.random.split(key)
     params = jax.block_until_ready(svi.run(key_run, config.num_updates, *data, progress_bar=progress).params)
     posterior = svi_posterior(svi, params, key_draws, *data, num_samples=config.num_samples)
@@ -203,7 +203,7 @@ def _hybrid(method, config, build, data, key, progress):
         model,
         num_stages=NUM_STAGES,
         divergence=HYBRIDS[method],
-        guide=_guide(HYBRIDS[method]),
+        guide=_guide(method),
         optimiser=_adam(config, num_updates),
         kernel=functools.partial(fSGLD, warmup=Warmup(warm_start=0.0), num_steps=HYBRID_STEPS),
         num_transform_steps=num_updates,
@@ -254,16 +254,12 @@ _ENGINES = {"laplace": _laplace, "ensemble": _ensemble, "vip": _implicit}
 
 def works_by_draws(method: str) -> bool:
     """Whether a method's divergence compares draws of functions, not Gaussian laws."""
-    return _by_draws((DIVERGENCES | HYBRIDS).get(method))
+    return not getattr((DIVERGENCES | HYBRIDS).get(method), "linearised", True)
 
 
-def _by_draws(divergence):
-    return not getattr(divergence, "linearised", True)
-
-
-def _guide(divergence):
-    """``model -> guide`` for a divergence."""
-    return functools.partial(mean_field, init_scale=WIDE_START) if _by_draws(divergence) else mean_field
+def _guide(method):
+    """``model -> guide`` of a method."""
+    return functools.partial(mean_field, init_scale=WIDE_START) if works_by_draws(method) else mean_field
 
 
 def _adam(config, num_updates):

@@ -132,7 +132,8 @@ def results(job: Job[UCIConfig], problem: Problem, posterior: FunctionPosterior)
     moments = (posterior.f_mean, posterior.f_sd**2, exact.f_mean, exact.f_sd**2)
     rmse_raw, lpd_raw = metrics.to_raw_units(result["rmse"], result["lpd"], data.y_scale)
     noise = float(np.mean(posterior.sigma))
-    result["advice"] = [*result.get("advice", ()), *_noise_advice(noise, problem.gp, job.config)]
+    if posterior.f is not None:  # a GP has no prior of its noise
+        result["advice"] = [*result.get("advice", ()), *_noise_advice(noise, problem.gp, job.config)]
     return {
         "rmse_raw": rmse_raw,
         "lpd_raw": lpd_raw,

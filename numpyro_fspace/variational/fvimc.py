@@ -17,7 +17,7 @@ from numpyro_fspace.infer.mcmc import MCMC
 from numpyro_fspace.infer.warmup import Warmup
 from numpyro_fspace.posterior import Posterior
 from numpyro_fspace.potential import ModelPotential
-from numpyro_fspace.validate import check_arguments, check_count, check_positive
+from numpyro_fspace.validate import check_arguments, check_count, check_not_negative, check_positive
 from numpyro_fspace.variational.bijections import Fitted, as_bijections
 from numpyro_fspace.variational.divergences import default_gamma
 from numpyro_fspace.variational.elbo import FunctionalELBO, Problem
@@ -190,8 +190,7 @@ class FVIMC:
         check_positive(transform_learning_rate, "transform_learning_rate")
         if gamma is not None:
             check_positive(gamma, "gamma")
-        if not blur >= 0.0:
-            raise ValueError(f"blur={blur} must not be negative.")
+        check_not_negative(blur, "blur")
         self.model, self.num_stages, self._make_guide = model, num_stages, guide
         self.bound = functools.partial(_StageBound, divergence, num_particles)
         self.bound(())  # refuses a wrong divergence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.validate import check_count, check_positive
+from numpyro_fspace.validate import check_count, check_not_negative, check_positive
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Key
@@ -68,8 +68,7 @@ class Wasserstein1:
             raise ValueError(f"num_draws={self.num_draws} must be even: half of the draws train the critic.")
         check_count(self.num_critic_steps, "num_critic_steps", 0)
         check_count(self.width, "width")
-        if not self.variance_weight >= 0.0:
-            raise ValueError(f"variance_weight={self.variance_weight} must not be negative.")
+        check_not_negative(self.variance_weight, "variance_weight")
 
     def __call__(self, law, prior, x) -> Float[Array, ""]:
         key = jax.random.fold_in(law.key, self.num_draws)  # that of no draw
