@@ -131,6 +131,7 @@ def results(job: Job[UCIConfig], problem: Problem, posterior: FunctionPosterior)
     result, gp_result = scores(posterior, data.y_test, key), scores(exact, data.y_test, key)
     moments = (posterior.f_mean, posterior.f_sd**2, exact.f_mean, exact.f_sd**2)
     rmse_raw, lpd_raw = metrics.to_raw_units(result["rmse"], result["lpd"], data.y_scale)
+    assert posterior.sigma is not None, "a regression has noise"
     noise = float(np.mean(posterior.sigma))
     if posterior.f is not None:  # a GP has no prior of its noise
         result["advice"] = [*result.get("advice", ()), *_noise_advice(noise, problem.gp, job.config)]
