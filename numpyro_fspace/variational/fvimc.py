@@ -121,7 +121,7 @@ class FVIMC:
         num_transform_steps, transform_learning_rate: of Adam in the T-stages.
         num_points: at most so many distinct measurement points are used by a T-stage, those of several steps where the
             points are random and one step draws fewer. The biases b(x) are networks of the inputs, and with several
-            inputs they need many points.
+            inputs they need many points. A T-stage factorises a matrix of the side points × outputs.
         blur: τ ≥ 0, white noise in the T-stages, of a share τ of their own mean variances on both Q and the draws; 0 is
             the paper's. Q varies in few directions. With τ = 0 what the draws do in the others decides the scale of F,
             which widens the law of a V-stage where it should narrow it to that of the draws. As both get their share,
