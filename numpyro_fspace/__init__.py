@@ -1,6 +1,7 @@
 """Bayesian neural networks with priors over functions, as NumPyro programs."""
 
 from numpyro_fspace import baselines, datasets, diagnostics, measurement, metrics, sgmcmc
+from numpyro_fspace.convolution import conv_general_dilated
 from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.infer import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD
 from numpyro_fspace.inference_data import to_arviz
@@ -58,6 +59,7 @@ __all__ = [
     "Wasserstein1",
     "Wasserstein2",
     "baselines",
+    "conv_general_dilated",
     "datasets",
     "diagnostics",
     "dirichlet_targets",

@@ -5,11 +5,16 @@ Each is made of the image's shape [H, W, C], the number of classes, and a config
 
 from __future__ import annotations
 
+import functools
+
 import jax
 from flax import linen as nn
 
+from numpyro_fspace.convolution import conv_general_dilated
+
 __all__ = ["NETWORKS"]
 
+Conv = functools.partial(nn.Conv, conv_general_dilated=conv_general_dilated)
 #: Groups of channels that group norm takes together.
 NUM_GROUPS = 32
 
@@ -25,8 +30,8 @@ def cnn(shape, num_classes, config):
     """GFSVI's: three convolutions, max-pooling between each two, two layers."""
     activation = getattr(jax.nn, config.activation)
 
-    def pool(x):
-        return nn.max_pool(x, (2, 2), strides=(2, 2))
+    def pool(x):  # sides are even; flax's pooling takes as long as all else in a loop on a CPU
+        return x.reshape(len(x), x.shape[1] // 2, 2, x.shape[2] // 2, 2, -1).max((2, 4))
 
     def image(x):
         return x.reshape(len(x), *shape)
@@ -34,7 +39,7 @@ def cnn(shape, num_classes, config):
     def flat(x):
         return x.reshape(len(x), -1)
 
-    convolutions = [nn.Conv(channels, (3, 3)) for channels in (16, 32, 64)]
+    convolutions = [Conv(channels, (3, 3)) for channels in (16, 32, 64)]
     first, second, third = ([convolution, activation] for convolution in convolutions)
     head = [flat, nn.Dense(128), activation, nn.Dense(num_classes)]
     return nn.Sequential([image, *first, pool, *second, pool, *third, *head])
@@ -55,17 +60,17 @@ def resnet18(shape, num_classes, config):
         @nn.compact
         def __call__(self, x):
             strides = (self.stride, self.stride)
-            y = nn.Conv(self.channels, (3, 3), strides, use_bias=False)(x)
+            y = Conv(self.channels, (3, 3), strides, use_bias=False)(x)
             y = activation(nn.GroupNorm(NUM_GROUPS)(y))
-            y = nn.GroupNorm(NUM_GROUPS)(nn.Conv(self.channels, (3, 3), use_bias=False)(y))
+            y = nn.GroupNorm(NUM_GROUPS)(Conv(self.channels, (3, 3), use_bias=False)(y))
             if x.shape != y.shape:
-                x = nn.GroupNorm(NUM_GROUPS)(nn.Conv(self.channels, (1, 1), strides, use_bias=False)(x))
+                x = nn.GroupNorm(NUM_GROUPS)(Conv(self.channels, (1, 1), strides, use_bias=False)(x))
             return activation(x + y)
 
     class ResNet(nn.Module):
         @nn.compact
         def __call__(self, x):
-            x = nn.Conv(64, (3, 3), use_bias=False)(x.reshape(len(x), *shape))
+            x = Conv(64, (3, 3), use_bias=False)(x.reshape(len(x), *shape))
             x = activation(nn.GroupNorm(NUM_GROUPS)(x))
             for channels, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
                 x = Block(channels, 1)(Block(channels, stride)(x))

@@ -1,0 +1,89 @@
+"""Convolutions as products: equal to JAX's, with their gradients, and without a convolution where that is the point."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen as nn
+from jax import lax
+from numpy.testing import assert_allclose
+
+import numpyro_fspace as fs
+
+CONVOLUTIONS = (fs.conv_general_dilated, lax.conv_general_dilated)
+NUMBERS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
+
+
+def both(size, window, **settings):
+    """An image and a kernel of a rank, and both convolutions of them with the same settings."""
+    rank = len(size)
+    x = jax.random.normal(jax.random.key(0), (2, *size, 3))
+    kernel = jax.random.normal(jax.random.key(1), (*window, 3, 4))
+    settings = {"window_strides": (1,) * rank, "padding": "SAME", "dimension_numbers": NUMBERS[rank], **settings}
+    return (x, kernel), *(functools.partial(conv, **settings) for conv in CONVOLUTIONS)
+
+
+CASES = {
+    "same": ((7, 8), (3, 3), {}),
+    "even window": ((7, 8), (2, 4), {}),
+    "one pixel": ((7, 8), (1, 1), {}),
+    "strides": ((9, 8), (3, 2), {"window_strides": (2, 3)}),
+    "valid": ((9, 8), (3, 3), {"padding": "VALID"}),
+    "valid, strides": ((9, 8), (3, 3), {"padding": "VALID", "window_strides": (3, 2)}),
+    "given padding": ((9, 8), (3, 3), {"padding": ((2, 0), (1, 3))}),
+    "padding cut off": ((9, 8), (3, 3), {"padding": ((-1, 0), (1, -2))}),
+    "dilated": ((9, 8), (3, 2), {"rhs_dilation": (2, 3)}),
+    "dilated, strides": ((11, 12), (3, 3), {"rhs_dilation": (2, 2), "window_strides": (2, 2)}),
+    "line": ((11,), (3,), {"window_strides": (2,)}),
+    "volume": ((4, 5, 6), (3, 2, 3), {"window_strides": (1, 2, 2)}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_jax_and_so_do_its_gradients(case):
+    size, window, settings = CASES[case]
+    arrays, ours, theirs = both(size, window, **settings)
+    y = theirs(*arrays)
+    assert_allclose(ours(*arrays), y, rtol=1e-5, atol=1e-5)
+    weights = jax.random.normal(jax.random.key(2), y.shape)
+    gradients = [jax.grad(lambda *a, f=f: (f(*a) * weights).sum(), (0, 1))(*arrays) for f in (ours, theirs)]
+    for mine, other in zip(*gradients, strict=True):
+        assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other backends keep JAX's convolution")
+@pytest.mark.parametrize("case", CASES)
+def test_is_a_product(case):
+    size, window, settings = CASES[case]
+    arrays, ours, theirs = both(size, window, **settings)
+    assert "conv_general_dilated" in str(jax.make_jaxpr(theirs)(*arrays))
+    program = str(jax.make_jaxpr(ours)(*arrays))
+    assert "dot_general" in program
+    assert "conv_general_dilated" not in program
+
+
+@pytest.mark.parametrize(
+    ("image", "kernel", "settings"),
+    [
+        ((2, 6, 6, 3), (3, 3, 1, 6), {"feature_group_count": 3}),
+        ((2, 6, 6, 3), (3, 3, 3, 4), {"batch_group_count": 2}),
+        ((2, 6, 6, 3), (3, 3, 3, 4), {"lhs_dilation": (2, 2), "padding": ((1, 1), (1, 1))}),
+        ((2, 3, 6, 6), (3, 3, 3, 4), {"dimension_numbers": ("NCHW", "HWIO", "NCHW")}),
+        ((2, 3, 6, 6), (4, 3, 3, 3), {"dimension_numbers": None}),
+    ],
+)
+def test_what_is_no_product_is_left_to_jax(image, kernel, settings):
+    settings = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": NUMBERS[2], **settings}
+    x, weights = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate((image, kernel)))
+    ours, theirs = (conv(x, weights, **settings) for conv in CONVOLUTIONS)
+    assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_flax_layers_take_it():
+    x = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
+    ours, theirs = (nn.Conv(5, (3, 3), strides=2, conv_general_dilated=conv) for conv in CONVOLUTIONS)
+    params = theirs.init(jax.random.key(1), x)
+    assert_allclose(ours.apply(params, x), theirs.apply(params, x), rtol=1e-5, atol=1e-5)
+    low = nn.Conv(5, (3, 3), dtype=jnp.bfloat16, conv_general_dilated=fs.conv_general_dilated)
+    assert low.apply(params, x).dtype == jnp.bfloat16
