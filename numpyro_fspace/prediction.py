@@ -6,17 +6,18 @@ deterministic sites instead of reusing those of the run.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import subjaxprs
 from numpyro import handlers
 
 from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.functions import condition, evaluate, function_inputs, function_values, functions_of
 from numpyro_fspace.handlers import full_plates
-from numpyro_fspace.on_demand import OnDemand
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.validate import check_count
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["function_and_site_draws", "function_draws", "log_likelihood", "map_draws", "predict"]
 
-#: Numbers per site held on the device at once: 2²² (16 MiB in float32).
-CHUNK = 2**22
+#: Numbers in the largest array that draws evaluated together may make: 2²⁵ (128 MiB in float32).
+CHUNK = 2**25
 
 
 def predict(
@@ -41,7 +42,7 @@ def predict(
     model: Callable | None = None,
     inputs: Float[ArrayLike, "N D"] | dict | None = None,
     batch_size: int | None = None,
-    input_batch_size: int = 2**16,
+    input_batch_size: int | None = None,
     **kwargs: Any,
 ) -> dict[str, np.ndarray]:
     """Draws of functions and observations at new inputs, one for each posterior draw.
@@ -55,8 +56,9 @@ def predict(
         inputs: where functions are evaluated: an array [N, D], or a dict of them by name of function; if None where
             the model itself first evaluates each (at the first array among the arguments, where that is random).
         batch_size: draws evaluated together; chosen to bound memory if None.
-        input_batch_size: rows evaluated together. Every argument with as many rows as the longest of ``inputs`` is
-            cut alike.
+        input_batch_size: rows evaluated together; if None all, unless one draw would make an array of more than 2²⁵
+            numbers of them (a convolutional network's, say, of a thousand images). Every argument with as many rows
+            as the longest of ``inputs`` is cut alike.
         **kwargs: the model's keyword arguments; those called as an argument above must be given by position.
 
     Returns:
@@ -78,14 +80,15 @@ def predict(
         >>> fs.predict(draws, jax.random.key(0), jax.numpy.ones((3, 1)), model=model)["y"].shape
         (5, 3)
     """
-    check_count(input_batch_size, "input_batch_size")
+    if input_batch_size is not None:
+        check_count(input_batch_size, "input_batch_size")
     return function_and_site_draws(
         as_posterior(source, model), key, args, kwargs, inputs, batch_size=batch_size, input_batch_size=input_batch_size
     )
 
 
 def function_and_site_draws(
-    posterior: Posterior, key, args, kwargs, inputs, *, batch_size=None, input_batch_size=2**16
+    posterior: Posterior, key, args, kwargs, inputs, *, batch_size=None, input_batch_size=None
 ) -> dict:
     """``predict`` with the model's arguments as a tuple and a dict."""
     draws, model = posterior.samples, posterior.model
@@ -100,21 +103,25 @@ def function_and_site_draws(
         outputs |= {k: trace[k]["fn"](rng_key=key) for k, key in zip(given, keys, strict=True)}
         return evaluate(functions_of(trace), inputs) | outputs
 
+    given, keys = (args, kwargs, inputs), jax.random.split(key, len(jax.tree.leaves(draws)[0]))
+    all_rows = _compiled(one_draw, given)
     num = max([0, *(len(x) for x in jax.tree.leaves(inputs))])
+    if input_batch_size is None:
+        largest = _largest(all_rows, draws, keys, split_arrays(given)[0]) // len(keys)
+        input_batch_size = max(1, num * CHUNK // max(largest, CHUNK))
     if num <= input_batch_size:
-        return map_draws(one_draw, draws, key, args, kwargs, inputs, batch_size=batch_size)
+        return map_draws(one_draw, draws, key, *given, batch_size=batch_size, chunk=all_rows)
 
     def cut(start):
         rows = slice(start, start + input_batch_size)
-        return jax.tree.map(lambda a: a[rows] if np.shape(a)[:1] == (num,) else a, (args, kwargs, inputs))
+        return jax.tree.map(lambda a: a[rows] if np.shape(a)[:1] == (num,) else a, given)
 
     starts, parts = range(0, num, input_batch_size), []
     chunk = _compiled(one_draw, cut(0))  # one program for all parts
     for start in starts:
         part_key = jax.random.fold_in(key, start)
         parts.append(map_draws(one_draw, draws, part_key, *cut(start), batch_size=batch_size, chunk=chunk))
-    given, keys = (args, kwargs, inputs), jax.random.split(key, len(jax.tree.leaves(draws)[0]))
-    whole = jax.eval_shape(_compiled(one_draw, given), draws, keys, split_arrays(given)[0])
+    whole = jax.eval_shape(all_rows, draws, keys, split_arrays(given)[0])
     # A site that does not have the rows of the inputs is the same in every part.
     is_cut = {k: site.shape != parts[0][k].shape for k, site in whole.items()}
     return {k: np.concatenate([p[k] for p in parts], 1) if is_cut[k] else parts[0][k] for k in parts[0]}
@@ -126,9 +133,7 @@ def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
     def one_draw(draw, _, args, kwargs, inputs):
         return function_values(posterior.model, draw, args, kwargs, inputs)
 
-    inputs = _as_arrays(inputs)
-    batch_size = _bounded_batch(posterior.samples, inputs)
-    return map_draws(one_draw, posterior.samples, jax.random.key(0), args, kwargs, inputs, batch_size=batch_size)
+    return map_draws(one_draw, posterior.samples, jax.random.key(0), args, kwargs, _as_arrays(inputs))
 
 
 def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> dict:
@@ -176,10 +181,10 @@ def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None, chunk=No
     num = jax.tree.leaves(draws)[0].shape[0]
     arrays = split_arrays((args, kwargs, inputs))[0]
     chunk = _compiled(fn, (args, kwargs, inputs)) if chunk is None else chunk
-    if batch_size is None:
-        batch_size = _bounded_batch(draws, (args, kwargs, inputs))
-    check_count(batch_size, "batch_size")
     keys = jax.random.split(key, num)
+    if batch_size is None:
+        batch_size = max(1, num * CHUNK // max(_largest(chunk, draws, keys, arrays), CHUNK))
+    check_count(batch_size, "batch_size")
     values: dict = {}
     for start in range(0, num, batch_size):
         rows = slice(start, start + batch_size)
@@ -193,11 +198,17 @@ def _as_arrays(inputs):
     return {k: jnp.asarray(x) for k, x in inputs.items()} if isinstance(inputs, dict) else jnp.asarray(inputs)
 
 
-def _bounded_batch(draws, given) -> int:
-    """How many draws may be evaluated together: a site is taken to have the rows of an array that is given."""
-    on_disk = [a for a in jax.tree.leaves(given) if isinstance(a, OnDemand)]
-    sizes = [len(a) for a in (*split_arrays(given)[0], *on_disk)] + [a[0].size for a in jax.tree.leaves(draws)]
-    return max(1, min(len(jax.tree.leaves(draws)[0]), CHUNK // max([1, *sizes])))
+def _largest(chunk, draws, keys, arrays) -> int:
+    """Numbers in the largest array that ``chunk`` makes of all draws at once. The trace serves its call too."""
+    return max([1, *_sizes(chunk.trace(draws, keys, arrays).jaxpr)])
+
+
+def _sizes(program):
+    """Numbers in each array that a program makes, and its subprograms."""
+    for equation in program.eqns:
+        yield from (math.prod(getattr(made.aval, "shape", ())) for made in equation.outvars)
+    for part in subjaxprs(getattr(program, "jaxpr", program)):
+        yield from _sizes(part)
 
 
 def _is_output(site, draw):

@@ -255,13 +255,52 @@ def test_keys_among_the_fields_are_no_hindrance():
     assert "rng_key" in fs.to_arviz(mcmc)["sample_stats"]
 
 
-def test_rows_on_demand_bound_the_number_of_draws_at_a_time(monkeypatch):
-    sizes = []
+@pytest.mark.parametrize("on_demand", [False, True], ids=["in memory", "on demand"])
+def test_the_largest_array_bounds_the_number_of_draws_at_a_time(monkeypatch, on_demand):
+    """40 rows of 7 hidden units, of which nothing that is given or returned tells."""
 
-    def chunk(draws, keys, arrays):
-        sizes.append(len(keys))
-        return {"f": jnp.zeros(len(keys))}
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        with numpyro.plate("data", len(x), subsample_size=4) as rows:
+            hidden = jnp.tanh(x[rows] * w[0] + jnp.arange(7.0))
+            numpyro.sample("y", dist.Normal(w[1] * hidden.sum(-1), NOISE), obs=y)
 
-    monkeypatch.setattr(prediction, "CHUNK", 2 * len(X))
-    prediction.map_draws(None, DRAWS, KEY, (fs.OnDemand(X),), {}, None, chunk=chunk)
-    assert sizes == [2, 2, 2]
+    calls = []
+    compiled = prediction._compiled
+    monkeypatch.setattr(prediction, "_compiled", lambda fn, given: Recorder(compiled(fn, given), calls))
+    x = np.linspace(0.0, 1.0, 40, dtype=np.float32)[:, None]
+    given = fs.OnDemand(x) if on_demand else x
+    whole = fs.predict(DRAWS, KEY, given, model=model, inputs={})
+    monkeypatch.setattr(prediction, "CHUNK", 2 * 40 * 7)
+    parts = fs.predict(DRAWS, KEY, given, model=model, inputs={})
+    assert calls == [6, 2, 2, 2]
+    np.testing.assert_allclose(parts["y"], whole["y"], rtol=1e-6)
+
+
+class Recorder:
+    """A compiled function that notes how many draws each call is given."""
+
+    def __init__(self, chunk, calls):
+        self.chunk, self.calls, self.trace = chunk, calls, chunk.trace
+
+    def __call__(self, draws, keys, arrays):
+        self.calls.append(len(keys))
+        return self.chunk(draws, keys, arrays)
+
+
+def test_rows_are_cut_where_one_draw_would_make_too_large_an_array(monkeypatch):
+    traced = []
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        traced.append(len(x))
+        hidden = jnp.tanh(x * w[0] + jnp.arange(7.0))
+        numpyro.deterministic("mean", w[1] * hidden.sum(-1))
+
+    x = np.linspace(0.0, 1.0, 40, dtype=np.float32)[:, None]
+    whole = fs.predict(DRAWS, KEY, x, model=model, inputs=x)
+    assert traced == [40]  # one trace tells the size and is run
+    monkeypatch.setattr(prediction, "CHUNK", 10 * 7)
+    parts = fs.predict(DRAWS, KEY, x, model=model, inputs=x)
+    assert traced == [40, 40, 10, 10]  # the size, and a program of ten rows of all draws, then of one
+    np.testing.assert_allclose(parts["mean"], whole["mean"], rtol=1e-6)
