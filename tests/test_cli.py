@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -327,6 +328,15 @@ def test_benchmark_of_steps(capsys):
 
 
 @pytest.mark.filterwarnings("ignore:The chain runs hot")  # two draws say little
+def test_benchmark_of_memory(capsys):
+    status, out, _ = run(capsys, "bench", "memory", "--size", "boston", "--quick")
+    record = json.loads(out)
+    assert status == 0 and record["mib"].keys() >= {"fsghmc", "sgld", "blackjax_sgld", "sgd"}
+    if Path("/proc/self/status").exists():
+        assert all(mib > 0.0 for mib in record["mib"].values())
+    assert record["mib_draws"] == 2 * 261 * 4 / 2**20
+
+
 def test_benchmark_of_rows_on_disk(capsys):
     status, out, _ = run(capsys, "bench", "rows", "--quick")
     line = json.loads(out)

@@ -1,4 +1,4 @@
-"""Other libraries' samplers, and plain SGD, on the density of a benchmark's problem.
+"""Our samplers, other libraries', and plain SGD, on the density of a benchmark's problem.
 
 Each makes ``run(key)``: as many gradient steps and kept draws as ours, by the loop its documentation shows.
 """
@@ -17,9 +17,10 @@ import numpy as np
 import numpyro.distributions as dist
 import optax
 
-from numpyro_fspace.benchmarks.problems import NUM_STEPS, STEP_SIZE, Size, likelihood, network, params
+from numpyro_fspace.benchmarks.problems import NUM_STEPS, STEP_SIZE, Size, likelihood, network, params, sampler
+from numpyro_fspace.experiments.methods import KERNELS
 
-__all__ = ["num_draws", "peers", "sgd"]
+__all__ = ["contenders", "num_draws"]
 
 #: BlackJAX's own default of gradient steps within a transition of SGHMC.
 NUM_INTEGRATION_STEPS = 10
@@ -30,15 +31,16 @@ def num_draws(name: str, problem: Size) -> int:
     return max(problem.num_draws // 100, 1) if name.startswith("posteriors") else problem.num_draws
 
 
-def peers(problem: Size, x, y) -> dict[str, Callable]:
-    """The samplers of BlackJAX, and of posteriors (PyTorch) where it is installed, by name."""
-    runs = {f"blackjax_{name}": _blackjax(name, problem, x, y) for name in ("sgld", "sghmc")}
+def contenders(problem: Size, x, y) -> dict[str, Callable]:
+    """Our kernels, the samplers of BlackJAX, of posteriors (PyTorch) where it is installed, and SGD, by name."""
+    runs = {name: sampler(kernel, problem, x, y) for name, kernel in KERNELS.items()}
+    runs |= {f"blackjax_{name}": _blackjax(name, problem, x, y) for name in ("sgld", "sghmc")}
     if find_spec("posteriors") is not None:
         runs |= {f"posteriors_{name}": _posteriors(name, problem, x, y) for name in ("sgld", "sghmc")}
-    return runs
+    return runs | {"sgd": _sgd(problem, x, y)}
 
 
-def sgd(problem: Size, x, y) -> Callable:
+def _sgd(problem: Size, x, y) -> Callable:
     """optax's SGD: the floor, a gradient and an update without noise."""
     log_density, optimiser = _log_density(problem), optax.sgd(STEP_SIZE)
 

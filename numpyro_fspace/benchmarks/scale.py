@@ -1,4 +1,5 @@
-"""How a sampler's time grows: with chains side by side, with rows of data, on disk; what a first run takes."""
+"""How a sampler's time grows, with chains side by side, with rows of data, on disk; what a first run takes, in time and
+in memory."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.benchmarks.problems import NUM_STEPS, SIZES, clock, data, sampler, turns
+from numpyro_fspace.benchmarks.peers import contenders
+from numpyro_fspace.benchmarks.problems import NUM_STEPS, SIZES, clock, data, params, sampler, turns
 from numpyro_fspace.infer import SGHMC, fSGHMC
 from numpyro_fspace.on_demand import OnDemand
 
-__all__ = ["NUM_CHAINS", "NUM_ROWS", "bench_chains", "bench_rows", "bench_start"]
+__all__ = ["NUM_CHAINS", "NUM_ROWS", "bench_chains", "bench_memory", "bench_rows", "bench_start"]
 
 #: Chains side by side in ``bench_chains``.
 NUM_CHAINS = (1, 64, 1024, 4096)
@@ -66,10 +68,7 @@ def bench_start(repeat: int = 0, *, quick: bool = False) -> dict:
                     "import time; t = time.perf_counter(); import numpyro_fspace; t = time.perf_counter() - t; "
                     f"from {__name__} import start; start(t)"
                 )
-                out = subprocess.run(
-                    [sys.executable, "-c", code], env=os.environ | cache, capture_output=True, text=True, check=True
-                )
-                times = json.loads(out.stdout.splitlines()[-1])
+                times = _in_new_process(code, cache)
                 found[name].append(times["run"])
                 found["import"].append(times["import"])
     return {"benchmark": "start", "repeat": repeat} | {f"{k}_seconds": float(np.median(v)) for k, v in found.items()}
@@ -80,6 +79,43 @@ def start(imported: float):
     problem = SIZES["1d"]._replace(num_draws=2)
     seconds = clock(sampler(fSGHMC, problem, *data(problem)), jax.random.key(0))[0]
     print(json.dumps({"import": imported, "run": seconds}))
+
+
+def _in_new_process(code: str, environment):
+    """What Python's code prints in its last line."""
+    out = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True
+    )
+    return json.loads(out.stdout.splitlines()[-1])
+
+
+def bench_memory(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
+    """One record: by method, MiB that a first run adds to the memory of a process at its peak, compilation included.
+
+    A new process for each method of ``bench_steps``. ``mib_draws`` is what the draws of a run take (of posteriors',
+    which makes a hundredth of them, less). NaN where the system does not tell.
+    """
+    problem = SIZES[size]._replace(num_draws=2) if quick else SIZES[size]
+    given = f"({size!r}, {problem.num_draws}, {repeat})"
+    names = contenders(problem, *data(problem))
+    mib = {name: _in_new_process(f"from {__name__} import peak; peak({name!r}, *{given})", {}) for name in names}
+    return {
+        "benchmark": "memory",
+        "size": size,
+        "repeat": repeat,
+        "mib": mib,
+        "mib_draws": 4 * problem.num_draws * sum(leaf.size for leaf in jax.tree.leaves(params(problem))) / 2**20,
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def peak(name: str, size: str, num_draws: int, repeat: int):
+    """What a process of ``bench_memory`` does: prints by how much its memory grew at most."""
+    problem = SIZES[size]._replace(num_draws=num_draws)
+    run = contenders(problem, *data(problem))[name]
+    before = _memory("VmRSS")
+    run(jax.random.key(repeat))
+    print(json.dumps(_memory("VmHWM") - before))
 
 
 def bench_rows(num_rows: int, repeat: int = 0, *, quick: bool = False) -> dict:
@@ -100,10 +136,10 @@ def bench_rows(num_rows: int, repeat: int = 0, *, quick: bool = False) -> dict:
         loaded = [jnp.asarray(np.load(file)) for file in files]
         runs, mib = {}, {}
         for name, arrays in (("on_disk", mapped), ("in_memory", loaded)):
-            before = _own_memory()
+            before = _memory("RssAnon")
             runs[name] = sampler(SGHMC, problem, *arrays)
             runs[name](jax.random.key(repeat))
-            mib[name] = _own_memory() - before
+            mib[name] = _memory("RssAnon") - before
         _, wall, cores = turns(runs, repeat, quick=quick)
     us, cpu_us = ({k: 1e6 * v / (problem.num_draws * NUM_STEPS) for k, v in times.items()} for times in (wall, cores))
     return {
@@ -119,10 +155,13 @@ def bench_rows(num_rows: int, repeat: int = 0, *, quick: bool = False) -> dict:
     }
 
 
-def _own_memory():
-    """MiB of this process's memory that belong to no file; NaN where the system does not tell."""
+def _memory(which: str) -> float:
+    """MiB of this process: ``RssAnon``, that belong to no file, ``VmRSS``, all, ``VmHWM``, all at the peak.
+
+    NaN where the system does not tell.
+    """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return float("nan")
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon")), float("nan"))
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(which)), float("nan"))

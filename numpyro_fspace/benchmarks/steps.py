@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from numpyro_fspace.benchmarks.peers import num_draws, peers, sgd
-from numpyro_fspace.benchmarks.problems import NUM_STEPS, SIZES, data, params, sampler, turns
+from numpyro_fspace.benchmarks.peers import contenders, num_draws
+from numpyro_fspace.benchmarks.problems import NUM_STEPS, SIZES, data, params, turns
 from numpyro_fspace.experiments.methods import KERNELS
 
 __all__ = ["bench_steps"]
@@ -23,15 +23,12 @@ def bench_steps(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
     changes less. ``faster_than_peers`` is against the fastest of the peers, whatever its dynamics.
     """
     problem = SIZES[size]._replace(num_draws=2) if quick else SIZES[size]
-    x, y = data(problem)
-    others = peers(problem, x, y)
-    runs = {name: sampler(kernel, problem, x, y) for name, kernel in KERNELS.items()}
-    first, wall, cores = turns(runs | others | {"sgd": sgd(problem, x, y)}, repeat, quick=quick)
+    first, wall, cores = turns(contenders(problem, *data(problem)), repeat, quick=quick)
     us, cpu_us = (
         {name: 1e6 * seconds / (num_draws(name, problem) * NUM_STEPS) for name, seconds in times.items()}
         for times in (wall, cores)
     )
-    fastest = min(us[name] for name in others)
+    fastest = min(us[name] for name in us.keys() - {*KERNELS, "sgd"})
     return {
         "benchmark": "steps",
         "size": size,
