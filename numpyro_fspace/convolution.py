@@ -38,13 +38,20 @@ def conv_general_dilated(
     channels-first convolutions), it is JAX's own.
 
     Args:
-        lhs: images [N, *spatial, C].
-        rhs: kernels [*window, C, L].
-        window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers, feature_group_count,
-            batch_group_count, precision, preferred_element_type: as of ``jax.lax.conv_general_dilated``.
+        lhs: images [N, H, W, C] (or of one or three dimensions in place of H and W).
+        rhs: kernels [h, w, C, L].
+        window_strides: steps from one patch to the next, in each dimension.
+        padding: ``"SAME"``, ``"VALID"``, or pixels added before and after, in each dimension.
+        lhs_dilation: of the image; None is none.
+        rhs_dilation: of the kernel; None is none.
+        dimension_numbers: the order of axes, as flax's layers give it.
+        feature_group_count: groups of channels.
+        batch_group_count: groups of images.
+        precision: of the product.
+        preferred_element_type: of the result.
 
     Returns:
-        [N, *spatial', L], equal to JAX's to rounding.
+        Images with L channels, equal to JAX's to rounding.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro_fspace as fs
