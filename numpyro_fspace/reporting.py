@@ -33,6 +33,7 @@ RHAT_LIMIT = 1.05
 ESS_LIMIT = 50.0
 ACCEPTANCE_LIMIT = 0.3
 NOISE_LIMIT = 0.1
+HEAT_LIMIT = 1.0
 TEMPERATURE_LIMIT = 0.1
 DRIFT_LIMIT = 1.2
 
@@ -49,7 +50,10 @@ class Report:
         acceptance: the mean acceptance probability a Metropolis test of one draw's steps would have had (one step
             for SGLD), at the last state of each chain with minibatch and points frozen.
         noise_share: variance of the stochastic gradient's noise relative to the sampler's own noise, per unit of
-            time: the relative excess of temperature that minibatches and random points cause, to leading order.
+            time: the relative excess of temperature that minibatches and random points cause, to leading order, as a
+            mean over all directions, as the temperature is.
+        noise_heat: the same in the directions that this noise acts on, a mean weighted by its variance. Where a few of
+            many directions are hot, it is large though temperature and ``noise_share`` are not.
         drift: mean square of the networks' standardised weights in the last quarter of each chain over that in the
             first, [C].
         advice: one line for each doubt; empty if there is none.
@@ -60,6 +64,7 @@ class Report:
     temperature: np.ndarray
     acceptance: float
     noise_share: float
+    noise_heat: float
     drift: np.ndarray
     advice: tuple[str, ...]
 
@@ -67,8 +72,9 @@ class Report:
         temperature = "" if np.isnan(self.temperature).all() else f"temperature {self._range(self.temperature)}, "
         lines = [
             str(self.functions),
-            f"Sampler: {temperature}acceptance {self.acceptance:.2f}, gradient-noise share {self.noise_share:.3f}, "
-            f"{self.num_diverging} diverging, weight drift × {self._range(self.drift)}",
+            f"Sampler: {temperature}acceptance {self.acceptance:.2f}, gradient-noise share {self.noise_share:.3f} "
+            f"(where it acts {self.noise_heat:.2f}), {self.num_diverging} diverging, "
+            f"weight drift × {self._range(self.drift)}",
         ]
         return "\n".join(lines + [f"Look: {line}" for line in self.advice] + ([] if self.advice else ["No doubts."]))
 
@@ -89,11 +95,13 @@ def report(
 
     It looks for each way in which such a run is known to go wrong: chains that have not met (R-hat, effective
     sample size of f), steps that are too long (divergences, kinetic temperature, the acceptance a Metropolis
-    test would have had), minibatches that are too small (share of the gradient's noise), and improper laws
-    (drift of the weights).
+    test would have had), minibatches that are too small (the gradient's noise, on average and where it acts), and
+    improper laws (drift of the weights).
 
-    With V the mean variance of a coordinate of :math:`S^\top \nabla \tilde U` over minibatches and points, the share is
-    :math:`\varepsilon V / (2 \gamma T)` for SGHMC and :math:`\varepsilon V / (2 T)` for SGLD.
+    With V the covariance of :math:`S^\top \nabla \tilde U` over minibatches and points, a direction in which its
+    variance is v gets the temperature :math:`T + \varepsilon v / (2 \gamma)` under SGHMC, and
+    :math:`T + \varepsilon v / 2` under SGLD, to leading order. ``noise_share`` takes the mean variance, v = tr V / P,
+    ``noise_heat`` that of the noise's own directions, v = tr V² / tr V.
 
     Args:
         mcmc: an ``MCMC`` object that has run one of our kernels.
@@ -128,8 +136,8 @@ def report(
         args, kwargs = mcmc._args, mcmc._kwargs
     f = _function_draws(mcmc, args, kwargs, inputs)
     functions = function_diagnostics(f)
-    acceptance, noise_share = _probe(kernel, mcmc.last_state, jax.random.key(0) if key is None else key, args, kwargs)
-    state = mcmc.last_state
+    state, key = mcmc.last_state, jax.random.key(0) if key is None else key
+    acceptance, noise_share, noise_heat = _probe(kernel, state, key, args, kwargs)
     has_momentum = isinstance(kernel, SGHMC)
     temperature = np.atleast_1d(state.mean_temperature) / kernel.temperature
     found = {
@@ -138,6 +146,7 @@ def report(
         "temperature": temperature if has_momentum else np.full_like(temperature, np.nan),
         "acceptance": acceptance,
         "noise_share": noise_share,
+        "noise_heat": noise_heat,
         "drift": _weight_drift(mcmc, kernel, args, kwargs),
     }
     return Report(**found, advice=tuple(_advice(size=state.scale.shape[-1], **found)))
@@ -174,7 +183,7 @@ def _function_draws(mcmc, args, kwargs, inputs):
 
 
 def _probe(kernel, state, key, args, kwargs):
-    """``(acceptance, noise share)``, means over chains, at their last states."""
+    """``(acceptance, noise share, noise heat)``, means over chains, at their last states."""
     chain = kernel._chain(args, kwargs)
     batched = state.potential_energy.ndim > 0
     has_momentum = isinstance(kernel, SGHMC)
@@ -189,9 +198,9 @@ def _probe(kernel, state, key, args, kwargs):
         key_gradients, key_trajectories = jax.random.split(key)
         keys = jax.random.split(key_gradients, NUM_GRADIENTS)
         gradients = jax.lax.map(lambda k: metric.scale_gradient(jax.grad(energy)(position, k)), keys)
-        variance = jnp.mean(jnp.var(gradients, axis=0, ddof=1))
         friction = kernel.friction if has_momentum else 1.0
-        share = step_size * variance / (2.0 * friction * kernel.temperature)
+        mean, weighted = _noise_variances(gradients)
+        share, heat = (step_size * v / (2.0 * friction * kernel.temperature) for v in (mean, weighted))
 
         # A step of SGLD is a leapfrog step of length √(2ε) from a fresh momentum.
         time_step, num_steps = (step_size, kernel.num_steps) if has_momentum else (jnp.sqrt(2.0 * step_size), 1)
@@ -215,12 +224,24 @@ def _probe(kernel, state, key, args, kwargs):
             return jnp.where(jnp.isfinite(gain), jnp.exp(jnp.minimum(0.0, gain / kernel.temperature)), 0.0)
 
         keys = jax.random.split(key_trajectories, (2, NUM_TRAJECTORIES))
-        return jnp.mean(jax.lax.map(accept, (keys[0], keys[1]))), share
+        return jnp.mean(jax.lax.map(accept, (keys[0], keys[1]))), share, heat
 
     states = state if batched else jax.tree.map(lambda a: a[None], state)
     keys = jax.random.split(key, states.potential_energy.shape[0])
-    acceptance, share = jax.jit(jax.vmap(one_chain))(keys, states)
-    return float(jnp.mean(acceptance)), float(jnp.mean(share))
+    return tuple(float(jnp.mean(found)) for found in jax.jit(jax.vmap(one_chain))(keys, states))
+
+
+def _noise_variances(gradients):
+    """``(tr V / P, tr V² / tr V)`` of the covariance V of independent gradients [G, P].
+
+    Differences of pairs have covariance 2V and mean zero, and the squared product of two of them the mean 4 tr V².
+    """
+    differences = (gradients[::2] - gradients[1::2]) / jnp.sqrt(2.0)
+    products = differences @ differences.T
+    num = len(products)
+    trace = jnp.trace(products) / num
+    square = (jnp.sum(products**2) - jnp.sum(jnp.diagonal(products) ** 2)) / (num * (num - 1))
+    return trace / gradients.shape[-1], jnp.where(trace > 0, square / jnp.where(trace > 0, trace, 1.0), 0.0)
 
 
 def _weight_drift(mcmc, kernel, args, kwargs):
@@ -240,7 +261,7 @@ def _weight_drift(mcmc, kernel, args, kwargs):
     return squares[:, -quarter:].mean(1) / squares[:, :quarter].mean(1)
 
 
-def _advice(*, functions, num_diverging, temperature, acceptance, noise_share, drift, size):
+def _advice(*, functions, num_diverging, temperature, acceptance, noise_share, noise_heat, drift, size):
     rhat, ess = functions.max_rhat, functions.min_ess
     if not rhat <= RHAT_LIMIT:
         yield (
@@ -269,6 +290,12 @@ def _advice(*, functions, num_diverging, temperature, acceptance, noise_share, d
         yield (
             f"the gradient's noise adds {100 * noise_share:.0f} % to the temperature: enlarge the minibatch, fix the "
             "measurement points or take more of them, or shorten step_size."
+        )
+    elif noise_heat > HEAT_LIMIT:
+        yield (
+            f"the gradient's noise makes the few directions it acts on {1.0 + noise_heat:.1f} times as hot as the "
+            "rest, which the mean temperature does not show: f is too uncertain there. Enlarge the minibatch, fix the "
+            "measurement points, or raise friction."
         )
     if np.all(drift > 1.0 + 0.5 * (DRIFT_LIMIT - 1.0)) and np.mean(drift) > DRIFT_LIMIT:
         yield (

@@ -49,7 +49,7 @@ def test_quick_sampler_record(capsys, tmp_path):
     assert line["config"]["num_samples"] == 100
     assert line["finite"]
     assert 0.0 < line["acceptance"] <= 1.0
-    assert line["noise_share"] > 0.0  # the points are drawn anew at every gradient
+    assert line["noise_heat"] > line["noise_share"] > 0.0  # the points are drawn anew at every gradient
     assert line["advice"]  # so few draws cannot have converged
     assert all(text in err for text in line["advice"])
     assert line["version"]

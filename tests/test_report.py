@@ -80,7 +80,8 @@ def test_names_chains_that_have_not_met(data):
 def test_names_few_effective_draws(rhat, ess, start):
     """Fewer than 50 a chain; where the chains have not met that is all there is to say."""
     functions = SimpleNamespace(max_rhat=rhat, min_ess=ess, num_chains=2, num_draws=500)
-    well = {"num_diverging": 0, "temperature": np.ones(2), "acceptance": 0.9, "noise_share": 0.0, "drift": np.ones(2)}
+    well = {"num_diverging": 0, "temperature": np.ones(2), "acceptance": 0.9, "noise_share": 0.0, "noise_heat": 0.0}
+    well["drift"] = np.ones(2)
     advice = list(reporting._advice(functions=functions, size=10, **well))
     assert len(advice) == (start is not None) and all(line.startswith(start) for line in advice)
 
@@ -113,7 +114,34 @@ def test_noise_share_is_the_one_of_the_formula(data):
 
 
 def test_no_noise_without_minibatches(data):
-    assert fs.report(run(fs.SGHMC(linear()), data, 50, 50), *data).noise_share < 1e-6
+    found = fs.report(run(fs.SGHMC(linear()), data, 50, 50), *data)
+    assert found.noise_share < 1e-6 and found.noise_heat < 1e-6
+
+
+def test_variances_of_noise_are_unbiased():
+    """Means over 4000 sets of 16 gradients whose variances are 9, 4 and 97 times .01; within 4.5 standard errors."""
+    variances = jnp.append(jnp.array([9.0, 4.0]), jnp.full(97, 0.01))
+    noise = jnp.sqrt(variances) * jax.random.normal(jax.random.key(0), (4000, 16, 99))
+    mean, weighted = (np.asarray(v) for v in jax.vmap(reporting._noise_variances)(1.0 + noise))
+    trace, square = float(jnp.sum(variances)), float(jnp.sum(variances**2))
+    found = {trace: 99 * mean, square: 99 * mean * weighted}
+    for expected, values in found.items():
+        assert abs(values.mean() - expected) < 4.5 * values.std() / np.sqrt(len(values))
+
+
+def test_names_heat_that_few_directions_hide(data):
+    """One of 300 weights sees the data, in minibatches: its variance is as much too large as the noise's heat says."""
+    _, y = data
+    x = jnp.zeros((NUM_DATA, 300)).at[:, 0].set(1.0)
+    settings = {"step_size": 0.01, "num_steps": 20, "control_variates": False, "warmup": fs.Warmup(warm_start=0.0)}
+    settings |= {"preconditioner": fs.preconditioners.identity()}
+    mcmc = run(fs.SGHMC(linear(dist.Normal(), batch_size=20), **settings), (x, y), 100, 800)
+    found = fs.report(mcmc, x, y)
+    precision = 1.0 + NUM_DATA / 0.5**2
+    hotter = float(jnp.var(mcmc.get_samples()["f.kernel"][:, 0])) * precision
+    assert found.noise_share < 0.1 and (found.temperature < 1.1).all()
+    assert 0.5 * hotter < 1.0 + found.noise_heat < 2.0 * hotter
+    assert any("times as hot as the rest" in line for line in found.advice)
 
 
 def test_names_a_drift_of_the_weights(data):

@@ -185,6 +185,7 @@ def run(job: Job[Config]) -> dict:
         "ess_min": found and found.min_ess,
         "temperature": posterior.report and float(np.max(posterior.report.temperature)),
         "noise_share": posterior.report and posterior.report.noise_share,
+        "noise_heat": posterior.report and posterior.report.noise_heat,
         "advice": list(posterior.report.advice) if posterior.report else [],
         "curves": {
             "angle": np.array(ANGLES, float),

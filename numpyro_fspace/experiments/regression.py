@@ -288,6 +288,7 @@ def scores(posterior: FunctionPosterior, y, key) -> dict:
         "temperature": float(np.max(posterior.report.temperature)),
         "acceptance": posterior.report.acceptance,
         "noise_share": posterior.report.noise_share,
+        "noise_heat": posterior.report.noise_heat,
         "advice": list(posterior.report.advice),
     }
 
