@@ -74,6 +74,8 @@ class Posterior:
         sizes = {k: jnp.shape(v)[0] if jnp.ndim(v) else None for k, v in self.samples.items()}
         if len(set(sizes.values())) != 1 or None in sizes.values():
             raise ValueError(f"Every array of draws must have the same leading axis [S, …], got {sizes}.")
+        if 0 in sizes.values():
+            raise ValueError("samples holds no draws: every array of it has a leading axis of length 0.")
 
 
 def as_posterior(source, model: Callable | None = None) -> Posterior:

@@ -252,6 +252,8 @@ CASES = [
     ("predict a list", lambda: fs.predict([DRAWS], KEY, X), TypeError, "MCMC object, a Posterior or a dict.*got list"),
     ("predict ragged", lambda: fs.predict(DRAWS | {"v": jnp.ones(2)}, KEY, X, model=linear()), ValueError,
      "same leading axis"),
+    ("predict zero draws", lambda: fs.predict({k: v[:0] for k, v in DRAWS.items()}, KEY, X, model=linear()), ValueError,
+     "samples holds no draws"),
     ("predict no draws", lambda: fs.predict({}, KEY, X, model=linear()), ValueError, "draws"),
     ("predict before run", lambda: fs.predict(fs.MCMC(fs.SGLD(linear()), num_warmup=1, num_samples=1), KEY, X),
      ValueError, "call run first"),
