@@ -16,7 +16,7 @@ from numpyro_fspace.cli import main
 from numpyro_fspace.datasets.registry import DATA_ENV
 from numpyro_fspace.experiments import bandit
 from numpyro_fspace.experiments.bandit import EAT, PATTERNS, REJECT, Config
-from numpyro_fspace.experiments.bandit_agents import Agent, Buffer, build_model, spread
+from numpyro_fspace.experiments.bandit_agents import Agent, Buffer, build_model, process_agent, process_features, spread
 from numpyro_fspace.potential import ModelPotential
 
 needs_data = pytest.mark.skipif(not os.environ.get(DATA_ENV), reason=f"{DATA_ENV} is not set")
@@ -85,32 +85,56 @@ def test_likelihood_is_that_of_what_the_buffer_holds(num):
     assert error < 0.2 * abs(expected) + 1e-2
 
 
-def play(agent, values, poisonous, harm, num):
+def play(agent, poisonous, harm, num):
     rows = jax.random.randint(jax.random.key(3), (num,), 0, len(poisonous))
     poisonous = jnp.asarray(poisonous)
-    out = bandit.interact(agent, values, poisonous, harm, 1.0, Buffer.empty(num), 0, rows, jax.random.key(4))
+    out = bandit.interact(agent, poisonous, harm, 1.0, Buffer.empty(num), 0, rows, jax.random.key(4))
     return rows, jax.device_get(out)
 
 
 def test_who_knows_has_no_regret_and_chance_has_its_share():
     poisonous = np.array([False, True, True, False])
-    knows = Agent(lambda key: 0, lambda state, buffer: state + 1, lambda key, state, buffer: poisonous)
-    rows, ((state, _), (actions, _)) = play(
-        knows,
-        lambda weights, buffer, row: jnp.where(jnp.asarray(weights)[row], jnp.eye(2)[0], jnp.eye(2)[1]),
-        poisonous,
-        0.5,
-        500,
+    knows = Agent(
+        lambda key: 0,
+        lambda state, buffer: state + 1,
+        lambda key, state, buffer, row: jnp.where(jnp.asarray(poisonous)[row], jnp.eye(2)[REJECT], jnp.eye(2)[EAT]),
     )
+    rows, ((state, _), (actions, _)) = play(knows, poisonous, 0.5, 500)
     assert state == 500
     assert bandit.expected_regret(actions, poisonous[rows], 0.5).sum() == 0
-    rows, ((_, buffer), (actions, _)) = play(Agent(knows.start, knows.learn, None), None, poisonous, 0.4, 4000)
+    rows, ((_, buffer), (actions, _)) = play(Agent(knows.start, knows.learn, None), poisonous, 0.4, 4000)
     assert abs(actions.mean() - 0.5) < 5 * 0.5 / np.sqrt(4000)
     eaten = buffer.rewards[(buffer.actions == EAT) & poisonous[buffer.rows]]
     assert set(eaten) == {5.0, -35.0}
     assert abs(np.mean(eaten == -35.0) - 0.4) < 5 * np.sqrt(0.24 / len(eaten))
     assert set(buffer.rewards[buffer.actions == REJECT]) == {0.0}
     assert set(buffer.rewards[(buffer.actions == EAT) & ~poisonous[buffer.rows]]) == {5.0}
+
+
+def test_the_process_s_belief_is_its_exact_posterior():
+    """Thirty rewards one by one, in a buffer of eight, against the process conditioned on all of them."""
+    import tinygp
+
+    kernel, x = tinygp.kernels.ExpSquared(1.5), jax.random.normal(jax.random.key(0), (40, 3))
+    features = process_features(kernel, x, jax.random.key(1))
+    np.testing.assert_allclose(features @ features.T, kernel(x, x), atol=1e-4)
+    agent, buffer, rng = process_agent(features, 0.5), Buffer.empty(8), np.random.default_rng(0)
+    state, seen = agent.start(None), []
+    for _ in range(30):
+        row, action, reward = rng.integers(40), rng.integers(2), rng.normal()
+        buffer = buffer.add(row, action, reward)
+        state, seen = agent.learn(state, buffer), [*seen, (row, action, reward)]
+    draws = jax.vmap(lambda key: agent.rewards(key, state, buffer, 7))(jax.random.split(jax.random.key(2), 4000))
+    for action in (REJECT, EAT):
+        rows = [row for row, a, _ in seen if a == action]
+        gp = tinygp.GaussianProcess(kernel, x[jnp.array(rows)], diag=0.25)
+        exact = gp.condition(jnp.array([reward for _, a, reward in seen if a == action]), x).gp
+        np.testing.assert_allclose(features @ state.mean[action], exact.mean, atol=2e-3)
+        variance = jnp.einsum("nr,rs,ns->n", features, state.covariance[action], features)
+        np.testing.assert_allclose(variance, exact.variance, atol=2e-3)
+        sd = float(exact.variance[7]) ** 0.5
+        assert abs(draws[:, action].mean() - exact.mean[7]) < 4.5 * sd / np.sqrt(4000)
+        assert abs(draws[:, action].std() / sd - 1.0) < 4.5 / np.sqrt(8000)
 
 
 def records(capsys, *words):
@@ -123,7 +147,7 @@ def records(capsys, *words):
 @pytest.mark.slow
 def test_agents_learn(capsys):
     """Half of what chance loses, in 300 interactions; who has no uncertainty is no worse there."""
-    by_chance, *others = records(capsys, "--method", "uniform", "fsgld", "bbb", "--dataset", "p0.5")
+    by_chance, *others = records(capsys, "--method", "uniform", "fsgld", "bbb", "gp", "--dataset", "p0.5")
     expected = 0.5 * (4208 * 5.0 + 3916 * 15.0) / 8124 * 300
     # Each interaction's regret has standard deviation 5.7.
     assert abs(by_chance["regret"] - expected) < 5 * 5.7 * np.sqrt(300)

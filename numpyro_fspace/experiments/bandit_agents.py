@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +15,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_fspace.experiments.methods import KERNELS
+from numpyro_fspace.functions import function_values
 from numpyro_fspace.infer import SGHMC, Warmup
 from numpyro_fspace.networks import fan_in, init_to_network, random_module
 from numpyro_fspace.primitives import functional_prior
@@ -28,7 +30,9 @@ __all__ = ["METHODS", "Agent", "Buffer", "build_agent", "build_model"]
 DIVERGENCES = {"bbb": None, "gfsvi": RegularizedKL(), "fbnn": SpectralSteinKL()}
 #: Networks without uncertainty: the share of their actions that is random.
 EPSILON = {"greedy": 0.0, "egreedy": 0.05}
-METHODS = (*KERNELS, *DIVERGENCES, *EPSILON, "uniform")
+METHODS = (*KERNELS, *DIVERGENCES, "gp", *EPSILON, "uniform")
+#: Of a process: features that stand for its kernel, and the mushrooms they are found on.
+NUM_FEATURES, NUM_FEATURE_ROWS = 500, 2000
 
 
 class Buffer(NamedTuple):
@@ -67,19 +71,27 @@ class Buffer(NamedTuple):
 
 
 class Agent(NamedTuple):
-    """What chooses: a state, how it learns, and weights drawn from what it believes.
+    """What chooses: a state, how it learns, and what it believes of a mushroom.
 
     Attributes:
         start: ``key -> state``.
         learn: ``(state, buffer) -> state``.
-        draw: ``(key, state, buffer) -> weights``; None acts at random.
+        rewards: ``(key, state, buffer, row) -> [2]``, of the two actions, under a draw from what it believes; None acts
+            at random.
         epsilon: share of actions that are random.
     """
 
     start: Callable
     learn: Callable
-    draw: Callable | None
+    rewards: Callable | None
     epsilon: float = 0.0
+
+
+class Belief(NamedTuple):
+    """Normal laws of the weights of features, for each action: ``mean`` [2, R], ``covariance`` [2, R, R]."""
+
+    mean: jax.Array
+    covariance: jax.Array
 
 
 def spread(indices, capacity: int, size):
@@ -119,7 +131,49 @@ def build_model(config: Config, x, prior, points, noise_sd: float, *, functional
     return model
 
 
-def sampler_agent(method: str, config: Config, model) -> Agent:
+def promises(model, x, draw: Callable) -> Callable:
+    """``Agent.rewards`` of a network whose weights are ``draw(key, state, buffer)``."""
+
+    def rewards(key, state, buffer, row):
+        weights = draw(key, state, buffer)
+        return function_values(model, weights, (buffer,), {}, {"net": x[row][None]})["net"][0]
+
+    return rewards
+
+
+def process_features(kernel, x, key):
+    """Features [N, R] of the rows of x [N, D] whose products are the kernel's leading part (Nyström's method)."""
+    rows = x[jax.random.permutation(key, len(x))[:NUM_FEATURE_ROWS]]
+    variances, directions = jnp.linalg.eigh(kernel(rows, rows))
+    variances, directions = variances[-NUM_FEATURES:], directions[:, -NUM_FEATURES:]
+    return kernel(x, rows) @ directions / jnp.sqrt(jnp.maximum(variances, 1e-6 * variances[-1]))
+
+
+def process_agent(features, noise_sd: float) -> Agent:
+    """The process itself in place of a network, one for each action: its posterior is exact, and forgets nothing."""
+
+    def start(key):
+        size = features.shape[1]
+        return Belief(jnp.zeros((2, size)), jnp.broadcast_to(jnp.eye(size), (2, size, size)))
+
+    def learn(state, buffer):
+        place = (buffer.num - 1) % len(buffer.rows)
+        row, action, reward = buffer.rows[place], buffer.actions[place], buffer.rewards[place]
+        covariance = state.covariance[action] @ features[row]
+        gain = covariance / (features[row] @ covariance + noise_sd**2)
+        error = reward - features[row] @ state.mean[action]
+        return Belief(
+            state.mean.at[action].add(gain * error), state.covariance.at[action].add(-jnp.outer(gain, covariance))
+        )
+
+    def rewards(key, state, buffer, row):
+        variance = jnp.einsum("r,ars,s->a", features[row], state.covariance, features[row])
+        return state.mean @ features[row] + jnp.sqrt(jnp.maximum(variance, 0.0)) * jax.random.normal(key, (2,))
+
+    return Agent(start, learn, rewards)
+
+
+def sampler_agent(method: str, config: Config, model, x) -> Agent:
     """A chain that goes on as the buffer grows, a step after each interaction.
 
     What fits the curvature of a hundred interactions is too long a step for a thousand. So warm-up never ends: every
@@ -142,11 +196,11 @@ def sampler_agent(method: str, config: Config, model) -> Agent:
     return Agent(
         start=lambda key: kernel.init(key, config.num_warmup, None, (empty,), {}),
         learn=learn,
-        draw=lambda key, state, buffer: state.z,
+        rewards=promises(model, x, lambda key, state, buffer: state.z),
     )
 
 
-def optimising_agent(config: Config, model, guide, loss, epsilon: float) -> Agent:
+def optimising_agent(config: Config, model, x, guide, loss, epsilon: float) -> Agent:
     """A guide that Adam goes on fitting as the buffer grows."""
     import optax
 
@@ -159,21 +213,32 @@ def optimising_agent(config: Config, model, guide, loss, epsilon: float) -> Agen
     def draw(key, state, buffer):
         return guide.sample_posterior(key, svi.get_params(state), buffer)
 
-    return Agent(lambda key: svi.init(key, empty), learn, draw, epsilon)
+    return Agent(lambda key: svi.init(key, empty), learn, promises(model, x, draw), epsilon)
 
 
-def build_agent(method: str, config: Config, build) -> Agent:
-    """The agent of a method; ``build(functional=...)`` gives the model."""
+def build_agent(method: str, config: Config, x, prior, points, noise_sd: float, key) -> Agent:
+    """The agent of a method.
+
+    Args:
+        method: one of ``METHODS``.
+        config: every number of a run.
+        x: features of the mushrooms [N, D].
+        prior, points: the functional prior, and where it acts.
+        noise_sd: of a reward, in the model's units.
+        key: of the features of ``"gp"``.
+    """
+    build = functools.partial(build_model, config, x, prior, points, noise_sd)
     if method == "uniform":
         return Agent(lambda key: (), lambda state, buffer: state, None)
+    if method == "gp":
+        return process_agent(process_features(prior.kernel, x, key), noise_sd)
     if method in KERNELS:
-        return sampler_agent(method, config, build(functional=KERNELS[method].needs_functional_prior))
+        return sampler_agent(method, config, build(functional=KERNELS[method].needs_functional_prior), x)
     if method in EPSILON:
         model = build(functional=False)
-        return optimising_agent(
-            config, model, AutoDelta(model, init_loc_fn=init_to_network), Trace_ELBO(), EPSILON[method]
-        )
+        guide = AutoDelta(model, init_loc_fn=init_to_network)
+        return optimising_agent(config, model, x, guide, Trace_ELBO(), EPSILON[method])
     divergence = DIVERGENCES[method]
     model = build(functional=divergence is not None)
     loss = Trace_ELBO() if divergence is None else FunctionalELBO(divergence)
-    return optimising_agent(config, model, mean_field(model), loss, 0.0)
+    return optimising_agent(config, model, x, mean_field(model), loss, 0.0)
