@@ -144,9 +144,10 @@ def promises(model, x, draw: Callable) -> Callable:
 def process_features(kernel, x, key):
     """Features [N, R] of the rows of x [N, D] whose products are the kernel's leading part (Nyström's method)."""
     rows = x[jax.random.permutation(key, len(x))[:NUM_FEATURE_ROWS]]
-    variances, directions = jnp.linalg.eigh(kernel(rows, rows))
+    covariance = jax.jit(lambda x: kernel(x, rows))  # compiled, it makes no array of all differences
+    variances, directions = jnp.linalg.eigh(covariance(rows))
     variances, directions = variances[-NUM_FEATURES:], directions[:, -NUM_FEATURES:]
-    return kernel(x, rows) @ directions / jnp.sqrt(jnp.maximum(variances, 1e-6 * variances[-1]))
+    return covariance(x) @ directions / jnp.sqrt(jnp.maximum(variances, 1e-6 * variances[-1]))
 
 
 def process_agent(features, noise_sd: float) -> Agent:
