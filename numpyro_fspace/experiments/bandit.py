@@ -50,7 +50,8 @@ class Config(Settings):
         num_warmup: draws of a warm-up; where one ends the next begins.
         control_variates: whether a sampler's gradients are corrected by those at a centre.
         friction: of the Hamiltonian samplers; it takes away the heat of minibatches.
-        num_points: measurement points, drawn afresh for each gradient.
+        num_points: measurement points.
+        fixed_points: whether they are drawn once; else afresh for each gradient.
         num_pretrain: mushrooms eaten before, whose rewards give the unit; the measurement points are among them.
         num_gp_steps: of Adam on the kernel's parameters, by the same rewards; 0 leaves the kernel a guess.
         nugget: variance of the functional prior beyond the process, in variances of the process.
@@ -78,6 +79,7 @@ class Config(Settings):
     control_variates: bool = False
     friction: float = 5.0
     num_points: int = 40
+    fixed_points: bool = False
     num_pretrain: int = 1000
     num_gp_steps: int = 0
     nugget: float = 0.1
@@ -170,7 +172,10 @@ def run(job: Job[Config]) -> dict:
     x, poisonous = load_mushroom()
     kernel, variance, scale, seen = pretrain(job.dataset, config.num_pretrain, config.num_gp_steps, job.seed)
     prior = GPPrior(kernel, nugget=config.nugget * variance, num_outputs=2)
-    points = measurement.subset(x[seen], config.num_points)
+    if config.fixed_points:
+        points = measurement.fixed(x[seen[: config.num_points]])
+    else:
+        points = measurement.subset(x[seen], config.num_points)
     key_rows, key_start, key_run = jax.random.split(jax.random.key(job.seed), 3)
     key_features = jax.random.fold_in(jax.random.key(job.seed), 2)
     agent = build_agent(job.method, config, jnp.asarray(x), prior, points, config.noise_sd / scale, key_features)
