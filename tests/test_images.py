@@ -15,6 +15,7 @@ from numpyro_fspace import datasets, metrics
 from numpyro_fspace.cli import main
 from numpyro_fspace.datasets import images, registry
 from numpyro_fspace.datasets.registry import DataNotFoundError, Source
+from numpyro_fspace.experiments import image_problems as problems
 from numpyro_fspace.experiments import images as experiment
 from numpyro_fspace.experiments.catalogue import find
 from numpyro_fspace.experiments.image_networks import NETWORKS
@@ -197,10 +198,10 @@ def test_ood_accuracy_is_the_best_of_all():
 def test_turned_images():
     random = np.random.default_rng(4)
     pixels = random.integers(0, 256, (2, 28, 28, 1), np.uint8)
-    turned = experiment._turn(pixels).reshape(len(experiment.ANGLES), 2, 28, 28, 1)
-    np.testing.assert_array_equal(turned[experiment.ANGLES.index(0)], pixels)
-    np.testing.assert_array_equal(turned[experiment.ANGLES.index(180)], pixels[:, ::-1, ::-1])
-    np.testing.assert_array_equal(turned[experiment.ANGLES.index(90)], np.rot90(pixels, axes=(1, 2)))
+    turned = problems.turn(pixels).reshape(len(problems.ANGLES), 2, 28, 28, 1)
+    np.testing.assert_array_equal(turned[problems.ANGLES.index(0)], pixels)
+    np.testing.assert_array_equal(turned[problems.ANGLES.index(180)], pixels[:, ::-1, ::-1])
+    np.testing.assert_array_equal(turned[problems.ANGLES.index(90)], np.rot90(pixels, axes=(1, 2)))
 
 
 def test_mixture_averages_probabilities():
@@ -231,14 +232,14 @@ def test_unknown_settings(settings):
 
 
 def test_kmnist_points_need_images_of_its_size():
-    problem = experiment.Problem(*[np.zeros((1, 3))] * 4, {"svhn": np.zeros((1, 3))}, np.zeros((0, 0)), *[None] * 3)
+    problem = problems.Problem(*[np.zeros((1, 3))] * 4, {"svhn": np.zeros((1, 3))}, np.zeros((0, 0)), *[None] * 3)
     with pytest.raises(ValueError, match="choose train or random"):
-        experiment._points("kmnist", problem, 5, jax.random.key(0))
+        problems.measurement_points("kmnist", problem, 5, jax.random.key(0))
 
 
 def test_kmnist_points_are_not_the_images_that_are_scored(folder):
-    problem = experiment.prepare("mnist", 0, 50, 60, 50, 1)
-    points = experiment._points("kmnist", problem, 40, jax.random.key(0))(jax.random.key(1))
+    problem = problems.prepare("mnist", 0, 50, 60, 50, 1)
+    points = problems.measurement_points("kmnist", problem, 40, jax.random.key(0))(jax.random.key(1))
     assert len(problem.strange["kmnist"]) == 60 and len(problem.kmnist) == 140
     distances = np.abs(points[:, None] - problem.strange["kmnist"]).max(-1)
     assert points.shape == (40, 784) and distances.min() > 0.0

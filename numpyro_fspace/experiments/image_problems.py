@@ -1,0 +1,137 @@
+"""The sets of images: what a network learns, what it should find strange, and the functional prior over its logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from numpyro_fspace import measurement
+from numpyro_fspace.datasets import load_images
+from numpyro_fspace.priors import GPFit, GPPrior, dirichlet_targets, fit_gp
+
+__all__ = ["ANGLES", "NUM_CLASSES", "POINTS", "STRANGE", "Problem", "measurement_points", "prepare", "turn"]
+
+NUM_CLASSES = 10
+#: What a network trained on a set should find strange: scored, and beside it.
+STRANGE = {
+    "mnist": ("fashion_mnist", "kmnist"),
+    "fashion_mnist": ("mnist", "kmnist"),
+    "cifar10": ("svhn",),
+    "cifar10_subset": ("svhn",),
+}
+#: Where a functional prior may look; see ``measurement_points``.
+POINTS = ("train", "kmnist", "random")
+#: Training images among which measurement points are drawn: they are part of the compiled program.
+NUM_POOL = 2000
+#: Nugget of the functional prior, in variances of the process.
+NUGGET = 0.01
+#: Strange images of a set; images that are turned, and by how much (degrees).
+NUM_STRANGE = 2000
+NUM_TURNED, ANGLES = 300, tuple(range(0, 181, 15))
+
+
+class Problem(NamedTuple):
+    """Images as rows of standardised pixels, and the trained GP.
+
+    Attributes:
+        x, labels: training images [N, D] and classes [N].
+        x_test, labels_test: test images and classes.
+        strange: images of other sets, by name.
+        kmnist: images of KMNIST that are not among the strange ones; none beside images of another size.
+        turned: test images turned by each of ``ANGLES``, one angle after the other; their classes are those of the
+            first ``NUM_TURNED`` test images.
+        shape: of an image, [H, W, C].
+        gp: the GP prior over the logits.
+    """
+
+    x: np.ndarray
+    labels: np.ndarray
+    x_test: np.ndarray
+    labels_test: np.ndarray
+    strange: dict[str, np.ndarray]
+    kmnist: np.ndarray
+    turned: np.ndarray
+    shape: tuple[int, ...]
+    gp: GPFit
+
+
+@lru_cache(maxsize=1)
+def prepare(
+    dataset: str, seed: int, num_train: int | None, num_test: int | None, num_gp_points: int, num_gp_steps: int
+) -> Problem:
+    """Load images, standardise their pixels by the training part, train the GP; remembered for the next method.
+
+    The kernel is the squared exponential with one lengthscale for all pixels, started at √D, the root mean square
+    distance being √(2D).
+    """
+    import tinygp
+
+    data = load_images(dataset)
+    random = np.random.default_rng(seed)
+    assert data.train_labels is not None and data.test_labels is not None, "sets of this experiment have classes"
+    rows = slice(None) if num_train is None else random.permutation(len(data.train))[:num_train]
+    train, labels, test = data.train[rows], data.train_labels[rows], data.test[:num_test]
+    mean, sd = train.mean((0, 1, 2)), train.std((0, 1, 2))
+
+    def pixels(images):
+        return ((images - mean) / sd).reshape(len(images), -1).astype(np.float32)
+
+    x, strange, kmnist = pixels(train), {}, np.zeros((0, 0), np.float32)
+    for name in STRANGE[dataset]:
+        other = load_images(name)
+        images = other.test if len(other.test) else other.train
+        strange[name] = pixels(images[:NUM_STRANGE][:num_test])
+        if name == "kmnist":
+            kmnist = pixels(images[len(strange[name]) :][:NUM_POOL])
+    some = random.permutation(len(x))[:num_gp_points]
+    targets, variances = dirichlet_targets(labels[some], NUM_CLASSES)
+    # A shift that all logits share changes no probability, so the prior's mean is 0 and not the targets'.
+    gp = fit_gp(
+        lambda params: params["variance"] * tinygp.kernels.ExpSquared(scale=params["lengthscale"]),
+        x[some],
+        targets - targets.mean(),
+        params={"variance": np.array(5.0), "lengthscale": np.sqrt(x.shape[1])},
+        noise_variance=variances,
+        num_steps=num_gp_steps,
+        learning_rate=0.1,
+    )
+    nugget = NUGGET * float(gp.params["variance"])
+    prior = GPPrior(gp.prior.kernel, nugget=nugget, num_outputs=NUM_CLASSES)
+    return Problem(
+        x=x,
+        labels=labels,
+        x_test=pixels(test),
+        labels_test=data.test_labels[:num_test],
+        strange=strange,
+        kmnist=kmnist,
+        turned=pixels(turn(test[:NUM_TURNED])),
+        shape=data.train.shape[1:],
+        gp=replace(gp, prior=prior),
+    )
+
+
+def turn(images) -> np.ndarray:
+    """Images turned anticlockwise by each of ``ANGLES``; where nothing was, there is black."""
+    from scipy.ndimage import rotate
+
+    turned = [rotate(images, angle, axes=(1, 2), reshape=False, order=1) for angle in ANGLES]
+    return np.concatenate(turned)
+
+
+def measurement_points(name: str, problem: Problem, num: int, key):
+    """The measurement points that are called ``name``, one of ``POINTS``."""
+    rows = np.asarray(jax.random.permutation(key, len(problem.x))[:NUM_POOL])
+    if name == "train":
+        return measurement.subset(problem.x[rows], num)
+    if name == "kmnist":
+        if not len(problem.kmnist):
+            raise ValueError("points='kmnist' needs images of 28 x 28 pixels; choose train or random.")
+        return measurement.subset(problem.kmnist, num)
+    low, high = problem.x.min(0).min(), problem.x.max(0).max()
+    margin = 0.5 * (high - low)
+    box = np.full(problem.x.shape[1], low - margin), np.full(problem.x.shape[1], high + margin)
+    return measurement.union(measurement.subset(problem.x[rows], num // 2), measurement.uniform(*box, num - num // 2))
