@@ -240,8 +240,9 @@ def _noise_variances(gradients):
     products = differences @ differences.T
     num = len(products)
     trace = jnp.trace(products) / num
-    square = (jnp.sum(products**2) - jnp.sum(jnp.diagonal(products) ** 2)) / (num * (num - 1))
-    return trace / gradients.shape[-1], jnp.where(trace > 0, square / jnp.where(trace > 0, trace, 1.0), 0.0)
+    relative = (products / jnp.where(trace > 0, trace, 1.0)) ** 2  # the squares of the products may overflow
+    weighted = trace * (jnp.sum(relative) - jnp.trace(relative)) / (num * (num - 1))
+    return trace / gradients.shape[-1], weighted
 
 
 def _weight_drift(mcmc, kernel, args, kwargs):
