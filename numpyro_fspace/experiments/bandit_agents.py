@@ -160,12 +160,11 @@ def process_agent(features, noise_sd: float) -> Agent:
     def learn(state, buffer):
         place = (buffer.num - 1) % len(buffer.rows)
         row, action, reward = buffer.rows[place], buffer.actions[place], buffer.rewards[place]
-        covariance = state.covariance[action] @ features[row]
-        gain = covariance / (features[row] @ covariance + noise_sd**2)
+        cross = state.covariance[action] @ features[row]
+        gain = cross / (features[row] @ cross + noise_sd**2)
         error = reward - features[row] @ state.mean[action]
-        return Belief(
-            state.mean.at[action].add(gain * error), state.covariance.at[action].add(-jnp.outer(gain, covariance))
-        )
+        mean = state.mean.at[action].add(gain * error)
+        return Belief(mean, state.covariance.at[action].add(-jnp.outer(gain, cross)))
 
     def rewards(key, state, buffer, row):
         variance = jnp.einsum("r,ars,s->a", features[row], state.covariance, features[row])
