@@ -85,9 +85,9 @@ def _parser():
         "bench",
         help="effective draws of f per second; the time of a step beside others', with many chains, rows, at the start",
     )
-    bench.add_argument("benchmark", choices=("chains", "ess", "memory", "rows", "start", "steps", "svi"))
+    bench.add_argument("benchmark", choices=("chains", "ess", "loop", "memory", "rows", "start", "steps", "svi"))
     bench.add_argument("--method", nargs="+", choices=ESS_METHODS, default=list(ESS_METHODS), help="of ess")
-    bench.add_argument("--size", nargs="+", choices=tuple(SIZES), default=list(SIZES), help="of steps and memory")
+    bench.add_argument("--size", nargs="+", choices=tuple(SIZES), default=list(SIZES), help="of loop, memory and steps")
     bench.add_argument("--repeats", type=_positive, default=1, metavar="R")
     bench.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
     bench.add_argument("--out", metavar="FILE", help="append records to FILE instead of printing them")
@@ -162,13 +162,14 @@ def _records(args):
 def _bench(args):
     from numpyro_fspace.benchmarks.ess import bench_ess
     from numpyro_fspace.benchmarks.scale import NUM_ROWS, bench_chains, bench_memory, bench_rows, bench_start
-    from numpyro_fspace.benchmarks.steps import bench_steps
+    from numpyro_fspace.benchmarks.steps import bench_loop, bench_steps
     from numpyro_fspace.benchmarks.svi import bench_svi
     from numpyro_fspace.experiments.records import write
 
     runs = {
         "chains": [bench_chains],
         "ess": [functools.partial(bench_ess, method) for method in args.method],
+        "loop": [functools.partial(bench_loop, size) for size in args.size],
         "memory": [functools.partial(bench_memory, size) for size in args.size],
         "rows": [functools.partial(bench_rows, num_rows) for num_rows in (NUM_ROWS[:1] if args.quick else NUM_ROWS)],
         "start": [bench_start],

@@ -18,6 +18,7 @@ from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
 from numpyro_fspace.potential import ModelPotential
+from numpyro_fspace.validate import check_arguments
 
 KEY = jax.random.key(0)
 DRAWS = {"w": jnp.ones((3, 2))}
@@ -298,3 +299,13 @@ def test_good_inputs_pass():
     start_model(network(prior={"kernel": dist.Normal(), "bias": fs.fan_in()}))
     evaluate(gp(num_outputs=2), POINTS, outputs=2)
     assert ModelPotential(linear(POINTS), (X, Y), key=KEY).latents == ["w"]
+
+
+@pytest.mark.parametrize("values", [[np.inf, -np.inf], [1.0, np.nan], [-np.inf, 0.0]])
+def test_infinities_that_cancel_are_found(values):
+    with pytest.raises(ValueError, match=r"holds [12] NaN or infinite"):
+        check_arguments((np.array(values, np.float32),), {})
+
+
+def test_large_data_whose_sum_overflows_are_accepted():
+    check_arguments((np.full(9, 3e38, np.float32),), {})

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -316,7 +317,6 @@ def test_benchmark_of_variational_steps(capsys):
     assert line["ratio"] == pytest.approx(line["gfsvi_ms"] / line["mean_field_ms"])
 
 
-@pytest.mark.filterwarnings("ignore:The chain runs hot")  # two draws say little
 def test_benchmark_of_steps(capsys):
     status, out, _ = run(capsys, "bench", "steps", "--size", "boston", "--quick")
     line = json.loads(out)
@@ -327,7 +327,32 @@ def test_benchmark_of_steps(capsys):
     assert line["faster_than_peers"]["sgld"] == pytest.approx(fastest / line["us"]["sgld"])
 
 
-@pytest.mark.filterwarnings("ignore:The chain runs hot")  # two draws say little
+def test_benchmarks_compile_afresh(tmp_path):
+    """No program of a benchmark comes from the persistent cache, or is left there; what comes after it is."""
+    code = """if True:
+        import jax, os
+        from numpyro_fspace.benchmarks.problems import turns
+        folder = os.environ["JAX_COMPILATION_CACHE_DIR"]
+        fn = jax.jit(lambda k: jax.random.normal(k, (3,)) + 1.5)
+        turns({"a": lambda key: jax.block_until_ready(fn(key))}, 0, quick=True)
+        during = [f for f in os.listdir(folder) if "lambda" in f]
+        jax.block_until_ready(jax.jit(lambda x: x * 2.5)(1.0))
+        print(len(during), len([f for f in os.listdir(folder) if "lambda" in f]) > 0)
+    """
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | cache, capture_output=True, text=True)
+    assert done.stdout.split() == ["0", "True"], done.stderr
+
+
+def test_benchmark_of_the_driver(capsys):
+    status, out, _ = run(capsys, "bench", "loop", "--size", "boston", "--quick")
+    line = json.loads(out)
+    assert status == 0
+    assert line["over_scan"].keys() == {"sgld", "sghmc", "fsgld", "fsghmc"}
+    seconds = line["seconds"]["fsghmc"]
+    assert line["over_scan"]["fsghmc"] == pytest.approx(seconds["mcmc"] / seconds["scan"])
+
+
 def test_benchmark_of_memory(capsys):
     status, out, _ = run(capsys, "bench", "memory", "--size", "boston", "--quick")
     record = json.loads(out)
@@ -345,7 +370,6 @@ def test_benchmark_of_rows_on_disk(capsys):
     assert line["on_disk_over_in_memory"] == pytest.approx(line["us"]["on_disk"] / line["us"]["in_memory"])
 
 
-@pytest.mark.filterwarnings("ignore:The chain runs hot")  # two draws say little
 def test_benchmark_of_chains(capsys):
     status, out, _ = run(capsys, "bench", "chains", "--quick")
     line = json.loads(out)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -13,6 +15,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import tinygp
+from jax.experimental.compilation_cache import compilation_cache
 
 from numpyro_fspace import measurement
 from numpyro_fspace.infer import MCMC, Warmup
@@ -27,6 +30,7 @@ __all__ = [
     "STEP_SIZE",
     "Size",
     "data",
+    "fixed_kernel",
     "likelihood",
     "model",
     "network",
@@ -112,15 +116,22 @@ def model(problem: Size, *, functional: bool):
     return model
 
 
-def sampler(kernel, problem: Size, x, y, **settings) -> Callable:
-    """``run(key)``: ``fs.MCMC``, with ``settings``, at a fixed step size, without warm-up and control variates."""
+def fixed_kernel(kernel, problem: Size):
+    """A kernel, of a class of ours, at a fixed step size, without warm-up and control variates."""
     fixed = {"preconditioner": identity(), "warmup": Warmup(warm_start=0.0), "control_variates": False}
     target = model(problem, functional=kernel.needs_functional_prior)
-    kernel = kernel(target, step_size=STEP_SIZE, num_steps=NUM_STEPS, **fixed)
-    mcmc = MCMC(kernel, num_warmup=0, num_samples=problem.num_draws, **{"progress_bar": False} | settings)
+    return kernel(target, step_size=STEP_SIZE, num_steps=NUM_STEPS, **fixed)
+
+
+def sampler(kernel, problem: Size, x, y, **settings) -> Callable:
+    """``run(key)``: ``fixed_kernel`` under ``fs.MCMC``, with ``settings``."""
+    kernel, given = fixed_kernel(kernel, problem), {"progress_bar": False} | settings
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=problem.num_draws, **given)
 
     def run(key):
-        mcmc.run(key, x, y)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The chain runs hot", RuntimeWarning)  # only its time is of interest
+            mcmc.run(key, x, y)
         jax.block_until_ready(mcmc.last_state.z)
 
     return run
@@ -133,9 +144,27 @@ def clock(run: Callable, key) -> tuple[float, float]:
     return time.perf_counter() - start[0], time.process_time() - start[1]
 
 
-def turns(runs: dict[str, Callable], repeat: int, *, quick: bool) -> tuple[dict, dict, dict]:
+@contextlib.contextmanager
+def compiled_afresh():
+    """Without JAX's persistent cache of compiled programs.
+
+    On a CPU a program that it holds runs on one thread, where one just compiled may use several: a benchmark that finds
+    some of its programs there and others not would compare threads.
+    """
+    before = jax.config.jax_enable_compilation_cache
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
+
+
+def turns(runs: dict[Any, Callable], repeat: int, *, quick: bool) -> tuple[dict, dict, dict]:
     """By name: seconds of the first run; median seconds, on the wall and of all cores, of seven turns A B C A B C …"""
-    first = {name: clock(run, jax.random.key(repeat))[0] for name, run in runs.items()}
+    with compiled_afresh():
+        first = {name: clock(run, jax.random.key(repeat))[0] for name, run in runs.items()}
     times: dict[str, list] = {name: [] for name in runs}
     for turn in range(2 if quick else NUM_TURNS):
         for name, run in runs.items():

@@ -1,14 +1,15 @@
-"""The time of a gradient step beside other libraries' samplers and plain SGD, by turns in one process."""
+"""The time of a gradient step, by turns in one process: beside other libraries' samplers and plain SGD, and beside the
+same step without the driver around it."""
 
 from __future__ import annotations
 
 import jax
 
 from numpyro_fspace.benchmarks.peers import contenders, num_draws
-from numpyro_fspace.benchmarks.problems import NUM_STEPS, SIZES, data, params, turns
+from numpyro_fspace.benchmarks.problems import NUM_STEPS, SIZES, data, fixed_kernel, params, sampler, turns
 from numpyro_fspace.experiments.methods import KERNELS
 
-__all__ = ["bench_steps"]
+__all__ = ["bench_loop", "bench_steps"]
 
 
 def bench_steps(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
@@ -42,3 +43,42 @@ def bench_steps(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
         "functional": {name: us["f" + name] / us[name] for name in ("sgld", "sghmc")},
         "device": jax.devices()[0].device_kind,
     }
+
+
+def bench_loop(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
+    """One record: by kernel, how many times as long a run of ``fs.MCMC`` takes, progress bar on, as a bare scan.
+
+    The scan makes as many draws by ``kernel.sample`` and keeps the weights alone; starting a chain, what else is kept
+    of a draw, and what is reported at the end are ``fs.MCMC``'s own. Medians over seven turns. ``seconds`` gives both.
+    """
+    problem = SIZES[size]._replace(num_draws=2) if quick else SIZES[size]
+    x, y = data(problem)
+    seconds = {}
+    for name, kernel in KERNELS.items():
+        runs = {"mcmc": sampler(kernel, problem, x, y, progress_bar=True), "scan": _scan(kernel, problem, x, y)}
+        seconds[name] = turns(runs, repeat, quick=quick)[1]
+    return {
+        "benchmark": "loop",
+        "size": size,
+        "repeat": repeat,
+        "num_draws": problem.num_draws,
+        "seconds": seconds,
+        "over_scan": {name: wall["mcmc"] / wall["scan"] for name, wall in seconds.items()},
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def _scan(kernel, problem, x, y):
+    """``run(key)``: the draws of a kernel by a bare scan, from where a chain starts; the key is not used."""
+    kernel = fixed_kernel(kernel, problem)
+    start = kernel.init(jax.random.key(0), 0, None, (x, y), {})
+
+    @jax.jit
+    def draws(state, x, y):
+        def step(state, _):
+            state = kernel.sample(state, (x, y), {})
+            return state, state.z
+
+        return jax.lax.scan(step, state, length=problem.num_draws)
+
+    return lambda key: jax.block_until_ready(draws(start, x, y))
