@@ -105,9 +105,9 @@ def _check_array(name, array):
         return
     values = np.asarray(array)
     with np.errstate(over="ignore", invalid="ignore"):
-        is_finite = np.isfinite(values.sum())  # a fifth of the time that looking at each value takes
-    if not is_finite and not np.all(np.isfinite(values)):
-        bad = int(np.sum(~np.isfinite(values)))
+        total = values.sum()  # takes a third of the time that looking at each value does
+    bad = 0 if np.isfinite(total) else int(np.sum(~np.isfinite(values)))
+    if bad:
         raise ValueError(
             f"{name} of run holds {bad} NaN or infinite values; drop those rows, impute them, or write any "
             "number there and leave it out of the likelihood with numpyro.handlers.mask."
