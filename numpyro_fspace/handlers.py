@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.handlers import scope
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_fspace.sites import is_functional_prior
@@ -121,10 +122,14 @@ def hooks():
 
 
 def hooked(name, fn, *, is_network=False):
-    """``fn`` as the hooks around it replace it."""
-    for hook in reversed(hooks()):
-        if hook.replace is None:
-            break
-        if hook.networks or not is_network:
-            fn = hook.replace(name, fn, dict(hook.values))
+    """``fn`` as the hooks around it replace it, each of which hears the name that scopes inside it have made."""
+    kind = "network" if is_network else "sample"
+    for handler in reversed(_PYRO_STACK):
+        if isinstance(handler, scope) and kind not in handler.hide_types:
+            name = f"{handler.prefix}{handler.divider}{name}"
+        elif isinstance(handler, function_hook):
+            if handler.replace is None:
+                break
+            if handler.networks or not is_network:
+                fn = handler.replace(name, fn, dict(handler.values))
     return fn

@@ -84,6 +84,9 @@ def to_arviz(
         _check_arguments(model, args, kwargs)
     trace, observed = _trace(model, args, kwargs)
     hidden = set() if weights else {k for k, s in trace.items() if "fspace" in s.get("infer", {})}
+    if not weights:  # reparametrised ones have lost that mark
+        networks = tuple(f"{k}." for k, s in trace.items() if s["type"] == "network")
+        hidden |= {k for k in found.samples if k.startswith(networks)}
     posterior = {_clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden}
     named = _named_arrays(model, args, kwargs)
     given = {_clean(k): _as_given(v, named.values()) for k, v in observed.items()}

@@ -65,9 +65,10 @@ def fan_in(scale: float = 1.0) -> FanIn:
     """The default prior on weights, w ~ N(0, scale² / fan-in): every layer passes on the size of its input.
 
     The fan-in of a weight array is the number of inputs of one output: the product of all axes but the last
-    (flax, pairs) or but the first (equinox). Biases, one-dimensional weights and embeddings count as fan-in
-    1. One-dimensional weights that start at one everywhere (any weights that do, of a network that is built already),
-    other than biases, and those called ``scale`` (norm layers) get N(1, scale²).
+    (flax, pairs) or but the first (equinox). That is too many where several axes are outputs (queries, keys and values
+    of flax's attention, ``DenseGeneral``): give those a prior of their own by a dict. Biases, one-dimensional weights
+    and embeddings count as fan-in 1. One-dimensional weights that start at one everywhere (any weights that do, of a
+    network that is built already), other than biases, and those called ``scale`` (norm layers) get N(1, scale²).
 
     Args:
         scale: standard deviation of a weight times the square root of its fan-in; may be a random variable.

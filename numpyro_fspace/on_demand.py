@@ -71,17 +71,27 @@ class OnDemand:
         return f"OnDemand({type(self.source).__name__} of shape {list(self.shape)}, {self.dtype})"
 
     def __getitem__(self, rows: Int[Array, "*B"]) -> Array:
-        """Rows [*B, ...] by number, or by a slice."""
+        """Rows [*B, ...] by number, by a slice or by a mask [N]."""
         if isinstance(rows, tuple):
             first, *others = rows
             num_axes = 1 if isinstance(first, slice) else np.ndim(first)
             return self[first][(slice(None),) * num_axes + tuple(others)]
         if isinstance(rows, slice):
             rows = np.arange(*rows.indices(len(self)))
+        if (rows if isinstance(rows, jax.Array) else np.asarray(rows)).dtype == bool:
+            rows = self._numbers(rows)
         if not isinstance(rows, jax.core.Tracer):
             return jax.numpy.asarray(self._load(rows))
         result = jax.ShapeDtypeStruct((*rows.shape, *self.shape[1:]), self.dtype)
         return jax.pure_callback(self._load, result, rows, vmap_method="expand_dims")
+
+    def _numbers(self, mask) -> Any:
+        if isinstance(mask, jax.core.Tracer) or np.shape(mask) != (len(self),):
+            raise IndexError(
+                f"{self!r} takes a mask of all its rows [{len(self)}] outside of compiled programs, got one of shape "
+                f"{list(np.shape(mask))}: give numbers of rows (np.flatnonzero(mask))."
+            )
+        return np.flatnonzero(np.asarray(mask))
 
     def _load(self, rows) -> np.ndarray:
         rows = np.asarray(rows)

@@ -84,7 +84,7 @@ def as_posterior(source, model: Callable | None = None) -> Posterior:
         return source if model is None else replace(source, model=model)
     if isinstance(source, NumPyroMCMC):
         if source.last_state is None or np.max(getattr(source.last_state, "i", np.inf)) <= source.num_warmup:
-            raise ValueError("The MCMC object has no draws yet: call run first.")
+            raise ValueError("The MCMC object has no draws yet (warm-up makes none): call run first.")
         if getattr(source, "functions_at", None) is not None:
             raise ValueError(
                 "This run kept functions in place of weights (functions_at=...); their draws are get_samples(). Run "

@@ -19,7 +19,7 @@ from numpyro.infer.util import constrain_fn, potential_energy
 from numpyro_fspace.arguments import with_rows
 from numpyro_fspace.handlers import fresh_draws, full_plates, function_hook, given_rows
 from numpyro_fspace.networks import init_to_network
-from numpyro_fspace.sites import is_functional_prior
+from numpyro_fspace.sites import active_functional_priors, is_functional_prior, subsampled_plates
 from numpyro_fspace.validate import check_observations, check_sites
 
 __all__ = ["ModelPotential", "base_transform"]
@@ -68,7 +68,8 @@ class ModelPotential:
     def check_data(self):
         """Raise a ValueError for observations or measurement points no density can be computed at."""
         check_observations(self.trace)
-        for law in self.functional_priors.values():
+        for site in active_functional_priors(self.trace).values():
+            law = site["fn"]
             if hasattr(law.prior, "check") and not isinstance(law.x, jax.core.Tracer):
                 law.prior.check(law.x)
 
@@ -105,9 +106,10 @@ class ModelPotential:
 
     def data_gradient(self, z, key) -> dict:
         """Gradient of ``data_potential`` on all data, ``MAX_ROWS`` rows at a time."""
-        if len(self._minibatches()) > 1:
+        minibatches = list(subsampled_plates(self.trace).values())
+        if len(minibatches) > 1:
             return jax.grad(self.data_potential)(z, key, full_plates(self.model))
-        ((size, batch),) = self._minibatches()
+        ((size, batch),) = minibatches
         num_rows = min(size, max(batch, MAX_ROWS))
         num_whole = size // num_rows
 
@@ -126,12 +128,7 @@ class ModelPotential:
 
     def batches(self) -> float:
         """N/B, the minibatches that make up the data (the most of any plate's); 1 without minibatches."""
-        return max((size / batch for size, batch in self._minibatches()), default=1.0)
-
-    def _minibatches(self):
-        """(N, B) of every subsampled plate."""
-        sizes = [s["args"] for s in self.trace.values() if s["type"] == "plate"]
-        return [(size, batch) for size, batch in sizes if batch not in (None, size)]
+        return max((size / batch for size, batch in subsampled_plates(self.trace).values()), default=1.0)
 
     def constrain_fn(self):
         """The function from unconstrained ``z`` to the values of latent and deterministic sites.
@@ -176,13 +173,17 @@ def base_transform(site):
 
 
 def _is_positive(site):
-    return isinstance(base_transform(site), transforms.ExpTransform | transforms.SoftplusTransform)
+    """Whether a site lives above a bound, which its unconstrained values reach at minus infinity."""
+    transform = base_transform(site)
+    if isinstance(transform, transforms.ComposeTransform):  # greater_than(low): an exponential, shifted
+        transform, *others = transform.parts
+        if not all(isinstance(other, transforms.AffineTransform) for other in others):
+            return False
+    return isinstance(transform, transforms.ExpTransform | transforms.SoftplusTransform)
 
 
 def _in_minibatch(site, trace):
-    plates = {k: s["args"] for k, s in trace.items() if s["type"] == "plate"}
-    small = {k for k, (size, batch) in plates.items() if batch is not None and batch != size}
-    return any(frame.name in small for frame in site["cond_indep_stack"])
+    return any(frame.name in subsampled_plates(trace) for frame in site["cond_indep_stack"])
 
 
 def _has_dynamic_support(site):

@@ -7,6 +7,7 @@ deterministic sites instead of reusing those of the run.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,7 +17,14 @@ from jax.extend.core import subjaxprs
 from numpyro import handlers
 
 from numpyro_fspace.arguments import split_arrays
-from numpyro_fspace.functions import condition, evaluate, function_inputs, function_values, functions_of
+from numpyro_fspace.functions import (
+    condition,
+    depends_on,
+    evaluate,
+    function_inputs,
+    function_values,
+    functions_of,
+)
 from numpyro_fspace.handlers import full_plates
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.validate import check_count
@@ -57,8 +65,8 @@ def predict(
             the model itself first evaluates each (at the first array among the arguments, where that is random).
         batch_size: draws evaluated together; chosen to bound memory if None.
         input_batch_size: rows evaluated together; if None all, unless one draw would make an array of more than 2²⁵
-            numbers of them (a convolutional network's, say, of a thousand images). Every argument with as many rows
-            as the longest of ``inputs`` is cut alike.
+            numbers of them (a convolutional network's, say, of a thousand images), and no site depends on all rows
+            at once. Every argument with as many rows as the longest of ``inputs`` is cut alike.
         **kwargs: the model's keyword arguments; those called as an argument above must be given by position.
 
     Returns:
@@ -106,25 +114,57 @@ def function_and_site_draws(
     given, keys = (args, kwargs, inputs), jax.random.split(key, len(jax.tree.leaves(draws)[0]))
     all_rows = _compiled(one_draw, given)
     num = max([0, *(len(x) for x in jax.tree.leaves(inputs))])
-    if input_batch_size is None:
+    size = input_batch_size
+    if size is None:
         largest = _largest(all_rows, draws, keys, split_arrays(given)[0]) // len(keys)
-        input_batch_size = max(1, num * CHUNK // max(largest, CHUNK))
-    if num <= input_batch_size:
-        return map_draws(one_draw, draws, key, *given, batch_size=batch_size, chunk=all_rows)
+        size = max(1, num * CHUNK // max(largest, CHUNK))
 
     def cut(start):
-        rows = slice(start, start + input_batch_size)
+        rows = slice(start, start + size)
         return jax.tree.map(lambda a: a[rows] if np.shape(a)[:1] == (num,) else a, given)
 
-    starts, parts = range(0, num, input_batch_size), []
-    chunk = _compiled(one_draw, cut(0))  # one program for all parts
-    for start in starts:
+    if num > size:
+        chunk = _compiled(one_draw, cut(0))  # one program for all parts
+        whole, part = (
+            {k: site.shape for k, site in jax.eval_shape(program, draws, keys, split_arrays(some)[0]).items()}
+            for program, some in ((all_rows, given), (chunk, cut(0)))
+        )
+        axes = {k: _changed_axes(whole[k], part[k]) for k in whole}
+        mixed = [k for k, axis in axes.items() if axis and [(whole[k][i], part[k][i]) for i in axis] != [(num, size)]]
+        one = partial(one_draw, jax.tree.map(lambda a: a[0], draws), keys[0])
+        mixed += _depending_on_rows(one, given, num, [k for k, axis in axes.items() if not axis])
+        if mixed and input_batch_size is not None:
+            raise ValueError(
+                f"input_batch_size={size}: {sorted(mixed)} cannot be put together from parts of the {num} rows: they "
+                "depend on all of them at once, or have no axis of them. Leave it None, or the sites out of the model."
+            )
+    if num <= size or mixed:
+        return map_draws(one_draw, draws, key, *given, batch_size=batch_size, chunk=all_rows)
+    parts = []
+    for start in range(0, num, size):
         part_key = jax.random.fold_in(key, start)
         parts.append(map_draws(one_draw, draws, part_key, *cut(start), batch_size=batch_size, chunk=chunk))
-    whole = jax.eval_shape(all_rows, draws, keys, split_arrays(given)[0])
-    # A site that does not have the rows of the inputs is the same in every part.
-    is_cut = {k: site.shape != parts[0][k].shape for k, site in whole.items()}
-    return {k: np.concatenate([p[k] for p in parts], 1) if is_cut[k] else parts[0][k] for k in parts[0]}
+    return {k: np.concatenate([p[k] for p in parts], axis[0]) if axis else parts[0][k] for k, axis in axes.items()}
+
+
+def _changed_axes(whole: tuple, part: tuple) -> list:
+    """Axes along which two shapes differ: all, if they have not as many."""
+    if len(whole) != len(part):
+        return list(range(min(len(whole), len(part))))
+    return [axis for axis, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b]
+
+
+def _depending_on_rows(run, given, num: int, names: list) -> list:
+    """Which of these outputs of ``run(*given)`` depend on the arrays of ``num`` rows among what is given."""
+    arrays, _, join = split_arrays(given)
+    has_rows = [len(a) == num for a in arrays]
+    rows = [a for a, chosen in zip(arrays, has_rows, strict=True) if chosen]
+
+    def output(name, values):
+        some = iter(values["rows"])
+        return run(*join([next(some) if chosen else a for a, chosen in zip(arrays, has_rows, strict=True)]))[name]
+
+    return [name for name in names if depends_on(partial(output, name), {"rows": rows})]
 
 
 def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
@@ -152,7 +192,14 @@ def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> di
 def _trace(model, draw, key, args, kwargs):
     """The model at one draw, plates at full size."""
     seeded = handlers.seed(full_plates(condition(model, draw)), key)
-    return handlers.trace(seeded).get_trace(*args, **kwargs)
+    trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+    for name, site in trace.items():
+        if site["type"] == "sample" and name in draw and np.shape(site["value"]) != site["fn"].shape():
+            raise ValueError(
+                f"The draws of {name!r} have shape {np.shape(site['value'])}, but the model has {site['fn'].shape()} "
+                "with these arguments. A latent value of each row of the data is known for those rows alone."
+            )
+    return trace
 
 
 def is_observation(site) -> bool:

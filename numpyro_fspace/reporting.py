@@ -98,6 +98,9 @@ def report(
     test would have had), minibatches that are too small (the gradient's noise, on average and where it acts), and
     improper laws (drift of the weights).
 
+    f is every function under a functional prior, or every network of a model without one. Other networks (one of the
+    noise, say) are judged if ``inputs`` names them: parts of a function may be exchanged without changing it.
+
     With V the covariance of :math:`S^\top \nabla \tilde U` over minibatches and points, a direction in which its
     variance is v gets the temperature :math:`T + \varepsilon v / (2 \gamma)` under SGHMC, and
     :math:`T + \varepsilon v / 2` under SGLD, to leading order. ``noise_share`` takes the mean variance, v = tr V / P,
@@ -167,8 +170,10 @@ def _checked_kernel(mcmc):
 def _function_draws(mcmc, args, kwargs, inputs):
     """Draws of every function of the model at the probe inputs, by name, [C, S, N, K]."""
     found, potential = as_posterior(mcmc), mcmc.sampler._model_potential(args, kwargs)
-    names = list(potential.functional_priors)
-    names = names or [k for k, site in potential.trace.items() if site["type"] == "network"]
+    networks = [k for k, site in potential.trace.items() if site["type"] == "network"]
+    names = list(potential.functional_priors) or networks
+    if isinstance(inputs, dict):  # who asks for a network gets it, though another function has a prior
+        names += [k for k in networks if k in inputs and k not in names]
     if not names:
         raise ValueError("The model has no random_module and no functional_prior: there is no f to judge.")
     if inputs is None:
@@ -176,8 +181,8 @@ def _function_draws(mcmc, args, kwargs, inputs):
         inputs = {k: some_rows(x, MAX_POINTS) for k, x in known.items()}
         if not inputs:
             raise ValueError("report needs inputs to judge f at: pass the run's arguments, or inputs=.")
-    elif isinstance(inputs, dict) and not inputs.keys() & set(names):
-        raise ValueError(f"inputs: report judges {sorted(names)}, got inputs of {sorted(inputs)}.")
+    elif isinstance(inputs, dict) and not inputs.keys() <= set(names):
+        raise ValueError(f"inputs: report judges {sorted({*names, *networks})}, got inputs of {sorted(inputs)}.")
     draws = function_draws(found, args, kwargs, inputs)
     return {k: draws[k].reshape(mcmc.num_chains, -1, *draws[k].shape[1:]) for k in names if k in draws}
 

@@ -7,7 +7,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.primitives import _PYRO_STACK, apply_stack
 
-__all__ = ["FunctionalPriorSite", "is_functional_prior", "note"]
+__all__ = ["FunctionalPriorSite", "active_functional_priors", "is_functional_prior", "note", "subsampled_plates"]
 
 
 class FunctionalPriorSite(dist.Distribution):
@@ -17,7 +17,7 @@ class FunctionalPriorSite(dist.Distribution):
         fn: the network, a function of inputs [M, D].
         prior: the prior over functions.
         points: the sampler of measurement points.
-        x: the measurement points [M, D] of this evaluation, or None in a note.
+        x: the measurement points [M, D] of this evaluation, or None where there is none (a note, a static mask).
         log_factor: scale · log P0(fn(x)), given as a number or as a function that computes it when it is first asked
             for; None in a note, and where random points have no key, which is an error only for those who ask for the
             density (``log_likelihood`` does not).
@@ -56,7 +56,8 @@ class FunctionalPriorSite(dist.Distribution):
         if jnp.ndim(mask):
             raise ValueError(f"functional_prior: a mask must be one bool, got one of shape {jnp.shape(mask)}.")
         log_factor = (lambda: jnp.where(mask, self.log_factor, 0.0)) if self.has_density else None
-        return FunctionalPriorSite(self.fn, self.prior, self.points, self.x, log_factor, self.scale)
+        scale = jnp.where(mask, self.scale, 0.0)
+        return FunctionalPriorSite(self.fn, self.prior, self.points, self.x, log_factor, scale)
 
     def log_prob(self, value):
         if not self.has_density:
@@ -71,6 +72,17 @@ class FunctionalPriorSite(dist.Distribution):
 def is_functional_prior(site) -> bool:
     """Whether a trace's site was made by ``functional_prior``."""
     return isinstance(site.get("fn"), FunctionalPriorSite)
+
+
+def active_functional_priors(trace) -> dict:
+    """The ``functional_prior`` sites of a trace that have measurement points: not those under a static mask."""
+    return {k: s for k, s in trace.items() if is_functional_prior(s) and s["fn"].x is not None}
+
+
+def subsampled_plates(trace) -> dict:
+    """(N, B) of every plate of a trace whose B rows are a part of its N, by name."""
+    plates = {k: s["args"] for k, s in trace.items() if s["type"] == "plate"}
+    return {k: (size, batch) for k, (size, batch) in plates.items() if batch not in (None, size)}
 
 
 def note(kind: str, name: str, fn):

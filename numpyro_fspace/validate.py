@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.sites import is_functional_prior
+from numpyro_fspace.sites import is_functional_prior, subsampled_plates
 
 __all__ = [
     "check_arguments",
@@ -144,8 +144,7 @@ def check_sites(trace):
                 f"The model has the param site {site['name']!r}, which a sampler cannot move. Give it a prior: "
                 "use fs.random_module in place of flax_module, or numpyro.sample in place of numpyro.param."
             )
-    plates = {s["name"]: s["args"] for s in trace.values() if s["type"] == "plate"}
-    small = {k for k, (size, batch) in plates.items() if batch is not None and batch != size}
+    small = subsampled_plates(trace)
     for site in latents:
         name = site["name"]
         if site["fn"].support.is_discrete:
@@ -171,7 +170,7 @@ def check_sites(trace):
 
 
 def check_observations(trace):
-    """Observations must be finite and have the shape of their likelihood."""
+    """Observations must have the shape of their likelihood."""
     for site in trace.values():
         if site["type"] != "sample" or not site["is_observed"]:
             continue

@@ -16,7 +16,15 @@ from numpyro_fspace.cli import main
 from numpyro_fspace.datasets.registry import DATA_ENV
 from numpyro_fspace.experiments import bandit
 from numpyro_fspace.experiments.bandit import EAT, PATTERNS, REJECT, Config
-from numpyro_fspace.experiments.bandit_agents import Agent, Buffer, build_model, process_agent, process_features, spread
+from numpyro_fspace.experiments.bandit_agents import (
+    Agent,
+    Buffer,
+    build_agent,
+    build_model,
+    process_agent,
+    process_features,
+    spread,
+)
 from numpyro_fspace.potential import ModelPotential
 
 needs_data = pytest.mark.skipif(not os.environ.get(DATA_ENV), reason=f"{DATA_ENV} is not set")
@@ -96,7 +104,7 @@ def test_who_knows_has_no_regret_and_chance_has_its_share():
     poisonous = np.array([False, True, True, False])
     knows = Agent(
         lambda key: 0,
-        lambda state, buffer: state + 1,
+        lambda state, buffer: (state + 1, False),
         lambda key, state, buffer, row: jnp.where(jnp.asarray(poisonous)[row], jnp.eye(2)[REJECT], jnp.eye(2)[EAT]),
     )
     rows, ((state, _), (actions, _)) = play(knows, poisonous, 0.5, 500)
@@ -111,6 +119,29 @@ def test_who_knows_has_no_regret_and_chance_has_its_share():
     assert set(buffer.rewards[(buffer.actions == EAT) & ~poisonous[buffer.rows]]) == {5.0}
 
 
+def test_chains_choose_and_move_in_turn():
+    """One moves at each interaction, and its draw is what the agent chose by."""
+    x, _, buffer = toy(0)
+    config = Config(widths=(3,), buffer_size=16, batch_size=4, num_steps=2, num_chains=3, num_warmup=4)
+    agent = build_agent("sgld", config, x, None, None, 0.5, jax.random.key(0))
+    state, learn = agent.start(jax.random.key(1)), jax.jit(agent.learn)
+    for turn in range(4):
+        promised = agent.rewards(jax.random.key(2), state, buffer, 1)
+        weights = {k: v[turn % 3] for k, v in state.z.items()}
+        hidden = jnp.tanh(x[1] @ weights["net.layers_0.kernel"] + weights["net.layers_0.bias"])
+        expected = hidden @ weights["net.layers_2.kernel"] + weights["net.layers_2.bias"]
+        np.testing.assert_allclose(promised, expected, rtol=1e-5)
+        buffer = buffer.add(1, EAT, 1.0)
+        moved, undone = learn(state, buffer)
+        assert not undone
+        before, after = (s.z["net.layers_0.kernel"] for s in (state, moved))
+        changed = [not np.array_equal(before[chain], after[chain]) for chain in range(3)]
+        assert changed == [chain == turn % 3 for chain in range(3)]
+        state = moved
+    with pytest.raises(ValueError, match="num_chains=0"):
+        Config(num_chains=0)
+
+
 def test_the_process_s_belief_is_its_exact_posterior():
     """Thirty rewards one by one, in a buffer of eight, against the process conditioned on all of them."""
     import tinygp
@@ -123,7 +154,7 @@ def test_the_process_s_belief_is_its_exact_posterior():
     for _ in range(30):
         row, action, reward = rng.integers(40), rng.integers(2), rng.normal()
         buffer = buffer.add(row, action, reward)
-        state, seen = agent.learn(state, buffer), [*seen, (row, action, reward)]
+        state, seen = agent.learn(state, buffer)[0], [*seen, (row, action, reward)]
     draws = jax.vmap(lambda key: agent.rewards(key, state, buffer, 7))(jax.random.split(jax.random.key(2), 4000))
     for action in (REJECT, EAT):
         rows = [row for row, a, _ in seen if a == action]

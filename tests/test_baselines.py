@@ -595,3 +595,15 @@ def test_svgp_refuses():
         fit_svgp(lambda params: lambda a, b: params["v"] * (a @ b.T), x, y, key=KEY, params={"v": 1.0})
     with pytest.raises(ValueError, match="x has 1 columns"):
         fit_svgp(None, x, y, key=KEY, num_steps=1).predict(x[:, :1])
+
+
+def test_minibatches_of_numpy_data_are_indexed():
+    def model(x, y=None):
+        f = fs.random_module("net", on_features(), input_shape=1, prior=dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(x), subsample_size=3) as rows:
+            numpyro.sample("y", dist.Normal(f(x[rows])[:, 0], SIGMA), obs=None if y is None else y[rows])
+
+    pairs = (X, Y), (jnp.asarray(X), jnp.asarray(Y))
+    found, same = (laplace(model, KEY, x, y, num_samples=5) for x, y in pairs)
+    for name, values in found.samples.items():
+        np.testing.assert_allclose(values, same.samples[name], rtol=1e-4)

@@ -327,10 +327,14 @@ def test_without_parameters_the_bridge_s_gradient_is_the_weights_kl():
     np.testing.assert_allclose(found["auto_scale"], SD - 1.0 / SD, atol=0.15)
 
 
-def test_a_bridge_counts_the_weights_once():
+@pytest.mark.parametrize("scale, factor", [(0.1, 1.0), (jnp.array(2.0), 1.0), (1.0, 3.0)])
+def test_a_bridge_counts_the_weights_once(scale, factor):
+    gp = fs.GPPrior(lambda a, b: a @ b.T, nugget=0.1)
+
     def scaled(x, y=None):
         w = numpyro.sample("w", dist.Normal())
-        fs.functional_prior("f", lambda x: w * x[:, 0], fs.GPPrior(lambda a, b: a @ b.T, nugget=0.1), POINTS, scale=0.1)
+        with numpyro.handlers.scale(scale=factor):
+            fs.functional_prior("f", lambda x: w * x[:, 0], gp, POINTS, scale=scale)
 
     with pytest.raises(ValueError, match=r"BridgeWasserstein holds the KL.*one functional_prior, with scale=1"):
         loss = fs.FunctionalELBO(fs.BridgeWasserstein())

@@ -11,6 +11,8 @@ import numpyro.distributions as dist
 import pytest
 import scipy.stats
 from models import NOISE, POINTS, X, Y, linear, random_points, run
+from numpyro import handlers
+from numpyro.infer.reparam import LocScaleReparam
 
 import numpyro_fspace as fs
 
@@ -122,3 +124,16 @@ def test_weights_are_hidden_unless_asked_for(network_run):
     assert names(fs.to_arviz(network_run, log_lik=False), "posterior") == functions
     full = fs.to_arviz(network_run, weights=True, log_lik=False)
     assert names(full, "posterior") == functions | {"net.kernel", "net.bias"}
+
+
+def test_weights_of_a_reparametrised_network_are_hidden_too():
+    def model(x, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.1))
+        with handlers.reparam(config={"net.kernel": LocScaleReparam(0), "net.bias": LocScaleReparam(0)}):
+            f = fs.random_module("net", nn.Dense(1), input_shape=1, prior=dist.Normal(0.0, scale))
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], NOISE).to_event(1), obs=y)
+
+    mcmc = run_on(model)
+    assert "net.kernel_decentered" in mcmc.get_samples()
+    assert names(fs.to_arviz(mcmc), "posterior") == {"net", "scale"}
+    assert "net.kernel_decentered" in names(fs.to_arviz(mcmc, weights=True), "posterior")

@@ -132,3 +132,14 @@ def test_rows_and_columns():
     np.testing.assert_array_equal(source[rows, 0], array[[4, 1], 0])
     np.testing.assert_array_equal(jax.jit(lambda rows: source[rows, 1, 0])(rows), array[[4, 1], 1, 0])
     np.testing.assert_array_equal(source[1:3, 1], array[1:3, 1])
+
+
+def test_a_mask_of_rows():
+    data = fs.OnDemand(np.arange(5.0, dtype=np.float32))
+    np.testing.assert_array_equal(data[np.array([False, False, True, True, False])], [2.0, 3.0])
+    np.testing.assert_array_equal(data[[True, False, False, False, True]], [0.0, 4.0])
+    for mask in (np.array([True, False]), np.array(True)):
+        with pytest.raises(IndexError, match=r"mask of all its rows \[5\].*np.flatnonzero"):
+            data[mask]
+    with pytest.raises(IndexError, match="outside of compiled programs"):
+        jax.jit(lambda mask: data[mask])(jnp.ones(5, bool))

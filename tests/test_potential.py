@@ -189,3 +189,20 @@ def test_gradients_reach_the_prior_s_own_parameters():
 
         z, h = jnp.array(0.2), 1e-5
         assert float(jax.grad(at)(z)) == pytest.approx(float(at(z + h) - at(z - h)) / (2 * h), rel=1e-5)
+
+
+def test_sites_above_a_bound_are_no_locations():
+    """However the bound is written: half-normal, truncated or Pareto."""
+
+    def model():
+        numpyro.sample("half", dist.HalfNormal(1.0))
+        numpyro.sample("truncated", dist.TruncatedNormal(0.3, 0.3, low=0.0))
+        numpyro.sample("pareto", dist.Pareto(1.0, 2.0))
+        numpyro.sample("share", dist.Uniform(0.0, 1.0))
+        numpyro.sample("real", dist.Normal())
+        numpyro.sample("y", dist.Normal(), obs=0.0)
+
+    found = ModelPotential(model, key=jax.random.key(0)).is_location()
+    assert {k: float(v) for k, v in found.items()} == {
+        "half": 0.0, "truncated": 0.0, "pareto": 0.0, "share": 1.0, "real": 1.0,
+    }  # fmt: skip

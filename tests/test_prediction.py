@@ -76,7 +76,7 @@ def test_batches_of_inputs_share_a_program():
 
     x = np.ones((40, 1))
     draws = fs.predict({"w": jnp.ones(3)}, jax.random.key(0), x, model=model, inputs=x, input_batch_size=4)
-    assert draws["y"].shape == (3, 40) and traced == [4, 40]  # compiled once; the whole for its shapes alone
+    assert draws["y"].shape == (3, 40) and sorted(traced) == [4, 40]  # compiled once; the whole for its shapes alone
 
 
 def test_batches_of_inputs_cut_data_on_disk_too():
@@ -304,3 +304,45 @@ def test_rows_are_cut_where_one_draw_would_make_too_large_an_array(monkeypatch):
     parts = fs.predict(DRAWS, KEY, x, model=model, inputs=x)
     assert traced == [40, 40, 10, 10]  # the size, and a program of ten rows of all draws, then of one
     np.testing.assert_allclose(parts["mean"], whole["mean"], rtol=1e-6)
+
+
+def wide_model(x, y=None):
+    """Sites whose rows lie on another axis than the first, and on none."""
+    slopes = numpyro.sample("slopes", dist.Normal().expand([3]).to_event(1))
+    numpyro.deterministic("lines", slopes[:, None] * x[:, 0])
+    numpyro.sample("y", dist.Normal(slopes[0] * x[:, 0], NOISE), obs=y)
+
+
+def of_all_rows(x, y=None):
+    slope = numpyro.sample("slope", dist.Normal())
+    numpyro.deterministic("mean", jnp.mean(slope * x[:, 0]))
+    numpyro.deterministic("size", jnp.ones(len(x) // 1 + 1))
+    numpyro.sample("y", dist.Normal(slope * x[:, 0], NOISE), obs=y)
+
+
+def test_batches_of_inputs_join_rows_where_they_are():
+    draws = {"slopes": jax.random.normal(KEY, (6, 3))}
+    values = fs.predict(draws, KEY, NEW, model=wide_model, inputs=NEW, input_batch_size=2)
+    np.testing.assert_allclose(values["lines"], draws["slopes"][:, :, None] * NEW[:, 0], rtol=1e-5)
+
+
+def test_sites_of_all_rows_are_not_made_of_batches(monkeypatch):
+    """Asked for, an error that names them; else the rows are not cut."""
+    draws = {"slope": jnp.arange(3.0)}
+    with pytest.raises(ValueError, match=r"input_batch_size=2: \['mean', 'size'\] cannot be put together from"):
+        fs.predict(draws, KEY, NEW, model=of_all_rows, inputs=NEW, input_batch_size=2)
+    monkeypatch.setattr(prediction, "CHUNK", 4)
+    values = fs.predict(draws, KEY, NEW + 1.0, model=of_all_rows, inputs=NEW + 1.0)
+    np.testing.assert_allclose(values["mean"], np.arange(3.0) * (NEW + 1.0).mean(), rtol=1e-5)
+
+
+def test_local_latents_are_those_of_their_rows():
+    def model(x, y=None):
+        with numpyro.plate("data", len(x)):
+            effect = numpyro.sample("effect", dist.Normal())
+            numpyro.sample("y", dist.Normal(effect + x[:, 0], NOISE), obs=y)
+
+    draws = {"effect": jnp.zeros((4, 8))}
+    assert fs.predict(draws, KEY, X, model=model)["y"].shape == (4, 8)
+    with pytest.raises(ValueError, match=r"draws of 'effect' have shape \(8,\), but the model has \(1,\)"):
+        fs.predict(draws, KEY, X[:1], model=model)

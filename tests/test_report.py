@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import tinygp
 from flax import linen as nn
 from numpyro.infer import NUTS
 
@@ -220,3 +221,26 @@ def test_refuses_what_it_cannot_judge(data):
 def test_arguments_are_those_of_the_run(data):
     mcmc = run(fs.SGHMC(linear(), num_steps=5), data, 50, 50)
     assert repr(fs.report(mcmc)) == repr(fs.report(mcmc, *data))
+
+
+def test_judges_other_networks_if_asked():
+    """A network of the noise beside the function under a prior: not part of f, but there for who names it."""
+    gp = fs.GPPrior(tinygp.kernels.ExpSquared(1.0))
+
+    def model(x, y=None):
+        f = fs.random_module("net", nn.Dense(1), input_shape=1)
+        f = fs.functional_prior("f", f, gp, fs.measurement.uniform(-1.0, 1.0, 4))
+        noise = fs.random_module("noise", nn.Dense(1), input_shape=1)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], jnp.exp(noise(x)[:, 0])).to_event(1), obs=y)
+
+    x = jnp.linspace(-1.0, 1.0, 40)[:, None]
+    y = x[:, 0] + 0.5 * jax.random.normal(jax.random.key(1), (40,))
+    mcmc = run(fs.fSGHMC(model), (x, y), num_warmup=300, num_samples=200)
+
+    def judged(**given):
+        return {name.split("[")[0] for name in fs.report(mcmc, **given).functions.names}
+
+    assert judged() == judged(inputs={"f": x}) == {"f"}
+    assert judged(inputs={"f": x, "noise": x}) == {"f", "noise"}
+    with pytest.raises(ValueError, match=r"report judges .*'noise'.* got inputs of .'nois'"):
+        fs.report(mcmc, inputs={"nois": x})

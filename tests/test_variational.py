@@ -511,3 +511,88 @@ def test_numpyros_own_bound_still_reads_the_model():
     """``Trace_ELBO`` sees the functional prior as a factor, as before."""
     result = run_one_step(linear, fs.guides.mean_field(linear), Trace_ELBO())
     assert np.isfinite(result.losses).all()
+
+
+def scoped(inner):
+    """Two networks, of which one has the name that the other has in its scope."""
+    names = ("net", "net") if inner else ("net", "other")
+
+    def model(x, y=None):
+        pair = ((lambda key, x: {"w": jnp.ones(1)}), (lambda w, x: jnp.sinh(w["w"] * x[:, 0])))
+        f = fs.random_module(names[0], pair, input_shape=1, prior=dist.Normal(0.0, 1.0))
+        with numpyro.handlers.scope(prefix="a", divider="."):
+            g = fs.random_module(names[1], pair, input_shape=1, prior=dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(f(x) + 2.0 * g(x), 0.1).to_event(1), obs=y)
+
+    return model, [names[0], f"a.{names[1]}"]
+
+
+@pytest.mark.parametrize("inner", [True, False])
+def test_functions_go_by_their_names_in_scopes(inner):
+    """Each function is linearised by itself, and Laplace's law is the same under other names."""
+    model, (first, second) = scoped(inner)
+    centre = {f"{first}.w": jnp.array([0.5]), f"{second}.w": jnp.array([-1.0])}
+    draws = {k: v[None] for k, v in centre.items()}
+    values = fs.predict(draws, jax.random.key(0), X, model=fs.linearise(model, centre), inputs=X)
+    np.testing.assert_allclose(values[first][0], np.sinh(0.5 * X[:, 0]), rtol=1e-5)
+    np.testing.assert_allclose(values[second][0], np.sinh(-X[:, 0]), rtol=1e-5)
+    found = fs.baselines.laplace(model, jax.random.key(0), X, Y, num_samples=200).samples
+    assert min(float(jnp.std(found[k])) for k in centre) > 0.01
+
+
+def test_a_scoped_functional_prior_is_fitted():
+    plain = fs.FunctionalELBO()
+    inside = numpyro.handlers.scope(linear, prefix="a", divider=".")
+    losses = []
+    for model in (linear, inside):
+        svi = SVI(model, fs.guides.mean_field(model), optax.adam(0.05), loss=plain)
+        losses.append(float(svi.evaluate(svi.init(jax.random.key(0), X, Y), X, Y)))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def masked(mask):
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+        for name, part in (("f", mask), ("g", True)):
+            with numpyro.handlers.mask(mask=part):
+                f = fs.functional_prior(name, lambda x: features(x) @ w, PRIOR, POINTS)
+        numpyro.sample("y", dist.Normal(f(x), SIGMA).to_event(1), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize("off", [False, jnp.array(False)])
+def test_a_mask_silences_a_functional_prior(off):
+    """In every engine, and a static mask as one that is traced: what is left is the other prior alone."""
+
+    def alone(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+        f = fs.functional_prior("g", lambda x: features(x) @ w, PRIOR, POINTS)
+        numpyro.sample("y", dist.Normal(f(x), SIGMA).to_event(1), obs=y)
+
+    def loss(model):
+        svi = SVI(model, fs.guides.mean_field(model), optax.adam(0.05), loss=fs.FunctionalELBO())
+        return float(svi.evaluate(svi.init(jax.random.key(0), X, Y), X, Y))
+
+    def spread(model):
+        return fs.baselines.laplace(model, jax.random.key(0), X, Y, num_samples=2000).samples["w"].std(0)
+
+    assert loss(masked(off)) == pytest.approx(loss(alone), rel=0.02)
+    assert loss(masked(True)) > 1.1 * loss(alone)
+    np.testing.assert_allclose(spread(masked(off)), spread(alone), rtol=0.1)
+    assert np.any(np.abs(spread(masked(True)) / spread(alone) - 1.0) > 0.15)
+    mcmc = fs.MCMC(fs.fSGHMC(masked(off), step_size=0.01), num_warmup=2, num_samples=2, progress_bar=False)
+    mcmc.run(jax.random.key(0), jnp.asarray(X), jnp.asarray(Y))
+
+
+@pytest.mark.filterwarnings("ignore:Missing a plate statement")  # NumPyro's, who goes on
+def test_observations_that_broadcast_are_refused():
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+        f = fs.functional_prior("f", lambda x: features(x) @ w, PRIOR, POINTS)
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal(f(x)[:, None], SIGMA), obs=y)
+
+    svi = SVI(model, fs.guides.mean_field(model), optax.adam(0.05), loss=fs.FunctionalELBO())
+    with pytest.raises(ValueError, match=r"observation 'y' has shape \(5,\) but its likelihood has shape \(5, 5\)"):
+        svi.evaluate(svi.init(jax.random.key(0), X, Y), X, Y)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 from numpyro import handlers
 
+from numpyro_fspace.arguments import with_rows
 from numpyro_fspace.handlers import full_plates, function_hook
 
 __all__ = ["declared_functions", "run_with_outputs"]
@@ -12,6 +13,7 @@ __all__ = ["declared_functions", "run_with_outputs"]
 
 def _trace(model, args, kwargs, values, replace):
     """Trace at ``values``, all plates full, with ``replace(name, fn)`` in place of every declared function."""
+    args, kwargs = with_rows((args, kwargs))
     run = handlers.seed(handlers.substitute(full_plates(model), data=values), jax.random.key(0))
     with function_hook(lambda name, fn, _: replace(name, fn), density=False, networks=True):
         return handlers.trace(run).get_trace(*args, **kwargs)

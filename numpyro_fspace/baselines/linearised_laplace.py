@@ -19,7 +19,7 @@ from numpyro_fspace.functions import depends_on
 from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.posterior import Posterior
 from numpyro_fspace.potential import base_transform
-from numpyro_fspace.sites import is_functional_prior
+from numpyro_fspace.sites import active_functional_priors, is_functional_prior
 from numpyro_fspace.validate import check_count
 from numpyro_fspace.variational.linearise import linearise
 
@@ -163,7 +163,7 @@ class _Problem:
         self.model, self.args, self.kwargs = model, args, kwargs
         trace, self.calls = self._run(values)
         self.sites, self.centre = {k: trace[k] for k in values}, values
-        self.priors = {k: s for k, s in trace.items() if is_functional_prior(s)}
+        self.priors = active_functional_priors(trace)
         self._check_priors()
         outputs = [value for _, _, value in self.calls]
         if not outputs:

@@ -133,7 +133,7 @@ def fit_svgp(
     x, y = as_inputs(x), as_real(y, "y")
     if is_traced((x, y)):
         raise TypeError("fit_svgp needs concrete x and y: call it outside jit, grad and vmap.")
-    num_outputs = None if y.ndim == 1 else y.shape[-1]
+    num_outputs = None if y.ndim == 1 or y.shape[1:] == (1,) else y.shape[-1]
     y = as_values(y, len(x), num_outputs, "y")
     for name, value in {"num_inducing": num_inducing, "num_steps": num_steps, "batch_size": batch_size}.items():
         check_count(value, name)

@@ -23,6 +23,7 @@ from numpyro_fspace.experiments import tables
 from numpyro_fspace.experiments.bandit_agents import METHODS, Agent, Buffer, build_agent
 from numpyro_fspace.experiments.catalogue import Experiment, Job, Settings, check_activation
 from numpyro_fspace.priors import GPPrior, fit_gp
+from numpyro_fspace.validate import check_count
 
 __all__ = ["EXPERIMENT"]
 
@@ -47,7 +48,8 @@ class Config(Settings):
         buffer_size: the last so many interactions are learned from.
         batch_size: rows of the buffer in a gradient.
         num_steps: gradients after each interaction.
-        num_warmup: draws of a warm-up; where one ends the next begins.
+        num_chains: of a sampler, each of which chooses and then moves in its turn.
+        num_warmup: draws of a chain's warm-up; where one ends the next begins.
         control_variates: whether a sampler's gradients are corrected by those at a centre.
         friction: of the Hamiltonian samplers; it takes away the heat of minibatches.
         num_points: measurement points.
@@ -75,6 +77,7 @@ class Config(Settings):
     buffer_size: int = 4096
     batch_size: int = 256
     num_steps: int = 8
+    num_chains: int = 1
     num_warmup: int = 64
     control_variates: bool = False
     friction: float = 5.0
@@ -87,6 +90,7 @@ class Config(Settings):
 
     def __post_init__(self):
         check_activation(self.activation)
+        check_count(self.num_chains, "num_chains")
         if self.buffer_size * min(self.buffer_size, self.num_interactions) >= 2**31:
             raise ValueError(
                 f"buffer_size={self.buffer_size} is too large for {self.num_interactions} interactions: their product, "
@@ -149,8 +153,8 @@ def interact(agent: Agent, poisonous, harm: float, scale: float, buffer: Buffer,
         does_harm = poisonous[row] & jax.random.bernoulli(key_harm, harm)
         reward = jnp.where(action == EAT, jnp.where(does_harm, BAD, GOOD), 0.0)
         buffer = buffer.add(row, action, reward / scale)
-        state = agent.learn(state, buffer)
-        return (state, buffer), (action, getattr(state, "diverging", False))
+        state, undone = agent.learn(state, buffer)
+        return (state, buffer), (action, undone)
 
     return jax.lax.scan(step, (state, buffer), (rows, jax.random.split(key, len(rows))))
 

@@ -75,7 +75,7 @@ class Agent(NamedTuple):
 
     Attributes:
         start: ``key -> state``.
-        learn: ``(state, buffer) -> state``.
+        learn: ``(state, buffer) -> (state, undone)``, and whether what was learned was undone.
         rewards: ``(key, state, buffer, row) -> [2]``, of the two actions, under a draw from what it believes; None acts
             at random.
         epsilon: share of actions that are random.
@@ -164,7 +164,7 @@ def process_agent(features, noise_sd: float) -> Agent:
         gain = cross / (features[row] @ cross + noise_sd**2)
         error = reward - features[row] @ state.mean[action]
         mean = state.mean.at[action].add(gain * error)
-        return Belief(mean, state.covariance.at[action].add(-jnp.outer(gain, cross)))
+        return Belief(mean, state.covariance.at[action].add(-jnp.outer(gain, cross))), False
 
     def rewards(key, state, buffer, row):
         variance = jnp.einsum("r,ars,s->a", features[row], state.covariance, features[row])
@@ -174,10 +174,13 @@ def process_agent(features, noise_sd: float) -> Agent:
 
 
 def sampler_agent(method: str, config: Config, model, x) -> Agent:
-    """A chain that goes on as the buffer grows, a step after each interaction.
+    """``num_chains`` chains that go on as the buffer grows, each of which chooses and then moves in its turn.
+
+    So a draw is hardly akin to the last one, for as many gradients as one chain takes, and a chain that has seen harm
+    and rejects everything learns from what the others eat.
 
     What fits the curvature of a hundred interactions is too long a step for a thousand. So warm-up never ends: every
-    ``num_warmup`` draws step size and preconditioner are found anew where the chain is.
+    ``num_warmup`` draws of a chain, its step size and preconditioner are found anew where it is.
     """
     settings: dict[str, Any] = {"friction": config.friction} if issubclass(KERNELS[method], SGHMC) else {}
     kernel = KERNELS[method](
@@ -189,15 +192,22 @@ def sampler_agent(method: str, config: Config, model, x) -> Agent:
     )
     empty = Buffer.empty(config.buffer_size)
 
-    def learn(state, buffer):
-        state = state._replace(i=state.i % config.num_warmup)
-        return kernel.sample(state, (buffer,), {})
+    def start(key):
+        states = [
+            kernel.init(key, config.num_warmup, None, (empty,), {}) for key in jax.random.split(key, config.num_chains)
+        ]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
-    return Agent(
-        start=lambda key: kernel.init(key, config.num_warmup, None, (empty,), {}),
-        learn=learn,
-        rewards=promises(model, x, lambda key, state, buffer: state.z),
-    )
+    def chain(states, num):
+        return jax.tree.map(lambda leaves: leaves[num % config.num_chains], states)
+
+    def learn(states, buffer):
+        state = chain(states, buffer.num - 1)
+        state = kernel.sample(state._replace(i=state.i % config.num_warmup), (buffer,), {})
+        turn = (buffer.num - 1) % config.num_chains
+        return jax.tree.map(lambda leaves, leaf: leaves.at[turn].set(leaf), states, state), state.diverging
+
+    return Agent(start, learn, promises(model, x, lambda key, states, buffer: chain(states, buffer.num).z))
 
 
 def optimising_agent(config: Config, model, x, guide, loss, epsilon: float) -> Agent:
@@ -208,7 +218,7 @@ def optimising_agent(config: Config, model, x, guide, loss, epsilon: float) -> A
     empty = Buffer.empty(config.buffer_size)
 
     def learn(state, buffer):
-        return jax.lax.scan(lambda state, _: (svi.update(state, buffer)[0], None), state, length=config.num_steps)[0]
+        return jax.lax.scan(lambda s, _: (svi.update(s, buffer)[0], None), state, length=config.num_steps)[0], False
 
     def draw(key, state, buffer):
         return guide.sample_posterior(key, svi.get_params(state), buffer)
@@ -229,7 +239,7 @@ def build_agent(method: str, config: Config, x, prior, points, noise_sd: float, 
     """
     build = functools.partial(build_model, config, x, prior, points, noise_sd)
     if method == "uniform":
-        return Agent(lambda key: (), lambda state, buffer: state, None)
+        return Agent(lambda key: (), lambda state, buffer: (state, False), None)
     if method == "gp":
         return process_agent(process_features(prior.kernel, x, key), noise_sd)
     if method in KERNELS:

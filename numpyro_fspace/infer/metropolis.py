@@ -10,7 +10,8 @@ from numpyro.util import is_prng_key
 
 from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.potential import ModelPotential
-from numpyro_fspace.validate import check_count
+from numpyro_fspace.sites import subsampled_plates
+from numpyro_fspace.validate import check_arguments, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,9 +45,10 @@ class fHMC(HMC):
         >>> from flax import linen as nn
         >>> from tinygp import kernels
         >>> x = jnp.linspace(-1, 1, 8)[:, None]
+        >>> gp, points = fs.GPPrior(kernels.ExpSquared(1.0)), fs.measurement.fixed(x)
         >>> def model(x, y=None):
         ...     f = fs.random_module("net", nn.Dense(1), input_shape=1)
-        ...     f = fs.functional_prior("f", f, fs.GPPrior(kernels.ExpSquared(1.0)), fs.measurement.fixed(x))
+        ...     f = fs.functional_prior("f", f, gp, points)
         ...     numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.3), obs=y)
         >>> mcmc = fs.MCMC(fs.fHMC(model), num_warmup=100, num_samples=100, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), x, x[:, 0])
@@ -80,6 +82,7 @@ class fHMC(HMC):
 
     def init(self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None):
         model_kwargs = {} if model_kwargs is None else model_kwargs
+        check_arguments(model_args, model_kwargs)
         potential = ModelPotential(self.model, model_args, model_kwargs, key=jax.random.key(0))
         name = type(self).__name__
         if not potential.functional_priors:
@@ -87,13 +90,12 @@ class fHMC(HMC):
                 f"{name} needs a model that declares fs.functional_prior(...); this one has none. Add it, or sample "
                 "with numpyro.infer.HMC."
             )
-        batches = {k: s["args"] for k, s in potential.trace.items() if s["type"] == "plate"}
-        small = [k for k, (size, batch) in batches.items() if batch is not None and batch != size]
-        if small:
+        for plate, (_, batch) in subsampled_plates(potential.trace).items():
             raise ValueError(
-                f"{name} needs the full data, but plate {small[0]!r} has subsample_size={batches[small[0]][1]}: remove "
-                f"it, or sample with fs.fSGHMC."
+                f"{name} needs the full data, but plate {plate!r} has subsample_size={batch}: remove it, or sample "
+                "with fs.fSGHMC."
             )
+        potential.check_data()
         return super().init(rng_key, num_warmup, init_params, model_args, model_kwargs)
 
     def sample(self, state, model_args, model_kwargs):

@@ -17,8 +17,8 @@ from numpyro_fspace.arguments import with_rows
 from numpyro_fspace.functions import depends_on
 from numpyro_fspace.handlers import fresh_draws, function_hook
 from numpyro_fspace.potential import base_transform
-from numpyro_fspace.sites import is_functional_prior
-from numpyro_fspace.validate import check_count
+from numpyro_fspace.sites import active_functional_priors, is_functional_prior
+from numpyro_fspace.validate import check_count, check_observations
 from numpyro_fspace.variational.divergences import RegularizedKL
 from numpyro_fspace.variational.laws import LinearisedLaw, SampledLaw, as_normal, entropy, mean_and_spread
 from numpyro_fspace.variational.linearise import function_of, linearise
@@ -104,8 +104,7 @@ class FunctionalELBO(ELBO):
 
             def at_draw(key, name=name, law=law):
                 site = problem.prior_given_draw(name, key)
-                strength = site["fn"].scale * (1.0 if site["scale"] is None else site["scale"])
-                return strength * self.divergence(law, site["fn"].prior, site["fn"].x)
+                return _strength(site) * self.divergence(law, site["fn"].prior, site["fn"].x)
 
             divergence += jnp.mean(jax.vmap(at_draw)(keys))
         rest = jax.vmap(problem.rest_given_draw)(keys)
@@ -143,7 +142,8 @@ class Problem:
         self.sites = {name: guide.prototype_trace[name] for name in self.unpack(self.loc)}
         self.centre = self.constrain(self.loc)
         sites = self.trace(self.model, self.centre)
-        self.functions = {k: s for k, s in sites.items() if is_functional_prior(s)}
+        check_observations(sites)
+        self.functions = active_functional_priors(sites)
         self.num_networks = sum(s["type"] == "network" for s in sites.values())
         if not self.functions:
             raise ValueError(
@@ -165,11 +165,11 @@ class Problem:
 
     def check_plain(self, name):
         """Refuses several functional priors, and a scaled one, under a divergence that holds the weights' own KL."""
-        scales = [site["fn"].scale for site in self.functions.values()]
-        if len(scales) > 1 or any(isinstance(scale, int | float) and scale != 1 for scale in scales):
+        scales = [_strength(site) for site in self.functions.values()]
+        if len(scales) > 1 or any(isinstance(scale, jax.core.Tracer) or scale != 1 for scale in scales):
             raise ValueError(
                 f"FunctionalELBO: {name} holds the KL of the weights, which is to count once: declare one "
-                f"functional_prior, with scale=1; got {len(scales)} with scales {scales}."
+                f"functional_prior, with scale=1 and no handlers.scale; got {len(scales)} with scales {scales}."
             )
 
     def constrain(self, flat) -> dict:
@@ -362,6 +362,11 @@ def _normal(site):
 
 def _is_real(site) -> bool:
     return isinstance(base_transform(site), transforms.IdentityTransform)
+
+
+def _strength(site):
+    """The factor on the log density of a functional prior's site."""
+    return site["fn"].scale if site["scale"] is None else site["fn"].scale * site["scale"]
 
 
 def _observed(trace) -> dict:

@@ -114,3 +114,14 @@ def test_refuses_arguments_it_cannot_honour():
         fs.fMALA(model, num_steps=3)
     with pytest.raises(TypeError, match="model must be a NumPyro model"):
         fs.fHMC(3)
+
+
+def test_refuses_observations_that_broadcast():
+    def broadcasting(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([4]).to_event(1))
+        f = fs.functional_prior("f", lambda x: features(x) @ w, GP, fs.measurement.fixed(POINTS))
+        numpyro.sample("y", dist.Normal(f(x)[:, None], NOISE).to_event(2), obs=y)
+
+    mcmc = fs.MCMC(fs.fHMC(broadcasting), num_warmup=2, num_samples=2, progress_bar=False)
+    with pytest.raises(ValueError, match="observation 'y' has shape"):
+        mcmc.run(jax.random.key(0), X, Y)
