@@ -10,7 +10,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_fspace.sites import is_functional_prior
 
-__all__ = ["fresh_draws", "full_plates", "function_hook", "given_rows", "hooked", "hooks", "minibatch"]
+__all__ = ["fresh_draws", "full_plates", "function_hook", "given_rows", "hooked", "hooks", "minibatch", "without_data"]
 
 
 class fresh_draws(Messenger):
@@ -71,6 +71,14 @@ class given_rows(Messenger):
         size, batch = msg["args"] if msg["type"] == "plate" else (0, None)
         if msg["type"] == "plate" and msg["value"] is None and batch not in (None, size):
             msg["args"], msg["value"] = (size, len(self.rows)), self.rows
+
+
+class without_data(Messenger):
+    """Runs a model whose observations and factors do not count."""
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["is_observed"] and not is_functional_prior(msg):
+            msg["fn"] = msg["fn"].mask(False)
 
 
 def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):

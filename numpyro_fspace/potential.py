@@ -17,7 +17,7 @@ from numpyro.distributions import biject_to, constraints, transforms
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_fspace.arguments import with_rows
-from numpyro_fspace.handlers import fresh_draws, full_plates, function_hook, given_rows
+from numpyro_fspace.handlers import fresh_draws, full_plates, function_hook, given_rows, without_data
 from numpyro_fspace.networks import init_to_network
 from numpyro_fspace.sites import active_functional_priors, is_functional_prior, subsampled_plates
 from numpyro_fspace.validate import check_observations, check_sites
@@ -103,6 +103,12 @@ class ModelPotential:
         model = fresh_draws(self.model if model is None else model, key)
         with function_hook(density=False):
             return potential_energy(model, self.args, self.kwargs, z)
+
+    def prior_gradient(self, z) -> dict:
+        """Gradient of -log p(z), without likelihood and functional priors."""
+        model = without_data(fresh_draws(self.model, self._key_scale))
+        with function_hook(density=False):
+            return jax.grad(lambda z: potential_energy(model, self.args, self.kwargs, z))(z)
 
     def data_gradient(self, z, key) -> dict:
         """Gradient of ``data_potential`` on all data, ``MAX_ROWS`` rows at a time."""

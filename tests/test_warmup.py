@@ -8,6 +8,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import tinygp
+from flax import linen as nn
 from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
@@ -181,6 +183,53 @@ def test_warm_start_moves_locations_and_holds_scales(key):
     np.testing.assert_array_equal(held["rate"], start["rate"])
     assert abs(held["mu"] - 4.5) < 0.6
     assert free["rate"] < start["rate"] - 1.0  # without the mask the noise collapses
+
+
+def regression(x, y=None):
+    """Two weights, of which the data see one; under a functional prior that sees it too."""
+    w = numpyro.sample("w", dist.Normal(jnp.array([0.5, -1.0]), jnp.array([2.0, 0.5])).to_event(1))
+    f = fs.functional_prior("f", lambda x: w[0] * x[:, 0], fs.GPPrior(tinygp.kernels.Constant(1.0), nugget=0.5), x)
+    numpyro.sample("y", dist.Normal(f(x), 0.3).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize("anchored", [False, True])
+def test_an_anchored_warm_start_is_drawn_to_where_it_began(key, anchored):
+    """To the optimum of likelihood, functional prior and |w - w*|²/2σ²; not anchored, to the posterior's mode."""
+    x, y, start = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([0.5, 1.5, 2.0]), jnp.array([3.0, 0.7])
+    kernel = fs.SGLD(regression, num_steps=50, warmup=fs.Warmup(0.99, 0.05, anchored))
+    state = kernel.init(key, 100, {"w": start}, (x, y), {})
+    draw = jax.jit(lambda state: kernel.sample(state, (x, y), {}))
+    for _ in range(99):
+        state = draw(state)
+    precision = 1.0 / 0.3**2 * jnp.eye(3) + jnp.linalg.inv(jnp.ones((3, 3)) + 0.5 * jnp.eye(3))
+    towards = start if anchored else jnp.array([0.5, -1.0])
+    curvature = x[:, 0] @ precision @ x[:, 0] + 0.25
+    first = (x[:, 0] @ y / 0.3**2 + 0.25 * towards[0]) / curvature
+    np.testing.assert_allclose(state.z["w"], [first, towards[1]], atol=2e-3)
+
+
+def test_an_anchor_is_yes_or_no():
+    with pytest.raises(TypeError, match="anchored=1 must be True or False"):
+        fs.SGLD(two_scales, warmup=fs.Warmup(anchored=1))
+
+
+def deep(x, y=None):
+    """A deep network whose weights' scale is random."""
+    scale = numpyro.sample("scale", dist.LogNormal(0.4, 0.5))
+    net = nn.Sequential([nn.Dense(60), nn.tanh, nn.Dense(60), nn.tanh, nn.Dense(60), nn.tanh, nn.Dense(1)])
+    f = fs.random_module("net", net, input_shape=1, prior=fs.fan_in(scale))
+    numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1).to_event(1), obs=y)
+
+
+def test_an_anchor_keeps_a_random_scale_from_following_the_mode(key):
+    x = jnp.linspace(-1.0, 1.0, 20)[:, None]
+    kept = []
+    for anchored in (False, True):
+        kernel = fs.SGHMC(deep, warmup=fs.Warmup(anchored=anchored))
+        mcmc = fs.MCMC(kernel, num_warmup=60, num_samples=10, progress_bar=False)
+        mcmc.run(key, x, jnp.sin(3.0 * x[:, 0]))
+        kept.append(float(jnp.mean(mcmc.get_samples()["scale"])))
+    assert kept[0] < 0.75 < 1.0 < kept[1]
 
 
 def two_scales(y=None):

@@ -14,6 +14,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta
 
+from numpyro_fspace.experiments.catalogue import hidden_layers
 from numpyro_fspace.experiments.methods import KERNELS
 from numpyro_fspace.functions import function_values
 from numpyro_fspace.infer import SGHMC, Warmup
@@ -114,9 +115,7 @@ def build_model(config: Config, x, prior, points, noise_sd: float, *, functional
     """
     from flax import linen as nn
 
-    activation = getattr(jax.nn, config.activation)
-    layers = [layer for width in config.widths for layer in (nn.Dense(width), activation)]
-    network = nn.Sequential([*layers, nn.Dense(2)])
+    network = nn.Sequential([*hidden_layers(config), nn.Dense(2)])
 
     def model(buffer):
         f = random_module("net", network, input_shape=(x.shape[-1],), prior=fan_in(config.weight_scale))

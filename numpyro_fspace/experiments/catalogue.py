@@ -14,7 +14,7 @@ from numpyro_fspace.experiments.records import record
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["NAMES", "Experiment", "Job", "Settings", "check_activation", "find", "jobs", "run"]
+__all__ = ["NAMES", "Experiment", "Job", "Settings", "check_activation", "find", "hidden_layers", "jobs", "run"]
 
 #: Experiments, by the names of their modules.
 NAMES = (
@@ -58,6 +58,15 @@ class Settings:
             if name not in types:
                 raise ValueError(f"unknown setting {name!r}; choose from {', '.join(types)}.")
         return replace(self, **{name: _converted(name, value, types[name]) for name, value in settings.items()})
+
+
+def hidden_layers(config) -> list:
+    """Dense layers of ``config.widths``, each with ``config.activation`` behind it, for a flax network."""
+    import jax
+    from flax import linen as nn
+
+    activation = getattr(jax.nn, config.activation)
+    return [layer for width in config.widths for layer in (nn.Dense(width), activation)]
 
 
 def check_activation(name: str) -> None:

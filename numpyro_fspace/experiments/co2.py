@@ -15,7 +15,7 @@ import numpyro.distributions as dist
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import load_co2
-from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.catalogue import Experiment, Job, hidden_layers
 from numpyro_fspace.experiments.figures import panels
 from numpyro_fspace.experiments.methods import METHODS, fit
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, random_functions, scores
@@ -96,8 +96,6 @@ def _build(config: Co2Config, gp: GPFit, points, *, functional: bool):
     """A network of the year and the place on the circle, in the units of the process, with a log-normal noise prior."""
     from flax import linen as nn
 
-    activation = getattr(jax.nn, config.activation)
-    layers = [layer for width in config.widths for layer in (nn.Dense(width), activation)]
     params = {name: float(value) for name, value in gp.params.items()}
     amplitude = np.sqrt(params["trend"] + params["season"])
 
@@ -105,7 +103,7 @@ def _build(config: Co2Config, gp: GPFit, points, *, functional: bool):
         both = jnp.concatenate([x / params["trend_scale"], circle(x, params["roughness"])], -1)
         return np.sqrt(both.shape[-1]) * both
 
-    network = nn.Sequential([features, *layers, nn.Dense(1), lambda f: amplitude * f])
+    network = nn.Sequential([features, *hidden_layers(config), nn.Dense(1), lambda f: amplitude * f])
     function = random_functions(config, network, gp.prior, points, functional=functional)
     log_noise = 0.5 * float(np.log(gp.noise_variance))
 

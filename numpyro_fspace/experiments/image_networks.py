@@ -11,6 +11,7 @@ import jax
 from flax import linen as nn
 
 from numpyro_fspace.convolution import conv_general_dilated
+from numpyro_fspace.experiments.catalogue import hidden_layers
 
 __all__ = ["NETWORKS"]
 
@@ -21,9 +22,7 @@ NUM_GROUPS = 32
 
 def mlp(shape, num_classes, config):
     """Hidden layers of ``config.widths``."""
-    activation = getattr(jax.nn, config.activation)
-    layers = [layer for width in config.widths for layer in (nn.Dense(width), activation)]
-    return nn.Sequential([*layers, nn.Dense(num_classes)])
+    return nn.Sequential([*hidden_layers(config), nn.Dense(num_classes)])
 
 
 def cnn(shape, num_classes, config):

@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import load_drifters
 from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.catalogue import Experiment, Job, hidden_layers
 from numpyro_fspace.experiments.methods import fit
 from numpyro_fspace.experiments.regression import Config, density_scores, random_functions
 from numpyro_fspace.priors import GPFit, GPPrior, Helmholtz, fit_gp
@@ -91,9 +91,7 @@ def velocity_network(config: Config, centre, lengthscale: float, speed: float):
     """
     from flax import linen as nn
 
-    activation = getattr(jax.nn, config.activation)
-    layers = [layer for width in config.widths for layer in (nn.Dense(width), activation)]
-    network = nn.Sequential([*layers, nn.Dense(1)])
+    network = nn.Sequential([*hidden_layers(config), nn.Dense(1)])
 
     def init(key, shape):
         keys = jax.random.split(key)

@@ -17,7 +17,7 @@ from numpyro.infer.reparam import LocScaleReparam
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.baselines import implicit_process
 from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.experiments.catalogue import Settings, check_activation
+from numpyro_fspace.experiments.catalogue import Settings, check_activation, hidden_layers
 from numpyro_fspace.infer import Warmup
 from numpyro_fspace.networks import fan_in, random_module
 from numpyro_fspace.primitives import functional_prior
@@ -149,9 +149,7 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
     from flax import linen as nn
 
     scale = input_scale(gp, config.max_lengthscale)
-    activation = getattr(jax.nn, config.activation)
-    layers = [layer for width in config.widths for layer in (nn.Dense(width), activation)]
-    network = nn.Sequential([lambda x: x * scale, *layers, nn.Dense(1)])
+    network = nn.Sequential([lambda x: x * scale, *hidden_layers(config), nn.Dense(1)])
     log_noise = 0.5 * float(np.log(gp.noise_variance)) + math.log(config.noise_factor)
 
     function = random_functions(config, network, gp.prior, points, functional=functional)

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import two_moons
 from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.catalogue import Experiment, Job, hidden_layers
 from numpyro_fspace.experiments.figures import panels
 from numpyro_fspace.experiments.methods import METHODS, fit
 from numpyro_fspace.experiments.regression import Config, random_functions
@@ -95,9 +95,7 @@ def posterior_probs(method, config, x, labels, x_new, key, *, progress=False):
 def _build(config: Config, gp, points, *, functional: bool):
     from flax import linen as nn
 
-    activation = getattr(jax.nn, config.activation)
-    layers = [layer for width in config.widths for layer in (nn.Dense(width), activation)]
-    network = nn.Sequential([*layers, nn.Dense(NUM_CLASSES)])
+    network = nn.Sequential([*hidden_layers(config), nn.Dense(NUM_CLASSES)])
     function = random_functions(config, network, gp.prior, points, functional=functional)
 
     def model(x, y=None):

@@ -106,6 +106,7 @@ class Chain(NamedTuple):
             learned=self.preconditioner.start(position),
             squares=jnp.zeros_like(position) if self.preconditioner.adapts else jnp.zeros((0,), position.dtype),
             num_squares=count,
+            anchor=ravel_pytree(self.model.prior_gradient(z))[0] if self.warmup.anchored else position[:0],
         )
         return KernelState(
             i=count,
@@ -178,6 +179,7 @@ class Chain(NamedTuple):
             self.num_steps,
             num_draws * self.num_steps,
             ravel_pytree(self.model.is_location())[0],
+            state.warmup.anchor if self.warmup.anchored else 0.0,
         )
         return state._replace(
             i=state.i + 1,

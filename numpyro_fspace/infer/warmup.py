@@ -6,6 +6,7 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
    coordinates, learning rate decayed by a cosine from ``learning_rate`` to a hundredth of it. Positive sites (noise
    and other scales) stay at their initial values: the joint mode of a wide network and its noise interpolates
    the data with hardly any noise, far from where the posterior is, and so stiff that the chain stays there.
+   ``anchored``, weights that the data say nothing of stay where they begin too, instead of going to their prior's mode.
 2. **Calibration** (when the rest begins, and at its quarter, half and three quarters): the largest curvature λ
    of the potential in the preconditioner's coordinates, by power iteration on Hessian-vector products. It gives
    the sampler's step size. A preconditioner that adapts is renewed from the gradients seen since the last
@@ -48,6 +49,7 @@ class WarmupState(NamedTuple):
         step_size: the current step size.
         learned: what the preconditioner is built from.
         squares, num_squares: sum and number of the squared gradients since the last calibration.
+        anchor: what an anchored warm start takes off the gradient [P]; empty [0] without one.
     """
 
     optimiser: tuple
@@ -56,6 +58,7 @@ class WarmupState(NamedTuple):
     learned: Learned
     squares: jax.Array
     num_squares: jax.Array
+    anchor: jax.Array
 
 
 class Warmup(NamedTuple):
@@ -64,10 +67,20 @@ class Warmup(NamedTuple):
     Attributes:
         warm_start: fraction of the warm-up draws spent on the optimiser, between 0 and 1; 0 skips it.
         learning_rate: of Adam, in units of the preconditioner's scale (a prior standard deviation).
+        anchored: whether the optimiser is drawn to where the chain starts in place of the mode of the weights' own
+            prior p0: -log p0(w) is replaced by its Bregman divergence from the start w*, -log p0(w) + log p0(w*) +
+            ∇log p0(w*)·(w - w*), which is |w - w*|²/2σ² for N(0, σ²). A mode is much smaller than a typical draw where
+            weights are many. If their scale is sampled with them, it follows them down, and a deep network may stay
+            there, with f near zero and the noise large: anchor it. (For a linear model, with the start drawn from the
+            prior and targets with their noise, the optimum would be a draw from the posterior: "sample then optimise".)
+
+    Reference: A. G. de G. Matthews, J. Hron, R. E. Turner, Z. Ghahramani (2017), *Sample-then-optimize posterior
+    sampling for Bayesian linear models*.
     """
 
     warm_start: float = 0.3
     learning_rate: float = 0.01
+    anchored: bool = False
 
     def check(self):
         """Refuses numbers that are no settings."""
@@ -76,6 +89,8 @@ class Warmup(NamedTuple):
                 f"warm_start={self.warm_start!r} must be a fraction of the warm-up draws, between 0 and 1 (0.3: 30 %)."
             )
         check_positive(self.learning_rate, "learning_rate")
+        if not isinstance(self.anchored, bool):
+            raise TypeError(f"anchored={self.anchored!r} must be True or False.")
 
     def num_optimiser_draws(self, num_warmup: int) -> int:
         """Draws of warm-up spent on the warm start."""
@@ -129,11 +144,13 @@ class Warmup(NamedTuple):
         schedule = optax.cosine_decay_schedule(self.learning_rate, max(1, num_gradients), alpha=0.01)
         return optax.adam(schedule)
 
-    def optimise(self, key, position, optimiser_state, potential, value, metric, num_steps, num_gradients, mask):
+    def optimise(
+        self, key, position, optimiser_state, potential, value, metric, num_steps, num_gradients, mask, anchor=0.0
+    ):
         """``num_steps`` Adam steps on u ↦ U(S u) for the parameters where ``mask`` is 1, the others being held.
 
-        ``potential(position, key)`` is ``(U, aux)``, ``value`` the last such pair. A step that leaves the finite
-        numbers is skipped.
+        ``potential(position, key)`` is ``(U, aux)``, ``value`` the last such pair; ``anchor`` is taken off its
+        gradient. A step that leaves the finite numbers is skipped.
 
         Returns:
             ``(position, optimiser_state, value)``.
@@ -143,7 +160,7 @@ class Warmup(NamedTuple):
         def step(carry, key):
             position, state, _ = carry
             value, gradient = jax.value_and_grad(potential, has_aux=True)(position, key)
-            gradient = mask * metric.scale_gradient(gradient)
+            gradient = mask * metric.scale_gradient(gradient - anchor)
             update, new_state = optimiser.update(gradient, state)
             new = position + mask * metric.scale(update)
             good = jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(new))
