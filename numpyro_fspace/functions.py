@@ -51,11 +51,11 @@ def function_inputs(model, draws, args, kwargs) -> dict:
     names, others = [], {}
 
     def calls(draw, key):
-        seen = {}  # by function: a site's name may be that of a scope
+        seen = {}
 
-        def watch(_, fn, __):
+        def watch(name, fn, _):
             def watched(x):
-                seen.setdefault(watched, x)
+                seen.setdefault(name, x)
                 return fn(x)
 
             return watched
@@ -68,7 +68,7 @@ def function_inputs(model, draws, args, kwargs) -> dict:
             names.append(name)
             if arrays and _takes(fn, arrays[0]):
                 others[name] = arrays[0]
-        return {name: seen[fn] for name, fn in functions.items() if fn in seen}
+        return {name: seen[name] for name in functions if name in seen}
 
     ends = [jax.tree.map(lambda a, i=i: a[i], draws) for i in (0, -1)]
     watched = jax.jit(calls)
