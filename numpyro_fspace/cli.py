@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import functools
 import itertools
 import os
@@ -36,7 +35,7 @@ def _parser():
     from numpyro_fspace import __version__
     from numpyro_fspace.benchmarks.ess import ESS_METHODS
     from numpyro_fspace.benchmarks.problems import SIZES
-    from numpyro_fspace.experiments.catalogue import NAMES
+    from numpyro_fspace.experiments.catalogue import NAMES, parse_setting
 
     parser = argparse.ArgumentParser(prog="fspace", description="Bayesian neural networks with priors over functions.")
     parser.add_argument("--version", action="version", version=f"fspace {__version__}")
@@ -61,7 +60,7 @@ def _parser():
         "--set",
         nargs="+",
         action="extend",
-        type=_setting,
+        type=parse_setting,
         default=[],
         metavar="NAME=VALUE",
         help="change the run's config",
@@ -100,14 +99,6 @@ def _positive(text):
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1")
     return value
-
-
-def _setting(text):
-    name, _, value = text.partition("=")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value  # a word
 
 
 def _demo(args):

@@ -306,6 +306,5 @@ def _advice(*, functions, num_diverging, temperature, acceptance, noise_share, n
     if np.all(drift > 1.0 + 0.5 * (DRIFT_LIMIT - 1.0)) and np.mean(drift) > DRIFT_LIMIT:
         yield (
             f"the weights' mean square grew by a factor {np.mean(drift):.2f} over the run: warm-up was too short, or "
-            "their law is improper (fs.flat()). If their scale is random, anchor their start "
-            "(warmup=fs.Warmup(anchored=True))."
+            "their law is improper (fs.flat())."
         )

@@ -12,6 +12,7 @@ import tinygp
 import numpyro_fspace as fs
 from numpyro_fspace.cli import main
 from numpyro_fspace.experiments import ablations, uci
+from numpyro_fspace.experiments.catalogue import parse_setting
 from numpyro_fspace.experiments.methods import sampler
 from numpyro_fspace.experiments.records import record
 from numpyro_fspace.experiments.regression import PRECONDITIONERS
@@ -24,7 +25,7 @@ def test_methods_are_settings_of_the_config():
         sampler, _, setting = method.partition(":")
         assert sampler in ablations.SAMPLERS
         if setting:
-            name, value = ablations._parsed(setting)
+            name, value = parse_setting(setting)
             assert getattr(ablations.CONFIG.updated({name: value}), name) == value != getattr(ablations.CONFIG, name)
     assert {method for _, method in ablations.PUBLISHED} <= set(ablations.EXPERIMENT.methods)
 

@@ -208,6 +208,21 @@ def test_an_anchored_warm_start_is_drawn_to_where_it_began(key, anchored):
     np.testing.assert_allclose(state.z["w"], [first, towards[1]], atol=2e-3)
 
 
+def test_an_anchor_never_pushes_away(key):
+    """-log p of a Cauchy is not convex: less its tangent at w*, it falls without end on the other side of the hump."""
+
+    def heavy_tailed(y):
+        w = numpyro.sample("w", dist.Cauchy(0.0, 1.0).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(w[1], 0.1), obs=y)
+
+    kernel = fs.SGLD(heavy_tailed, num_steps=50, warmup=fs.Warmup(0.99, 0.05))
+    state = kernel.init(key, 100, {"w": jnp.array([6.0, 0.9])}, (jnp.array(5.0),), {})
+    draw = jax.jit(lambda state: kernel.sample(state, (jnp.array(5.0),), {}))
+    for _ in range(99):
+        state = draw(state)
+    np.testing.assert_allclose(state.z["w"], [6.0, 5.0], atol=2e-3)  # the second at the likelihood's maximum
+
+
 def test_an_anchor_is_yes_or_no():
     with pytest.raises(TypeError, match="anchored=1 must be True or False"):
         fs.SGLD(two_scales, warmup=fs.Warmup(anchored=1))

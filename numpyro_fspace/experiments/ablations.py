@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from numpyro_fspace import metrics
 from numpyro_fspace.experiments import uci
-from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.catalogue import Experiment, Job, parse_setting
 from numpyro_fspace.experiments.uci import UCIConfig
 
 __all__ = ["EXPERIMENT"]
@@ -26,6 +25,7 @@ VARIANTS = {
     "kernel": ("matern", "linear"),
     "num_gp_steps": (0, 10, 20, 100),
     "warm_start": (0.0,),
+    "anchored": (False,),
     "preconditioner": ("prior_scale", "identity"),
     "step_size": (0.005, 0.02),
 }
@@ -42,12 +42,12 @@ def run(job: Job[UCIConfig]) -> dict:
     """``"fsghmc:num_points=10"`` is a run of ``fspace run uci --method fsghmc`` with ten measurement points.
 
     ``num_samples`` is that of each chain, ``num_train`` that of the training rows, ``num_points`` that of the
-    measurement points, ``num_gp_steps`` how long the GP is trained. ``warm_start``, ``preconditioner`` and
-    ``step_size`` (in the preconditioner's units) each take away a part of the warm-up. ``calibration_error`` is the
+    measurement points, ``num_gp_steps`` how long the GP is trained. ``warm_start``, ``anchored``, ``preconditioner``
+    and ``step_size`` (in the preconditioner's units) each take away a part of the warm-up. ``calibration_error`` is the
     mean distance between the levels .1, .2, …, .9 of central intervals and the shares of targets in them.
     """
     sampler, _, setting = job.method.partition(":")
-    config = job.config.updated(dict([_parsed(setting)])) if setting else job.config
+    config = job.config.updated(dict([parse_setting(setting)])) if setting else job.config
     job = job._replace(method=sampler, config=config)
     problem, posterior = uci.fit_split(job)
     f, sigma = posterior.f, posterior.sigma
@@ -59,15 +59,10 @@ def run(job: Job[UCIConfig]) -> dict:
     points = np.linspace(0, f.shape[2] - 1, NUM_POINTS).astype(int)
     return {
         **uci.results(job, problem, posterior),
-        "changed": dict([_parsed(setting)]) if setting else {},
+        "changed": dict([parse_setting(setting)]) if setting else {},
         "calibration_error": float(np.abs(seen - LEVELS).mean()),
         "curves": {"level": LEVELS, "coverage": seen, "draw": draws, "trace": f[:, draws][:, :, points].swapaxes(0, 2)},
     }
-
-
-def _parsed(setting):
-    name, _, value = setting.partition("=")
-    return name, ast.literal_eval(value) if value[0].isdigit() else value
 
 
 def picture(records):

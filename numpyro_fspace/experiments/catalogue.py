@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import itertools
 import json
@@ -14,7 +15,18 @@ from numpyro_fspace.experiments.records import record
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["NAMES", "Experiment", "Job", "Settings", "check_activation", "find", "hidden_layers", "jobs", "run"]
+__all__ = [
+    "NAMES",
+    "Experiment",
+    "Job",
+    "Settings",
+    "check_activation",
+    "find",
+    "hidden_layers",
+    "jobs",
+    "parse_setting",
+    "run",
+]
 
 #: Experiments, by the names of their modules.
 NAMES = (
@@ -58,6 +70,15 @@ class Settings:
             if name not in types:
                 raise ValueError(f"unknown setting {name!r}; choose from {', '.join(types)}.")
         return replace(self, **{name: _converted(name, value, types[name]) for name, value in settings.items()})
+
+
+def parse_setting(text: str) -> tuple[str, object]:
+    """``"name=value"`` as a name and a Python value; a word is a string."""
+    name, _, value = text.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def hidden_layers(config) -> list:

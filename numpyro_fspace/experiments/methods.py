@@ -125,7 +125,7 @@ def sampler(method, model, config):
     """The kernel of a name, with what a config sets and else its own defaults."""
     settings = {name: getattr(config, name) for name in ("num_steps", "step_size") if getattr(config, name) is not None}
     preconditioner = getattr(preconditioners, config.preconditioner)()
-    warmup = Warmup(warm_start=config.warm_start)
+    warmup = Warmup(warm_start=config.warm_start, anchored=config.anchored)
     return KERNELS[method](model, preconditioner=preconditioner, warmup=warmup, **settings)
 
 

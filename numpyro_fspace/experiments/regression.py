@@ -52,6 +52,7 @@ class Config(Settings):
         step_size: of our kernels, held; None lets warm-up find it.
         preconditioner: of our kernels, a name in ``fs.preconditioners``.
         warm_start: fraction of the warm-up that their optimiser takes.
+        anchored: whether it is drawn to where the chain started, in place of the mode of the weights' prior.
         batch_size: minibatch; None is the full data.
         weight_scale: sd of a weight's prior times √fan-in.
         weight_scale_sd: sd of the log-normal prior of ``weight_scale``, which is then sampled; 0 keeps it fixed.
@@ -87,6 +88,7 @@ class Config(Settings):
     step_size: float | None = None
     preconditioner: str = "rmsprop"
     warm_start: float = Warmup().warm_start
+    anchored: bool = Warmup().anchored
     batch_size: int | None = None
     weight_scale: float = 1.0
     weight_scale_sd: float = 0.0

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from numpyro_fspace.infer.warmup import Warmup, WarmupState, largest_curvature, leading_curvatures
+from numpyro_fspace.infer.warmup import Warmup, WarmupState, drawn_to, largest_curvature, leading_curvatures
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_variate
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal
@@ -106,7 +106,7 @@ class Chain(NamedTuple):
             learned=self.preconditioner.start(position),
             squares=jnp.zeros_like(position) if self.preconditioner.adapts else jnp.zeros((0,), position.dtype),
             num_squares=count,
-            anchor=ravel_pytree(self.model.prior_gradient(z))[0] if self.warmup.anchored else position[:0],
+            anchor=position if self.warmup.anchored else position[:0],
         )
         return KernelState(
             i=count,
@@ -179,7 +179,7 @@ class Chain(NamedTuple):
             self.num_steps,
             num_draws * self.num_steps,
             ravel_pytree(self.model.is_location())[0],
-            state.warmup.anchor if self.warmup.anchored else 0.0,
+            self._correction(state, unravel),
         )
         return state._replace(
             i=state.i + 1,
@@ -189,6 +189,12 @@ class Chain(NamedTuple):
             warmup=state.warmup._replace(optimiser=optimiser),
             rng_key=key,
         )
+
+    def _correction(self, state, unravel):
+        """What is added to the warm start's gradients; None if it is not anchored."""
+        if not self.warmup.anchored:
+            return None
+        return drawn_to(state.warmup.anchor, lambda w: ravel_pytree(self.model.prior_gradient(unravel(w)))[0])
 
     def _calibrate_and_sample(self, i, state):
         if self.control_every is not None:

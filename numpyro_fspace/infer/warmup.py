@@ -1,4 +1,4 @@
-"""Warm-up: find the mode's neighbourhood and a stable step size, then freeze.
+"""Warm-up: find weights that fit the data and a stable step size, then freeze.
 
 Three phases, counted in draws (each of ``num_steps`` gradient steps):
 
@@ -6,7 +6,7 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
    coordinates, learning rate decayed by a cosine from ``learning_rate`` to a hundredth of it. Positive sites (noise
    and other scales) stay at their initial values: the joint mode of a wide network and its noise interpolates
    the data with hardly any noise, far from where the posterior is, and so stiff that the chain stays there.
-   ``anchored``, weights that the data say nothing of stay where they begin too, instead of going to their prior's mode.
+   Weights that the data say nothing of stay where they begin (``anchored``) instead of going to their prior's mode.
 2. **Calibration** (when the rest begins, and at its quarter, half and three quarters): the largest curvature λ
    of the potential in the preconditioner's coordinates, by power iteration on Hessian-vector products. It gives
    the sampler's step size. A preconditioner that adapts is renewed from the gradients seen since the last
@@ -32,7 +32,7 @@ import numpy as np
 from numpyro_fspace.sgmcmc.preconditioners import Learned
 from numpyro_fspace.validate import check_positive
 
-__all__ = ["Warmup", "WarmupState", "largest_curvature", "leading_curvatures"]
+__all__ = ["Warmup", "WarmupState", "drawn_to", "largest_curvature", "leading_curvatures"]
 
 #: Kinetic temperature above 1, of a stretch of burn-in, for which the step is shortened.
 MAX_HEAT = 0.05
@@ -49,7 +49,7 @@ class WarmupState(NamedTuple):
         step_size: the current step size.
         learned: what the preconditioner is built from.
         squares, num_squares: sum and number of the squared gradients since the last calibration.
-        anchor: what an anchored warm start takes off the gradient [P]; empty [0] without one.
+        anchor: where the chain starts [P], which an anchored warm start is drawn to; empty [0] without one.
     """
 
     optimiser: tuple
@@ -67,12 +67,12 @@ class Warmup(NamedTuple):
     Attributes:
         warm_start: fraction of the warm-up draws spent on the optimiser, between 0 and 1; 0 skips it.
         learning_rate: of Adam, in units of the preconditioner's scale (a prior standard deviation).
-        anchored: whether the optimiser is drawn to where the chain starts in place of the mode of the weights' own
-            prior p0: -log p0(w) is replaced by its Bregman divergence from the start w*, -log p0(w) + log p0(w*) +
-            ∇log p0(w*)·(w - w*), which is |w - w*|²/2σ² for N(0, σ²). A mode is much smaller than a typical draw where
-            weights are many. If their scale is sampled with them, it follows them down, and a deep network may stay
-            there, with f near zero and the noise large: anchor it. (For a linear model, with the start drawn from the
-            prior and targets with their noise, the optimum would be a draw from the posterior: "sample then optimise".)
+        anchored: whether the optimiser is drawn to where the chain starts, w*, in place of the mode of the prior p0:
+            ∇(-log p0)(w) is replaced by its difference from that at w*, (w - w*)/σ² for N(0, σ²), and by 0 where that
+            would push away from w*, as heavy tails do. A mode is much smaller than a typical draw where weights are
+            many; if their scale is sampled with them, it follows them down, and a deep network may stay there, with f
+            near zero and the noise large. (For a linear model, with the start drawn from the prior and targets with
+            their noise, the optimum would be a draw from the posterior: "sample then optimise".)
 
     Reference: A. G. de G. Matthews, J. Hron, R. E. Turner, Z. Ghahramani (2017), *Sample-then-optimize posterior
     sampling for Bayesian linear models*.
@@ -80,7 +80,7 @@ class Warmup(NamedTuple):
 
     warm_start: float = 0.3
     learning_rate: float = 0.01
-    anchored: bool = False
+    anchored: bool = True
 
     def check(self):
         """Refuses numbers that are no settings."""
@@ -145,12 +145,12 @@ class Warmup(NamedTuple):
         return optax.adam(schedule)
 
     def optimise(
-        self, key, position, optimiser_state, potential, value, metric, num_steps, num_gradients, mask, anchor=0.0
+        self, key, position, optimiser_state, potential, value, metric, num_steps, num_gradients, mask, correction=None
     ):
         """``num_steps`` Adam steps on u ↦ U(S u) for the parameters where ``mask`` is 1, the others being held.
 
-        ``potential(position, key)`` is ``(U, aux)``, ``value`` the last such pair; ``anchor`` is taken off its
-        gradient. A step that leaves the finite numbers is skipped.
+        ``potential(position, key)`` is ``(U, aux)``, ``value`` the last such pair; ``correction(position)`` is added
+        to its gradient. A step that leaves the finite numbers is skipped.
 
         Returns:
             ``(position, optimiser_state, value)``.
@@ -160,7 +160,9 @@ class Warmup(NamedTuple):
         def step(carry, key):
             position, state, _ = carry
             value, gradient = jax.value_and_grad(potential, has_aux=True)(position, key)
-            gradient = mask * metric.scale_gradient(gradient - anchor)
+            if correction is not None:
+                gradient = gradient + correction(position)
+            gradient = mask * metric.scale_gradient(gradient)
             update, new_state = optimiser.update(gradient, state)
             new = position + mask * metric.scale(update)
             good = jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(new))
@@ -168,6 +170,22 @@ class Warmup(NamedTuple):
 
         carry = position, optimiser_state, value
         return jax.lax.scan(step, carry, jax.random.split(key, num_steps))[0]
+
+
+def drawn_to(anchor, prior_gradient):
+    """What makes a gradient of U that of a warm start anchored at ``anchor`` [P].
+
+    ``prior_gradient(w)`` is the gradient g(w) of -log p0. Returned is w ↦ r(w) - g(w), with r(w) = g(w) - g(w*) for
+    each parameter, or 0 where its sign is not that of w - w*.
+    """
+    at_anchor = prior_gradient(anchor)
+
+    def correction(position):
+        gradient = prior_gradient(position)
+        pull = gradient - at_anchor
+        return jnp.where(pull * (position - anchor) > 0.0, pull, 0.0) - gradient
+
+    return correction
 
 
 def largest_curvature(potential, position, direction, key, metric, num_iterations=NUM_POWER_ITERATIONS):
