@@ -10,7 +10,17 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_fspace.sites import is_functional_prior
 
-__all__ = ["fresh_draws", "full_plates", "function_hook", "given_rows", "hooked", "hooks", "minibatch", "without_data"]
+__all__ = [
+    "fresh_draws",
+    "full_plates",
+    "function_hook",
+    "given_rows",
+    "hooked",
+    "hooks",
+    "minibatch",
+    "points_in_data",
+    "without_data",
+]
 
 
 class fresh_draws(Messenger):
@@ -102,6 +112,22 @@ def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
     places = (jax.random.uniform(key_rows, (batch_size,), jnp.float32) * widths).astype(int)
     rows = edges[:-1] + jnp.minimum(places, widths - 1)
     return (rows + jax.random.randint(key_angle, (), 0, size)) % size
+
+
+class points_in_data(Messenger):
+    """While active, the functions of functional priors are taken from those at the data, without a pass of their own.
+
+    Args:
+        rows: by name of site, which rows of the data are the points that can be drawn (``OnePass.in_data``).
+    """
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+
+    def postprocess_message(self, msg):
+        if is_functional_prior(msg) and msg["name"] in self.rows and msg["fn"].one_pass is not None:
+            msg["fn"].one_pass.in_data = self.rows[msg["name"]]
 
 
 class function_hook(Messenger):

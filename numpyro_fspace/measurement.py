@@ -79,6 +79,14 @@ class _Sampler(ABC):
         del key
         return None
 
+    @property
+    def constant(self) -> Float[Array, "M D"] | None:
+        """The points that are the same in every draw, with NaN in place of the others; None if M or D is unknown."""
+        if self.num_points is None or self.num_inputs is None:
+            return None
+        with jax.ensure_compile_time_eval():
+            return jnp.full((self.num_points, self.num_inputs), jnp.nan)
+
 
 @dataclass(frozen=True, eq=False)
 class _Fixed(_Sampler):
@@ -89,6 +97,10 @@ class _Fixed(_Sampler):
     def rows(self, key):
         del key
         return jnp.arange(self.num_points)
+
+    @property
+    def constant(self):
+        return self.pool
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +141,11 @@ class _Union(_Sampler):
         draws = [member(one) for member, one in zip(self.members, keys, strict=True)]
         _same_inputs([draw.shape[1] for draw in draws])
         return jnp.concatenate(draws)
+
+    @property
+    def constant(self):
+        parts = [member.constant for member in self.members]
+        return None if any(part is None for part in parts) else _together(parts)
 
     def rows(self, key):
         if self.pool is None:

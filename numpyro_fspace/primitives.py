@@ -69,7 +69,8 @@ def functional_prior(
     Args:
         name: name of the site.
         fn: function of inputs [M, D] to values [M] or [M, K], such as ``random_module`` returns. Its value at an input
-            depends on that input alone: samplers evaluate it at X_M and at the data in one pass.
+            depends on that input alone: samplers evaluate it at X_M and at the data in one pass, in which points cost
+            nothing that are rows of these data.
         prior: a functional prior (``fs.GPPrior``, ``fs.StudentTPrior``, …): any object with
             ``log_prob(x, f)`` and ``sample(key, x, sample_shape)``.
         points: measurement points: an array [M, D] (fixed), a sampler of ``fs.measurement``, or any
@@ -114,11 +115,11 @@ def functional_prior(
     if points.is_random and key is None:
         _factor(name, FunctionalPriorSite(fn, prior, points, scale=scale))
         return fn
-    x, law, where = _drawn(prior, points, key)
+    x, law, where, *origin = _drawn(prior, points, key)
     if not all(hook.density for hook in hooks()):
         _factor(name, FunctionalPriorSite(fn, prior, points, x, jnp.zeros(()), scale))
         return fn
-    one_pass = OnePass(fn, x)
+    one_pass = OnePass(fn, x, *origin)
 
     def log_factor():
         with handlers.block():
@@ -130,18 +131,22 @@ def functional_prior(
             )
         return scale * log_prob
 
-    _factor(name, FunctionalPriorSite(fn, prior, points, x, log_factor, scale))
+    _factor(name, FunctionalPriorSite(fn, prior, points, x, log_factor, scale, one_pass))
     return one_pass if _goes_through_all_data() else fn
 
 
 def _drawn(prior, points, key):
-    """Points x, and a law with what it calls them: the prior and x, or its table and their rows in a finite pool."""
+    """Points x, a law with what it calls them, and where they come from: a finite pool with their rows in it, if any.
+
+    The law is the prior and calls them x, or, if the prior can be tabulated, its table, which calls them by their rows.
+    """
     rows = points.rows(key) if points.is_random else None
-    table = None if rows is None or not hasattr(prior, "tabulated") else prior.tabulated(points.pool)
-    if table is None:
+    if rows is None:
         x = points(key)
-        return x, prior, x
-    return points.pool[rows], table, rows[:, None]
+        return x, prior, x, points.constant, None
+    x, table = points.pool[rows], prior.tabulated(points.pool) if hasattr(prior, "tabulated") else None
+    law, where = (prior, x) if table is None else (table, rows[:, None])
+    return x, law, where, points.pool, rows
 
 
 def _check_scale(name, scale):

@@ -22,15 +22,16 @@ class FunctionalPriorSite(dist.Distribution):
             for; None in a note, and where random points have no key, which is an error only for those who ask for the
             density (``log_likelihood`` does not).
         scale: the factor on the log prior.
+        one_pass: the function that is evaluated at x with the data, if there is one.
     """
 
     support = constraints.real_vector
-    pytree_aux_fields = ("fn", "prior", "points", "x")
+    pytree_aux_fields = ("fn", "prior", "points", "x", "one_pass")
     pytree_data_fields = ("log_factor", "scale")
 
-    def __init__(self, fn, prior, points, x=None, log_factor=None, scale=1.0):
+    def __init__(self, fn, prior, points, x=None, log_factor=None, scale=1.0, one_pass=None):
         self.fn, self.prior, self.points, self.x, self.scale = fn, prior, points, x, scale
-        self.log_factor = log_factor
+        self.log_factor, self.one_pass = log_factor, one_pass
         super().__init__(batch_shape=(), event_shape=(0,), validate_args=False)
 
     @property
@@ -57,7 +58,7 @@ class FunctionalPriorSite(dist.Distribution):
             raise ValueError(f"functional_prior: a mask must be one bool, got one of shape {jnp.shape(mask)}.")
         log_factor = (lambda: jnp.where(mask, self.log_factor, 0.0)) if self.has_density else None
         scale = jnp.where(mask, self.scale, 0.0)
-        return FunctionalPriorSite(self.fn, self.prior, self.points, self.x, log_factor, scale)
+        return FunctionalPriorSite(self.fn, self.prior, self.points, self.x, log_factor, scale, self.one_pass)
 
     def log_prob(self, value):
         if not self.has_density:

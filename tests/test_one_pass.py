@@ -12,6 +12,7 @@ import tinygp
 from numpyro.infer.util import log_density, log_likelihood
 
 import numpyro_fspace as fs
+from numpyro_fspace.one_pass import rows_among
 from numpyro_fspace.potential import ModelPotential
 
 X = jnp.linspace(-1.0, 1.0, 7)[:, None]
@@ -22,13 +23,14 @@ GP = fs.GPPrior(tinygp.kernels.ExpSquared(0.7), nugget=0.1)
 
 
 class Network:
-    """A function of one hidden layer that remembers the shapes of its inputs."""
+    """A function of one hidden layer that remembers the shapes of its inputs, and whether it was being compiled."""
 
     def __init__(self, weights):
-        self.weights, self.shapes = weights, []
+        self.weights, self.shapes, self.is_compiled = weights, [], False
 
     def __call__(self, x):
         self.shapes.append(x.shape)
+        self.is_compiled = isinstance(x, jax.core.Tracer)
         return jnp.tanh(x @ self.weights[:, :3]).sum(-1) + self.weights[0, 3]
 
 
@@ -153,3 +155,102 @@ def test_who_wants_no_density_of_all_evaluates_no_more_than_was_asked_for():
     networks.clear()
     log_density(model, (X, Y), {}, {"w": jnp.zeros((1, 4))})
     assert networks[-1].shapes == [(7, 1), (3, 1)]
+
+
+ROWS = np.array([4, 0, 6])
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_rows_are_found_whatever_their_order_and_number(dtype):
+    x = np.random.default_rng(0).normal(size=(50, 3)).astype(dtype)
+    x[7] = x[3]
+    numbers = np.array([3, 49, 3, 0])
+    points = jnp.asarray(x[numbers])
+    found = rows_among(points, x)
+    np.testing.assert_array_equal(np.float32(x[found]), points)
+    assert list(rows_among(points.at[1, 2].add(1e-6), x) >= 0) == [True, False, True, True]
+    assert list(rows_among(x, x[:49]) >= 0) == [True] * 49 + [False]
+    assert rows_among(jnp.full((1, 3), jnp.nan), x) == -1
+    images = x.reshape(50, 3, 1)
+    np.testing.assert_array_equal(rows_among(images[[5, 2]], images), [5, 2])
+
+
+SAMPLERS = {
+    "fixed": X[ROWS],
+    "drawn": fs.measurement.subset(X[ROWS], 2),
+    "some fixed": jnp.concatenate([POINTS[:2], X[ROWS]]),
+    "some drawn": fs.measurement.union(fs.measurement.uniform(-2.0, 2.0, 2), X[ROWS]),
+}
+pooled = pytest.mark.parametrize(
+    ("points", "num_others"), list(zip(SAMPLERS.values(), [0, 0, 2, 2], strict=True)), ids=list(SAMPLERS)
+)
+
+
+@pooled
+@pytest.mark.parametrize("num_priors", [1, 2])
+def test_points_among_the_data_cost_no_pass(points, num_others, num_priors, monkeypatch):
+    networks: list[Network] = []
+    found = evaluated(make(at_data, points, num_priors, networks), KEY)
+    # What one prior puts before the data hides from another that they are the data: all five of its points come along.
+    num_more = num_others + 5 * (num_priors - 1) if num_others else 0
+    assert networks[-1].shapes == [(7 + num_more, 1)]
+    in_two_passes(monkeypatch)
+    apart = evaluated(make(at_data, points, num_priors), KEY)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, apart)
+
+
+def draws_of(mcmc, x):
+    """Draws at data ``x``."""
+    mcmc.run(jax.random.key(2), x, Y)
+    return mcmc.get_samples()["w"]
+
+
+def driver(model, kind=fs.MCMC):
+    kernel = fs.fSGHMC(model, step_size=0.05, num_steps=4)
+    return kind(kernel, num_warmup=0, num_samples=10, progress_bar=False)
+
+
+@pytest.mark.filterwarnings("ignore:The chain runs hot")
+@pooled
+def test_a_run_knows_which_of_its_data_the_points_are(points, num_others, monkeypatch):
+    """Where data are arguments of the compiled program; and it asks again if they are others of the same shape."""
+    networks: list[Network] = []
+    mcmc = driver(make(at_data, points, networks=networks))
+    moved = X.at[ROWS].set(X[ROWS] + 0.1)
+    turned = X[::-1]
+    found = {}
+    for name, x in [("same", X), ("moved", moved), ("turned", turned), ("again", X)]:
+        networks.clear()
+        found[name] = draws_of(mcmc, x)
+        compiled = [network.shapes for network in networks if network.is_compiled]
+        num_checks = 1 if num_others else 0  # what looks at the data before the run puts the others before them too
+        assert (compiled.count([(7 + num_others, 1)]) > num_checks) == (name in ("same", "turned"))
+    np.testing.assert_array_equal(found["same"], found["again"])
+    of_numpyro = draws_of(driver(make(at_data, points), numpyro.infer.MCMC), X)
+    np.testing.assert_allclose(found["same"], of_numpyro, rtol=1e-4, atol=1e-5)
+    in_two_passes(monkeypatch)
+    for name, x in [("same", X), ("moved", moved), ("turned", turned)]:
+        apart = draws_of(driver(make(at_data, points)), x)
+        np.testing.assert_allclose(found[name], apart, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The chain runs hot")
+def test_two_functions_of_one_name_in_two_scopes_have_points_of_their_own(monkeypatch):
+    networks: list[Network] = []
+    parts = [make(at_data, points, networks=networks) for points in (X[ROWS], X[::2], POINTS)]
+
+    def model(x, y=None):
+        for name, part in zip("abc", parts, strict=True):
+            with numpyro.handlers.scope(prefix=name):
+                part(x, y)
+
+    def draws():
+        mcmc = driver(model)
+        mcmc.run(jax.random.key(2), X, Y)
+        return mcmc.get_samples()
+
+    found = draws()
+    compiled = [network.shapes for network in networks if network.is_compiled]
+    assert [[(7, 1)], [(7, 1)], [(10, 1)]] in [compiled[i : i + 3] for i in range(len(compiled))]
+    in_two_passes(monkeypatch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, draws())

@@ -49,7 +49,10 @@ NUM_TURNS = 7
 
 
 class Size(NamedTuple):
-    """A problem: a tanh network from D inputs to K outputs, N data in minibatches of B (None: all), draws of a run."""
+    """A problem: a tanh network from D inputs to K outputs, N data in minibatches of B (None: all), draws of a run.
+
+    The functional prior's points are all data, held, if ``at_data``; else 40 that are drawn anew at each step.
+    """
 
     num_inputs: int
     widths: tuple[int, ...]
@@ -57,11 +60,13 @@ class Size(NamedTuple):
     num_data: int
     batch_size: int | None
     num_draws: int
+    at_data: bool = False
 
 
 SIZES = {
     "1d": Size(1, (100, 100), 1, 20, None, 400),
     "boston": Size(13, (10, 10), 1, 455, 32, 800),
+    "boston455": Size(13, (10, 10), 1, 455, None, 400, at_data=True),
     "protein64": Size(9, (50, 50), 1, 40_000, 64, 400),
     "protein1000": Size(9, (50, 50), 1, 40_000, 1000, 100),
     "mnist": Size(784, (50, 50), 10, 10_000, 125, 100),
@@ -97,9 +102,11 @@ def likelihood(problem: Size, output):
 
 
 def model(problem: Size, *, functional: bool):
-    """The NumPyro model; with a functional prior, a GP at 40 uniform points, or at 40 of 2000 images."""
+    """The NumPyro model; with a functional prior, a GP at the data, at 40 uniform points, or at 40 of 2000 images."""
     gp = GPPrior(tinygp.kernels.ExpSquared(2.0 * problem.num_inputs**0.5), nugget=1e-3, num_outputs=problem.num_outputs)
-    if problem.num_outputs == 1:
+    if problem.at_data:
+        points = measurement.fixed(data(problem)[0])
+    elif problem.num_outputs == 1:
         side = np.full(problem.num_inputs, 1.0)
         points = measurement.uniform(-side, side, NUM_POINTS)
     else:

@@ -65,7 +65,7 @@ class SGMCMCKernel(MCMCKernel):
         self.preconditioner = self._default_preconditioner() if preconditioner is None else preconditioner
         self.warmup = Warmup() if warmup is None else warmup
         self.init_strategy = init_strategy
-        self._num_warmup, self._goes_on = 0, False
+        self._num_warmup, self._goes_on, self._points_in_data = 0, False, {}
         self._programs = {}
 
     # ---- what a sampler adds -------------------------------------------------------------------
@@ -207,6 +207,7 @@ class SGMCMCKernel(MCMCKernel):
                 f"Add it, or sample with fs.{name[1:]}."
             )
         potential.check_data()
+        self._points_in_data = potential.points_in_data()
         params = potential.init_params()
         position = ravel_pytree(params)[0]
         self.preconditioner.build(position, self.preconditioner.start(position))  # refuses a scale of another length

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from numpyro.util import nested_attrgetter
 
+from numpyro_fspace import handlers
 from numpyro_fspace.functions import depends_on, function_inputs, function_values, some_rows
 from numpyro_fspace.infer.devices import CHAINS
 from numpyro_fspace.on_demand import OnDemand
@@ -20,20 +21,24 @@ NUM_PROBES = 10
 class Loop:
     """Makes draws, and puts what is kept of them into room for so many.
 
-    It holds no array: the model's come as arguments, so that other data of the same shapes use the same program.
+    It holds none of the model's arrays: they come as arguments, so that other data of the same shapes use the same
+    program (if its measurement points are the same rows of them).
 
     Args:
         sampler: a kernel.
         fields: names of what is kept of a state; parts as ``"a.b"``.
         join: from arrays to ``(args, kwargs, inputs)``: the model's arguments, and where its functions are kept in
             place of the weights (None keeps the weights).
+        points_in_data: by name of functional prior, the rows of the data that are its points.
         num_chains, thinning: as for ``MCMC``; several chains are vectorised.
         constrain: from unconstrained to constrained values of the sample field; None for the kernel's own.
         mesh: devices along whose axis ``"chains"`` the chains are spread; None is one device.
     """
 
-    def __init__(self, sampler, fields, join, *, num_chains: int, thinning: int, constrain=None, mesh=None):
-        self.sampler, self.fields, self.join = sampler, fields, join
+    def __init__(
+        self, sampler, fields, join, points_in_data, *, num_chains: int, thinning: int, constrain=None, mesh=None
+    ):
+        self.sampler, self.fields, self.join, self.points_in_data = sampler, fields, join, points_in_data
         self.num_chains, self.thinning, self.constrain = num_chains, thinning, constrain
         draw, shardings = self._draw, None
         if mesh is not None:  # every device runs its chains by itself
@@ -80,7 +85,8 @@ class Loop:
 
         def step(i, carry):
             state, draws = carry
-            state = self.sampler.sample(state, args, kwargs)
+            with handlers.points_in_data(self.points_in_data):
+                state = self.sampler.sample(state, args, kwargs)
             slot = jnp.maximum(i - first, 0) // self.thinning
             is_kept = (i >= first) & ((i - first) % self.thinning == self.thinning - 1)
             kept = jax.lax.cond(  # what is not kept is overwritten by the draw that takes its slot

@@ -233,11 +233,13 @@ class MCMC(NumPyroMCMC):
     def _loop(self, fields, static, join):
         settings = {"num_chains": self.num_chains, "thinning": self.thinning, "constrain": self.postprocess_fn}
         settings["mesh"] = self.mesh
+        rows = getattr(self.sampler, "_points_in_data", {})
+        loop = Loop(self.sampler, fields, join, rows, **settings)
         try:
-            key = (fields, static, *settings.values())
-            return self._loops.setdefault(key, Loop(self.sampler, fields, join, **settings))
+            where = tuple((name, numbers.tobytes()) for name, numbers in rows.items())
+            return self._loops.setdefault((fields, static, where, *settings.values()), loop)
         except TypeError:  # an argument that is neither an array nor hashable
-            return Loop(self.sampler, fields, join, **settings)
+            return loop
 
     def _run_in_memory(self, loop, state, arrays, done):
         total, num_kept = self.num_warmup + self.num_samples, 0
