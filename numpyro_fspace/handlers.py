@@ -115,19 +115,20 @@ def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
 
 
 class points_in_data(Messenger):
-    """While active, the functions of functional priors are taken from those at the data, without a pass of their own.
+    """Tells functional priors of a compiled program which rows of its arguments are their points.
 
     Args:
-        rows: by name of site, which rows of the data are the points that can be drawn (``OnePass.in_data``).
+        found: by name of site, what ``OnePass.found`` gave where the arguments were concrete.
+        arguments: the arrays that now stand for them.
     """
 
-    def __init__(self, rows):
+    def __init__(self, found, arguments):
         super().__init__()
-        self.rows = rows
+        self.found, self.arguments = found, arguments
 
     def postprocess_message(self, msg):
-        if is_functional_prior(msg) and msg["name"] in self.rows and msg["fn"].one_pass is not None:
-            msg["fn"].one_pass.in_data = self.rows[msg["name"]]
+        if is_functional_prior(msg) and msg["name"] in self.found and msg["fn"].one_pass is not None:
+            msg["fn"].one_pass.tell(self.found[msg["name"]], self.arguments)
 
 
 class function_hook(Messenger):

@@ -81,9 +81,7 @@ class _Sampler(ABC):
 
     @property
     def constant(self) -> Float[Array, "M D"] | None:
-        """The points that are the same in every draw, with NaN in place of the others; None if M or D is unknown."""
-        if self.num_points is None or self.num_inputs is None:
-            return None
+        """The points that are the same in every draw, with NaN in place of the others; None if M is not known."""
         with jax.ensure_compile_time_eval():
             return jnp.full((self.num_points, self.num_inputs), jnp.nan)
 
@@ -161,6 +159,10 @@ class _Union(_Sampler):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Own(_Sampler):
     fn: Callable
+
+    @property
+    def constant(self):
+        return None
 
     def __call__(self, key):
         points = jnp.asarray(self.fn(key))

@@ -66,8 +66,9 @@ class ModelPotential:
         return {k: s["fn"] for k, s in self.trace.items() if is_functional_prior(s)}
 
     def points_in_data(self) -> dict:
-        """By name of functional prior, which rows of the data its points are (``OnePass.in_data``)."""
-        return {k: law.one_pass.in_data for k, law in self.functional_priors.items() if law.one_pass is not None}
+        """By name of functional prior, which rows of the data are its points (``OnePass.found``), where any are."""
+        found = {k: law.one_pass.found() for k, law in self.functional_priors.items() if law.one_pass is not None}
+        return {k: v for k, v in found.items() if v is not None}
 
     def check_data(self):
         """Raise a ValueError for observations or measurement points no density can be computed at."""

@@ -70,7 +70,7 @@ def functional_prior(
         name: name of the site.
         fn: function of inputs [M, D] to values [M] or [M, K], such as ``random_module`` returns. Its value at an input
             depends on that input alone: samplers evaluate it at X_M and at the data in one pass, in which points cost
-            nothing that are rows of these data.
+            nothing that are rows of an argument of the model which ``fn`` is given whole, as it is.
         prior: a functional prior (``fs.GPPrior``, ``fs.StudentTPrior``, …): any object with
             ``log_prob(x, f)`` and ``sample(key, x, sample_shape)``.
         points: measurement points: an array [M, D] (fixed), a sampler of ``fs.measurement``, or any
@@ -115,11 +115,11 @@ def functional_prior(
     if points.is_random and key is None:
         _factor(name, FunctionalPriorSite(fn, prior, points, scale=scale))
         return fn
-    x, law, where, *origin = _drawn(prior, points, key)
+    x, law, where, known, rows = _drawn(prior, points, key)
     if not all(hook.density for hook in hooks()):
         _factor(name, FunctionalPriorSite(fn, prior, points, x, jnp.zeros(()), scale))
         return fn
-    one_pass = OnePass(fn, x, *origin)
+    one_pass = OnePass(fn, x, known, rows)
 
     def log_factor():
         with handlers.block():
@@ -136,7 +136,7 @@ def functional_prior(
 
 
 def _drawn(prior, points, key):
-    """Points x, a law with what it calls them, and where they come from: a finite pool with their rows in it, if any.
+    """Points x, a law with what it calls them, and what is known of them beforehand: a pool and their rows, or none.
 
     The law is the prior and calls them x, or, if the prior can be tabulated, its table, which calls them by their rows.
     """

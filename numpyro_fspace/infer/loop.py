@@ -21,24 +21,21 @@ NUM_PROBES = 10
 class Loop:
     """Makes draws, and puts what is kept of them into room for so many.
 
-    It holds none of the model's arrays: they come as arguments, so that other data of the same shapes use the same
-    program (if its measurement points are the same rows of them).
+    It holds no array: the model's come as arguments, so that other data of the same shapes use the same program (if as
+    many of the measurement points are among them).
 
     Args:
         sampler: a kernel.
         fields: names of what is kept of a state; parts as ``"a.b"``.
-        join: from arrays to ``(args, kwargs, inputs)``: the model's arguments, and where its functions are kept in
-            place of the weights (None keeps the weights).
-        points_in_data: by name of functional prior, the rows of the data that are its points.
+        join: from arrays to ``(args, kwargs, inputs, found)``: the model's arguments, where its functions are kept in
+            place of the weights (None keeps the weights), and which of these arrays' rows are measurement points.
         num_chains, thinning: as for ``MCMC``; several chains are vectorised.
         constrain: from unconstrained to constrained values of the sample field; None for the kernel's own.
         mesh: devices along whose axis ``"chains"`` the chains are spread; None is one device.
     """
 
-    def __init__(
-        self, sampler, fields, join, points_in_data, *, num_chains: int, thinning: int, constrain=None, mesh=None
-    ):
-        self.sampler, self.fields, self.join, self.points_in_data = sampler, fields, join, points_in_data
+    def __init__(self, sampler, fields, join, *, num_chains: int, thinning: int, constrain=None, mesh=None):
+        self.sampler, self.fields, self.join = sampler, fields, join
         self.num_chains, self.thinning, self.constrain = num_chains, thinning, constrain
         draw, shardings = self._draw, None
         if mesh is not None:  # every device runs its chains by itself
@@ -66,7 +63,7 @@ class Loop:
 
     def find_inputs(self, state, arrays) -> dict:
         """A few inputs of each function, by name; none where data lie on disk, which would be loaded whole."""
-        args, kwargs, _ = self.join(arrays)
+        args, kwargs, *_ = self.join(arrays)
         if any(isinstance(leaf, OnDemand) for leaf in jax.tree.leaves((args, kwargs))):
             return {}
         start = getattr(state, self.sampler.sample_field)
@@ -76,16 +73,17 @@ class Loop:
         return {k: some_rows(x, NUM_PROBES) for k, x in inputs.items()}
 
     def _make_room(self, num, state, arrays, inputs):
-        kept = jax.eval_shape(lambda state, arrays: self._kept(state, *self.join(arrays), inputs), state, arrays)
+        kept = jax.eval_shape(lambda state, arrays: self._kept(state, *self.join(arrays)[:3], inputs), state, arrays)
         return jax.tree.map(lambda spec: _empty(spec, num), kept)
 
     def _draw(self, state, draws, start, stop, first, arrays, inputs):
-        args, kwargs, _ = given = self.join(arrays)
+        *given, found = self.join(arrays)
+        args, kwargs, _ = given
         one_each = jax.tree.map(lambda room: jax.ShapeDtypeStruct(room.shape[1:], room.dtype), draws)
 
         def step(i, carry):
             state, draws = carry
-            with handlers.points_in_data(self.points_in_data):
+            with handlers.points_in_data(found, arrays):
                 state = self.sampler.sample(state, args, kwargs)
             slot = jnp.maximum(i - first, 0) // self.thinning
             is_kept = (i >= first) & ((i - first) % self.thinning == self.thinning - 1)

@@ -224,6 +224,8 @@ class MCMC(NumPyroMCMC):
             state, done = self.post_warmup_state._replace(rng_key=key), self.num_warmup
         else:
             state, done = self.sampler.init(key, self.num_warmup, init_params, args, kwargs), 0
+        found = getattr(self.sampler, "_points_in_data", {})
+        arrays, static, join = split_arrays((args, kwargs, self.functions_at, found))
         loop = self._loop(fields, static, join)
         if self.checkpoint is None:
             self._run_in_memory(loop, state, arrays, done)
@@ -233,11 +235,9 @@ class MCMC(NumPyroMCMC):
     def _loop(self, fields, static, join):
         settings = {"num_chains": self.num_chains, "thinning": self.thinning, "constrain": self.postprocess_fn}
         settings["mesh"] = self.mesh
-        rows = getattr(self.sampler, "_points_in_data", {})
-        loop = Loop(self.sampler, fields, join, rows, **settings)
+        loop = Loop(self.sampler, fields, join, **settings)
         try:
-            where = tuple((name, numbers.tobytes()) for name, numbers in rows.items())
-            return self._loops.setdefault((fields, static, where, *settings.values()), loop)
+            return self._loops.setdefault((fields, static, *settings.values()), loop)
         except TypeError:  # an argument that is neither an array nor hashable
             return loop
 
