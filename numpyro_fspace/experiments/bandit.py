@@ -64,7 +64,7 @@ class Config(Settings):
         "num_interactions": 300,
         "widths": (20,),
         "num_steps": 2,
-        "num_warmup": 16,
+        "num_chains": 1,
         "num_points": 10,
         "num_pretrain": 100,
     }
@@ -77,10 +77,10 @@ class Config(Settings):
     buffer_size: int = 4096
     batch_size: int = 256
     num_steps: int = 8
-    num_chains: int = 1
-    num_warmup: int = 64
+    num_chains: int = 8
+    num_warmup: int = 16
     control_variates: bool = False
-    friction: float = 5.0
+    friction: float = 50.0
     num_points: int = 40
     fixed_points: bool = False
     num_pretrain: int = 1000
