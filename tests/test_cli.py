@@ -8,9 +8,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
+from numpyro_fspace.benchmarks.peers import contenders
+from numpyro_fspace.benchmarks.problems import Size, data
 from numpyro_fspace.cli import main
 from numpyro_fspace.experiments import methods, one_dimension, uci
 from numpyro_fspace.experiments.catalogue import NAMES, Job, find
@@ -325,6 +328,17 @@ def test_benchmark_of_steps(capsys):
     assert {"sgld", "sghmc", "fsgld", "fsghmc", "blackjax_sgld", "blackjax_sghmc", "sgd"} <= set(line["us"])
     fastest = min(us for name, us in line["us"].items() if name.startswith(("blackjax", "posteriors")))
     assert line["faster_than_peers"]["sgld"] == pytest.approx(fastest / line["us"]["sgld"])
+
+
+@pytest.mark.parametrize("num_outputs", [1, 3])
+def test_other_libraries_run_on_values_and_classes(num_outputs):
+    """Including those that are not installed everywhere."""
+    problem = Size(4, (3,), num_outputs, 50, 5, 2)
+    runs = contenders(problem, *data(problem))
+    assert {"blackjax_sgld", "blackjax_sghmc", "sgd"} <= runs.keys()
+    for name, run_once in runs.items():
+        if name.startswith(("blackjax", "posteriors", "sgd")):
+            run_once(jax.random.key(0))
 
 
 def test_benchmarks_compile_afresh(tmp_path):

@@ -124,7 +124,7 @@ def _posteriors(name, problem, x, y):
         if problem.num_outputs == 1:
             log_likelihood = torch.distributions.Normal(output.squeeze(-1), 0.5).log_prob(y).sum()
         else:
-            log_likelihood = -torch.nn.functional.cross_entropy(output, y, reduction="sum")
+            log_likelihood = -torch.nn.functional.cross_entropy(output, y.long(), reduction="sum")
         log_prior = sum(
             torch.distributions.Normal(0.0, 1.0 if w.ndim == 1 else w.shape[1] ** -0.5).log_prob(w).sum()
             for w in weights.values()
