@@ -36,8 +36,8 @@ def bench_ess(method: str, repeat: int = 0, *, quick: bool = False) -> dict:
     with longer ones it draws from another law, easily), ``nuts`` with NumPyro's defaults and trees of at most
     255 steps.
     ``rmse``, and the mean standard deviations of f and of the noise, show which law the draws are of. Gradients are
-    those of one chain, warm-up included; seconds are those of a second run, in which NumPyro still compiles its
-    collection loop of ``nuts`` anew.
+    those of one chain, warm-up included; seconds are those of a second run, in which NumPyro compiles
+    ``nuts`` anew.
     """
     config = CONFIG.quick() if quick else CONFIG
     problem = prepare(DATASET, SPLIT, 0, config.num_gp_steps)
@@ -94,8 +94,7 @@ def _timed(kernel, num_warmup, num_samples, key, train, extra_fields=()):
 
 def _mcmc(kernel, num_warmup, num_samples):
     settings = {"num_chains": CONFIG.num_chains, "chain_method": "vectorized", "progress_bar": False}
-    is_nuts = isinstance(kernel, NUTS)  # which otherwise compiles everything anew in the second run
-    return MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, jit_model_args=is_nuts, **settings)
+    return MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, **settings)
 
 
 def _paper_schedule(model, config, key, train):
