@@ -20,8 +20,8 @@ class Found(NamedTuple):
     Attributes:
         known: the points, as bytes.
         is_there: whether each of them is among the data, as bytes.
-        numbers: row numbers in the data [P], which may be arguments of a program too; None if the points are all data,
-            in order.
+        numbers: row numbers in the data [P], which may be arguments of a program too; None if the points are its first
+            P rows, in order.
     """
 
     known: bytes
@@ -70,8 +70,8 @@ class OnePass:
         known = _as_bytes(self.known)
         if known is None or not self._is_there.any():
             return None
-        is_all = np.array_equal(self._numbers, np.arange(len(self._numbers)))
-        return Found(known, self._is_there.tobytes(), None if is_all else self._numbers)
+        is_first = np.array_equal(self._numbers, np.arange(len(self._numbers)))
+        return Found(known, self._is_there.tobytes(), None if is_first else self._numbers)
 
     def tell(self, found: Found, arguments):
         """What was ``found`` by a pass of the same model when the ``arguments`` of this program were concrete.
