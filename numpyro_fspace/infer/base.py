@@ -16,6 +16,7 @@ from numpyro.util import is_prng_key
 from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.infer.chain import Chain
 from numpyro_fspace.infer.warmup import Warmup
+from numpyro_fspace.infer.xla import UNOPTIMISED, largest_array
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, prior_scale, rmsprop
 from numpyro_fspace.validate import (
@@ -26,9 +27,6 @@ from numpyro_fspace.validate import (
 )
 
 __all__ = ["SGMCMCKernel"]
-
-#: Options of XLA's compiler for programs that run once: on a CPU, optimising them takes longer than running them.
-UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 class SGMCMCKernel(MCMCKernel):
@@ -65,7 +63,9 @@ class SGMCMCKernel(MCMCKernel):
         self.preconditioner = self._default_preconditioner() if preconditioner is None else preconditioner
         self.warmup = Warmup() if warmup is None else warmup
         self.init_strategy = init_strategy
-        self._num_warmup, self._goes_on, self._points_in_data = 0, False, {}
+        self._num_warmup, self._goes_on = 0, False
+        self._points_in_data: dict = {}
+        self._largest_array = 0  # numbers in the largest array that the model computes
         self._programs = {}
 
     # ---- what a sampler adds -------------------------------------------------------------------
@@ -163,7 +163,10 @@ class SGMCMCKernel(MCMCKernel):
     def check(self, model_args, model_kwargs):
         """The shapes of the unconstrained parameters; an error for a model or data that cannot be sampled."""
         check_arguments(model_args, model_kwargs)
-        return jax.eval_shape(partial(self._checked_params, model_args, model_kwargs), jax.random.key(0))
+        trace = jax.make_jaxpr(partial(self._checked_params, model_args, model_kwargs), return_shape=True)
+        program, params = trace(jax.random.key(0))
+        self._largest_array = largest_array(program.jaxpr)
+        return params
 
     def sample(self, state, model_args, model_kwargs):
         chain = self._chain(model_args, model_kwargs)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace.infer.warmup import Warmup, WarmupState, drawn_to, largest_curvature, leading_curvatures
+from numpyro_fspace.infer.xla import flatten
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_variate
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal
@@ -154,7 +155,7 @@ class Chain(NamedTuple):
         The potential is ``(position, key) -> (U, aux)``. With minibatches it is corrected by the control variate,
         which the first draw after the warm start centres.
         """
-        position, unravel = ravel_pytree(state.z)
+        position, unravel = flatten(state.z)
         metric = self.preconditioner.build(state.scale, state.warmup.learned)
 
         def potential(w, key):

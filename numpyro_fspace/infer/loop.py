@@ -10,6 +10,7 @@ from numpyro.util import nested_attrgetter
 from numpyro_fspace import handlers
 from numpyro_fspace.functions import depends_on, function_inputs, function_values, some_rows
 from numpyro_fspace.infer.devices import CHAINS
+from numpyro_fspace.infer.xla import UNDIVIDED
 from numpyro_fspace.on_demand import OnDemand
 
 __all__ = ["Loop"]
@@ -32,9 +33,12 @@ class Loop:
         num_chains, thinning: as for ``MCMC``; several chains are vectorised.
         constrain: from unconstrained to constrained values of the sample field; None for the kernel's own.
         mesh: devices along whose axis ``"chains"`` the chains are spread; None is one device.
+        is_divided: whether XLA may divide loops over arrays among a CPU's threads.
     """
 
-    def __init__(self, sampler, fields, join, *, num_chains: int, thinning: int, constrain=None, mesh=None):
+    def __init__(
+        self, sampler, fields, join, *, num_chains: int, thinning: int, constrain=None, mesh=None, is_divided=True
+    ):
         self.sampler, self.fields, self.join = sampler, fields, join
         self.num_chains, self.thinning, self.constrain = num_chains, thinning, constrain
         draw, shardings = self._draw, None
@@ -43,7 +47,8 @@ class Loop:
             specs = {"in_specs": (each, by_chain, *(all_,) * 5), "out_specs": (each, by_chain)}
             draw = jax.shard_map(draw, mesh=mesh, axis_names={CHAINS}, check_vma=False, **specs)
             shardings = NamedSharding(mesh, by_chain)
-        self._program = jax.jit(draw, donate_argnums=1)
+        self.options = None if is_divided else UNDIVIDED
+        self._program = jax.jit(draw, donate_argnums=1, compiler_options=self.options)
         self._room = jax.jit(self._make_room, static_argnums=0, out_shardings=shardings)
 
     def room(self, num: int, state, arrays, inputs):

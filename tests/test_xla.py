@@ -1,0 +1,93 @@
+"""What the package tells XLA, and spares it, changes the time of a run and not what it computes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import numpyro_fspace as fs
+from numpyro_fspace.infer import xla
+
+TREE = {"bias": jnp.arange(3.0), "scale": jnp.ones(()), "weights": jnp.arange(6.0).reshape(2, 3) / 7.0}
+
+
+def energy(unflatten):
+    def fn(w):
+        tree = unflatten(w)
+        return jnp.sum(jnp.sin(tree["weights"]) @ tree["bias"]) * jnp.exp(tree["scale"]) + jnp.sum(tree["bias"] ** 3)
+
+    return fn
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        jax.grad,
+        lambda fn: jax.vmap(jax.grad(fn), in_axes=None, axis_size=2),
+        lambda fn: lambda w: jax.jvp(jax.grad(fn), (w,), (jnp.cos(w),))[1],
+        lambda fn: lambda w: jax.vmap(lambda d: jax.jvp(jax.grad(fn), (w,), (d,))[1])(jnp.eye(w.size)),
+    ],
+    ids=["gradient", "of chains", "Hessian product", "Hessian"],
+)
+def test_a_gradient_in_pieces_is_the_gradient(monkeypatch, derivative):
+    monkeypatch.setattr(xla, "MIN_PIECEWISE", 1)
+    w, unflatten = xla.flatten(TREE)
+    plain, unravel = ravel_pytree(TREE)
+    assert "dynamic_update_slice" in str(jax.make_jaxpr(jax.grad(energy(unflatten)))(w))
+    np.testing.assert_array_equal(w, plain)
+    jax.tree.map(np.testing.assert_array_equal, unflatten(w), TREE)
+    found, expected = (jax.jit(derivative(energy(fn)))(w) for fn in (unflatten, unravel))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def regression(x, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1], 5]).to_event(2))
+    v = numpyro.sample("v", dist.Normal(0, 1).expand([5]).to_event(1))
+    numpyro.sample("y", dist.Normal(jnp.tanh(x @ w) @ v, 0.3), obs=y)
+
+
+@pytest.mark.parametrize("kernel", [fs.SGLD, fs.SGHMC])
+@pytest.mark.parametrize("preconditioner", [fs.preconditioners.rmsprop(), fs.preconditioners.low_rank(2)])
+def test_a_run_whose_gradients_come_in_pieces_has_the_same_draws(monkeypatch, kernel, preconditioner):
+    x = jnp.linspace(-1, 1, 20)[:, None] ** jnp.arange(1, 4)
+    draws = []
+    for least in (10**6, 1):
+        monkeypatch.setattr(xla, "MIN_PIECEWISE", least)
+        mcmc = fs.MCMC(
+            kernel(regression, preconditioner=preconditioner),
+            num_warmup=20,
+            num_samples=10,
+            num_chains=2,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        mcmc.run(jax.random.key(0), x, jnp.sin(3 * x[:, 0]))
+        draws.append(mcmc.get_samples()["w"])
+    np.testing.assert_allclose(*draws, rtol=1e-2, atol=1e-3)
+
+
+def test_the_largest_array_is_found_in_what_a_program_calls():
+    def inner(x):
+        return jax.lax.cond(x.sum() > 0, lambda x: jnp.outer(x, x).sum(), lambda x: x.sum(), x)
+
+    def outer(x):
+        return jax.lax.scan(lambda total, row: (total + jax.jit(inner)(row), None), 0.0, x)[0]
+
+    assert xla.largest_array(jax.make_jaxpr(outer)(jnp.ones((2, 9))).jaxpr) == 81
+    assert xla.largest_array(jax.make_jaxpr(lambda x: x)(1.0).jaxpr) == 0
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a CPU's threads")
+@pytest.mark.parametrize(
+    ("num_rows", "num_chains", "is_divided"), [(20, 1, False), (20, 2000, True), (20_000, 1, True)]
+)
+def test_only_large_arrays_are_divided_among_threads(num_rows, num_chains, is_divided):
+    settings = {"num_chains": num_chains, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = fs.MCMC(fs.SGLD(regression, step_size=1e-4, num_steps=2), num_warmup=0, num_samples=1, **settings)
+    mcmc.run(jax.random.key(0), jnp.ones((num_rows, 3)), jnp.zeros(num_rows))
+    ((program, loop),) = mcmc._loops.items()
+    assert program[-1] is is_divided
+    assert (loop.options is None) is is_divided
