@@ -43,6 +43,9 @@ def test_a_gradient_in_pieces_is_the_gradient(monkeypatch, derivative):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+NUM_IN_THE_LARGEST = 225  # of regression: fifteen draws of w, among which its initial value is the median
+
+
 def regression(x, y):
     w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1], 5]).to_event(2))
     v = numpyro.sample("v", dist.Normal(0, 1).expand([5]).to_event(1))
@@ -91,3 +94,20 @@ def test_only_large_arrays_are_divided_among_threads(num_rows, num_chains, is_di
     ((program, loop),) = mcmc._loops.items()
     assert program[-1] is is_divided
     assert (loop.options is None) is is_divided
+
+
+@pytest.mark.filterwarnings("ignore:The chain runs hot")
+@pytest.mark.parametrize("kernel", [fs.SGLD, fs.SGHMC])
+def test_chains_in_blocks_make_the_draws_of_chains_side_by_side(monkeypatch, kernel):
+    x = jnp.linspace(-1, 1, 20)[:, None] ** jnp.arange(1, 4)
+    settings = {"num_chains": 6, "chain_method": "vectorized", "progress_bar": False}
+    draws, together = [], []
+    for most in (6.0, 2.5):
+        mcmc = fs.MCMC(kernel(regression, step_size=1e-3, num_steps=4), num_warmup=4, num_samples=5, **settings)
+        monkeypatch.setattr(xla, "MAX_TOGETHER", int(most * NUM_IN_THE_LARGEST))
+        mcmc.run(jax.random.key(0), x, jnp.sin(3 * x[:, 0]))
+        assert mcmc.sampler._largest_array == NUM_IN_THE_LARGEST
+        together.append(xla.chains_together(6, NUM_IN_THE_LARGEST))
+        draws.append(mcmc.get_samples(group_by_chain=True)["w"])
+    assert together == ([6, 2] if jax.default_backend() == "cpu" else [6, 6])
+    np.testing.assert_allclose(*draws, rtol=1e-4, atol=1e-4)

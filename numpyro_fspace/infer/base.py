@@ -16,7 +16,7 @@ from numpyro.util import is_prng_key
 from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.infer.chain import Chain
 from numpyro_fspace.infer.warmup import Warmup
-from numpyro_fspace.infer.xla import UNOPTIMISED, largest_array
+from numpyro_fspace.infer.xla import UNOPTIMISED, chains_together, largest_array
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, prior_scale, rmsprop
 from numpyro_fspace.validate import (
@@ -164,7 +164,7 @@ class SGMCMCKernel(MCMCKernel):
         """The shapes of the unconstrained parameters; an error for a model or data that cannot be sampled."""
         check_arguments(model_args, model_kwargs)
         trace = jax.make_jaxpr(partial(self._checked_params, model_args, model_kwargs), return_shape=True)
-        program, params = trace(jax.random.key(0))
+        program, params = trace(jax.random.key(0))  # the model's first evaluation, with what its initial values take
         self._largest_array = largest_array(program.jaxpr)
         return params
 
@@ -173,7 +173,13 @@ class SGMCMCKernel(MCMCKernel):
         if is_prng_key(state.rng_key):
             return chain.draw(state.i, state)
         # The draw index is the same for all chains: unbatched, so that phases are branches, not selects.
-        return jax.vmap(lambda one: chain.draw(state.i[0], one))(state)
+        draw = jax.vmap(lambda one: chain.draw(state.i[0], one))
+        num = len(state.i)
+        num_together = chains_together(num, self._largest_array)
+        if num_together == num:
+            return draw(state)
+        blocks = jax.tree.map(lambda a: a.reshape(num // num_together, num_together, *a.shape[1:]), state)
+        return jax.tree.map(lambda a, old: a.reshape(old.shape), jax.lax.map(draw, blocks), state)
 
     # ---- parts ---------------------------------------------------------------------------------
 

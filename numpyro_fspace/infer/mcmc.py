@@ -21,7 +21,7 @@ from numpyro_fspace.infer.identity import describe
 from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.loop import Loop
 from numpyro_fspace.infer.progress import Progress, is_watched
-from numpyro_fspace.infer.xla import is_worth_dividing
+from numpyro_fspace.infer.xla import chains_together, is_worth_dividing
 from numpyro_fspace.validate import check_count
 
 if TYPE_CHECKING:
@@ -237,8 +237,9 @@ class MCMC(NumPyroMCMC):
         settings = {"num_chains": self.num_chains, "thinning": self.thinning, "constrain": self.postprocess_fn}
         settings |= {"mesh": self.mesh, "is_divided": True}
         if isinstance(self.sampler, SGMCMCKernel):
-            num_together = self.num_chains // (1 if self.mesh is None else self.mesh.shape[CHAINS])
-            settings["is_divided"] = is_worth_dividing(num_together * self.sampler._largest_array)
+            num_chains = self.num_chains // (1 if self.mesh is None else self.mesh.shape[CHAINS])
+            largest = self.sampler._largest_array
+            settings["is_divided"] = is_worth_dividing(chains_together(num_chains, largest) * largest)
         loop = Loop(self.sampler, fields, join, **settings)
         try:
             return self._loops.setdefault((fields, static, *settings.values()), loop)

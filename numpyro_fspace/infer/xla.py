@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.flatten_util import ravel_pytree
 
-__all__ = ["UNDIVIDED", "UNOPTIMISED", "flatten", "is_worth_dividing", "largest_array"]
+__all__ = ["UNDIVIDED", "UNOPTIMISED", "chains_together", "flatten", "is_worth_dividing", "largest_array"]
 
 #: Options of the compiler for programs that run once: optimising them takes longer than running them.
 UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -17,6 +17,8 @@ UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_
 UNDIVIDED = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}
 #: Numbers in an array from which dividing a loop over it among threads brings more than it costs.
 MIN_DIVIDED = 2**16
+#: Numbers in an array up to which chains side by side gain from one another; more do not fit into a CPU's caches.
+MAX_TOGETHER = 2**19
 #: Parameters from which a gradient is written piece by piece.
 MIN_PIECEWISE = 2**17
 
@@ -24,6 +26,12 @@ MIN_PIECEWISE = 2**17
 def is_worth_dividing(largest: int) -> bool:
     """Whether XLA should divide loops among threads in a program whose largest array in a step has so many numbers."""
     return jax.default_backend() != "cpu" or largest >= MIN_DIVIDED
+
+
+def chains_together(num_chains: int, largest: int) -> int:
+    """How many chains, a divisor of their number, go side by side; the largest array of one has so many numbers."""
+    most = num_chains if jax.default_backend() != "cpu" else max(1, MAX_TOGETHER // max(1, largest))
+    return next(n for n in range(min(most, num_chains), 0, -1) if num_chains % n == 0)
 
 
 def largest_array(program: Jaxpr) -> int:
