@@ -31,23 +31,29 @@ def bench_chains(repeat: int = 0, *, quick: bool = False) -> dict:
     """One record: by the number of chains, vectorised, the seconds of a draw of SGHMC (40 gradient steps) of each.
 
     The 1-100-100-1 network with 20 data, and the 2×50 network with 9 inputs and minibatches of 64; ``over_one`` divides
-    by the time of one chain.
+    by the time of one chain. The time of a draw is that of the draws which a run has more than one of a single draw;
+    the rest of that one, its start, is ``start_seconds``.
     """
     seconds: dict[str, dict] = {}
+    starts: dict[str, dict] = {}
     for size in ("1d", "protein64"):
         x, y = data(SIZES[size])
-        problems = {n: SIZES[size]._replace(num_draws=max(1, min(200, 2000 // n))) for n in NUM_CHAINS}
-        problems = {n: problems[n]._replace(num_draws=2) for n in NUM_CHAINS[:2]} if quick else problems
+        more = {n: 1 if quick else max(1, min(200, 2000 // n)) for n in (NUM_CHAINS[:2] if quick else NUM_CHAINS)}
         runs = {
-            str(n): sampler(SGHMC, problem, x, y, num_chains=n, chain_method="vectorized")
-            for n, problem in problems.items()
+            (n, length): sampler(
+                SGHMC, SIZES[size]._replace(num_draws=length), x, y, num_chains=n, chain_method="vectorized"
+            )
+            for n in more
+            for length in (1, 1 + more[n])
         }
         wall = turns(runs, repeat, quick=quick)[1]
-        seconds[size] = {str(n): wall[str(n)] / problem.num_draws for n, problem in problems.items()}
+        seconds[size] = {str(n): (wall[n, 1 + num] - wall[n, 1]) / num for n, num in more.items()}
+        starts[size] = {str(n): wall[n, 1] - seconds[size][str(n)] for n in more}
     return {
         "benchmark": "chains",
         "repeat": repeat,
         "seconds_per_draw": seconds,
+        "start_seconds": starts,
         "over_one": {size: {n: value / of["1"] for n, value in of.items()} for size, of in seconds.items()},
         "device": jax.devices()[0].device_kind,
     }
