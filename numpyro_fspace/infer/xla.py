@@ -52,19 +52,19 @@ def _is_program(part):
 def flatten(tree):
     """``(w, unflatten)``: the leaves of a tree in one vector [P], and the way back.
 
-    As ``jax.flatten_util.ravel_pytree``, but for many parameters the gradient of a function of ``unflatten(w)``, which
-    then has no forward-mode derivative, is written into one vector piece by piece. Else it would be a concatenation of
-    pieces of unequal size, which XLA divides among threads such that for every piece they go through as many numbers
-    as the largest has: for a network with a million weights that may take four times as long as all else in a step.
+    As ``jax.flatten_util.ravel_pytree``, but on a CPU the gradient of a function of ``unflatten(w)`` is, for many
+    parameters, written into one vector piece by piece (there is no forward-mode derivative then). Else it would be a
+    concatenation of pieces of unequal size, which XLA divides among threads such that for every piece they go through
+    as many numbers as the largest has: for a million weights that may take four times as long as all else in a step.
     """
     flat, unravel = ravel_pytree(tree)
-    if flat.size < MIN_PIECEWISE:
+    if jax.default_backend() != "cpu" or flat.size < MIN_PIECEWISE:
         return flat, unravel
 
     def write(_, leaves):
         whole, start = jnp.zeros_like(flat), 0
         for leaf in jax.tree.leaves(leaves):
-            whole = jax.lax.dynamic_update_slice(whole, leaf.ravel(), (start,))
+            whole = jax.lax.dynamic_update_slice(whole, leaf.ravel().astype(flat.dtype), (start,))
             start += leaf.size
         return (whole,)
 
