@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import numpyro_fspace as fs
 from numpyro_fspace import datasets, metrics
 from numpyro_fspace.cli import main
 from numpyro_fspace.datasets import images, registry
@@ -19,6 +20,7 @@ from numpyro_fspace.experiments import image_problems as problems
 from numpyro_fspace.experiments import images as experiment
 from numpyro_fspace.experiments.catalogue import find
 from numpyro_fspace.experiments.image_networks import NETWORKS
+from numpyro_fspace.experiments.methods import sampler
 
 NUM_CLASSES = 10
 
@@ -229,6 +231,12 @@ def test_networks(network, shape, num_weights):
 def test_unknown_settings(settings):
     with pytest.raises(ValueError, match="is unknown; choose from"):
         experiment.Config(**settings)
+
+
+@pytest.mark.parametrize(("method", "friction"), [("fsghmc", 7.0), ("sghmc", 7.0), ("fsghmc", None), ("sgld", 7.0)])
+def test_friction_is_that_of_the_hamiltonian_samplers(method, friction):
+    kernel = sampler(method, lambda: None, experiment.Config(friction=friction))
+    assert getattr(kernel, "friction", None) == {"sgld": None}.get(method, friction or fs.SGHMC(lambda: None).friction)
 
 
 def test_kmnist_points_need_images_of_its_size():

@@ -42,6 +42,7 @@ class Config(regression.Config):
         num_points: measurement points of a gradient step.
         num_train, num_test: training images, and test images (and strange ones), at most; None is all.
         num_gp_points: training images that the kernel is trained on.
+        friction: of the Hamiltonian samplers, against the heat of minibatches; None is the kernel's own.
     """
 
     QUICK: ClassVar[Mapping[str, object]] = {
@@ -73,6 +74,7 @@ class Config(regression.Config):
     num_train: int | None = None
     num_test: int | None = None
     num_gp_points: int = 200
+    friction: float | None = None
 
     def __post_init__(self):
         super().__post_init__()

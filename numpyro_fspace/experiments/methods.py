@@ -123,7 +123,8 @@ def _squeeze(f):
 
 def sampler(method, model, config):
     """The kernel of a name, with what a config sets and else its own defaults."""
-    settings = {name: getattr(config, name) for name in ("num_steps", "step_size") if getattr(config, name) is not None}
+    names = ["num_steps", "step_size"] + ["friction"] * issubclass(KERNELS[method], SGHMC)
+    settings = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
     preconditioner = getattr(preconditioners, config.preconditioner)()
     warmup = Warmup(warm_start=config.warm_start, anchored=config.anchored)
     return KERNELS[method](model, preconditioner=preconditioner, warmup=warmup, **settings)
