@@ -235,11 +235,12 @@ class MCMC(NumPyroMCMC):
 
     def _loop(self, fields, static, join):
         settings = {"num_chains": self.num_chains, "thinning": self.thinning, "constrain": self.postprocess_fn}
-        settings |= {"mesh": self.mesh, "is_divided": True}
+        is_divided = True
         if isinstance(self.sampler, SGMCMCKernel):
             num_chains = self.num_chains // (1 if self.mesh is None else self.mesh.shape[CHAINS])
             largest = self.sampler._largest_array
-            settings["is_divided"] = is_worth_dividing(chains_together(num_chains, largest) * largest)
+            is_divided = is_worth_dividing(chains_together(num_chains, largest) * largest)
+        settings |= {"mesh": self.mesh, "is_divided": is_divided}
         loop = Loop(self.sampler, fields, join, **settings)
         try:
             return self._loops.setdefault((fields, static, *settings.values()), loop)
