@@ -27,6 +27,8 @@ EXAMPLES = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+#: Of tests whose every example compiles a program.
+FEWER_EXAMPLES = settings(EXAMPLES, max_examples=60 * FACTOR)
 REFUSED = (TypeError, ValueError)  # errors of ours; an IndexError or LinAlgError would be somebody else's
 DTYPES = st.sampled_from([np.float64, np.float32, np.float16, np.int64, np.int8, np.uint8, np.bool_])
 KEY = jax.random.key(0)
@@ -85,7 +87,7 @@ def test_student_t_density(x, seed, df):
     np.testing.assert_allclose(prior.log_prob(x, f), exact, rtol=1e-4, atol=1e-3)
 
 
-@EXAMPLES
+@FEWER_EXAMPLES
 @given(x=inputs(), y_seed=st.integers(0, 2**31), noise=st.sampled_from([0.01, 1.0]))
 def test_conditioned_process_is_gaussian_conditioning(x, y_seed, noise):
     y = np.random.default_rng(y_seed).normal(size=len(x))
@@ -190,7 +192,7 @@ def test_data_are_checked_before_a_run(x):
             assert np.isfinite(x.astype(np.float32)).all()
 
 
-@EXAMPLES
+@FEWER_EXAMPLES
 @given(shape=st.sampled_from([(3, 1), (12, 2)]), scale=st.sampled_from([1e-6, 1.0, 1e6]), data=st.data())
 def test_a_trained_process_is_usable_or_refused(shape, scale, data):
     """Duplicated rows, constant columns and targets, huge and tiny units."""
