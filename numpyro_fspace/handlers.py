@@ -30,14 +30,15 @@ class fresh_draws(Messenger):
         fn: the model.
         key: the key of this evaluation; each site that asks gets its own split of it.
 
-    After the model has run, ``log_functional_prior`` holds the sum of its functional log priors, and ``num_own_keys``
-    the number of keys that the model asked for itself (``numpyro.prng_key``).
+    After the model has run, ``log_functional_prior`` holds the sum of its functional log priors, ``num_own_keys`` the
+    number of keys that the model asked for itself (``numpyro.prng_key``), ``has_random_points`` whether a functional
+    prior asked for one.
     """
 
     def __init__(self, fn, key):
         super().__init__(fn)
         self.key = key
-        self.num_own_keys = 0
+        self.num_own_keys, self.has_random_points = 0, False
         self._priors = []
 
     def next_key(self):
@@ -55,6 +56,7 @@ class fresh_draws(Messenger):
         if msg["type"] == "sample" and is_functional_prior(msg) and msg["fn"].has_density:
             self._priors.append((1.0 if msg["scale"] is None else msg["scale"], msg["fn"]))
             self.num_own_keys -= msg["fn"].points.is_random
+            self.has_random_points |= msg["fn"].points.is_random
 
     @property
     def log_functional_prior(self):

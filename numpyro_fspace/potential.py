@@ -43,6 +43,7 @@ class ModelPotential:
         trace: the trace of the initial run.
         latents: names of the latent sites, all continuous.
         has_own_noise: whether the model draws random numbers itself, which no full gradient averages over.
+        is_random: whether U depends on the key at all: on a minibatch, on random points, or on such numbers.
 
     Raises:
         ValueError: for a model that is seeded, has discrete or no latent sites, ``param`` sites, no
@@ -58,6 +59,7 @@ class ModelPotential:
         self.trace = handlers.trace(initial).get_trace(*self.args, **self.kwargs)
         check_sites(self.trace)
         self.has_own_noise = fresh.num_own_keys > 0
+        self.is_random = self.has_own_noise or self.batches() > 1.0 or fresh.has_random_points
         self.latents = [k for k, s in self.trace.items() if _is_latent(s)]
 
     @property

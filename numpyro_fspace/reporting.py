@@ -15,6 +15,7 @@ from numpyro_fspace.diagnostics import FunctionDiagnostics, function_diagnostics
 from numpyro_fspace.functions import function_inputs, some_rows
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.kernels import SGHMC
+from numpyro_fspace.infer.warmup import noise_variances
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.potential import base_transform
 from numpyro_fspace.prediction import function_draws
@@ -203,9 +204,10 @@ def _probe(kernel, state, key, args, kwargs):
         key_gradients, key_trajectories = jax.random.split(key)
         keys = jax.random.split(key_gradients, NUM_GRADIENTS)
         gradients = jax.lax.map(lambda k: metric.scale_gradient(jax.grad(energy)(position, k)), keys)
-        friction = kernel.friction if has_momentum else 1.0
-        mean, weighted = _noise_variances(gradients)
-        share, heat = (step_size * v / (2.0 * friction * kernel.temperature) for v in (mean, weighted))
+        friction = state.friction if has_momentum else 1.0
+        trace, weighted = noise_variances(gradients)
+        variances = trace / position.size, weighted
+        share, heat = (step_size * v / (2.0 * friction * kernel.temperature) for v in variances)
 
         # A step of SGLD is a leapfrog step of length √(2ε) from a fresh momentum.
         time_step, num_steps = (step_size, kernel.num_steps) if has_momentum else (jnp.sqrt(2.0 * step_size), 1)
@@ -234,20 +236,6 @@ def _probe(kernel, state, key, args, kwargs):
     states = state if batched else jax.tree.map(lambda a: a[None], state)
     keys = jax.random.split(key, states.potential_energy.shape[0])
     return tuple(float(jnp.mean(found)) for found in jax.jit(jax.vmap(one_chain))(keys, states))
-
-
-def _noise_variances(gradients):
-    """``(tr V / P, tr V² / tr V)`` of the covariance V of independent gradients [G, P].
-
-    Differences of pairs have covariance 2V and mean zero, and the squared product of two of them the mean 4 tr V².
-    """
-    differences = (gradients[::2] - gradients[1::2]) / jnp.sqrt(2.0)
-    products = differences @ differences.T
-    num = len(products)
-    trace = jnp.trace(products) / num
-    relative = (products / jnp.where(trace > 0, trace, 1.0)) ** 2  # the squares of the products may overflow
-    weighted = trace * (jnp.sum(relative) - jnp.trace(relative)) / (num * (num - 1))
-    return trace / gradients.shape[-1], weighted
 
 
 def _weight_drift(mcmc, kernel, args, kwargs):

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import pytest
 
-import numpyro_fspace as fs
 from numpyro_fspace import datasets, metrics
 from numpyro_fspace.cli import main
 from numpyro_fspace.datasets import images, registry
@@ -233,10 +232,16 @@ def test_unknown_settings(settings):
         experiment.Config(**settings)
 
 
-@pytest.mark.parametrize(("method", "friction"), [("fsghmc", 7.0), ("sghmc", 7.0), ("fsghmc", None), ("sgld", 7.0)])
-def test_friction_is_that_of_the_hamiltonian_samplers(method, friction):
-    kernel = sampler(method, lambda: None, experiment.Config(friction=friction))
-    assert getattr(kernel, "friction", None) == {"sgld": None}.get(method, friction or fs.SGHMC(lambda: None).friction)
+@pytest.mark.parametrize(("method", "expected"), [("fsghmc", 7.0), ("sghmc", 7.0), ("sgld", 0.0)])
+def test_friction_is_that_of_the_hamiltonian_samplers(method, expected):
+    kernel = sampler(method, lambda: None, experiment.Config(friction=7.0))
+    assert kernel.friction == expected
+
+
+@pytest.mark.parametrize("config", [experiment.Config, type(find("bandit").config)])
+def test_friction_is_positive(config):
+    with pytest.raises(ValueError, match=r"friction=-1.0 must be positive"):
+        config(friction=-1.0)
 
 
 def test_kmnist_points_need_images_of_its_size():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
 from numpyro_fspace.infer.chain import _cooled
-from numpyro_fspace.infer.warmup import largest_curvature
+from numpyro_fspace.infer.warmup import MAX_NOISE_HEAT, largest_curvature
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity
 
@@ -369,3 +372,73 @@ def test_a_steadily_hot_sgld_shortens_its_step(key):
     for _ in range(20):
         state = draw(state)
     assert float(state.warmup.step_size) < 0.85 * too_long
+
+
+# ---- friction ----------------------------------------------------------------------------------------------
+
+
+def one_informed(y, batch_size=None):
+    """Of 300 weights of prior N(0, 1) the data, in minibatches, inform the first."""
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([300]).to_event(1))
+    with numpyro.plate("data", len(y), subsample_size=batch_size):
+        numpyro.sample("y", dist.Normal(w[0], 0.5), obs=numpyro.subsample(y, event_dim=0))
+
+
+NOISY = jnp.asarray(np.random.default_rng(0).normal(0.3, 0.5, 256), jnp.float32)
+
+
+def chain_of_one_informed(key, batch_size, **settings):
+    """The MCMC object of a run, and by how much the informed weight's variance exceeds the posterior's."""
+    model = partial(one_informed, batch_size=batch_size)
+    kernel = fs.SGHMC(model, control_variates=False, warmup=fs.Warmup(warm_start=0.0), **settings)
+    mcmc = fs.MCMC(kernel, num_warmup=200, num_samples=1500, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        mcmc.run(key, NOISY, extra_fields=("friction",))
+    precision = 1.0 + len(NOISY) / 0.5**2
+    return mcmc, float(jnp.var(mcmc.get_samples()["w"][:, 0])) * precision
+
+
+def test_friction_is_what_leaves_the_heat_that_is_allowed():
+    friction = fs.Warmup().friction(jnp.array([0.1, 0.1, 0.2]), jnp.array([0.0, 800.0, 800.0]), 2.0)
+    np.testing.assert_allclose(friction, [1.0, 0.5 * 80.0 / (2.0 * MAX_NOISE_HEAT), 160.0 / (4.0 * MAX_NOISE_HEAT)])
+
+
+def test_friction_cools_what_minibatches_heat(key):
+    """To the heat that is allowed, within the factor of two of a formula of leading order; friction 1 does not."""
+    mcmc, cooled = chain_of_one_informed(key, 16)
+    _, hot = chain_of_one_informed(key, 16, friction=1.0)
+    assert 0.5 * MAX_NOISE_HEAT < cooled - 1.0 < 2.0 * MAX_NOISE_HEAT < hot - 1.0
+    friction = np.unique(mcmc.get_extra_fields()["friction"])
+    assert friction.size == 1 and friction[0] > 2.0  # frozen
+
+
+@pytest.mark.parametrize("batch_size", [None, 255])
+def test_friction_is_one_where_there_is_little_heat(batch_size, key):
+    """And to look at the noise changes nothing."""
+    found, given = (chain_of_one_informed(key, batch_size, **settings)[0] for settings in ({}, {"friction": 1.0}))
+    np.testing.assert_array_equal(found.get_samples()["w"], given.get_samples()["w"])
+    np.testing.assert_array_equal(found.get_extra_fields()["friction"], 1.0)
+    assert (float(found.last_state.warmup.noise_variance) > 0.0) == (batch_size is not None)
+
+
+def test_friction_is_one_with_a_given_step_size_and_none_is_sgld_s(key):
+    mcmc, _ = chain_of_one_informed(key, 16, step_size=0.01)
+    np.testing.assert_array_equal(mcmc.get_extra_fields()["friction"], 1.0)
+    assert float(run_states(fs.SGLD(two_scales), 8, 9, key)[-1].friction) == 0.0
+
+
+def test_random_points_are_noise_too():
+    x = jnp.linspace(-1.0, 1.0, 20)[:, None]
+    prior = fs.GPPrior(tinygp.kernels.ExpSquared(0.5))
+    for points, is_random in ((fs.measurement.fixed(x), False), (fs.measurement.uniform([-1.0], [1.0], 5), True)):
+
+        def model(x, points=points):
+            f = fs.random_module("f", nn.Dense(1), input_shape=1)
+            fs.functional_prior("prior", f, prior, points)
+            numpyro.sample("y", dist.Normal(f(x)[:, 0], 1.0), obs=x[:, 0])
+
+        potential = ModelPotential(model, (x,), key=jax.random.key(0))
+        assert potential.is_random == is_random
+        chain = fs.fSGHMC(model)._chain((x,), {})
+        assert chain.finds_friction == is_random and (chain.friction is None) == is_random

@@ -23,7 +23,7 @@ from numpyro_fspace.experiments import tables
 from numpyro_fspace.experiments.bandit_agents import METHODS, Agent, Buffer, build_agent
 from numpyro_fspace.experiments.catalogue import Experiment, Job, Settings, check_activation
 from numpyro_fspace.priors import GPPrior, fit_gp
-from numpyro_fspace.validate import check_count
+from numpyro_fspace.validate import check_count, check_positive
 
 __all__ = ["EXPERIMENT"]
 
@@ -91,6 +91,7 @@ class Config(Settings):
     def __post_init__(self):
         check_activation(self.activation)
         check_count(self.num_chains, "num_chains")
+        check_positive(self.friction, "friction")
         if self.buffer_size * min(self.buffer_size, self.num_interactions) >= 2**31:
             raise ValueError(
                 f"buffer_size={self.buffer_size} is too large for {self.num_interactions} interactions: their product, "

@@ -19,6 +19,7 @@ from numpyro_fspace.experiments.catalogue import Experiment, Job
 from numpyro_fspace.experiments.image_networks import NETWORKS
 from numpyro_fspace.experiments.image_problems import ANGLES, NUM_CLASSES, POINTS, STRANGE, measurement_points, prepare
 from numpyro_fspace.experiments.methods import VARIATIONAL, fit
+from numpyro_fspace.validate import check_positive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +43,7 @@ class Config(regression.Config):
         num_points: measurement points of a gradient step.
         num_train, num_test: training images, and test images (and strange ones), at most; None is all.
         num_gp_points: training images that the kernel is trained on.
-        friction: of the Hamiltonian samplers, against the heat of minibatches; None is the kernel's own.
+        friction: of the Hamiltonian samplers, against the heat of minibatches; None is found in warm-up.
     """
 
     QUICK: ClassVar[Mapping[str, object]] = {
@@ -81,6 +82,8 @@ class Config(regression.Config):
         for name, known in (("network", tuple(NETWORKS)), ("points", POINTS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(known)}.")
+        if self.friction is not None:
+            check_positive(self.friction, "friction")
 
 
 def run(job: Job[Config]) -> dict:

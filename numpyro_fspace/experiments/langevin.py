@@ -312,7 +312,7 @@ EXPERIMENT = Experiment(
     methods=("function", *(f"weight{width}" for width in WIDTHS)),
     defaults=("function", *(f"weight{width}" for width in WIDTHS)),
     datasets=tuple(PROBLEMS),
-    minutes=1,
+    minutes=3,
     columns={
         "num_weights": "coordinates",
         "acceptance": "acceptance",

@@ -33,6 +33,7 @@ class SGMCMCKernel(MCMCKernel):
     """What the kernels share: the potential of the model, warm-up, chains, NumPyro's protocol."""
 
     sample_field = "z"
+    friction: float | None = 0.0  # None is found in warm-up
     needs_functional_prior = False
 
     def __init__(
@@ -75,7 +76,7 @@ class SGMCMCKernel(MCMCKernel):
         """The momentum a chain starts with, flat [P] (or empty)."""
 
     @abstractmethod
-    def _transition(self, key, position, momentum, count, potential, step_size, metric):
+    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric):
         """``num_steps`` gradient steps: ``(position, momentum, Info)``."""
 
     @abstractmethod
@@ -201,6 +202,7 @@ class SGMCMCKernel(MCMCKernel):
             num_warmup=self._num_warmup,
             num_steps=self.num_steps,
             step_size=self.step_size,
+            friction=self.friction if self.friction is not None or model.is_random else 1.0,
             temperature=self.temperature,
             transition=self._transition,
             stable_step_size=self._stable_step_size,

@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from numpyro_fspace.infer.warmup import Warmup, WarmupState, drawn_to, largest_curvature, leading_curvatures
+from numpyro_fspace.infer.warmup import (
+    NUM_GRADIENTS,
+    Warmup,
+    WarmupState,
+    drawn_to,
+    largest_curvature,
+    leading_curvatures,
+    noise_variances,
+)
 from numpyro_fspace.infer.xla import flatten
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_variate
@@ -35,6 +43,7 @@ class KernelState(NamedTuple):
             run; a draw that was undone does not count.
         num_averaged: how many draws that mean is over.
         step_size: the step size used last.
+        friction: the friction used last; 0 for SGLD, which has none.
         diverging: whether this draw left the finite numbers (or ran above temperature 10⁴; in warm-up, gained energy
             and was twice as hot as chance allows) and was undone.
         num_diverging: how many draws of the sampling phase were.
@@ -55,6 +64,7 @@ class KernelState(NamedTuple):
     mean_temperature: jax.Array
     num_averaged: jax.Array
     step_size: jax.Array
+    friction: jax.Array
     diverging: jax.Array
     num_diverging: jax.Array
     momentum: jax.Array
@@ -74,9 +84,10 @@ class Chain(NamedTuple):
         num_warmup: its draws.
         num_steps: gradient steps per draw.
         step_size: fixed step size or schedule; None if warm-up finds it.
+        friction: of the sampler; None if warm-up finds it.
         temperature: T of the sampler.
-        transition: the sampler, ``(key, position, momentum, count, potential, step_size, metric) -> (position,
-            momentum, Info)``.
+        transition: the sampler, ``(key, position, momentum, count, potential, step_size, friction, metric) ->
+            (position, momentum, Info)``.
         stable_step_size: the sampler's step size for a largest curvature λ.
         preconditioner: ``fs.preconditioners`` object.
         control_every: draws between renewals of the control variate's centre; None has no control variate.
@@ -87,11 +98,17 @@ class Chain(NamedTuple):
     num_warmup: int
     num_steps: int
     step_size: Any
+    friction: float | None
     temperature: float
     transition: Callable
     stable_step_size: Callable
     preconditioner: Any
     control_every: int | None
+
+    @property
+    def finds_friction(self) -> bool:
+        """Whether warm-up finds the friction."""
+        return self.friction is None
 
     def start(self, key, init_params, initial_momentum) -> KernelState:
         """The state of a chain at ``init_params``, or where the model's init strategy puts it."""
@@ -107,6 +124,8 @@ class Chain(NamedTuple):
             learned=self.preconditioner.start(position),
             squares=jnp.zeros_like(position) if self.preconditioner.adapts else jnp.zeros((0,), position.dtype),
             num_squares=count,
+            noise_variance=zero,
+            noise_traces=jnp.zeros((2,), position.dtype),
             anchor=position if self.warmup.anchored else position[:0],
         )
         return KernelState(
@@ -119,6 +138,7 @@ class Chain(NamedTuple):
             mean_temperature=zero,
             num_averaged=count,
             step_size=zero,
+            friction=zero,
             diverging=jnp.zeros((), bool),
             num_diverging=count,
             momentum=initial_momentum(key_momentum, position),
@@ -211,10 +231,15 @@ class Chain(NamedTuple):
         if self.preconditioner.rank:
             state = jax.lax.cond(is_time & (i < draws[3]), self._find_directions, lambda s: s, state)
         state = jax.lax.cond(is_time, lambda s: self._calibrate(may_lengthen, s), lambda s: s, state)
+        if self.finds_friction:
+            state = self._learn_noise((i == draws[2]) | (i == draws[3]) | (i == self.num_warmup), state)
         state = self._sample(i, state)
         if self.preconditioner.adapts:
             is_learning = (i >= draws[0]) & (i < draws[2])
             state = jax.lax.cond(is_learning, self._collect_square, lambda s: s, state)
+        if self.finds_friction:
+            is_measuring = (i >= draws[1]) & (i < self.num_warmup)
+            state = jax.lax.cond(is_measuring, self._measure_noise, lambda s: s, state)
         return state
 
     def _renew_control(self, state):
@@ -282,6 +307,29 @@ class Chain(NamedTuple):
         step_size = jnp.where(is_time, factor.astype(warmup.step_size.dtype), 1.0) * warmup.step_size
         return state._replace(warmup=warmup._replace(step_size=step_size))
 
+    def _learn_noise(self, is_time, state):
+        """``state`` with the variance of the gradient's noise, if it is time, that was measured since the last."""
+        warmup = state.warmup
+        trace, squared = warmup.noise_traces
+        known = is_time & (trace > 0)
+        variance = jnp.where(known, squared / jnp.where(known, trace, 1.0), warmup.noise_variance)
+        traces = jnp.where(is_time, 0.0, warmup.noise_traces)
+        return state._replace(warmup=warmup._replace(noise_variance=variance, noise_traces=traces))
+
+    def _measure_noise(self, state):
+        """Add what some gradients say of their noise to what the friction is found from.
+
+        The key is none that the chain comes to: its draws are the same whether or not this is asked.
+        """
+        position, _, metric, potential = self.dynamics(state)
+        keys = jax.random.split(jax.random.fold_in(state.rng_key, 2), NUM_GRADIENTS)
+        gradients = jax.lax.map(lambda key: jax.grad(lambda w: potential(w, key)[0])(position), keys)
+        trace, weighted = noise_variances(jax.vmap(metric.scale_gradient)(gradients))
+        traces = jnp.stack([trace, trace * weighted])
+        good = jnp.all(jnp.isfinite(traces)) & ~state.diverging
+        warmup = state.warmup
+        return state._replace(warmup=warmup._replace(noise_traces=warmup.noise_traces + jnp.where(good, traces, 0.0)))
+
     def _collect_square(self, state):
         """Add one squared gradient, in prior scales, to what the preconditioner learns from."""
         position, _, _, potential = self.dynamics(state)
@@ -299,8 +347,11 @@ class Chain(NamedTuple):
         position, unravel, metric, potential = self.dynamics(state)
         key, key_steps = jax.random.split(state.rng_key)
         step_size = state.warmup.step_size if self.step_size is None else self.step_size
+        friction = self.friction
+        if self.finds_friction:
+            friction = self.warmup.friction(step_size, state.warmup.noise_variance, self.temperature)
         new_position, momentum, info = self.transition(
-            key_steps, position, state.momentum, state.count, potential, step_size, metric
+            key_steps, position, state.momentum, state.count, potential, step_size, friction, metric
         )
         warmup = state.warmup
         if self.step_size is None:
@@ -340,6 +391,7 @@ class Chain(NamedTuple):
             mean_temperature=mean.astype(state.mean_temperature.dtype),
             num_averaged=num_averaged,
             step_size=info.step_size,
+            friction=jnp.asarray(friction, position.dtype),
             diverging=info.is_diverging,
             num_diverging=jnp.where(is_adapting, 0, state.num_diverging + info.is_diverging),
             momentum=momentum,

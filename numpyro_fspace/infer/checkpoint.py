@@ -33,7 +33,7 @@ except ImportError:  # Windows
 
 __all__ = ["Checkpoint", "flat", "join_chains", "plain", "plain_fields"]
 
-FORMAT = 4
+FORMAT = 5
 
 #: What helps against an error of writing; anything else is the folder's fault.
 CURES = {

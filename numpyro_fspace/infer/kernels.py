@@ -94,7 +94,7 @@ class SGLD(SGMCMCKernel):
     def _initial_momentum(self, key, position):
         return jnp.zeros((0,), position.dtype)
 
-    def _transition(self, key, position, momentum, count, potential, step_size, metric):
+    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric):
         kernel = sgld.build_kernel(has_aux=True)
         state = sgld.SGLDState(position, count)
         state, info = kernel(key, state, potential, step_size, self.num_steps, self.temperature, metric)
@@ -120,7 +120,9 @@ class SGHMC(SGMCMCKernel):
         step_size: ε. None finds it in warm-up (1/√λ for the largest curvature λ; 2/√λ is the stability bound);
             a float or an optax schedule of the gradient step is used as it is.
         num_steps: gradient steps per draw.
-        friction: γ > 0, relative to the mass, per unit of time.
+        friction: γ > 0, relative to the mass, per unit of time. None is 1 or, if warm-up finds the step size and
+            gradients are noisy, as much more as keeps their noise from making the directions in which it acts more than
+            five times as hot as the rest.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. The mass matrix is (S Sᵀ)⁻¹. None
             is ``rmsprop()`` if warm-up finds the step size, and ``prior_scale()`` if it is given.
@@ -160,7 +162,7 @@ class SGHMC(SGMCMCKernel):
         *,
         step_size: float | Callable | None = None,
         num_steps: int = 20,
-        friction: float = 1.0,
+        friction: float | None = None,
         temperature: float = 1.0,
         preconditioner: Preconditioner | None = None,
         control_variates: bool | int = True,
@@ -180,11 +182,12 @@ class SGHMC(SGMCMCKernel):
             warmup=warmup,
             init_strategy=init_strategy,
         )
-        check_positive(friction, "friction")
+        if friction is not None:
+            check_positive(friction, "friction")
         check_choice(integrator, "integrator", sghmc.INTEGRATORS)
         if not isinstance(resample_momentum, bool):
             raise TypeError(f"resample_momentum must be True or False, got {resample_momentum!r}.")
-        self.friction = friction
+        self.friction = 1.0 if friction is None and step_size is not None else friction
         self.resample_momentum = resample_momentum
         if refresh_every is None:
             refresh_every = 1 if self.num_steps % 2 else 2
@@ -197,7 +200,7 @@ class SGHMC(SGMCMCKernel):
     def _initial_momentum(self, key, position):
         return sghmc.init(position, key, temperature=self.temperature).momentum
 
-    def _transition(self, key, position, momentum, count, potential, step_size, metric):
+    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric):
         kernel = sghmc.build_kernel(integrator=self.integrator, has_aux=True)
         state, info = kernel(
             key,
@@ -205,7 +208,7 @@ class SGHMC(SGMCMCKernel):
             potential,
             step_size,
             self.num_steps,
-            self.friction,
+            friction,
             self.temperature,
             metric,
             self.resample_momentum,

@@ -17,6 +17,9 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
    as chance allows, is undone and halves it. A chain that is hot and gains nothing any more (the noise of minibatches,
    most often) shows in the mean over a quarter of the phase: after the third quarter, and after the last, a momentum's
    step is shortened for it.
+4. **Friction**, all the while, where minibatches or random points make gradients noisy and the kernel gives none: from
+   the middle of burn-in on, what keeps the directions that this noise acts on from being more than five times as hot
+   as the rest (``noise_heat`` of ``fs.report``). More would cool them further, and slow down all others.
 
 All is frozen when warm-up ends, so the sampling phase is a homogeneous Markov chain.
 """
@@ -32,10 +35,14 @@ import numpy as np
 from numpyro_fspace.sgmcmc.preconditioners import Learned
 from numpyro_fspace.validate import check_positive
 
-__all__ = ["Warmup", "WarmupState", "drawn_to", "largest_curvature", "leading_curvatures"]
+__all__ = ["Warmup", "WarmupState", "drawn_to", "largest_curvature", "leading_curvatures", "noise_variances"]
 
 #: Kinetic temperature above 1, of a stretch of burn-in, for which the step is shortened.
 MAX_HEAT = 0.05
+#: What the noise of gradients may add to the temperature where it acts; friction is raised for it.
+MAX_NOISE_HEAT = 4.0
+#: Gradients at the end of a draw of burn-in by which their noise is known.
+NUM_GRADIENTS = 4
 NUM_POWER_ITERATIONS = 40
 NUM_SUBSPACE_ITERATIONS = 3
 
@@ -49,6 +56,8 @@ class WarmupState(NamedTuple):
         step_size: the current step size.
         learned: what the preconditioner is built from.
         squares, num_squares: sum and number of the squared gradients since the last calibration.
+        noise_variance: variance of the gradient's noise where it acts, tr V² / tr V (see ``noise_variances``).
+        noise_traces: sums of tr V and tr V² since it was last renewed [2].
         anchor: where the chain starts [P], which an anchored warm start is drawn to; empty [0] without one.
     """
 
@@ -58,6 +67,8 @@ class WarmupState(NamedTuple):
     learned: Learned
     squares: jax.Array
     num_squares: jax.Array
+    noise_variance: jax.Array
+    noise_traces: jax.Array
     anchor: jax.Array
 
 
@@ -136,6 +147,13 @@ class Warmup(NamedTuple):
         heat = temperature - 1.0
         is_hot = heat > MAX_HEAT + 4.0 * (2.0 / size) ** 0.5
         return jnp.where(is_hot, jnp.maximum(jnp.sqrt(MAX_HEAT / jnp.maximum(heat, MAX_HEAT)), 0.5), 1.0)
+
+    def friction(self, step_size, noise_variance, temperature):
+        """The friction under which noise of this variance adds ``MAX_NOISE_HEAT`` to the temperature, 1 at least.
+
+        A direction of variance v gets ε v / (2γ) above the sampler's own ``temperature``, to leading order.
+        """
+        return jnp.maximum(1.0, 0.5 * step_size * noise_variance / (MAX_NOISE_HEAT * temperature))
 
     def optimiser(self, num_gradients: int):
         """Adam with a cosine schedule over ``num_gradients`` steps."""
@@ -221,6 +239,20 @@ def leading_curvatures(potential, position, basis, key, metric, num_iterations=N
     projected = basis.T @ multiply(basis)
     values, rotation = jnp.linalg.eigh(0.5 * (projected + projected.T))
     return basis @ rotation, jnp.abs(values)
+
+
+def noise_variances(gradients):
+    """``(tr V, tr V² / tr V)`` of the covariance V of independent gradients [G, P]: the mean is that of v, over the
+    directions of V, weighted by v.
+
+    Differences of pairs have covariance 2V and mean zero, and the squared product of two of them the mean 4 tr V².
+    """
+    differences = (gradients[::2] - gradients[1::2]) / jnp.sqrt(2.0)
+    products = differences @ differences.T
+    num = len(products)
+    trace = jnp.trace(products) / num
+    relative = (products / jnp.where(trace > 0, trace, 1.0)) ** 2  # the squares of the products may overflow
+    return trace, trace * (jnp.sum(relative) - jnp.trace(relative)) / (num * (num - 1))
 
 
 def _curve(potential, position, direction, key, metric):

@@ -202,7 +202,7 @@ def low_rank(rank: int = 50) -> Preconditioner:
     It helps where curvature is the same everywhere the posterior is: linear features, or few parameters and much data.
     In a network the stiff directions turn as the chain moves; see *Preconditioners* in ``docs/theory.md`` for figures,
     and watch the temperature. A step costs 6 P · rank multiplications more; with P = 100 000, rank 50 and
-    minibatches of 500 rows a run took 1.4 GiB in all.
+    minibatches of 500 rows a run took 1.8 GiB in all.
 
     Raises:
         ValueError, TypeError: rank is not a positive integer.
