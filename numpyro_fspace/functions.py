@@ -109,6 +109,8 @@ def function_values(model, draw, args, kwargs, inputs) -> dict:
 def evaluate(functions, inputs) -> dict:
     """Functions, by name, at their ``inputs``: [N, ...] for all of them, or a dict by name.
 
+    Of a function with several outputs, as a tuple or a dict, each has a name of its own: ``net[0]``, ``net['mean']``.
+
     Raises:
         ValueError: for names of inputs that are no functions.
     """
@@ -117,7 +119,8 @@ def evaluate(functions, inputs) -> dict:
     elif not inputs.keys() <= functions.keys():
         unknown = sorted(inputs.keys() - functions.keys())
         raise ValueError(f"inputs: {unknown} are no functions of the model; it has {sorted(functions)}.")
-    return {k: functions[k](x) for k, x in inputs.items()}
+    values = {k: jax.tree_util.tree_leaves_with_path(functions[k](x)) for k, x in inputs.items()}
+    return {k + jax.tree_util.keystr(path): part for k, parts in values.items() for path, part in parts}
 
 
 def depends_on(fn, values: dict) -> set:

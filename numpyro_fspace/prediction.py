@@ -193,6 +193,7 @@ def _trace(model, draw, key, args, kwargs):
     """The model at one draw, plates at full size."""
     seeded = handlers.seed(full_plates(condition(model, draw)), key)
     trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+    _refuse_other_names(trace, draw)
     for name, site in trace.items():
         if site["type"] == "sample" and name in draw and np.shape(site["value"]) != site["fn"].shape():
             raise ValueError(
@@ -200,6 +201,17 @@ def _trace(model, draw, key, args, kwargs):
                 "with these arguments. A latent value of each row of the data is known for those rows alone."
             )
     return trace
+
+
+def _refuse_other_names(trace, draw):
+    """Draws under names that the model does not have, where weights of the model have none."""
+    unknown = sorted(draw.keys() - trace.keys())
+    left = [k for k, s in trace.items() if s["type"] == "sample" and "fspace" in s["infer"] and k not in draw]
+    if unknown and (left or len(unknown) == len(draw)):
+        raise ValueError(
+            f"The draws hold {unknown}, which are no sites of the model; its own {left or sorted(trace)} would come "
+            "from the prior. Give them the names of the model's sites."
+        )
 
 
 def is_observation(site) -> bool:

@@ -185,7 +185,8 @@ def _function_draws(mcmc, args, kwargs, inputs):
     elif isinstance(inputs, dict) and not inputs.keys() <= set(names):
         raise ValueError(f"inputs: report judges {sorted({*names, *networks})}, got inputs of {sorted(inputs)}.")
     draws = function_draws(found, args, kwargs, inputs)
-    return {k: draws[k].reshape(mcmc.num_chains, -1, *draws[k].shape[1:]) for k in names if k in draws}
+    judged = {k: f for name in names for k, f in draws.items() if k == name or k.startswith(f"{name}[")}
+    return {k: f.reshape(mcmc.num_chains, -1, *f.shape[1:]) for k, f in judged.items()}
 
 
 def _probe(kernel, state, key, args, kwargs):

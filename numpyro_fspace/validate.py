@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 
 from numpyro_fspace.sites import is_functional_prior, subsampled_plates
 
@@ -86,6 +87,8 @@ def check_arguments(args: tuple, kwargs: dict):
         for array in jax.tree.leaves(leaf):
             if _is_concrete_array(array):
                 _check_array(name, array)
+            elif hasattr(array, "to_numpy"):  # a table of pandas or polars
+                raise TypeError(f"{name} of run is a {type(array).__name__}; pass an array, {name}.to_numpy().")
 
 
 def _check_array(name, array):
@@ -170,16 +173,40 @@ def check_sites(trace):
 
 
 def check_observations(trace):
-    """Observations must have the shape of their likelihood."""
+    """Observations must have the shape of their likelihood, and lie in its support."""
     for site in trace.values():
         if site["type"] != "sample" or not site["is_observed"]:
             continue
         name, value, shape = site["name"], site["value"], tuple(site["fn"].shape())
+        alike = not site["fn"].batch_shape and np.shape(value)[np.ndim(value) - len(shape) :] == shape
         if site["infer"].get("is_auxiliary"):
             continue
-        if np.shape(value) != shape:
+        if np.shape(value) != shape and not alike:  # one law for all of them is meant
             raise ValueError(
                 f"The observation {name!r} has shape {np.shape(value)} but its likelihood has shape {shape}: "
                 "they would broadcast against each other. Squeeze the network's output (f(x).squeeze(-1)) or "
                 "reshape the data."
             )
+        _check_support(name, site["fn"], value)
+
+
+def _check_support(name, law, value):
+    """Values must be possible under their likelihood, where that can be said before it is computed."""
+    if isinstance(value, jax.core.Tracer) or _is_masked(law):
+        return
+    with jax.ensure_compile_time_eval():
+        inside = law.support(value)
+    if isinstance(inside, jax.core.Tracer) or np.asarray(inside).all():
+        return
+    outside = np.asarray(value)[~np.asarray(inside)]
+    cure = "Classes are numbered from 0. " if isinstance(law, dist.CategoricalLogits | dist.CategoricalProbs) else ""
+    raise ValueError(
+        f"The observation {name!r} holds {len(outside)} values that its likelihood gives no density, {outside[0]} "
+        f"among them (its support: {law.support}). {cure}Correct them, or leave them out with numpyro.handlers.mask."
+    )
+
+
+def _is_masked(law) -> bool:
+    while isinstance(law, dist.Independent | dist.ExpandedDistribution):
+        law = law.base_dist
+    return isinstance(law, dist.MaskedDistribution)

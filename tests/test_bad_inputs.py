@@ -309,3 +309,62 @@ def test_infinities_that_cancel_are_found(values):
 
 def test_large_data_whose_sum_overflows_are_accepted():
     check_arguments((np.full(9, 3e38, np.float32),), {})
+
+
+# ---- observations ------------------------------------------------------------------------------------------
+
+
+def classes(x, y=None):
+    f = fs.random_module("f", nn.Dense(3), input_shape=1)
+    numpyro.sample("y", dist.Categorical(logits=f(x)), obs=y)
+
+
+def counts(x, y=None):
+    f = fs.random_module("f", nn.Dense(1), input_shape=1)
+    numpyro.sample("y", dist.Poisson(jnp.exp(f(x)[:, 0])), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "y", "message"),
+    [
+        (classes, jnp.array([1, 2, 3, 3]), "holds 2 values that its likelihood gives no density, 3.*numbered from 0"),
+        (counts, jnp.array([0.0, 1.5, 2.0, 3.0]), "holds 1 values.*1.5"),
+    ],
+)
+def test_observations_outside_the_support(model, y, message):
+    mcmc = fs.MCMC(fs.SGHMC(model), num_warmup=5, num_samples=5, progress_bar=False)
+    with pytest.raises(ValueError, match=message):
+        mcmc.run(jax.random.key(0), jnp.ones((4, 1)), y)
+
+
+def test_what_is_masked_may_be_outside_the_support():
+    def model(x, y):
+        with numpyro.handlers.mask(mask=y >= 0):
+            classes(x, y)
+
+    mcmc = fs.MCMC(fs.SGHMC(model), num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(jax.random.key(0), jnp.ones((4, 1)), jnp.array([-1, 0, 1, 2]))
+
+
+def test_one_likelihood_for_all_observations():
+    def model(y):
+        numpyro.sample("y", dist.Normal(0.0, numpyro.sample("s", dist.HalfNormal(1.0))), obs=y)
+
+    mcmc = fs.MCMC(fs.SGHMC(model), num_warmup=100, num_samples=300, progress_bar=False)
+    mcmc.run(jax.random.key(0), 0.5 * jax.random.normal(jax.random.key(1), (200,)))
+    assert 0.4 < float(mcmc.get_samples()["s"].mean()) < 0.6
+
+
+def test_tables_are_to_be_arrays():
+    class Table:
+        def to_numpy(self):
+            return np.ones((4, 1))
+
+    with pytest.raises(TypeError, match=r"positional argument 0 of run is a Table; pass an array"):
+        fs.MCMC(fs.SGHMC(classes), num_warmup=5, num_samples=5).run(jax.random.key(0), Table(), jnp.arange(4) % 3)
+
+
+def test_draws_under_other_names():
+    draws = {"g.kernel": jnp.ones((5, 1, 3)), "g.bias": jnp.ones((5, 3))}
+    with pytest.raises(ValueError, match=r"'g.bias', 'g.kernel'.*would come from the prior"):
+        fs.predict(draws, jax.random.key(0), jnp.ones((4, 1)), model=classes)

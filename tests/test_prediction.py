@@ -346,3 +346,27 @@ def test_local_latents_are_those_of_their_rows():
     assert fs.predict(draws, KEY, X, model=model)["y"].shape == (4, 8)
     with pytest.raises(ValueError, match=r"draws of 'effect' have shape \(8,\), but the model has \(1,\)"):
         fs.predict(draws, KEY, X[:1], model=model)
+
+
+def test_outputs_of_a_network_with_several():
+    """A mean and a log standard deviation as a tuple: each is predicted and judged under a name of its own."""
+
+    def apply(params, x):
+        f = x @ params["w"]
+        return f[:, :1], f[:, 1:]
+
+    def init(key, x):
+        return {"w": jax.random.normal(key, (1, 3))}
+
+    def model(x, y=None):
+        mean, log_sd = fs.random_module("net", (init, apply), input_shape=1)(x)
+        numpyro.sample("y", dist.Normal(mean[:, 0], jnp.exp(log_sd[:, 0])), obs=y)
+
+    x = jnp.linspace(-1.0, 1.0, 20)[:, None]
+    mcmc = fs.MCMC(fs.SGHMC(model), num_warmup=50, num_samples=50, progress_bar=False)
+    mcmc.run(jax.random.key(0), x, jax.random.normal(jax.random.key(2), (20,)))
+    found = fs.predict(mcmc, jax.random.key(1), x)
+    assert found["net[0]"].shape == (50, 20, 1) and found["net[1]"].shape == (50, 20, 2)
+    np.testing.assert_allclose(found["net[1]"][:, :, 0], x[:, 0] * mcmc.get_samples()["net.w"][:, :, 1], rtol=1e-5)
+    names = fs.report(mcmc).functions.names
+    assert {name.partition("]")[0] for name in names} == {"net[0", "net[1"} and len(names) == 20 * 3

@@ -159,7 +159,9 @@ def test_a_kernel_that_is_no_covariance_is_named():
     x = np.random.default_rng(0).normal(size=(40, 2))
     y = np.sin(2 * x[:, 0]) + 0.1 * x[:, 1]
     with pytest.warns(RuntimeWarning, match="not finite from step .*L2Distance"):
-        fit_gp(1.0 * Matern32(1.0), x, y, num_steps=50)
+        fit_gp(1.0 * Matern32(1.0), x, y, noise_variance=0.1, num_steps=50)
+    with pytest.raises(ValueError, match=r"not finite at the start: .*L2Distance"):
+        fit_gp(1.0 * Matern32(1.0), x, y, noise_variance=0.01, num_steps=50)
 
 
 def test_parameters_that_would_not_be_used_are_refused():
@@ -167,3 +169,29 @@ def test_parameters_that_would_not_be_used_are_refused():
     for kernel in (None, ExpSquared(1.0)):
         with pytest.raises(ValueError, match="leave params out"):
             fit_gp(kernel, x, x[:, 0], params={"lengthscale": 0.01})
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e4])
+def test_the_start_is_in_units_of_the_targets(unit):
+    """A start of the noise in absolute units once led to interpolation where the targets were large."""
+    random = np.random.default_rng(0)
+    x = random.uniform(-1.0, 1.0, (60, 1))
+    y = unit * (np.sin(4.0 * x[:, 0]) + 0.1 * random.normal(size=60))
+    fit = fit_gp(None, x, y - y.mean(), num_steps=300)
+    assert 0.05 < np.sqrt(fit.noise_variance) / unit < 0.2
+    assert 0.2 < float(fit.params["lengthscale"][0]) < 1.0
+
+
+def test_warns_of_targets_far_from_zero():
+    x = np.linspace(-1.0, 1.0, 20)[:, None]
+    with pytest.warns(RuntimeWarning, match="subtract the mean"):
+        fit_gp(None, x, 100.0 + x[:, 0], num_steps=5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"learning_rate": -1.0}, "learning_rate=-1.0 must be positive"), ({"num_steps": 60.0}, "num_steps")],
+)
+def test_refuses_other_settings(settings, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        fit_gp(None, np.zeros((3, 1)), np.arange(3.0), **settings)

@@ -15,6 +15,7 @@ import numpy as np
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
 from numpyro_fspace.priors.factor import as_columns, is_traced
 from numpyro_fspace.priors.gaussian_process import GPPrior
+from numpyro_fspace.validate import check_count, check_positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,6 +29,13 @@ NOISE_FLOOR = 1e-6
 #: A variance or lengthscale below, or above its inverse, nears the end of single precision, in which kernels are used.
 SMALLEST = 1e-30
 STEPS_PER_UPDATE = 20
+#: Mean of y, in standard deviations of it, from which on a process of mean zero is a poor one.
+FAR_FROM_ZERO = 3.0
+#: What helps where a covariance has no factor, or no gradient.
+KERNEL_CURE = (
+    "pass a kernel that is positive definite at x (tinygp's Matern kernels take the L1 distance; in several inputs "
+    "give them distance=tinygp.kernels.distance.L2Distance()) and differentiable in all its parameters"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +79,7 @@ def fit_gp(
     y: Float[ArrayLike, "N K"],
     *,
     params: Mapping[str, Float[ArrayLike, "*shape"]] | None = None,
-    noise_variance: Float[ArrayLike, "*N"] = 0.1,
+    noise_variance: Float[ArrayLike, "*N"] | None = None,
     num_steps: int = 500,
     learning_rate: float = 0.05,
     max_points: int = 1000,
@@ -81,7 +89,7 @@ def fit_gp(
     """Trains a zero-mean Gaussian process: maximises log N(y; 0, k(x, x) + noise · I) by Adam.
 
     Parameters and noise are positive and optimised by their logarithms, in float64 whatever JAX's setting;
-    the best iterate is returned. The noise variance stays above 1e-6 times that of y. Standardise x and y
+    the best iterate is returned. The noise variance stays above 1e-6 times that of y. Take the mean from y
     first.
 
     Args:
@@ -91,8 +99,8 @@ def fit_gp(
         x: inputs [N, D].
         y: targets [N], or [N, K] for K outputs sharing kernel and noise.
         params: start of a kernel function's parameters.
-        noise_variance: a number is the start of the noise variance; variances of the targets, [N] or [N, K], are taken
-            as known and not trained (those of ``dirichlet_targets``, say).
+        noise_variance: a number is the start of the noise variance, None a tenth of y's variance; variances of the
+            targets, [N] or [N, K], are taken as known and not trained (those of ``dirichlet_targets``, say).
         num_steps: Adam steps.
         learning_rate: of Adam, in log space.
         max_points: if N is larger, a random subset of this size, drawn by ``key``, stands for the data.
@@ -120,8 +128,19 @@ def fit_gp(
         raise TypeError("fit_gp needs concrete x and y: call it outside jit, grad and vmap.")
     num_outputs = None if y.ndim == 1 or y.shape[1:] == (1,) else y.shape[-1]
     y = as_values(y, len(x), num_outputs, "y")
-    if num_steps < 1 or max_points < 1:
-        raise ValueError(f"num_steps and max_points must be positive, got {num_steps} and {max_points}.")
+    for number, name in ((num_steps, "num_steps"), (max_points, "max_points")):
+        check_count(number, name)
+    check_positive(learning_rate, "learning_rate")
+    spread = float(y.std() or 1.0)
+    if abs(y.mean()) > FAR_FROM_ZERO * spread:
+        warnings.warn(
+            f"fit_gp: y has mean {y.mean():.3g} and standard deviation {spread:.3g}, but the process has mean zero: "
+            "subtract the mean.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    if noise_variance is None:
+        noise_variance = 0.1 * spread**2
     noise = np.asarray(as_positive(noise_variance, "noise_variance", ndim=2), float)
     is_known = noise.ndim > 0
     if is_known:
@@ -158,14 +177,15 @@ def fit_gp(
         logs = jax.tree.map(lambda value: jnp.log(jnp.asarray(value, float)), start)
         losses, path = _adam(loss, logs, num_steps, learning_rate, progress)
     if not np.isfinite(losses).any():
-        raise ValueError("the marginal likelihood is not finite at the start: pass a larger noise_variance.")
+        raise ValueError(
+            f"the marginal likelihood is not finite at the start: {KERNEL_CURE}, or a larger noise_variance."
+        )
     best = int(np.nanargmin(losses))
     if not np.isfinite(losses[-1]):
         warnings.warn(
             f"fit_gp: the marginal likelihood is not finite from step {int(np.argmin(np.isfinite(losses)))} of "
-            f"{num_steps} on, and the kernel is hardly trained. Is it positive definite at x (tinygp's Matern kernels "
-            "default to the L1 distance; pass distance=tinygp.kernels.distance.L2Distance()) and differentiable in "
-            "all its parameters? Else pass a larger noise_variance or a smaller learning_rate.",
+            f"{num_steps} on, and the kernel is hardly trained: {KERNEL_CURE}, a larger noise_variance or a smaller "
+            "learning_rate.",
             RuntimeWarning,
             stacklevel=2,
         )
