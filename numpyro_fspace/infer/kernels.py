@@ -30,10 +30,10 @@ class SGLD(SGMCMCKernel):
 
     .. math:: w \leftarrow w - \varepsilon\, S S^\top \nabla \tilde U(w) + \sqrt{2 \varepsilon T}\, S \xi
 
-    **Target.** exp(-U/T) for the model's own potential as ε → 0; second moments are off by O(ε): a standard deviation is
-    too large by a factor 1/√(1 - ελ/2) in a direction of curvature λ, at the step that warm-up finds 1.12 in the
-    stiffest and next to 1 in most others. What noise of the minibatch the control variate leaves adds to that. Minibatches come from ``numpyro.plate(...,
-    subsample_size=B)`` and are redrawn at every step.
+    **Target.** exp(-U/T) for the model's own potential as ε → 0; second moments are off by O(ε): a standard deviation
+    is too large by a factor 1/√(1 - ελ/2) in a direction of curvature λ, at the step that warm-up finds 1.12 in the
+    stiffest and next to 1 in most others. What noise of the minibatch the control variate leaves adds to that.
+    Minibatches come from ``numpyro.plate(..., subsample_size=B)`` and are redrawn at every step.
 
     Args:
         model: a NumPyro model with continuous global latent sites.
