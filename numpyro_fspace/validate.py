@@ -87,8 +87,8 @@ def check_arguments(args: tuple, kwargs: dict):
         for array in jax.tree.leaves(leaf):
             if _is_concrete_array(array):
                 _check_array(name, array)
-            elif hasattr(array, "to_numpy"):  # a table of pandas or polars
-                raise TypeError(f"{name} of run is a {type(array).__name__}; pass an array, {name}.to_numpy().")
+            elif hasattr(array, "to_numpy") and np.asarray(array).dtype.kind in "biuf":  # a table of numbers
+                _check_array(name, np.asarray(array))
 
 
 def _check_array(name, array):

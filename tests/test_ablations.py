@@ -49,7 +49,7 @@ def test_training_is_that_of_fit_gp_and_may_be_left_out():
     x = rng.normal(size=(40, 2))
     y = np.sin(2.0 * x[:, 0]) + 0.1 * rng.normal(size=40)
     ours = uci._train("rbf", x, y, 50, KEY)
-    theirs = fs.fit_gp(None, x, y, num_steps=50, learning_rate=0.1)
+    theirs = fs.fit_gp(None, x, y, noise_variance=0.1, num_steps=50, learning_rate=0.1)
     np.testing.assert_allclose(ours.params["lengthscale"], theirs.params["lengthscale"], rtol=1e-6)
     start = uci._train("rbf", x, y, 0, KEY)
     assert start.params["variance"] == pytest.approx(y.var())

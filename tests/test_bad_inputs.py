@@ -355,13 +355,16 @@ def test_one_likelihood_for_all_observations():
     assert 0.4 < float(mcmc.get_samples()["s"].mean()) < 0.6
 
 
-def test_tables_are_to_be_arrays():
+def test_a_table_of_numbers_is_looked_into():
     class Table:
         def to_numpy(self):
-            return np.ones((4, 1))
+            return np.array([[1.0], [np.nan]])
 
-    with pytest.raises(TypeError, match=r"positional argument 0 of run is a Table; pass an array"):
-        fs.MCMC(fs.SGHMC(classes), num_warmup=5, num_samples=5).run(jax.random.key(0), Table(), jnp.arange(4) % 3)
+        def __array__(self, dtype=None, copy=None):
+            return self.to_numpy()
+
+    with pytest.raises(ValueError, match=r"positional argument 0 of run holds 1 NaN"):
+        check_arguments((Table(),), {})
 
 
 def test_draws_under_other_names():

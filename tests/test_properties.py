@@ -192,6 +192,7 @@ def test_data_are_checked_before_a_run(x):
             assert np.isfinite(x.astype(np.float32)).all()
 
 
+@pytest.mark.filterwarnings("ignore:fit_gp. y has mean")
 @FEWER_EXAMPLES
 @given(shape=st.sampled_from([(3, 1), (12, 2)]), scale=st.sampled_from([1e-6, 1.0, 1e6]), data=st.data())
 def test_a_trained_process_is_usable_or_refused(shape, scale, data):
