@@ -192,7 +192,7 @@ def check_observations(trace):
 
 def _check_support(name, law, value):
     """Values must be possible under their likelihood, where that can be said before it is computed."""
-    if isinstance(value, jax.core.Tracer) or _is_masked(law):
+    if isinstance(value, jax.core.Tracer) or _is_masked(law) or law.support is None:
         return
     with jax.ensure_compile_time_eval():
         inside = law.support(value)

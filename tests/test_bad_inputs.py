@@ -337,6 +337,18 @@ def test_observations_outside_the_support(model, y, message):
         mcmc.run(jax.random.key(0), jnp.ones((4, 1)), y)
 
 
+def test_a_likelihood_need_not_know_its_support():
+    class Own(dist.Distribution):
+        def log_prob(self, value):
+            return -0.5 * value**2
+
+    def model(y):
+        numpyro.sample("w", dist.Normal())
+        numpyro.sample("y", Own((3,)), obs=y)
+
+    start(fs.SGHMC(model), jnp.ones(3))
+
+
 def test_what_is_masked_may_be_outside_the_support():
     def model(x, y):
         with numpyro.handlers.mask(mask=y >= 0):
