@@ -111,7 +111,7 @@ def function_and_site_draws(
         outputs |= {k: trace[k]["fn"](rng_key=key) for k, key in zip(given, keys, strict=True)}
         return evaluate(functions_of(trace), inputs) | outputs
 
-    given, keys = (args, kwargs, inputs), jax.random.split(key, len(jax.tree.leaves(draws)[0]))
+    given, keys = _shared((args, kwargs, inputs)), jax.random.split(key, len(jax.tree.leaves(draws)[0]))
     all_rows = _compiled(one_draw, given)
     num = max([0, *(len(x) for x in jax.tree.leaves(inputs))])
     size = input_batch_size
@@ -121,7 +121,8 @@ def function_and_site_draws(
 
     def cut(start):
         rows = slice(start, start + size)
-        return jax.tree.map(lambda a: a[rows] if np.shape(a)[:1] == (num,) else a, given)
+        parts = {id(a): a[rows] for a in jax.tree.leaves(given) if np.shape(a)[:1] == (num,)}  # once what is shared
+        return jax.tree.map(lambda a: parts.get(id(a), a), given)
 
     if num > size:
         chunk = _compiled(one_draw, cut(0))  # one program for all parts
@@ -220,13 +221,36 @@ def is_observation(site) -> bool:
     return is_data and not site["infer"].get("is_auxiliary", False)
 
 
+def _shared(tree):
+    """``tree`` with one array in the place of all that equal it."""
+    found: list = []
+
+    def share(leaf):
+        is_array = isinstance(leaf, np.ndarray | jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+        if not is_array or not leaf.ndim:
+            return leaf
+        value = jnp.asarray(leaf)
+        for first, other in found:
+            if value.dtype == other.dtype and np.array_equal(value, other):
+                return first
+        found.append((leaf, value))
+        return leaf
+
+    return jax.tree.map(share, tree)
+
+
 def _compiled(fn, given):
-    """``fn`` over draws and keys, compiled; arrays among what is given enter as arguments."""
-    _, _, join = split_arrays(given)
+    """``fn`` over draws and keys, compiled; arrays among what is given enter as arguments.
+
+    An array that stands at several places is one there too, and what is computed from it at each is computed once.
+    """
+    arrays, _, join = split_arrays(given)
+    places = [id(a) for a in arrays]
+    first = [places.index(place) for place in places]
 
     @jax.jit
     def chunk(draws, keys, arrays):
-        filled = join(arrays)
+        filled = join([arrays[i] for i in first])
         return jax.vmap(lambda draw, key: fn(draw, key, *filled))(draws, keys)
 
     return chunk

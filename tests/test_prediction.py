@@ -288,6 +288,61 @@ class Recorder:
         return self.chunk(draws, keys, arrays)
 
 
+def test_a_function_is_evaluated_once_where_the_model_and_its_names_have_equal_inputs(monkeypatch):
+    """Of the products with the one kernel, for the likelihood, the network and its prior, one is left."""
+    programs = []
+
+    class Looked(Recorder):
+        def __call__(self, *args):
+            programs.append(self.chunk.lower(*args).compile().as_text())
+            return self.chunk(*args)
+
+    def model(x):
+        net = fs.random_module("net", nn.Dense(3), input_shape=(2,))
+        fs.functional_prior("f", net, Independent(), np.zeros((4, 2), np.float32))
+        numpyro.deterministic("mean", net(x))
+
+    compiled = prediction._compiled
+    monkeypatch.setattr(prediction, "_compiled", lambda fn, given: Looked(compiled(fn, given), []))
+    draws = {"net.kernel": jnp.ones((5, 2, 3)), "net.bias": jnp.zeros((5, 3))}
+    for x in (np.ones((50, 2), np.float32), np.ones((50, 2))):  # the second in another precision
+        values = fs.predict(draws, KEY, x, model=model)
+        assert {k: v.shape for k, v in values.items()} == dict.fromkeys(("f", "net", "mean"), (5, 50, 3))
+        assert programs.pop().count(" dot(") == 1
+    fs.predict(draws, KEY, x, model=model, inputs={"net": x, "f": x + 1.0})
+    assert programs.pop().count(" dot(") == 2
+
+
+def test_parts_of_rows_that_are_equal_in_the_first_part_alone_stay_apart():
+    x = np.arange(6.0, dtype=np.float32)[:, None]
+    other = np.where(x < 3.0, x, -x)
+    values = fs.predict(DRAWS, KEY, x, model=line_at, inputs=other, input_batch_size=3)
+    w = np.asarray(DRAWS["w"])
+    np.testing.assert_allclose(values["mean"], w[:, :1] + w[:, 1:] * x[:, 0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(values["f"], w[:, :1] + w[:, 1:] * other[:, 0], rtol=1e-5, atol=1e-6)
+
+
+def line_at(x):
+    w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+    f = fs.functional_prior("f", lambda x: w[0] + w[1] * x[:, 0], Independent(), POINTS)
+    numpyro.deterministic("mean", f(x))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "first"),
+    [
+        ([np.ones(3), np.ones(3, np.float32), jnp.ones(3), np.ones(2)], [0, 0, 0, 3]),
+        ([np.ones(3), np.ones(3, int), np.full(3, np.nan), np.full(3, np.nan)], [0, 1, 2, 3]),
+        ([jax.random.split(KEY, 2), np.zeros(2), np.ones(2), jax.random.split(KEY, 2), np.ones(2)], [0, 1, 2, 3, 2]),
+        ([1.0, 2.0, "a", np.array(1.0)], [0, 1, 2, 3]),
+    ],
+    ids=["precisions and lengths", "integers and NaN", "keys", "no arrays"],
+)
+def test_arrays_are_shared_that_can_be_exchanged(arrays, first):
+    shared = prediction._shared(arrays)
+    assert [next(j for j, b in enumerate(arrays) if a is b) for a in shared] == first
+
+
 def test_rows_are_cut_where_one_draw_would_make_too_large_an_array(monkeypatch):
     traced = []
 
