@@ -16,7 +16,7 @@ from flax import linen as nn
 from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
-from numpyro_fspace.infer.chain import _cooled
+from numpyro_fspace.infer.adaptation import _cooled
 from numpyro_fspace.infer.warmup import MAX_NOISE_HEAT, largest_curvature
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity

@@ -9,24 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from numpyro_fspace.infer.warmup import (
-    NUM_GRADIENTS,
-    Warmup,
-    WarmupState,
-    drawn_to,
-    largest_curvature,
-    leading_curvatures,
-    noise_variances,
-)
+from numpyro_fspace.infer.adaptation import after_draw, before_draw, steadied
+from numpyro_fspace.infer.warmup import Warmup, WarmupState, drawn_to
 from numpyro_fspace.infer.xla import flatten
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_variate
-from numpyro_fspace.sgmcmc.preconditioners import Diagonal
 
 __all__ = ["Chain", "KernelState"]
-
-#: Curvature elsewhere over curvature here, for a low-rank preconditioner: where it was made, and elsewhere.
-TURNING, TURNED = 30.0, 3.0
 
 
 class KernelState(NamedTuple):
@@ -109,6 +98,13 @@ class Chain(NamedTuple):
     def finds_friction(self) -> bool:
         """Whether warm-up finds the friction."""
         return self.friction is None
+
+    @property
+    def calibration_draws(self) -> list[int]:
+        """Before which draws warm-up calibrates; none if there is nothing to find."""
+        if self.step_size is None or self.preconditioner.adapts:
+            return self.warmup.calibration_draws(self.num_warmup)
+        return []
 
     def start(self, key, init_params, initial_momentum) -> KernelState:
         """The state of a chain at ``init_params``, or where the model's init strategy puts it."""
@@ -221,26 +217,7 @@ class Chain(NamedTuple):
         if self.control_every is not None:
             is_time = (i - self.warmup.num_optimiser_draws(self.num_warmup)) % self.control_every == 0
             state = jax.lax.cond(is_time, self._renew_control, lambda s: s, state)
-        draws = self.warmup.calibration_draws(self.num_warmup)
-        if not draws or not (self.step_size is None or self.preconditioner.adapts):
-            return self._sample(i, state)
-        if self.step_size is None and state.momentum.size:
-            state = self._cool((i == draws[3]) | (i == self.num_warmup), self.num_warmup - draws[3], state)
-        is_time = jnp.any(jnp.array(draws) == i)
-        may_lengthen = i < (draws[3] if self.preconditioner.adapts else draws[2])
-        if self.preconditioner.rank:
-            state = jax.lax.cond(is_time & (i < draws[3]), self._find_directions, lambda s: s, state)
-        state = jax.lax.cond(is_time, lambda s: self._calibrate(may_lengthen, s), lambda s: s, state)
-        if self.finds_friction:
-            state = self._learn_noise((i == draws[2]) | (i == draws[3]) | (i == self.num_warmup), state)
-        state = self._sample(i, state)
-        if self.preconditioner.adapts:
-            is_learning = (i >= draws[0]) & (i < draws[2])
-            state = jax.lax.cond(is_learning, self._collect_square, lambda s: s, state)
-        if self.finds_friction:
-            is_measuring = (i >= draws[1]) & (i < self.num_warmup)
-            state = jax.lax.cond(is_measuring, self._measure_noise, lambda s: s, state)
-        return state
+        return after_draw(self, i, self._sample(i, before_draw(self, i, state)))
 
     def _renew_control(self, state):
         """``state`` with the control variate centred where the chain is."""
@@ -248,99 +225,6 @@ class Chain(NamedTuple):
         gradient = self.model.data_gradient(state.z, key_potential)
         control = ControlVariate(ravel_pytree(state.z)[0], ravel_pytree(gradient)[0])
         return state._replace(control=control, rng_key=key)
-
-    def _learn_squares(self, state):
-        """``state`` with its preconditioner renewed from the gradients since the last calibration."""
-        warmup = state.warmup
-        mean = warmup.squares / jnp.maximum(warmup.num_squares, 1)
-        mean = jnp.where(warmup.num_squares > 0, mean, warmup.learned.mean_square)
-        warmup = warmup._replace(
-            learned=warmup.learned._replace(mean_square=mean),
-            squares=jnp.zeros_like(warmup.squares),
-            num_squares=jnp.zeros_like(warmup.num_squares),
-        )
-        return state._replace(warmup=warmup)
-
-    def _find_directions(self, state):
-        """``state`` with the leading directions of curvature where it is."""
-        state = self._learn_squares(state)
-        learned = state.warmup.learned
-        diagonal = self.preconditioner.build(state.scale, learned).s
-        position, _, _, potential = self.dynamics(state)
-        key, key_potential = jax.random.split(state.rng_key)
-        basis, curvatures = leading_curvatures(
-            lambda w, k: potential(w, k)[0], position, learned.basis, key_potential, Diagonal(diagonal)
-        )
-        good = jnp.all(jnp.isfinite(basis)) & jnp.all(jnp.isfinite(curvatures))
-        basis, curvatures = jax.tree.map(
-            lambda new, old: jnp.where(good, new, old), (basis, curvatures), (learned.basis, learned.curvatures)
-        )
-        warmup = state.warmup._replace(learned=learned._replace(basis=basis, curvatures=curvatures))
-        return state._replace(warmup=warmup, rng_key=key)
-
-    def _calibrate(self, may_lengthen, state):
-        """``state`` with its preconditioner renewed, and the step size that suits it there."""
-        state = self._learn_squares(state)
-        warmup = state.warmup
-        if self.step_size is not None:
-            return state
-        position, _, metric, potential = self.dynamics(state)
-        key, key_potential = jax.random.split(state.rng_key)
-        curvature, direction = largest_curvature(
-            lambda w, k: potential(w, k)[0], position, warmup.direction, key_potential, metric
-        )
-        good = jnp.isfinite(curvature) & (curvature > 0)
-        if self.preconditioner.rank:
-            curvature = curvature * jnp.where(may_lengthen, TURNING, TURNED)
-            may_lengthen = True  # at last calibration it is judged away from where it was made
-        found = jnp.where(good, self.stable_step_size(curvature), 0.5 * warmup.step_size)
-        # λ belongs to one minibatch and one set of points; a step that has proved itself is not cut by more than half.
-        shortened = jnp.clip(found, 0.5 * warmup.step_size, warmup.step_size)
-        step_size = jnp.where(may_lengthen | (warmup.step_size == 0), found, shortened)  # 0 before the first
-        direction = jnp.where(good, direction, warmup.direction)
-        return state._replace(warmup=warmup._replace(direction=direction, step_size=step_size), rng_key=key)
-
-    def _cool(self, is_time, num_draws, state):
-        """``state`` with a shorter step, if it is time, for the heat of ``num_draws`` since the last calibration."""
-        warmup = state.warmup
-        factor = self.warmup.cooling(state.mean_temperature / self.temperature, num_draws * state.scale.size)
-        step_size = jnp.where(is_time, factor.astype(warmup.step_size.dtype), 1.0) * warmup.step_size
-        return state._replace(warmup=warmup._replace(step_size=step_size))
-
-    def _learn_noise(self, is_time, state):
-        """``state`` with the variance of the gradient's noise, if it is time, that was measured since the last."""
-        warmup = state.warmup
-        trace, squared = warmup.noise_traces
-        known = is_time & (trace > 0)
-        variance = jnp.where(known, squared / jnp.where(known, trace, 1.0), warmup.noise_variance)
-        traces = jnp.where(is_time, 0.0, warmup.noise_traces)
-        return state._replace(warmup=warmup._replace(noise_variance=variance, noise_traces=traces))
-
-    def _measure_noise(self, state):
-        """Add what some gradients say of their noise to what the friction is found from.
-
-        The key is none that the chain comes to: its draws are the same whether or not this is asked.
-        """
-        position, _, metric, potential = self.dynamics(state)
-        keys = jax.random.split(jax.random.fold_in(state.rng_key, 2), NUM_GRADIENTS)
-        gradients = jax.lax.map(lambda key: jax.grad(lambda w: potential(w, key)[0])(position), keys)
-        trace, weighted = noise_variances(jax.vmap(metric.scale_gradient)(gradients))
-        traces = jnp.stack([trace, trace * weighted])
-        good = jnp.all(jnp.isfinite(traces)) & ~state.diverging
-        warmup = state.warmup
-        return state._replace(warmup=warmup._replace(noise_traces=warmup.noise_traces + jnp.where(good, traces, 0.0)))
-
-    def _collect_square(self, state):
-        """Add one squared gradient, in prior scales, to what the preconditioner learns from."""
-        position, _, _, potential = self.dynamics(state)
-        key, key_potential = jax.random.split(state.rng_key)
-        gradient = state.scale * jax.grad(lambda w: potential(w, key_potential)[0])(position)
-        good = jnp.all(jnp.isfinite(gradient)) & ~state.diverging
-        warmup = state.warmup
-        warmup = warmup._replace(
-            squares=warmup.squares + jnp.where(good, gradient**2, 0.0), num_squares=warmup.num_squares + good
-        )
-        return state._replace(warmup=warmup, rng_key=key)
 
     def _sample(self, i, state):
         is_adapting = i < self.num_warmup
@@ -355,35 +239,14 @@ class Chain(NamedTuple):
         )
         warmup = state.warmup
         if self.step_size is None:
-            relative = info.temperature / self.temperature
-            heat = 0.5 * position.size * (info.temperature - self.temperature)  # SGLD's speed is not remembered
-            if momentum.size:
-                heat = _kinetic(momentum) - _kinetic(state.momentum)
-            gained = (info.potential_energy - state.potential_energy + heat) / self.temperature
-            factor = self.warmup.shortening(relative, gained, info.is_diverging, position.size)
-            factor = jnp.where(is_adapting, factor, 1.0)
-            undo = factor <= 0.5
-            warmup = warmup._replace(step_size=warmup.step_size * factor.astype(position.dtype))
-            # An unstable draw may end finite but far away, from where short steps never come back: it is undone. And
-            # heat must not outlive the step size it came from: short steps would take for ever to lose it, and be
-            # shortened for it again and again.
-            info = info._replace(
-                is_diverging=info.is_diverging | undo,
-                potential_energy=jnp.where(undo, state.potential_energy, info.potential_energy),
-                aux=jnp.where(undo, state.log_functional_prior, info.aux),
-            )
-            is_hot = is_adapting & self.warmup.is_hot(relative, position.size)
-            new_position = jnp.where(undo, position, new_position)
-            momentum = jnp.where(undo, state.momentum, momentum)
-            momentum = jnp.where(undo | is_hot, _cooled(momentum, self.temperature), momentum)
-        position = new_position
+            warmup, new_position, momentum, info = steadied(self, is_adapting, state, new_position, momentum, info)
         starts = jnp.array([0, *self.warmup.calibration_draws(self.num_warmup), self.num_warmup])
         num_averaged = jnp.where(jnp.any(starts == i), 0, state.num_averaged) + 1
         kept = jnp.where(info.is_diverging, state.mean_temperature, info.temperature)
         mean = state.mean_temperature + (kept - state.mean_temperature) / num_averaged
         return state._replace(
             i=state.i + 1,
-            z=unravel(position),
+            z=unravel(new_position),
             potential_energy=info.potential_energy,
             log_functional_prior=info.aux,
             gradient_norm=info.gradient_norm,
@@ -399,13 +262,3 @@ class Chain(NamedTuple):
             warmup=warmup,
             rng_key=key,
         )
-
-
-def _kinetic(momentum):
-    return 0.5 * jnp.vdot(momentum, momentum)
-
-
-def _cooled(momentum, temperature):
-    """``momentum``, shortened to the mean square ``temperature`` if it is longer."""
-    square = jnp.vdot(momentum, momentum)
-    return momentum * jnp.sqrt(jnp.minimum(1.0, temperature * momentum.size / jnp.where(square > 0, square, 1.0)))
