@@ -16,7 +16,7 @@ from flax import linen as nn
 from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
-from numpyro_fspace.infer.adaptation import _cooled
+from numpyro_fspace.infer.adaptation import _cooled, _learn_noise
 from numpyro_fspace.infer.warmup import MAX_NOISE_HEAT, largest_curvature
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity
@@ -402,6 +402,18 @@ def chain_of_one_informed(key, batch_size, **settings):
 def test_friction_is_what_leaves_the_heat_that_is_allowed():
     friction = fs.Warmup().friction(jnp.array([0.1, 0.1, 0.2]), jnp.array([0.0, 800.0, 800.0]), 2.0)
     np.testing.assert_allclose(friction, [1.0, 0.5 * 80.0 / (2.0 * MAX_NOISE_HEAT), 160.0 / (4.0 * MAX_NOISE_HEAT)])
+
+
+@pytest.mark.parametrize(("measured", "is_last", "found"), [(3.0, False, 3.0), (3.0, True, 5.0), (7.0, True, 7.0)])
+def test_the_last_look_at_the_noise_takes_no_friction_away(measured, is_last, found, key):
+    """Heat was last looked at under the friction before, and is not again."""
+    state = run_states(fs.SGHMC(two_scales), 8, 1, key)[-1]
+    traces = jnp.array([2.0, 2.0 * measured])
+    state = state._replace(warmup=state.warmup._replace(noise_variance=jnp.array(5.0), noise_traces=traces))
+    left = _learn_noise(jnp.array(False), jnp.array(False), state).warmup
+    assert left.noise_variance == 5.0 and jnp.all(left.noise_traces == traces)
+    learned = _learn_noise(jnp.array(True), jnp.array(is_last), state).warmup
+    assert learned.noise_variance == found and jnp.all(learned.noise_traces == 0.0)
 
 
 def test_friction_cools_what_minibatches_heat(key):

@@ -37,7 +37,7 @@ def before_draw(chain: Chain, i, state: KernelState) -> KernelState:
         state = jax.lax.cond(is_time & (i < draws[3]), lambda s: _find_directions(chain, s), lambda s: s, state)
     state = jax.lax.cond(is_time, lambda s: _calibrate(chain, may_lengthen, s), lambda s: s, state)
     if chain.finds_friction:
-        state = _learn_noise((i == draws[2]) | (i == draws[3]) | (i == chain.num_warmup), state)
+        state = _learn_noise((i == draws[2]) | (i == draws[3]) | (i == chain.num_warmup), i == chain.num_warmup, state)
     return state
 
 
@@ -149,12 +149,16 @@ def _cool(chain, is_time, num_draws, state):
     return state._replace(warmup=warmup._replace(step_size=step_size))
 
 
-def _learn_noise(is_time, state):
-    """``state`` with the variance of the gradient's noise, if it is time, that was measured since the last."""
+def _learn_noise(is_time, is_last, state):
+    """``state`` with the variance of the gradient's noise, if it is time, that was measured since the last.
+
+    The last measurement may raise it alone: heat is not looked at again, and was as it is under the friction before.
+    """
     warmup = state.warmup
     trace, squared = warmup.noise_traces
     known = is_time & (trace > 0)
     variance = jnp.where(known, squared / jnp.where(known, trace, 1.0), warmup.noise_variance)
+    variance = jnp.where(is_last, jnp.maximum(variance, warmup.noise_variance), variance)
     traces = jnp.where(is_time, 0.0, warmup.noise_traces)
     return state._replace(warmup=warmup._replace(noise_variance=variance, noise_traces=traces))
 
