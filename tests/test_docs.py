@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from pathlib import Path
@@ -14,6 +15,7 @@ from scipy.stats import multivariate_normal
 from tinygp import kernels
 
 import numpyro_fspace as fs
+from numpyro_fspace.experiments import catalogue
 
 ROOT = Path(__file__).parent.parent
 #: Numbers of draws and updates, made small: what is checked is that the calls exist and go together.
@@ -148,3 +150,13 @@ def test_links_lead_somewhere(page):
 
 def test_links_finds_links():
     assert links("[a](b.md) ![c](d.png) `[x](y)` [web](https://z)\n```\n[e](f)\n```\n") == ["b.md", "d.png"]
+
+
+def test_every_key_of_a_record_is_explained():
+    table = (ROOT / "docs" / "experiments.md").read_text().split("## Records")[1].split("## Results")[0]
+    explained = set(re.findall(r"`(\w+)`", table))
+    written = {key for name in catalogue.NAMES for key in catalogue.find(name).columns}
+    for path in (ROOT / "docs" / "results").glob("*.jsonl"):
+        written |= {key for line in path.read_text().splitlines() for key in json.loads(line)}
+    names_of_the_run = {"experiment", "dataset", "method", "split", "seed", "version"}
+    assert written - explained <= names_of_the_run
