@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 from numpyro.infer import MCMC as NumPyroMCMC
@@ -65,7 +66,7 @@ def to_arviz(
 
     Raises:
         ValueError: if ``source`` has not run, or lacks arguments that its model needs; ``inputs`` of a run that kept
-            its functions elsewhere.
+            its functions elsewhere; a model that draws its own minibatch, unless ``log_lik=False``.
         TypeError: if it is neither an ``MCMC`` object nor a ``Posterior``.
 
     Example:
@@ -82,7 +83,13 @@ def to_arviz(
     model, chains, args, kwargs = found.model, found.num_chains, found.args, found.kwargs
     if not isinstance(source, NumPyroMCMC):
         _check_arguments(model, args, kwargs)
-    trace, observed = _trace(model, args, kwargs)
+    trace, observed, drawn = _trace(model, args, kwargs)
+    if drawn and log_lik:
+        raise ValueError(
+            f"to_arviz: the model draws the rows of {drawn} itself, others at each call, so that log-likelihoods of "
+            "different draws would not belong together. Take them from a numpyro.plate(..., subsample_size=...), or "
+            "pass log_lik=False."
+        )
     hidden = set() if weights else {k for k, s in trace.items() if "fspace" in s.get("infer", {})}
     if not weights:  # reparametrised ones have lost that mark
         networks = tuple(f"{k}." for k, s in trace.items() if s["type"] == "network")
@@ -147,19 +154,27 @@ def _build(groups):
 
 
 def _trace(model, args, kwargs):
-    """``(trace, observed)``: the model's sites, whose values are not to be read, and the values of those observed."""
+    """``(trace, observed, drawn)``: the model's sites, whose values are not to be read, the values of those observed,
+    and the names of those whose values are others at each call, which are none of ``observed``.
+    """
     arrays, _, join = split_arrays((args, kwargs))
     trace = {}
 
     @jax.jit  # so that nothing is computed but what is observed, which takes no network
     def observed(arrays):
-        args, kwargs = join(arrays)
-        seeded = handlers.seed(full_plates(model), jax.random.key(0))
-        run = handlers.substitute(seeded, substitute_fn=init_to_median)
-        trace.update(handlers.trace(run).get_trace(*args, **kwargs))
-        return {k: s["value"] for k, s in trace.items() if is_observation(s)}
+        def values(seed, **chosen):
+            args, kwargs = join(arrays)
+            run = handlers.substitute(handlers.seed(full_plates(model), jax.random.key(seed)), **chosen)
+            trace.update(handlers.trace(run).get_trace(*args, **kwargs))
+            return {k: s["value"] for k, s in trace.items() if is_observation(s)}
 
-    return trace, jax.device_get(observed(arrays))
+        first = values(0, substitute_fn=init_to_median)
+        again = values(1, data={k: s["value"] for k, s in trace.items() if s["type"] == "sample" and k not in first})
+        return first, {k: jnp.all((v == again[k]) | (v != v)) for k, v in first.items()}  # v != v where it is NaN
+
+    given, is_same = jax.device_get(observed(arrays))
+    drawn = sorted(k for k, same in is_same.items() if not same)
+    return trace, {k: v for k, v in given.items() if k not in drawn}, drawn
 
 
 def _named_arrays(model, args, kwargs):

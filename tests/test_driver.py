@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -95,6 +98,18 @@ def test_runs_after_one_warm_up_are_alike():
         draws.append(np.asarray(mcmc.get_samples()["w"]))
         assert int(np.ravel(mcmc.last_state.i)[0]) == 59
     np.testing.assert_allclose(draws[1], draws[0], rtol=1e-4, atol=1e-4)
+
+
+def test_heat_of_a_warm_up_is_no_draw_s():
+    """Far from where it will be, a short warm-up ends hot, which the run that follows may no longer be."""
+    mcmc = make(num_warmup=4)
+    far = {"w": jnp.full((2, 2), 5.0)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        mcmc.warmup(KEY, X, Y, init_params=far)
+    assert np.all(mcmc.last_state.mean_temperature > 2.0)
+    with pytest.warns(RuntimeWarning, match="The chain runs hot"):
+        driver.warn_of_trouble(mcmc)
 
 
 def test_a_warm_up_that_failed_leaves_no_trace():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import arviz as az
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -137,3 +138,31 @@ def test_weights_of_a_reparametrised_network_are_hidden_too():
     assert "net.kernel_decentered" in mcmc.get_samples()
     assert names(fs.to_arviz(mcmc), "posterior") == {"net", "scale"}
     assert "net.kernel_decentered" in names(fs.to_arviz(mcmc, weights=True), "posterior")
+
+
+def own_minibatch(x, y=None):
+    rows = jax.random.randint(numpyro.prng_key(), (3,), 0, len(x))
+    w = numpyro.sample("w", dist.Normal())
+    with numpyro.plate("data", 3), handlers.scale(scale=len(x) / 3):
+        numpyro.sample("y", dist.Normal(w * x[rows, 0], 1.0), obs=None if y is None else y[rows])
+
+
+def test_a_model_that_draws_its_own_rows_has_no_pointwise_log_likelihood():
+    posterior = fs.Posterior(own_minibatch, {"w": np.zeros(4, np.float32)}, args=(X, Y))
+    with pytest.raises(ValueError, match=r"to_arviz: the model draws the rows of \['y'\] itself"):
+        fs.to_arviz(posterior)
+    data = fs.to_arviz(posterior, log_lik=False)
+    assert names(data, "posterior") == {"w"} and not hasattr(data, "observed_data")
+
+
+def imputed(x, y):
+    noise = numpyro.sample("noise", dist.HalfNormal())
+    missing = numpyro.sample("missing", dist.Normal().expand([1]).to_event(1))
+    numpyro.sample("y", dist.Normal(x[:, 0], noise).to_event(1), obs=jnp.where(jnp.isnan(y), missing, y))
+
+
+def test_imputed_targets_are_no_rows_drawn_anew():
+    draws = {"noise": np.ones(4, np.float32), "missing": np.zeros((4, 1), np.float32)}
+    y = np.where(np.arange(len(Y)) == 1, np.nan, Y)
+    data = fs.to_arviz(fs.Posterior(imputed, draws, args=(X, y)))
+    assert names(data, "log_likelihood") == names(data, "observed_data") == {"y"}

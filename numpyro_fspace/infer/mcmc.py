@@ -145,8 +145,8 @@ class MCMC(NumPyroMCMC):
         init_params: Any = None,
         **kwargs: Any,
     ) -> None:
-        state = self.post_warmup_state
-        if self.checkpoint is not None and (state is not None or self._collection_params["phase"] == "warmup"):
+        state, is_warmup = self.post_warmup_state, self._collection_params["phase"] == "warmup"
+        if self.checkpoint is not None and (state is not None or is_warmup):
             raise ValueError("checkpoint= writes whole runs: leave out warmup() and post_warmup_state.")
         goes_on = isinstance(state, KernelState)
         if goes_on:
@@ -182,7 +182,8 @@ class MCMC(NumPyroMCMC):
             finally:
                 if isinstance(self.sampler, SGMCMCKernel):
                     self.sampler._goes_on = False
-        warn_of_trouble(self)
+        if not is_warmup:  # whose heat is no draw's
+            warn_of_trouble(self)
 
     def _is_ours(self, extra_fields) -> bool:
         """Whether our loop makes the draws: with checkpoints, and those of our kernels after warm-up on one device."""
