@@ -75,7 +75,7 @@ class Config(regression.Config):
     num_train: int | None = None
     num_test: int | None = None
     num_gp_points: int = 200
-    friction: float | None = None
+    friction: float | None = 50.0
 
     def __post_init__(self):
         super().__post_init__()
