@@ -231,7 +231,7 @@ def _shared(tree):
             return leaf
         value = jnp.asarray(leaf)
         for first, other in found:
-            if value.dtype == other.dtype and np.array_equal(value, other):
+            if value.dtype == other.dtype and value.shape == other.shape and np.array_equal(value, other):
                 return first
         found.append((leaf, value))
         return leaf
