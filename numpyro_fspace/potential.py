@@ -105,6 +105,19 @@ class ModelPotential:
         model = fresh_draws(self.model, key)
         return potential_energy(model, self.args, self.kwargs, z), model.log_functional_prior
 
+    def not_finite(self, z, key, num_keys: int = 10) -> list[str]:
+        """The sites whose log density is not finite at ``z``, with the randomness of one key or another."""
+
+        @jax.jit
+        def finite(key):
+            values = constrain_fn(fresh_draws(self.model, key), self.args, self.kwargs, z)
+            model = handlers.substitute(fresh_draws(self.model, key), data=values)
+            trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
+            return {k: jnp.all(jnp.isfinite(_log_density(s))) for k, s in trace.items() if s["type"] == "sample"}
+
+        found = [finite(key) for key in jax.random.split(key, num_keys)]
+        return [k for k in found[0] if not all(one[k] for one in found)]
+
     def data_potential(self, z, key, model=None):
         """U(z) without the functional priors, with the minibatch that ``key`` gives ``__call__``."""
         model = fresh_draws(self.model if model is None else model, key)
@@ -175,6 +188,11 @@ def _refuse_seeded(model):
 
 def _is_latent(site):
     return site["type"] == "sample" and not site["is_observed"] and not is_functional_prior(site)
+
+
+def _log_density(site):
+    """Of a site of a trace."""
+    return site["fn"].log_factor if is_functional_prior(site) else site["fn"].log_prob(site["value"])
 
 
 def base_transform(site):

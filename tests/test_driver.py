@@ -120,6 +120,30 @@ def test_a_warm_up_that_failed_leaves_no_trace():
     np.testing.assert_array_equal(mcmc.get_samples()["w"], finished(options=PLAIN).get_samples()["w"])
 
 
+def rooted(x, y=None):
+    """The root of a number that may be negative."""
+    w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+    numpyro.factor("root", jnp.sqrt(w[0]))
+    numpyro.sample("y", dist.Normal(x @ w, 0.1).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize("warm_start", [0.0, 0.3])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_start_without_a_density_is_refused(warm_start, on_disk, tmp_path):
+    """At the first draw: two of three chains could not move; and the site that is to blame is named."""
+    kernel = fs.SGHMC(rooted, step_size=0.01, warmup=fs.Warmup(warm_start=warm_start))
+    settings = {"num_chains": 3, "chain_method": "vectorized", "progress_bar": False}
+    settings["checkpoint"] = tmp_path if on_disk else None
+    mcmc = fs.MCMC(kernel, num_warmup=10, num_samples=10, **settings)
+    start = {"w": jnp.array([[-1.0, 0.0], [1.0, 0.0], [-2.0, 0.0]])}
+    x = jnp.concatenate([X, X**2], 1)
+    with pytest.raises(ValueError, match=r"nan where 2 of 3 chains start.*'root' is not finite.*init_params"):
+        mcmc.run(KEY, x, Y, init_params=start)
+    assert mcmc.last_state is None and not list(tmp_path.iterdir())
+    mcmc.run(KEY, x, Y, init_params={"w": jnp.abs(start["w"])})
+    assert mcmc.get_samples()["w"].shape == (30, 2)
+
+
 def test_a_run_cannot_go_on_without_a_step_size():
     other = make(options={})
     other.post_warmup_state = finished(options=PLAIN).last_state

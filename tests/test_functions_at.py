@@ -53,6 +53,12 @@ def test_inputs_by_name_thinned_chains_and_checkpoints(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, dict(on_disk), dict(kept))
 
 
+def test_they_are_printed(capsys):
+    run(functions_at=NEW).print_summary()
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert [sum(row.startswith(name) for row in rows) for name in ("net[", "other[", "sigma")] == [5, 10, 1]
+
+
 def test_arviz_reads_them():
     found = fs.to_arviz(run(functions_at=NEW))
     assert found["posterior"]["net"].shape == (1, 12, 5, 1)

@@ -16,9 +16,11 @@ import numpyro
 import numpyro.distributions as dist
 import tinygp
 from jax.experimental.compilation_cache import compilation_cache
+from tqdm.auto import tqdm
 
 from numpyro_fspace import measurement
 from numpyro_fspace.infer import MCMC, Warmup
+from numpyro_fspace.infer.progress import is_watched
 from numpyro_fspace.networks import fan_in, random_module
 from numpyro_fspace.primitives import functional_prior
 from numpyro_fspace.priors import GPPrior
@@ -137,7 +139,8 @@ def sampler(kernel, problem: Size, x, y, **settings) -> Callable:
 
     def run(key):
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The chain runs hot", RuntimeWarning)  # only its time is of interest
+            # Only its time is of interest.
+            warnings.filterwarnings("ignore", "The chain runs hot|.* diverged", RuntimeWarning)
             mcmc.run(key, x, y)
         jax.block_until_ready(mcmc.last_state.z)
 
@@ -170,11 +173,20 @@ def compiled_afresh():
 
 def turns(runs: dict[Any, Callable], repeat: int, *, quick: bool) -> tuple[dict, dict, dict]:
     """By name: seconds of the first run; median seconds, on the wall and of all cores, of seven turns A B C A B C …"""
-    with compiled_afresh():
-        first = {name: clock(run, jax.random.key(repeat))[0] for name, run in runs.items()}
     times: dict[str, list] = {name: [] for name in runs}
-    for turn in range(2 if quick else NUM_TURNS):
-        for name, run in runs.items():
-            times[name].append(clock(run, jax.random.key(1000 * repeat + turn + 1)))
+    num_turns = 2 if quick else NUM_TURNS
+    with tqdm(total=len(runs) * (1 + num_turns), disable=not is_watched(), leave=False) as bar:
+
+        def timed(name, key):
+            bar.set_postfix_str(str(name))
+            seconds = clock(runs[name], key)
+            bar.update()
+            return seconds
+
+        with compiled_afresh():
+            first = {name: timed(name, jax.random.key(repeat))[0] for name in runs}
+        for turn in range(num_turns):
+            for name in runs:
+                times[name].append(timed(name, jax.random.key(1000 * repeat + turn + 1)))
     wall, cores = ({name: float(np.median(values, 0)[i]) for name, values in times.items()} for i in range(2))
     return first, wall, cores

@@ -9,6 +9,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
@@ -168,6 +169,25 @@ class SGMCMCKernel(MCMCKernel):
         program, params = trace(jax.random.key(0))  # the model's first evaluation, with what its initial values take
         self._largest_array = largest_array(program.jaxpr)
         return params
+
+    def check_start(self, start, state, model_args, model_kwargs):
+        """Raise a ValueError if a chain's first draw left it at ``start``, where the potential is not finite."""
+        stuck = ~np.isfinite(np.atleast_1d(state.potential_energy))
+        if not stuck.any():
+            return
+        for old, new in zip(jax.tree.leaves(start.z), jax.tree.leaves(state.z), strict=True):
+            stuck &= np.all(np.reshape(old == new, (stuck.size, -1)), axis=1)
+        energy = np.atleast_1d(self.refresh(start, model_args, model_kwargs).potential_energy)
+        (stuck,) = np.nonzero(stuck & ~np.isfinite(energy))  # not if the draw was undone for its step's length
+        if stuck.size:
+            first = jax.tree.map(lambda a: a.reshape(energy.size, *a.shape[state.i.ndim :])[stuck[0]], start)
+            names = self._model_potential(model_args, model_kwargs).not_finite(first.z, first.rng_key)
+            raise ValueError(
+                f"The log density is {-energy[stuck[0]]} where {stuck.size} of {energy.size} chains start, and they "
+                f"cannot move: that of {', '.join(map(repr, names)) or 'the model'} is not finite there. Look at what "
+                "the model computes (a covariance without a Cholesky factor wants a larger nugget), or start elsewhere "
+                "(init_params of run, init_strategy of the kernel)."
+            )
 
     def sample(self, state, model_args, model_kwargs):
         chain = self._chain(model_args, model_kwargs)

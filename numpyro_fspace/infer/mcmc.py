@@ -76,7 +76,8 @@ class MCMC(NumPyroMCMC):
         TypeError: for functions_at or a mesh with another kernel than SGLD, SGHMC, fSGLD and fSGHMC.
         ValueError: for chains that are not vectorised with a checkpoint, functions_at or a mesh; for a mesh that cannot
             share the chains equally, or of several processes with a checkpoint; and, at ``run``, for a folder that
-            holds another run or damaged files.
+            holds another run or damaged files, and if the log density is not finite where one of our kernels' chains
+            starts (found at the first draw; the sites to blame are named).
         OSError: at ``run``, when a write fails (a full disk, a folder without the right to write) or another process is
             writing to the folder; what was written before is intact, and ``last_state`` is the state at which the run
             stopped.
@@ -185,6 +186,10 @@ class MCMC(NumPyroMCMC):
         if not is_warmup:  # whose heat is no draw's
             warn_of_trouble(self)
 
+    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
+        """NumPyro's, of the functions too where they were kept in place of weights."""
+        super().print_summary(prob, exclude_deterministic and self.functions_at is None)
+
     def _is_ours(self, extra_fields) -> bool:
         """Whether our loop makes the draws: with checkpoints, and those of our kernels after warm-up on one device."""
         left_out = [name for name in extra_fields if name.startswith("~")]
@@ -257,8 +262,10 @@ class MCMC(NumPyroMCMC):
         draws = loop.room(self.num_samples // self.thinning, state, arrays, inputs)
         try:
             while done < total:
-                stop = bar.next_stop()
+                start, stop = state, bar.next_stop() if done else 1
                 state, draws = loop(state, draws, done, stop, arrays, inputs, first=first)
+                if done == 0:
+                    self._check_start(start, state)
                 done, self._last_state = stop, gathered(state)
                 num_kept = max(0, done - first) // self.thinning
                 bar.update(done, state, np.asarray(draws[1])[:num_kept] if inputs else None)
@@ -279,6 +286,9 @@ class MCMC(NumPyroMCMC):
         specs = {k: [str(a.dtype), [self.num_chains, num, *a.shape[2:]]] for k, a in shapes.items()}
         files = Checkpoint(self.checkpoint, run | {"arrays": specs})
         saved = files.load(state)
+        if saved is None:  # a start that is refused leaves no files
+            first, room = loop(state, room, 0, 1, arrays, {}, first=1)
+            self._check_start(state, first)
         if saved is None or saved[1] < total:
             with files:
                 num_kept, done, state = files.load(state) or (0, 0, state)
@@ -312,6 +322,11 @@ class MCMC(NumPyroMCMC):
             if done > first:
                 self._hold(files.draws())  # of an interrupted run too
         return num_kept, done, state
+
+    def _check_start(self, start, state):
+        """That the first draw from ``start`` could move at all."""
+        if isinstance(self.sampler, SGMCMCKernel):
+            self.sampler.check_start(gathered(start), gathered(state), self._args, self._kwargs)
 
     def _hold(self, states):
         """Draws [C, S, …] where NumPyro's ``MCMC`` looks for them."""
