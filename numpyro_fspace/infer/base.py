@@ -178,12 +178,13 @@ class SGMCMCKernel(MCMCKernel):
         for old, new in zip(jax.tree.leaves(start.z), jax.tree.leaves(state.z), strict=True):
             stuck &= np.all(np.reshape(old == new, (stuck.size, -1)), axis=1)
         energy = np.atleast_1d(self.refresh(start, model_args, model_kwargs).potential_energy)
-        (stuck,) = np.nonzero(stuck & ~np.isfinite(energy))  # not if the draw was undone for its step's length
-        if stuck.size:
-            first = jax.tree.map(lambda a: a.reshape(energy.size, *a.shape[state.i.ndim :])[stuck[0]], start)
-            names = self._model_potential(model_args, model_kwargs).not_finite(first.z, first.rng_key)
+        stuck &= ~np.isfinite(energy)  # else the draw was undone for its step's length
+        if stuck.any():
+            number = int(np.argmax(stuck))
+            chain = jax.tree.map(lambda a: a.reshape(energy.size, *a.shape[state.i.ndim :])[number], start)
+            names = self._model_potential(model_args, model_kwargs).not_finite(chain.z, chain.rng_key)
             raise ValueError(
-                f"The log density is {-energy[stuck[0]]} where {stuck.size} of {energy.size} chains start, and they "
+                f"The log density is {-energy[number]} where {stuck.sum()} of {energy.size} chains start, and they "
                 f"cannot move: that of {', '.join(map(repr, names)) or 'the model'} is not finite there. Look at what "
                 "the model computes (a covariance without a Cholesky factor wants a larger nugget), or start elsewhere "
                 "(init_params of run, init_strategy of the kernel)."

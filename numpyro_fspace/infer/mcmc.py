@@ -262,7 +262,7 @@ class MCMC(NumPyroMCMC):
         draws = loop.room(self.num_samples // self.thinning, state, arrays, inputs)
         try:
             while done < total:
-                start, stop = state, bar.next_stop() if done else 1
+                start, stop = state, bar.next_stop() if done else 1  # one draw tells whether chains can move
                 state, draws = loop(state, draws, done, stop, arrays, inputs, first=first)
                 if done == 0:
                     self._check_start(start, state)
