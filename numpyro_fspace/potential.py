@@ -105,8 +105,8 @@ class ModelPotential:
         model = fresh_draws(self.model, key)
         return potential_energy(model, self.args, self.kwargs, z), model.log_functional_prior
 
-    def not_finite(self, z, key, num_keys: int = 10) -> list[str]:
-        """The sites whose log density is not finite at ``z``, with the randomness of one key or another."""
+    def not_finite(self, z, key) -> list[str]:
+        """The sites whose log density is not finite at ``z``, with the randomness of one of ten keys."""
 
         @jax.jit
         def finite(key):
@@ -115,7 +115,7 @@ class ModelPotential:
             trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
             return {k: jnp.all(jnp.isfinite(_log_density(s))) for k, s in trace.items() if s["type"] == "sample"}
 
-        found = [finite(key) for key in jax.random.split(key, num_keys)]
+        found = [finite(key) for key in jax.random.split(key, 10)]
         return [k for k in found[0] if not all(one[k] for one in found)]
 
     def data_potential(self, z, key, model=None):
