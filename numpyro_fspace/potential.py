@@ -124,11 +124,15 @@ class ModelPotential:
         with function_hook(density=False):
             return potential_energy(model, self.args, self.kwargs, z)
 
-    def prior_gradient(self, z) -> dict:
-        """Gradient of -log p(z), without likelihood and functional priors."""
+    def prior_potential(self, z):
+        """-log p(z), without likelihood and functional priors."""
         model = without_data(fresh_draws(self.model, self._key_scale))
         with function_hook(density=False):
-            return jax.grad(lambda z: potential_energy(model, self.args, self.kwargs, z))(z)
+            return potential_energy(model, self.args, self.kwargs, z)
+
+    def prior_gradient(self, z) -> dict:
+        """Gradient of ``prior_potential``."""
+        return jax.grad(self.prior_potential)(z)
 
     def data_gradient(self, z, key) -> dict:
         """Gradient of ``data_potential`` on all data, ``MAX_ROWS`` rows at a time."""

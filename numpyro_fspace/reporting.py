@@ -37,6 +37,7 @@ NOISE_LIMIT = 0.1
 HEAT_LIMIT = 1.0
 TEMPERATURE_LIMIT = 0.1
 DRIFT_LIMIT = 1.2
+SHORTFALL_LIMIT = 10.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Report:
             many directions are hot, it is large though temperature and ``noise_share`` are not.
         drift: mean square of the networks' standardised weights in the last quarter of each chain over that in the
             first, [C].
+        shortfall: by how much the log likelihood of the data at the last state of each chain is lower than that of the
+            chain where it is highest, [C]; an estimate with minibatches, the same ones for all chains.
         advice: one line for each doubt; empty if there is none.
     """
 
@@ -67,6 +70,7 @@ class Report:
     noise_share: float
     noise_heat: float
     drift: np.ndarray
+    shortfall: np.ndarray
     advice: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -95,9 +99,9 @@ def report(
     r"""Judge a run of ``SGLD``, ``SGHMC``, ``fSGLD`` or ``fSGHMC`` in function space.
 
     It looks for each way in which such a run is known to go wrong: chains that have not met (R-hat, effective
-    sample size of f), steps that are too long (divergences, kinetic temperature, the acceptance a Metropolis
-    test would have had), minibatches that are too small (the gradient's noise, on average and where it acts), and
-    improper laws (drift of the weights).
+    sample size of f), a chain that is stuck where the data are hardly explained (shortfall of their likelihood), steps
+    that are too long (divergences, kinetic temperature, the acceptance a Metropolis test would have had), minibatches
+    that are too small (the gradient's noise, on average and where it acts), and improper laws (drift of the weights).
 
     f is every function under a functional prior, or every network of a model without one. Other networks (one of the
     noise, say) are judged if ``inputs`` names them: parts of a function may be exchanged without changing it.
@@ -141,7 +145,9 @@ def report(
     f = _function_draws(mcmc, args, kwargs, inputs)
     functions = function_diagnostics(f)
     state, key = mcmc.last_state, jax.random.key(0) if key is None else key
-    acceptance, noise_share, noise_heat = _probe(kernel, state, key, args, kwargs)
+    chain = kernel._chain(args, kwargs)
+    acceptance, noise_share, noise_heat = _probe(kernel, chain, state, key)
+    shortfall, chance = _shortfall(chain.model, state, key)
     has_momentum = isinstance(kernel, SGHMC)
     temperature = np.atleast_1d(state.mean_temperature) / kernel.temperature
     found = {
@@ -152,8 +158,9 @@ def report(
         "noise_share": noise_share,
         "noise_heat": noise_heat,
         "drift": _weight_drift(mcmc, kernel, args, kwargs),
+        "shortfall": shortfall,
     }
-    return Report(**found, advice=tuple(_advice(size=state.scale.shape[-1], **found)))
+    return Report(**found, advice=tuple(_advice(size=state.scale.shape[-1], chance=chance, **found)))
 
 
 def _checked_kernel(mcmc):
@@ -189,10 +196,31 @@ def _function_draws(mcmc, args, kwargs, inputs):
     return {k: f.reshape(mcmc.num_chains, -1, *f.shape[1:]) for k, f in judged.items()}
 
 
-def _probe(kernel, state, key, args, kwargs):
+def _by_chain(state):
+    """``state`` with an axis of chains, which that of a single one lacks."""
+    return state if state.potential_energy.ndim else jax.tree.map(lambda a: a[None], state)
+
+
+def _shortfall(model, state, key):
+    """``(log likelihood at each chain's last state below the best chain's [C], what chance may make of it [C])``.
+
+    Chance is one standard deviation: of a log likelihood of P parameters, P/2 in variance at most where the posterior
+    is Gaussian, and of the estimate from minibatches.
+    """
+    keys = jax.random.split(key, NUM_GRADIENTS)
+
+    def losses(z):
+        prior = model.prior_potential(z)
+        return jax.lax.map(lambda key: model.data_potential(z, key) - prior, keys)
+
+    losses = np.asarray(jax.jit(jax.vmap(losses))(_by_chain(state).z), np.float64)
+    losses = losses - losses[losses.mean(1).argmin()]
+    error = losses.std(1, ddof=1) / np.sqrt(NUM_GRADIENTS)
+    return losses.mean(1), np.sqrt(0.5 * state.scale.shape[-1] + error**2)
+
+
+def _probe(kernel, chain, state, key):
     """``(acceptance, noise share, noise heat)``, means over chains, at their last states."""
-    chain = kernel._chain(args, kwargs)
-    batched = state.potential_energy.ndim > 0
     has_momentum = isinstance(kernel, SGHMC)
 
     def one_chain(key, state):
@@ -234,7 +262,7 @@ def _probe(kernel, state, key, args, kwargs):
         keys = jax.random.split(key_trajectories, (2, NUM_TRAJECTORIES))
         return jnp.mean(jax.lax.map(accept, (keys[0], keys[1]))), share, heat
 
-    states = state if batched else jax.tree.map(lambda a: a[None], state)
+    states = _by_chain(state)
     keys = jax.random.split(key, states.potential_energy.shape[0])
     return tuple(float(jnp.mean(found)) for found in jax.jit(jax.vmap(one_chain))(keys, states))
 
@@ -256,8 +284,18 @@ def _weight_drift(mcmc, kernel, args, kwargs):
     return squares[:, -quarter:].mean(1) / squares[:, :quarter].mean(1)
 
 
-def _advice(*, functions, num_diverging, temperature, acceptance, noise_share, noise_heat, drift, size):
+def _advice(
+    *, functions, num_diverging, temperature, acceptance, noise_share, noise_heat, drift, shortfall, size, chance
+):
     rhat, ess = functions.max_rhat, functions.min_ess
+    (stuck,) = np.nonzero(shortfall > SHORTFALL_LIMIT * chance)
+    if len(stuck):
+        yield (
+            f"of chains 0 to {len(shortfall) - 1}, {', '.join(map(str, stuck))} explain"
+            f"{'s' if len(stuck) == 1 else ''} the data far worse than the best does, by {shortfall[stuck].max():.4g} "
+            "in log likelihood, and may be stuck: leave out such draws, or run again, with another key or a longer "
+            "num_warmup."
+        )
     if not rhat <= RHAT_LIMIT:
         yield (
             f"R-hat of f reaches {rhat:.2f}: the chains have not met. Run longer (num_samples, or num_steps for more "

@@ -75,6 +75,25 @@ def test_names_chains_that_have_not_met(data):
     assert any(line.startswith("R-hat of f reaches") for line in advice)
 
 
+@pytest.mark.parametrize("batch_size", [None, 8])
+def test_names_a_chain_that_is_stuck(data, batch_size):
+    """It starts far from where the data want it and takes steps of nearly no length, as the others do."""
+    x, y = data
+    kernel = fs.SGLD(linear(batch_size=batch_size), step_size=1e-8, warmup=fs.Warmup(warm_start=0.0))
+    best = np.linalg.lstsq(np.asarray(x), np.asarray(y), rcond=None)[0]
+    starts = np.stack([best, best + 0.01, best + 2.0])[..., None]
+    mcmc = fs.MCMC(kernel, num_warmup=1, num_samples=10, num_chains=3, chain_method="vectorized", progress_bar=False)
+    mcmc.run(jax.random.key(0), x, y, init_params={"f.kernel": jnp.asarray(starts, jnp.float32)})
+    found = fs.report(mcmc, x, y)
+    loss = 0.5 * np.sum((np.asarray(y)[:, None] - np.asarray(x) @ starts) ** 2, (1, 2)) / 0.5**2
+    ((best_chain,),) = np.nonzero(found.shortfall == 0.0)
+    tolerance = {"rtol": 0.01, "atol": 0.1} if batch_size is None else {"rtol": 0.3, "atol": 10.0}
+    np.testing.assert_allclose(found.shortfall, loss - loss[best_chain], **tolerance)
+    assert any("of chains 0 to 2, 2 explains the data far worse" in line for line in found.advice)
+    alone = fs.report(run(kernel, data, 1, 10, num_chains=1), x, y)
+    assert not alone.shortfall and not any("far worse" in line for line in alone.advice)
+
+
 @pytest.mark.parametrize(
     ("rhat", "ess", "start"),
     [(1.0, 99.9, "the effective sample size of f falls to 100"), (1.0, 100.0, None), (1.06, 9.0, "R-hat of f")],
@@ -83,7 +102,7 @@ def test_names_few_effective_draws(rhat, ess, start):
     """Fewer than 50 a chain; where the chains have not met that is all there is to say."""
     functions = SimpleNamespace(max_rhat=rhat, min_ess=ess, num_chains=2, num_draws=500)
     well = {"num_diverging": 0, "temperature": np.ones(2), "acceptance": 0.9, "noise_share": 0.0, "noise_heat": 0.0}
-    well["drift"] = np.ones(2)
+    well |= {"drift": np.ones(2), "shortfall": np.zeros(2), "chance": np.ones(2)}
     advice = list(reporting._advice(functions=functions, size=10, **well))
     assert len(advice) == (start is not None) and all(line.startswith(start) for line in advice)
 
