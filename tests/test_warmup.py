@@ -48,24 +48,53 @@ def test_phases():
     [(1.0, False, 1.0), (1.05, False, 1.0), (1.4, False, 0.9), (5.0, False, 0.5), (1.0, True, 0.5), (0.2, False, 1.0)],
 )
 def test_heat_shortens_the_step(temperature, diverging, factor):
-    found = fs.Warmup().shortening(jnp.array(temperature), 1e6, jnp.array(diverging), 10_000)
+    found = fs.Warmup().shortening(jnp.array(temperature), 1e6, 0.0, jnp.array(diverging), 10_000)
     np.testing.assert_allclose(found, factor)
 
 
 def test_heat_without_a_gain_of_energy_is_no_sign_of_a_long_step():
     """1000 parameters at temperature 3 hold 1000 units of energy more than at 1."""
     shortening = fs.Warmup().shortening
-    assert shortening(3.0, -50.0, False, 1000) == 1.0
-    assert shortening(3.0, 900.0, False, 1000) < 1.0
-    assert shortening(10.0, 4500.0, False, 1000) == 0.5
-    assert shortening(3.0, -50.0, True, 1000) == 0.5
-    assert shortening(10.0, np.nan, False, 1000) == 0.5
+    assert shortening(3.0, -50.0, -900.0, False, 1000) == 1.0
+    assert shortening(3.0, 900.0, 100.0, False, 1000) < 1.0
+    assert shortening(10.0, 4500.0, 100.0, False, 1000) == 0.5
+    assert shortening(3.0, -50.0, -900.0, True, 1000) == 0.5
+    assert shortening(10.0, np.nan, np.nan, False, 1000) == 0.5
+
+
+def test_energy_that_friction_took_away_does_not_hide_a_rise():
+    """Flung up by 6000, at a mean temperature of 100, and cold again when the draw ends."""
+    assert fs.Warmup().shortening(100.0, 6000.0, 6000.0, False, 1000) == 0.5
+    assert fs.Warmup().shortening(100.0, 6000.0, 900.0, False, 1000) == 1.0
+    assert fs.Warmup().shortening(1.0, 6000.0, 6000.0, False, 1000) == 1.0
+
+
+def wells(y=None):
+    """Each value is in a well whose bottom is flat and whose walls are steep, on a plateau 100 above."""
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([20]).to_event(1))
+    numpyro.factor("wells", -100.0 * jnp.sum(1.0 - jnp.exp(-0.5 * (w / 0.1) ** 4)))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_chain_that_a_long_step_flings_out_of_its_well_is_brought_back():
+    """The curvature at the bottom says nothing of the walls: the first steps are far too long, and friction is high."""
+    mcmc = fs.MCMC(
+        fs.SGHMC(wells, friction=50.0, num_steps=100),
+        num_warmup=50,
+        num_samples=2,
+        num_chains=16,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(0), init_params={"w": jnp.full((16, 20), 0.01)})
+    outside = jnp.mean(jnp.abs(mcmc.last_state.z["w"]) > 0.2, 1)
+    assert jnp.max(outside) < 0.5
 
 
 def test_few_parameters_fluctuate_more():
     """With 8 parameters a temperature of 2 is within chance, with 8000 it is not."""
-    assert fs.Warmup().shortening(jnp.array(2.0), 1e6, jnp.array(False), 8) == 1.0
-    assert fs.Warmup().shortening(jnp.array(2.0), 1e6, jnp.array(False), 8000) < 1.0
+    assert fs.Warmup().shortening(jnp.array(2.0), 1e6, 0.0, jnp.array(False), 8) == 1.0
+    assert fs.Warmup().shortening(jnp.array(2.0), 1e6, 0.0, jnp.array(False), 8000) < 1.0
 
 
 def test_a_chain_that_comes_to_where_its_step_is_too_long_is_warned_of(key):

@@ -67,8 +67,9 @@ def steadied(chain: Chain, is_adapting, state: KernelState, position, momentum, 
     heat = 0.5 * position.size * (info.temperature - chain.temperature)  # SGLD's speed is not remembered
     if momentum.size:
         heat = _kinetic(momentum) - _kinetic(state.momentum)
-    gained = (info.potential_energy - state.potential_energy + heat) / chain.temperature
-    factor = chain.warmup.shortening(relative, gained, info.is_diverging, position.size)
+    risen = (info.potential_energy - state.potential_energy) / chain.temperature
+    gained = risen + heat / chain.temperature
+    factor = chain.warmup.shortening(relative, gained, risen, info.is_diverging, position.size)
     factor = jnp.where(is_adapting, factor, 1.0)
     undo = factor <= 0.5
     warmup = state.warmup._replace(step_size=state.warmup.step_size * factor.astype(position.dtype))

@@ -13,8 +13,8 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
    calibration, at the second and third; the directions of a low-rank one at the first three. Once it is fixed the
    step size can only be shortened, by half at most (a low-rank one allows a longer step at last, judged elsewhere).
 3. **Burn-in** in between: the sampler itself. A draw hotter than chance allows loses its heat. If it gained energy, the
-   step is too long and is shortened by a tenth; a draw that diverges, or gains energy and is more than twice as hot
-   as chance allows, is undone and halves it. A chain that is hot and gains nothing any more (the noise of minibatches,
+   step is too long and is shortened by a tenth; a draw that diverges, or gains energy (or is flung up a
+   potential, whatever friction then took away) and is more than twice as hot as chance allows, is undone and halves it. A chain that is hot and gains nothing any more (the noise of minibatches,
    most often) shows in the mean over a quarter of the phase: after the third quarter, and after the last, a momentum's
    step is shortened for it.
 4. **Friction**, all the while, where minibatches or random points make gradients noisy and the kernel gives none: from
@@ -120,19 +120,22 @@ class Warmup(NamedTuple):
         """
         return temperature > 1.1 + 4.0 * (2.0 / size) ** 0.5
 
-    def shortening(self, temperature, gained, is_diverging, size: int):
+    def shortening(self, temperature, gained, risen, is_diverging, size: int):
         """Factor on the step size after a draw of burn-in over ``size`` parameters: 1 if all is well.
 
         A chain that slides down to where the posterior is runs hot with every step size, but only a long step makes it
-        gain energy. So heat counts only if the total energy grew by half of it.
+        gain energy. So heat counts only if the total energy grew by half of it; or if U grew by more than ``size``,
+        twice what takes a mode's neighbourhood to temperature 1: a large friction takes the heat away before it is
+        counted, and leaves the chain where it was flung.
 
         Args:
             temperature: mean kinetic temperature of the draw, relative to the sampler's own.
             gained: by how much the draw raised U + |p|²/2, relative to the sampler's temperature.
+            risen: the same of U alone.
             is_diverging: whether the draw left the finite numbers.
             size: P.
         """
-        is_unstable = ~(gained < 0.25 * size * (temperature - 1.0))  # also where a number is NaN
+        is_unstable = ~((gained < 0.25 * size * (temperature - 1.0)) & (risen < size))  # also where a number is NaN
         hot = jnp.where(self.is_hot(temperature, size) & is_unstable, 0.9, 1.0)
         is_far_too_hot = self.is_hot(0.5 * temperature, size) & is_unstable
         return jnp.where(is_diverging | is_far_too_hot, 0.5, hot)
