@@ -13,10 +13,10 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
    calibration, at the second and third; the directions of a low-rank one at the first three. Once it is fixed the
    step size can only be shortened, by half at most (a low-rank one allows a longer step at last, judged elsewhere).
 3. **Burn-in** in between: the sampler itself. A draw hotter than chance allows loses its heat. If it gained energy, the
-   step is too long and is shortened by a tenth; a draw that diverges, or gains energy (or is flung up a
-   potential, whatever friction then took away) and is more than twice as hot as chance allows, is undone and halves it. A chain that is hot and gains nothing any more (the noise of minibatches,
-   most often) shows in the mean over a quarter of the phase: after the third quarter, and after the last, a momentum's
-   step is shortened for it.
+   step is too long and is shortened by a tenth; a draw that diverges, or is more than twice as hot as chance allows and
+   gained energy or was flung up the potential, is undone and halves it. A chain that is hot and gains nothing any more
+   (the noise of minibatches, most often) shows in the mean over a quarter of the phase: after the third quarter, and
+   after the last, a momentum's step is shortened for it.
 4. **Friction**, all the while, where minibatches or random points make gradients noisy and the kernel gives none: from
    the middle of burn-in on, what keeps the directions that this noise acts on from being more than five times as hot
    as the rest (``noise_heat`` of ``fs.report``). More would cool them further, and slow down all others.
