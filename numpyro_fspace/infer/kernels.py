@@ -122,7 +122,7 @@ class SGHMC(SGMCMCKernel):
             a float or an optax schedule of the gradient step is used as it is.
         num_steps: gradient steps per draw.
         friction: γ > 0, relative to the mass, per unit of time. None is 1 or, if warm-up finds the step size and
-            gradients are noisy, as much more as keeps their noise from making the directions in which it acts more than
+            gradients are noisy, as much more as should keep their noise from making the directions it acts on more than
             five times as hot as the rest.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. The mass matrix is (S Sᵀ)⁻¹. None
