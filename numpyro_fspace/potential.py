@@ -26,7 +26,7 @@ __all__ = ["ModelPotential", "base_transform"]
 
 #: Prior draws from which the scale of a parameter without a closed form is estimated.
 NUM_SCALE_DRAWS = 200
-#: Rows of the data (or a minibatch, if that is larger) evaluated together for a full gradient.
+#: Rows of the data (or a minibatch, if that is larger) evaluated together where all data are.
 MAX_ROWS = 2048
 
 
@@ -135,24 +135,41 @@ class ModelPotential:
         return jax.grad(self.prior_potential)(z)
 
     def data_gradient(self, z, key) -> dict:
-        """Gradient of ``data_potential`` on all data, ``MAX_ROWS`` rows at a time."""
+        """Gradient of ``data_potential`` on all data."""
+        return self._on_all_data(jax.grad(self.data_potential), z, key)
+
+    def log_likelihood(self, z, key):
+        """log p(y | z) of all data."""
+        return self.prior_potential(z) - self._on_all_data(self.data_potential, z, key)
+
+    def num_observed(self) -> float:
+        """Observed numbers, those of all minibatches; infinite if the model has a ``factor``, which hides them."""
+        sites = [s for s in self.trace.values() if s["type"] == "sample" and s["is_observed"]]
+        sites = [s for s in sites if not is_functional_prior(s)]
+        if not all(jnp.size(s["value"]) for s in sites):
+            return float("inf")
+        scales = [1.0 if s["scale"] is None else jnp.max(s["scale"]) for s in sites]
+        return float(sum(jnp.size(s["value"]) * scale for s, scale in zip(sites, scales, strict=True)))
+
+    def _on_all_data(self, estimate, z, key):
+        """``estimate(z, key, model)``, what ``data_potential`` gives or its gradient, ``MAX_ROWS`` rows at a time."""
         minibatches = list(subsampled_plates(self.trace).values())
-        if len(minibatches) > 1:
-            return jax.grad(self.data_potential)(z, key, full_plates(self.model))
+        if len(minibatches) != 1:
+            return estimate(z, key, full_plates(self.model))
         ((size, batch),) = minibatches
         num_rows = min(size, max(batch, MAX_ROWS))
         num_whole = size // num_rows
 
         def part(rows):
             """Its share of the mean of estimates from parts of the data."""
-            gradient = jax.grad(self.data_potential)(z, key, given_rows(self.model, rows))
-            return jax.tree.map(lambda g: len(rows) / size * g, gradient)
+            return jax.tree.map(lambda a: len(rows) / size * a, estimate(z, key, given_rows(self.model, rows)))
 
         def add(total, rows):
             return jax.tree.map(jnp.add, total, part(rows)), None
 
         whole = jnp.arange(num_whole * num_rows).reshape(num_whole, num_rows)
-        total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, z), whole)
+        zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(part, whole[0]))
+        total, _ = jax.lax.scan(add, zero, whole)
         rest = jnp.arange(num_whole * num_rows, size)
         return add(total, rest)[0] if rest.size else total
 

@@ -59,7 +59,7 @@ class Report:
         drift: mean square of the networks' standardised weights in the last quarter of each chain over that in the
             first, [C].
         shortfall: by how much the log likelihood of the data at the last state of each chain is lower than that of the
-            chain where it is highest, [C]; an estimate with minibatches, the same ones for all chains.
+            chain where it is highest, [C]; all data, with minibatches too.
         advice: one line for each doubt; empty if there is none.
     """
 
@@ -147,7 +147,7 @@ def report(
     state, key = mcmc.last_state, jax.random.key(0) if key is None else key
     chain = kernel._chain(args, kwargs)
     acceptance, noise_share, noise_heat = _probe(kernel, chain, state, key)
-    shortfall, chance = _shortfall(chain.model, state, key)
+    shortfall, chance = _shortfall(chain, state, key)
     has_momentum = isinstance(kernel, SGHMC)
     temperature = np.atleast_1d(state.mean_temperature) / kernel.temperature
     found = {
@@ -201,22 +201,20 @@ def _by_chain(state):
     return state if state.potential_energy.ndim else jax.tree.map(lambda a: a[None], state)
 
 
-def _shortfall(model, state, key):
-    """``(log likelihood at each chain's last state below the best chain's [C], what chance may make of it [C])``.
+def _shortfall(chain, state, key):
+    """``(log likelihood at each chain's last state below the best chain's [C], its standard deviation by chance)``.
 
-    Chance is one standard deviation: of a log likelihood of P parameters, P/2 in variance at most where the posterior
-    is Gaussian, and of the estimate from minibatches.
+    Chance is that of a Gaussian posterior at the sampler's temperature T, in which the log likelihood of N numbers
+    varies by T²P/2 or T²N/2 at most.
     """
-    keys = jax.random.split(key, NUM_GRADIENTS)
-
-    def losses(z):
-        prior = model.prior_potential(z)
-        return jax.lax.map(lambda key: model.data_potential(z, key) - prior, keys)
-
-    losses = np.asarray(jax.jit(jax.vmap(losses))(_by_chain(state).z), np.float64)
-    losses = losses - losses[losses.mean(1).argmin()]
-    error = losses.std(1, ddof=1) / np.sqrt(NUM_GRADIENTS)
-    return losses.mean(1), np.sqrt(0.5 * state.scale.shape[-1] + error**2)
+    model, states = chain.model, _by_chain(state)
+    chance = chain.temperature * np.sqrt(0.5 * min(state.scale.shape[-1], model.num_observed()))
+    if states.i.size == 1:  # no data need be read for it
+        return np.zeros(1), chance
+    found = jax.jit(lambda z: jax.lax.map(lambda z: model.log_likelihood(z, key), z))(states.z)
+    found = np.nan_to_num(np.asarray(found, np.float64), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+    shortfall = np.where(found == found.max(), 0.0, found.max() - found)
+    return shortfall, chance
 
 
 def _probe(kernel, chain, state, key):
@@ -288,19 +286,19 @@ def _advice(
     *, functions, num_diverging, temperature, acceptance, noise_share, noise_heat, drift, shortfall, size, chance
 ):
     rhat, ess = functions.max_rhat, functions.min_ess
-    (stuck,) = np.nonzero(shortfall > SHORTFALL_LIMIT * chance)
-    if len(stuck):
-        yield (
-            f"of chains 0 to {len(shortfall) - 1}, {', '.join(map(str, stuck))} explain"
-            f"{'s' if len(stuck) == 1 else ''} the data far worse than the best does, by {shortfall[stuck].max():.4g} "
-            "in log likelihood, and may be stuck: leave out such draws, or run again, with another key or a longer "
-            "num_warmup."
-        )
     if not rhat <= RHAT_LIMIT:
         yield (
             f"R-hat of f reaches {rhat:.2f}: the chains have not met. Run longer (num_samples, or num_steps for more "
             "steps per draw), discard more (num_warmup), and do not read the spread of f."
         )
+        (apart,) = np.nonzero(shortfall > SHORTFALL_LIMIT * chance)
+        if len(apart):
+            yield (
+                f"the log likelihood of the data is up to {shortfall.max():.4g} lower in some chains "
+                f"({', '.join(map(str, apart))}, the first being 0) than in the best, far more than chance allows: a "
+                "chain far below most may be stuck, one far above most may interpolate the data. Leave it out, or run "
+                "again, with another key or a longer num_warmup."
+            )
     elif not ess >= ESS_LIMIT * functions.num_chains:
         yield (
             f"the effective sample size of f falls to {ess:.0f}: means are rough and quantiles rougher. Run longer, or "
