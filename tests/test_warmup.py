@@ -75,11 +75,12 @@ def wells(y=None):
     numpyro.factor("wells", -100.0 * jnp.sum(1.0 - jnp.exp(-0.5 * (w / 0.1) ** 4)))
 
 
+@pytest.mark.parametrize("warm_start", [0.3, 0.0])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_chain_that_a_long_step_flings_out_of_its_well_is_brought_back():
+def test_a_chain_that_a_long_step_flings_out_of_its_well_is_brought_back(warm_start):
     """The curvature at the bottom says nothing of the walls: the first steps are far too long, and friction is high."""
     mcmc = fs.MCMC(
-        fs.SGHMC(wells, friction=50.0, num_steps=100),
+        fs.SGHMC(wells, friction=50.0, num_steps=100, warmup=fs.Warmup(warm_start=warm_start)),
         num_warmup=50,
         num_samples=2,
         num_chains=16,

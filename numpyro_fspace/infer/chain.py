@@ -24,7 +24,8 @@ class KernelState(NamedTuple):
     Attributes:
         i: draws made so far, warm-up included.
         z: unconstrained values of the latent sites.
-        potential_energy: U at the last gradient (an estimate, if minibatches or points are random); infinite before it.
+        potential_energy: U at the last gradient (an estimate, if minibatches or points are random); before it infinite,
+            or U where the chain starts if warm-up begins with the sampler.
         log_functional_prior: Σ scale · log P0(f(X_M)) at the same place.
         gradient_norm: Euclidean norm of that gradient.
         temperature: mean kinetic temperature of the draw (see ``fs.sgmcmc.Info``).
@@ -106,12 +107,21 @@ class Chain(NamedTuple):
             return self.warmup.calibration_draws(self.num_warmup)
         return []
 
+    @property
+    def _judges_first_draw(self) -> bool:
+        """Whether warm-up asks what the first draw of all gained."""
+        return self.step_size is None and self.num_warmup > 0 and not self.warmup.num_optimiser_draws(self.num_warmup)
+
     def start(self, key, init_params, initial_momentum) -> KernelState:
         """The state of a chain at ``init_params``, or where the model's init strategy puts it."""
         key, key_momentum, key_direction = jax.random.split(key, 3)
         z = self.model.init_params() if init_params is None else init_params
         position = ravel_pytree(z)[0]
-        value, aux = jax.eval_shape(lambda z: self.model(z, key), z)
+        if self._judges_first_draw:
+            value, aux = self.model(z, key)
+        else:
+            value, aux = jax.eval_shape(lambda z: self.model(z, key), z)
+            value, aux = jnp.full(value.shape, jnp.inf, value.dtype), jnp.zeros(aux.shape, aux.dtype)
         zero, count = jnp.zeros((), position.dtype), jnp.zeros((), int)
         warmup = WarmupState(
             optimiser=self.warmup.optimiser(1).init(position),
@@ -127,8 +137,8 @@ class Chain(NamedTuple):
         return KernelState(
             i=count,
             z=z,
-            potential_energy=jnp.full(value.shape, jnp.inf, value.dtype),
-            log_functional_prior=jnp.zeros(aux.shape, aux.dtype),
+            potential_energy=value,
+            log_functional_prior=aux,
             gradient_norm=zero,
             temperature=zero,
             mean_temperature=zero,
