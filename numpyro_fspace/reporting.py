@@ -204,8 +204,8 @@ def _by_chain(state):
 def _shortfall(chain, state, key):
     """``(log likelihood at each chain's last state below the best chain's [C], its standard deviation by chance)``.
 
-    Chance is that of a Gaussian posterior at the sampler's temperature T, in which the log likelihood of N numbers
-    varies by T²P/2 or T²N/2 at most.
+    Chance is that of a Gaussian posterior at the sampler's temperature T, in which the log likelihood of N numbers has
+    the variance T²P/2, or T²N/2 if that is less, at most.
     """
     model, states = chain.model, _by_chain(state)
     chance = chain.temperature * np.sqrt(0.5 * min(state.scale.shape[-1], model.num_observed()))
@@ -213,7 +213,8 @@ def _shortfall(chain, state, key):
         return np.zeros(1), chance
     found = jax.jit(lambda z: jax.lax.map(lambda z: model.log_likelihood(z, key), z))(states.z)
     found = np.nan_to_num(np.asarray(found, np.float64), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
-    shortfall = np.where(found == found.max(), 0.0, found.max() - found)
+    with np.errstate(invalid="ignore"):  # of minus infinity everywhere
+        shortfall = np.where(found == found.max(), 0.0, found.max() - found)
     return shortfall, chance
 
 
