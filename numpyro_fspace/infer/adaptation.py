@@ -6,19 +6,26 @@ state with more of it. ``fs.Warmup`` has the schedule and the rules, and nothing
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.infer.warmup import NUM_GRADIENTS, largest_curvature, leading_curvatures, noise_variances
+from numpyro_fspace.infer.warmup import (
+    NUM_GRADIENTS,
+    NUM_POWER_ITERATIONS,
+    largest_curvature,
+    leading_curvatures,
+    noise_variances,
+)
 from numpyro_fspace.infer.xla import flatten
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal
 
 if TYPE_CHECKING:
     from numpyro_fspace.infer.chain import Chain, KernelState
 
-__all__ = ["after_draw", "before_draw", "steadied"]
+__all__ = ["after_draw", "before_draw", "steadied", "tuned"]
 
 #: Curvature elsewhere over curvature here, for a low-rank preconditioner: where it was made, and elsewhere.
 TURNING, TURNED = 30.0, 3.0
@@ -29,13 +36,17 @@ def before_draw(chain: Chain, i, state: KernelState) -> KernelState:
     draws = chain.calibration_draws
     if not draws:
         return state
-    if chain.step_size is None and state.momentum.size:
+    if chain.step_size is None and state.momentum.size and not chain.metropolis:
         state = _cool(chain, (i == draws[3]) | (i == chain.num_warmup), chain.num_warmup - draws[3], state)
     is_time = jnp.any(jnp.array(draws) == i)
     may_lengthen = i < (draws[3] if chain.preconditioner.adapts else draws[2])
     if chain.preconditioner.rank:
         state = jax.lax.cond(is_time & (i < draws[3]), lambda s: _find_directions(chain, s), lambda s: s, state)
     state = jax.lax.cond(is_time, lambda s: _calibrate(chain, may_lengthen, s), lambda s: s, state)
+    if chain.step_size is None and not chain.metropolis and not chain.preconditioner.rank:
+        is_time = jnp.any(jnp.array(chain.warmup.shortening_draws(chain.num_warmup)) == i)
+        again = functools.partial(_calibrate, chain, False, num_iterations=NUM_POWER_ITERATIONS // 4)
+        state = jax.lax.cond(is_time, again, lambda s: s, state)
     if chain.finds_friction:
         state = _learn_noise((i == draws[2]) | (i == draws[3]) | (i == chain.num_warmup), i == chain.num_warmup, state)
     return state
@@ -88,6 +99,22 @@ def steadied(chain: Chain, is_adapting, state: KernelState, position, momentum, 
     return warmup, position, momentum, info
 
 
+def tuned(chain: Chain, is_adapting, state: KernelState, momentum, info):
+    """``(warmup, momentum)`` after a draw that was tested: a step size nearer to the acceptance that is aimed at.
+
+    It stays below the longest step, which the curvature allows. A draw of burn-in that is hotter than chance allows
+    loses its heat, as a chain that slides down to where the posterior is would take long to.
+    """
+    warmup = state.warmup
+    factor = chain.warmup.tuning(info.accept_prob, warmup.num_tuned).astype(warmup.step_size.dtype)
+    step_size = jnp.minimum(warmup.step_size * factor, warmup.longest_step)
+    warmup = warmup._replace(
+        step_size=jnp.where(is_adapting, step_size, warmup.step_size), num_tuned=warmup.num_tuned + 1
+    )
+    is_hot = is_adapting & chain.warmup.is_hot(info.temperature / chain.temperature, state.scale.size)
+    return warmup, jnp.where(is_hot, _cooled(momentum, chain.temperature), momentum)
+
+
 def _learn_squares(state):
     """``state`` with its preconditioner renewed from the gradients since the last calibration."""
     warmup = state.warmup
@@ -119,7 +146,7 @@ def _find_directions(chain, state):
     return state._replace(warmup=warmup, rng_key=key)
 
 
-def _calibrate(chain, may_lengthen, state):
+def _calibrate(chain, may_lengthen, state, num_iterations=NUM_POWER_ITERATIONS):
     """``state`` with its preconditioner renewed, and the step size that suits it there."""
     state = _learn_squares(state)
     warmup = state.warmup
@@ -128,7 +155,7 @@ def _calibrate(chain, may_lengthen, state):
     position, _, metric, potential = chain.dynamics(state)
     key, key_potential = jax.random.split(state.rng_key)
     curvature, direction = largest_curvature(
-        lambda w, k: potential(w, k)[0], position, warmup.direction, key_potential, metric
+        lambda w, k: potential(w, k)[0], position, warmup.direction, key_potential, metric, num_iterations
     )
     good = jnp.isfinite(curvature) & (curvature > 0)
     if chain.preconditioner.rank:
@@ -138,8 +165,15 @@ def _calibrate(chain, may_lengthen, state):
     # λ belongs to one minibatch and one set of points; a step that has proved itself is not cut by more than half.
     shortened = jnp.clip(found, 0.5 * warmup.step_size, warmup.step_size)
     step_size = jnp.where(may_lengthen | (warmup.step_size == 0), found, shortened)  # 0 before the first
-    direction = jnp.where(good, direction, warmup.direction)
-    return state._replace(warmup=warmup._replace(direction=direction, step_size=step_size), rng_key=key)
+    if chain.metropolis:  # the test tells what the curvature elsewhere would
+        step_size = jnp.where(may_lengthen | (warmup.step_size == 0), found, jnp.minimum(found, warmup.step_size))
+    warmup = warmup._replace(
+        direction=jnp.where(good, direction, warmup.direction),
+        step_size=step_size,
+        longest_step=found,
+        num_tuned=jnp.zeros_like(warmup.num_tuned),
+    )
+    return state._replace(warmup=warmup, rng_key=key)
 
 
 def _cool(chain, is_time, num_draws, state):

@@ -38,7 +38,17 @@ class SGMCMCKernel(MCMCKernel):
     needs_functional_prior = False
 
     def __init__(
-        self, model, *, step_size, num_steps, temperature, preconditioner, control_variates, warmup, init_strategy
+        self,
+        model,
+        *,
+        step_size,
+        num_steps,
+        temperature,
+        preconditioner,
+        control_variates,
+        metropolis,
+        warmup,
+        init_strategy,
     ):
         if not callable(model):
             raise TypeError(f"model must be a NumPyro model (a callable), got {type(model).__name__}.")
@@ -57,7 +67,10 @@ class SGMCMCKernel(MCMCKernel):
             warmup.check()
         if not isinstance(control_variates, bool):
             check_count(control_variates, "control_variates")
+        if metropolis is not None and not isinstance(metropolis, bool):
+            raise TypeError(f"metropolis must be True, False or None, got {metropolis!r}.")
         self._model = model
+        self.metropolis = metropolis
         self.control_variates = control_variates
         self.step_size = step_size
         self.num_steps = int(num_steps)
@@ -77,7 +90,7 @@ class SGMCMCKernel(MCMCKernel):
         """The momentum a chain starts with, flat [P] (or empty)."""
 
     @abstractmethod
-    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric):
+    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric, metropolis):
         """``num_steps`` gradient steps: ``(position, momentum, Info)``."""
 
     @abstractmethod
@@ -226,9 +239,20 @@ class SGMCMCKernel(MCMCKernel):
             friction=self.friction if self.friction is not None or model.is_random else 1.0,
             temperature=self.temperature,
             transition=self._transition,
+            metropolis=not self._why_untested(model) if self.metropolis is None else self.metropolis,
             stable_step_size=self._stable_step_size,
             preconditioner=self.preconditioner,
             control_every=None if model.has_own_noise else self._control_every(model.batches()),
+        )
+
+    def _why_untested(self, potential) -> str | None:
+        """Why a Metropolis test has no sense with this potential and these settings; None if it has."""
+        if callable(self.step_size):
+            return "step_size is a schedule"
+        return (
+            "minibatches, random measurement points or the model's own random numbers change it at every step"
+            if potential.is_random
+            else None
         )
 
     def _checked_params(self, args, kwargs, key):
@@ -237,6 +261,11 @@ class SGMCMCKernel(MCMCKernel):
             raise ValueError(
                 f"{name} needs a model that declares fs.functional_prior(...); this one has none. "
                 f"Add it, or sample with fs.{name[1:]}."
+            )
+        why = self._why_untested(potential)
+        if self.metropolis and why:
+            raise ValueError(
+                f"metropolis=True needs the exact density, but {why}: leave metropolis out, or change that."
             )
         potential.check_data()
         self._points_in_data = potential.points_in_data()

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from numpyro_fspace.infer.adaptation import after_draw, before_draw, steadied
+from numpyro_fspace.infer.adaptation import after_draw, before_draw, steadied, tuned
 from numpyro_fspace.infer.warmup import Warmup, WarmupState, drawn_to
 from numpyro_fspace.infer.xla import flatten
 from numpyro_fspace.potential import ModelPotential
@@ -34,8 +34,11 @@ class KernelState(NamedTuple):
         num_averaged: how many draws that mean is over.
         step_size: the step size used last.
         friction: the friction used last; 0 for SGLD, which has none.
+        accept_prob: acceptance probability of the draw's Metropolis test, the mean over its steps for SGLD; 1 where
+            there is no test.
+        mean_accept_prob: its mean over the same draws as ``mean_temperature``.
         diverging: whether this draw left the finite numbers (or ran above temperature 10⁴; in warm-up, gained energy
-            and was twice as hot as chance allows) and was undone.
+            and was twice as hot as chance allows) and was undone; with a Metropolis test, whether it met NaN.
         num_diverging: how many draws of the sampling phase were.
         momentum: momentum of the chain, flat [P]; empty [0] for SGLD.
         count: gradient steps of the sampler, read by schedules.
@@ -55,6 +58,8 @@ class KernelState(NamedTuple):
     num_averaged: jax.Array
     step_size: jax.Array
     friction: jax.Array
+    accept_prob: jax.Array
+    mean_accept_prob: jax.Array
     diverging: jax.Array
     num_diverging: jax.Array
     momentum: jax.Array
@@ -76,8 +81,9 @@ class Chain(NamedTuple):
         step_size: fixed step size or schedule; None if warm-up finds it.
         friction: of the sampler; None if warm-up finds it.
         temperature: T of the sampler.
-        transition: the sampler, ``(key, position, momentum, count, potential, step_size, friction, metric) ->
-            (position, momentum, Info)``.
+        transition: the sampler, ``(key, position, momentum, count, potential, step_size, friction, metric, metropolis)
+            -> (position, momentum, Info)``.
+        metropolis: whether the sampler tests its steps.
         stable_step_size: the sampler's step size for a largest curvature λ.
         preconditioner: ``fs.preconditioners`` object.
         control_every: draws between renewals of the control variate's centre; None has no control variate.
@@ -91,6 +97,7 @@ class Chain(NamedTuple):
     friction: float | None
     temperature: float
     transition: Callable
+    metropolis: bool
     stable_step_size: Callable
     preconditioner: Any
     control_every: int | None
@@ -127,6 +134,8 @@ class Chain(NamedTuple):
             optimiser=self.warmup.optimiser(1).init(position),
             direction=jax.random.normal(key_direction, position.shape, position.dtype),
             step_size=zero,
+            longest_step=zero,
+            num_tuned=count,
             learned=self.preconditioner.start(position),
             squares=jnp.zeros_like(position) if self.preconditioner.adapts else jnp.zeros((0,), position.dtype),
             num_squares=count,
@@ -145,6 +154,8 @@ class Chain(NamedTuple):
             num_averaged=count,
             step_size=zero,
             friction=zero,
+            accept_prob=zero,
+            mean_accept_prob=zero,
             diverging=jnp.zeros((), bool),
             num_diverging=count,
             momentum=initial_momentum(key_momentum, position),
@@ -245,15 +256,18 @@ class Chain(NamedTuple):
         if self.finds_friction:
             friction = self.warmup.friction(step_size, state.warmup.noise_variance, self.temperature)
         new_position, momentum, info = self.transition(
-            key_steps, position, state.momentum, state.count, potential, step_size, friction, metric
+            key_steps, position, state.momentum, state.count, potential, step_size, friction, metric, self.metropolis
         )
         warmup = state.warmup
-        if self.step_size is None:
+        if self.step_size is None and self.metropolis:
+            warmup, momentum = tuned(self, is_adapting, state, momentum, info)
+        elif self.step_size is None:
             warmup, new_position, momentum, info = steadied(self, is_adapting, state, new_position, momentum, info)
         starts = jnp.array([0, *self.warmup.calibration_draws(self.num_warmup), self.num_warmup])
         num_averaged = jnp.where(jnp.any(starts == i), 0, state.num_averaged) + 1
         kept = jnp.where(info.is_diverging, state.mean_temperature, info.temperature)
         mean = state.mean_temperature + (kept - state.mean_temperature) / num_averaged
+        mean_accept = state.mean_accept_prob + (info.accept_prob - state.mean_accept_prob) / num_averaged
         return state._replace(
             i=state.i + 1,
             z=unravel(new_position),
@@ -265,6 +279,8 @@ class Chain(NamedTuple):
             num_averaged=num_averaged,
             step_size=info.step_size,
             friction=jnp.asarray(friction, position.dtype),
+            accept_prob=info.accept_prob,
+            mean_accept_prob=mean_accept.astype(state.mean_accept_prob.dtype),
             diverging=info.is_diverging,
             num_diverging=jnp.where(is_adapting, 0, state.num_diverging + info.is_diverging),
             momentum=momentum,

@@ -30,10 +30,11 @@ class SGLD(SGMCMCKernel):
 
     .. math:: w \leftarrow w - \varepsilon\, S S^\top \nabla \tilde U(w) + \sqrt{2 \varepsilon T}\, S \xi
 
-    **Target.** exp(-U/T) for the model's own potential as ε → 0; second moments are off by O(ε): a standard deviation
-    is too large by a factor 1/√(1 - ελ/2) in a direction of curvature λ, at the step that warm-up finds 1.12 in the
-    stiffest and next to 1 in most others. What noise of the minibatch the control variate leaves adds to that.
-    Minibatches come from ``numpyro.plate(..., subsample_size=B)`` and are redrawn at every step.
+    **Target.** exp(-U/T) for the model's own potential, exactly, where U is known exactly (see ``metropolis``). Else as
+    ε → 0, with second moments off by O(ε): a standard deviation is too large by a factor 1/√(1 - ελ/2) in a direction
+    of curvature λ, at the step that warm-up finds 1.12 in the stiffest and next to 1 in most others. What noise of the
+    minibatch the control variate leaves adds to that. Minibatches come from
+    ``numpyro.plate(..., subsample_size=B)`` and are redrawn at every step.
 
     Args:
         model: a NumPyro model with continuous global latent sites.
@@ -47,6 +48,9 @@ class SGLD(SGMCMCKernel):
             gradient is known (``fs.sgmcmc.control_variates``). True renews the centre every
             ⌈N / (B · num_steps)⌉ draws, which makes a step cost three gradients at most; an integer renews it every so
             many draws; False does not. Models that draw random numbers of their own get none.
+        metropolis: whether each gradient step is accepted or rejected by a Metropolis test (MALA), which makes
+            exp(-U/T) the exact target. None tests wherever U is known exactly (no minibatches, fixed measurement
+            points, no random numbers of the model's own) and ε is a number; True requires that.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start; networks from their own initialiser by default.
 
@@ -78,6 +82,7 @@ class SGLD(SGMCMCKernel):
         temperature: float = 1.0,
         preconditioner: Preconditioner | None = None,
         control_variates: bool | int = True,
+        metropolis: bool | None = None,
         warmup: Warmup | None = None,
         init_strategy: Callable = init_to_network,
     ):
@@ -88,6 +93,7 @@ class SGLD(SGMCMCKernel):
             temperature=temperature,
             preconditioner=preconditioner,
             control_variates=control_variates,
+            metropolis=metropolis,
             warmup=warmup,
             init_strategy=init_strategy,
         )
@@ -95,8 +101,8 @@ class SGLD(SGMCMCKernel):
     def _initial_momentum(self, key, position):
         return jnp.zeros((0,), position.dtype)
 
-    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric):
-        kernel = sgld.build_kernel(has_aux=True)
+    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric, metropolis):
+        kernel = sgld.build_kernel(has_aux=True, metropolis=metropolis)
         state = sgld.SGLDState(position, count)
         state, info = kernel(key, state, potential, step_size, self.num_steps, self.temperature, metric)
         return state.position, momentum, info
@@ -111,10 +117,10 @@ class SGHMC(SGMCMCKernel):
     Underdamped Langevin dynamics dw = S p dt, dp = -Sᵀ∇U dt - γ p dt + √(2γT) dB, by the BAOAB splitting
     (one gradient per step), with a persistent momentum or one redrawn at every draw.
 
-    **Target.** exp(-U/T) for the model's own potential as ε → 0, for every ``num_steps``; second moments are off
-    by O(ε²), and what noise of the minibatch the control variate leaves adds O(ε). ``integrator="euler"`` is the
-    papers' update; with ``resample_momentum`` its variance tends to L/(L-1) times the target for L =
-    ``num_steps``.
+    **Target.** exp(-U/T) for the model's own potential, exactly, where U is known exactly (see ``metropolis``). Else as
+    ε → 0, for every ``num_steps``, with second moments off by O(ε²); what noise of the minibatch the control variate
+    leaves adds O(ε). ``integrator="euler"`` is the papers' update; with ``resample_momentum`` its variance tends to
+    L/(L-1) times the target for L = ``num_steps``.
 
     Args:
         model: a NumPyro model with continuous global latent sites.
@@ -136,6 +142,10 @@ class SGHMC(SGMCMCKernel):
             gradient is known (``fs.sgmcmc.control_variates``). True renews the centre every
             ⌈N / (B · num_steps)⌉ draws, which makes a step cost three gradients at most; an integer renews it every so
             many draws; False does not. Models that draw random numbers of their own get none.
+        metropolis: whether each draw is accepted or rejected by a Metropolis test (generalized HMC), which makes
+            exp(-U/T) the exact target. None tests wherever U is known exactly (no minibatches, fixed measurement
+            points, no random numbers of the model's own), ε is a number and the integrator is ``"baoab"``; True
+            requires that.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start; networks from their own initialiser by default.
 
@@ -167,6 +177,7 @@ class SGHMC(SGMCMCKernel):
         temperature: float = 1.0,
         preconditioner: Preconditioner | None = None,
         control_variates: bool | int = True,
+        metropolis: bool | None = None,
         resample_momentum: bool = False,
         refresh_every: int | None = None,
         integrator: str = "baoab",
@@ -180,6 +191,7 @@ class SGHMC(SGMCMCKernel):
             temperature=temperature,
             preconditioner=preconditioner,
             control_variates=control_variates,
+            metropolis=metropolis,
             warmup=warmup,
             init_strategy=init_strategy,
         )
@@ -201,8 +213,8 @@ class SGHMC(SGMCMCKernel):
     def _initial_momentum(self, key, position):
         return sghmc.init(position, key, temperature=self.temperature).momentum
 
-    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric):
-        kernel = sghmc.build_kernel(integrator=self.integrator, has_aux=True)
+    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric, metropolis):
+        kernel = sghmc.build_kernel(integrator=self.integrator, has_aux=True, metropolis=metropolis)
         state, info = kernel(
             key,
             sghmc.SGHMCState(position, momentum, count),
@@ -219,6 +231,11 @@ class SGHMC(SGMCMCKernel):
 
     def _stable_step_size(self, curvature):
         return 1.0 / jnp.sqrt(curvature)
+
+    def _why_untested(self, potential):
+        return (
+            "integrator='euler' is not reversible" if self.integrator == "euler" else super()._why_untested(potential)
+        )
 
 
 class fSGLD(SGLD):

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MCMC", "warn_of_trouble"]
 
+#: Mean acceptance probability of a Metropolis-tested chain below which a run warns.
+MIN_ACCEPT_PROB = 0.5
+
 
 class MCMC(NumPyroMCMC):
     """NumPyro's ``MCMC`` with a bar that informs, a check at the end of ``run``, and checkpoints.
@@ -363,7 +366,16 @@ def warn_of_trouble(mcmc):
         )
     size = state.scale.shape[-1]
     tolerance = 0.1 + 4.0 * np.sqrt(2.0 / (size * max(1, mcmc.num_samples)))
-    if isinstance(mcmc.sampler, SGHMC) and np.any(temperature > 1.0 + tolerance):
+    accept_prob = np.asarray(state.mean_accept_prob)
+    if np.any(accept_prob < MIN_ACCEPT_PROB):
+        warnings.warn(
+            f"The Metropolis test accepts {100 * np.min(accept_prob):.0f} % of the steps, so the chain hardly moves. "
+            "Use a smaller step_size, or leave it None for warm-up to find it.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    is_tested = np.any(accept_prob != 1.0)  # then the draws have the right distribution, whatever the temperature
+    if isinstance(mcmc.sampler, SGHMC) and not is_tested and np.any(temperature > 1.0 + tolerance):
         warnings.warn(
             f"The chain runs hot: mean kinetic temperature {np.max(temperature):.2f} instead of 1, so the draws are "
             "wider than the posterior. Use a smaller step_size, a larger friction, or larger minibatches.",

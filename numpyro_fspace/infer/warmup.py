@@ -12,6 +12,8 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
    the sampler's step size. A preconditioner that adapts is renewed from the gradients seen since the last
    calibration, at the second and third; the directions of a low-rank one at the first three. Once it is fixed the
    step size can only be shortened, by half at most (a low-rank one allows a longer step at last, judged elsewhere).
+   Where no Metropolis test guards the step, the curvature is measured at six more places on the way, and the smallest
+   step is kept. With a test, the step is tuned below what the curvature allows, for a mean acceptance of 0.9.
 3. **Burn-in** in between: the sampler itself. A draw hotter than chance allows loses its heat. If it gained energy, the
    step is too long and is shortened by a tenth; a draw that diverges, or is more than twice as hot as chance allows and
    gained energy or was flung up the potential, is undone and halves it. A chain that is hot and gains nothing any more
@@ -43,6 +45,8 @@ MAX_HEAT = 0.05
 MAX_NOISE_HEAT = 4.0
 #: Gradients at the end of a draw of burn-in by which their noise is known.
 NUM_GRADIENTS = 4
+#: Acceptance probability for which a Metropolis-tested step is shortened.
+TARGET_ACCEPT_PROB = 0.9
 NUM_POWER_ITERATIONS = 40
 NUM_SUBSPACE_ITERATIONS = 3
 
@@ -54,6 +58,8 @@ class WarmupState(NamedTuple):
         optimiser: state of Adam.
         direction: estimate of the direction of largest curvature [P].
         step_size: the current step size.
+        longest_step: what it may grow to: the step size that the last calibration found.
+        num_tuned: draws since then, by which tuning to the acceptance probability becomes finer.
         learned: what the preconditioner is built from.
         squares, num_squares: sum and number of the squared gradients since the last calibration.
         noise_variance: variance of the gradient's noise where it acts, tr V² / tr V (see ``noise_variances``).
@@ -64,6 +70,8 @@ class WarmupState(NamedTuple):
     optimiser: tuple
     direction: jax.Array
     step_size: jax.Array
+    longest_step: jax.Array
+    num_tuned: jax.Array
     learned: Learned
     squares: jax.Array
     num_squares: jax.Array
@@ -113,6 +121,18 @@ class Warmup(NamedTuple):
         rest = num_warmup - start
         return [start + (rest * quarter) // 4 for quarter in range(4)] if rest else []
 
+    def shortening_draws(self, num_warmup: int) -> list[int]:
+        """Indices of further draws before which a step size that no Metropolis test guards can be shortened.
+
+        The curvature differs along the chain (that of a likelihood goes with the inverse square of its noise), and the
+        step must suit the stiffest of the places that the chain comes to, not one.
+        """
+        draws = self.calibration_draws(num_warmup)
+        if not draws:
+            return []
+        rest = num_warmup - draws[2]
+        return sorted({draws[2] + (rest * part) // 8 for part in (1, 2, 3, 5, 6, 7)} - set(draws))
+
     def is_hot(self, temperature, size: int):
         """Whether a mean temperature (relative to the sampler's) of ``size`` parameters is beyond chance.
 
@@ -150,6 +170,13 @@ class Warmup(NamedTuple):
         heat = temperature - 1.0
         is_hot = heat > MAX_HEAT + 4.0 * (2.0 / size) ** 0.5
         return jnp.where(is_hot, jnp.maximum(jnp.sqrt(MAX_HEAT / jnp.maximum(heat, MAX_HEAT)), 0.5), 1.0)
+
+    def tuning(self, accept_prob, num_tuned):
+        """Factor on the step size after draw number ``num_tuned`` since a calibration, for a mean acceptance of 0.9.
+
+        A stochastic approximation [Robbins and Monro 1951], of the logarithm.
+        """
+        return jnp.exp(0.5 * (num_tuned + 1.0) ** -0.6 * (accept_prob - TARGET_ACCEPT_PROB))
 
     def friction(self, step_size, noise_variance, temperature):
         """The friction under which noise of this variance adds ``MAX_NOISE_HEAT`` to the temperature, 1 at least.

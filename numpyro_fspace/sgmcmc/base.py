@@ -16,9 +16,12 @@ from numpyro_fspace.sgmcmc.noise import normals
 
 __all__ = [
     "Info",
+    "accept",
     "as_position",
+    "dot",
     "finite",
     "scan_with_draws",
+    "select",
     "size_and_dtype",
     "squared_norm",
     "step_size_at",
@@ -40,6 +43,8 @@ class Info(NamedTuple):
         step_size: the step size used last.
         is_diverging: whether the transition left the finite numbers and was undone.
         aux: the auxiliary output of the potential, at the same place as ``potential_energy``.
+        accept_prob: the acceptance probability of the Metropolis test, averaged over the tests of the transition; 1
+            without a test.
     """
 
     potential_energy: jax.Array
@@ -48,6 +53,7 @@ class Info(NamedTuple):
     step_size: jax.Array
     is_diverging: jax.Array
     aux: Any
+    accept_prob: jax.Array
 
 
 def step_size_at(step_size, count, dtype):
@@ -70,7 +76,12 @@ def as_position(position):
 
 def squared_norm(tree):
     """Σ x² over all leaves."""
-    return sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree))
+    return dot(tree, tree)
+
+
+def dot(x, y):
+    """Σ x y over all leaves."""
+    return sum(map(jnp.vdot, jax.tree.leaves(x), jax.tree.leaves(y)))
 
 
 def size_and_dtype(tree):
@@ -82,6 +93,17 @@ def size_and_dtype(tree):
 def finite(*trees):
     """Whether every number in ``trees`` is finite (as one boolean)."""
     return jnp.isfinite(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(trees)))
+
+
+def accept(key, log_ratio):
+    """``(whether to accept, the probability of it)``: a Metropolis test of exp(``log_ratio``); NaN is rejected."""
+    probability = jnp.exp(jnp.minimum(0.0, jnp.where(jnp.isnan(log_ratio), -jnp.inf, log_ratio)))
+    return jax.random.uniform(key, dtype=probability.dtype) < probability, probability
+
+
+def select(condition, new, old):
+    """``new`` where the ``condition`` holds, else ``old``; trees of the same structure."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
 def scan_with_draws(step, carry, key, num_blocks, like, draw, block_size=1):

@@ -12,7 +12,15 @@ exp(-U(w)/T) N(p; 0, T I). Two discretisations:
   momentum resampled before each transition of L steps its last force goes unused and the variance of w
   tends to L/(L-1) times the target as ε → 0. It refreshes at every step, whatever ``refresh_every``.
 
+**The Metropolis test** (for exact potentials) makes the target exact at every ε. A transition is then O, followed by a
+path Ψ O Ψ … O Ψ with Ψ = k leapfrog steps (kick ε/2, drift ε, kick ε/2). O keeps N(p; 0, T I) and is reversible with
+respect to it, Ψ keeps volumes and is reversible, and the path reads the same backwards; so it is accepted with
+probability min(1, exp(-Δ/T)), Δ being the energy U + |p|²/2 gained in the Ψ's alone. After a rejection the momentum is
+reversed. With the momentum redrawn in every transition this is MALT; else it is generalised HMC with a path for a step.
+
 References: T. Chen, E. Fox, C. Guestrin (2014), *Stochastic gradient Hamiltonian Monte Carlo*;
+A. M. Horowitz (1991), *A generalized guided Monte Carlo algorithm*; L. Riou-Durand, J. Vogrinc (2022), *Metropolis
+adjusted Langevin trajectories: a robust alternative to Hamiltonian Monte Carlo*;
 B. Leimkuhler, C. Matthews (2013), *Rational construction of stochastic numerical methods for molecular
 sampling*; M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural networks*.
 """
@@ -26,9 +34,12 @@ import jax.numpy as jnp
 
 from numpyro_fspace.sgmcmc.base import (
     Info,
+    accept,
     as_position,
+    dot,
     finite,
     scan_with_draws,
+    select,
     size_and_dtype,
     squared_norm,
     step_size_at,
@@ -70,12 +81,15 @@ def _fresh_momentum(key, position, temperature):
     return jax.tree.map(lambda p: jnp.sqrt(temperature) * p, normal_like(key, position))
 
 
-def build_kernel(*, integrator: str = "baoab", has_aux: bool = False):
+def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis: bool = False):
     """The transition kernel of SGHMC: ``num_steps`` steps, each with a fresh key for the potential.
 
     Args:
         integrator: ``"baoab"`` or ``"euler"`` (see the module's docstring for their laws).
         has_aux: whether ``potential_fn`` returns ``(U, aux)`` instead of ``U``.
+        metropolis: whether the whole transition is a proposal that a Metropolis test accepts or rejects, which makes
+            exp(-U/T) the exact target at every step size (see the module's docstring). The potential must not depend
+            on its key, nor the step size on the count within a transition, and the integrator must be ``"baoab"``.
 
     Returns:
         ``kernel(key, state, potential_fn, step_size, num_steps=10, friction=1.0, temperature=1.0,
@@ -84,13 +98,16 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False):
         more than the gradient of a small network, is drawn k times less often, and the law of the positions keeps
         its order (and its exactness on Gaussians). Keep k ε√λ_max below 2.5: a mode that turns by π between refreshes
         meets them at the same phase, is hardly damped, and collects the noise of gradients. A transition that ends
-        in a non-finite number (or a kinetic temperature above 10⁴) is undone, its momentum drawn afresh.
+        in a non-finite number (or a kinetic temperature above 10⁴) is undone, its momentum drawn afresh. With the
+        test, a transition that is rejected reverses its momentum; one that meets NaN is rejected and reported.
 
     Raises:
-        ValueError: for an unknown integrator.
+        ValueError: for an unknown integrator, or a Metropolis test of another one than ``"baoab"``.
     """
     if integrator not in INTEGRATORS:
         raise ValueError(f"integrator={integrator!r} is unknown; choose one of {', '.join(INTEGRATORS)}.")
+    if metropolis and integrator != "baoab":
+        raise ValueError(f"metropolis=True needs a reversible integrator, 'baoab', got {integrator!r}.")
 
     def kernel(
         key,
@@ -142,21 +159,58 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False):
 
             return jax.lax.scan(step, carry, (draws, first + jnp.arange(refresh_every)))[0]
 
-        fresh = _fresh_momentum(key_momentum, state.position, temperature)
-        momentum = state.momentum
-        if integrator == "euler":
-            momentum = jax.tree.map(lambda new, old: jnp.where(resample_momentum, new, old), fresh, momentum)
+        def tested_leapfrogs(carry, draws, noise, block):
+            """``refresh_every`` leapfrog steps and, before all but the first of them, O."""
+            position, momentum, gradient, heat, _, gain, epsilon = carry
+            gamma = jnp.where(block > 0, friction * refresh_every, 0.0)
+            before = momentum = ornstein_uhlenbeck(momentum, noise, epsilon, gamma, temperature)
+            momentum = kick(momentum, gradient, 0.5 * epsilon, metric)
+
+            def step(carry, draws):
+                position, momentum, heat, *_ = carry
+                position = drift(position, momentum, epsilon, metric)
+                value, gradient = gradient_fn(position, draws)
+                momentum = kick(momentum, gradient, epsilon, metric)
+                heat = heat + squared_norm(momentum) / (size * num_steps)
+                return (position, momentum, heat, value, gradient), None
+
+            carry = (position, momentum, heat, potential.zeros, gradient)
+            (position, momentum, heat, value, gradient), _ = jax.lax.scan(step, carry, draws, length=refresh_every)
+            momentum = kick(momentum, gradient, -0.5 * epsilon, metric)
+            gain = gain + 0.5 * dot(add(before, -1.0, momentum), add(before, 1.0, momentum))
+            return position, momentum, gradient, heat, value, gain, epsilon
+
         zero = jnp.zeros((), dtype)
-        start = (state.position, momentum, zero, potential.zeros, zero, zero)
-        position, momentum, heat, value, squared_gradient, epsilon = scan_with_draws(
-            leapfrogs, start, key_scan, num_steps // refresh_every, state.position, potential.draw, refresh_every
-        )
+        blocks = (num_steps // refresh_every, state.position, potential.draw, refresh_every)
+        if metropolis:
+            epsilon = step_size_at(step_size, state.count, dtype)
+            gamma = jnp.where(resample_momentum, jnp.inf, friction * refresh_every)
+            noise = normal_like(key_momentum, state.position)
+            momentum = ornstein_uhlenbeck(state.momentum, noise, epsilon, gamma, temperature)
+            old_value, old_gradient = gradient_fn(state.position, potential.draw(key_momentum))
+            start = (state.position, momentum, old_gradient, zero, potential.zeros, zero, epsilon)
+            end = scan_with_draws(tested_leapfrogs, start, key_scan, *blocks)
+            position, new_momentum, gradient, heat, value, gain, _ = end
+            old_energy, energy = (v[0] if has_aux else v for v in (old_value, value))
+            gain = (old_energy - energy + gain) / temperature
+            accepted, probability = accept(jax.random.fold_in(key_momentum, 1), gain)
+            rejected = state.position, jax.tree.map(jnp.negative, momentum), old_value, old_gradient
+            position, momentum, value, gradient = select(accepted, (position, new_momentum, value, gradient), rejected)
+            good = ~jnp.isnan(gain)
+            squared_gradient = squared_norm(gradient)
+        else:
+            fresh = _fresh_momentum(key_momentum, state.position, temperature)
+            momentum = state.momentum
+            if integrator == "euler":
+                momentum = select(resample_momentum, fresh, momentum)
+            start = (state.position, momentum, zero, potential.zeros, zero, zero)
+            end = scan_with_draws(leapfrogs, start, key_scan, *blocks)
+            position, momentum, heat, value, squared_gradient, epsilon = end
+            good = finite(position, momentum, value) & (heat < MAX_TEMPERATURE)
+            position, momentum = select(good, (position, momentum), (state.position, fresh))
+            probability = jnp.ones((), dtype)
         value, aux = value if has_aux else (value, None)
-        good = finite(position, momentum, value) & (heat < MAX_TEMPERATURE)
-        position, momentum = jax.tree.map(
-            lambda new, old: jnp.where(good, new, old), (position, momentum), (state.position, fresh)
-        )
-        info = Info(value, jnp.sqrt(squared_gradient), heat, epsilon, ~good, aux)
+        info = Info(value, jnp.sqrt(squared_gradient), heat, epsilon, ~good, aux, probability)
         return SGHMCState(position, momentum, state.count + num_steps), info
 
     return kernel
@@ -174,6 +228,7 @@ def as_top_level_api(
     refresh_every: int = 1,
     integrator: str = "baoab",
     has_aux: bool = False,
+    metropolis: bool = False,
 ):
     """SGHMC in BlackJAX's form.
 
@@ -188,6 +243,7 @@ def as_top_level_api(
         refresh_every: steps between partial refreshes of the momentum; divides ``num_steps``.
         integrator: ``"baoab"`` or ``"euler"``.
         has_aux: whether ``potential_fn`` returns ``(U, aux)``.
+        metropolis: whether each call is tested, for potentials that do not depend on the key (``build_kernel``).
 
     Returns:
         ``blackjax.base.SamplingAlgorithm(init, step)``; ``init`` needs a key (for the momentum).
@@ -203,7 +259,7 @@ def as_top_level_api(
     """
     from blackjax.base import SamplingAlgorithm
 
-    kernel = build_kernel(integrator=integrator, has_aux=has_aux)
+    kernel = build_kernel(integrator=integrator, has_aux=has_aux, metropolis=metropolis)
     metric = Identity() if metric is None else metric
 
     def init_fn(position, rng_key):

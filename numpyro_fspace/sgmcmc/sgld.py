@@ -5,9 +5,12 @@ r"""Stochastic-gradient Langevin dynamics (SGLD) as a pure algorithm.
 
 **Target.** exp(-U/T) as ε → 0, for every constant preconditioner S; at finite ε second moments are off by
 O(ε) (for curvature λ, the variance is (1 - ελ/2)⁻¹ times the target), and gradient noise of covariance V
-adds O(εV). fSGLD is this algorithm on a potential that includes a functional prior.
+adds O(εV). With a Metropolis test of each step (for exact potentials) the target is exp(-U/T) at every ε. fSGLD is
+this algorithm on a potential that includes a functional prior.
 
-Reference: M. Welling, Y. W. Teh (2011), *Bayesian learning via stochastic gradient Langevin dynamics*.
+References: M. Welling, Y. W. Teh (2011), *Bayesian learning via stochastic gradient Langevin dynamics*;
+G. O. Roberts, R. L. Tweedie (1996), *Exponential convergence of Langevin distributions and their discrete
+approximations* (the Metropolis-adjusted algorithm, MALA).
 """
 
 from __future__ import annotations
@@ -19,9 +22,12 @@ import jax.numpy as jnp
 
 from numpyro_fspace.sgmcmc.base import (
     Info,
+    accept,
     as_position,
+    dot,
     finite,
     scan_with_draws,
+    select,
     size_and_dtype,
     squared_norm,
     step_size_at,
@@ -45,46 +51,84 @@ def init(position) -> SGLDState:
     return SGLDState(as_position(position), jnp.zeros((), int))
 
 
-def build_kernel(*, has_aux: bool = False):
+def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
     """The transition kernel of SGLD: ``num_steps`` steps, each with a fresh key for the potential.
 
     Args:
         has_aux: whether ``potential_fn`` returns ``(U, aux)`` instead of ``U``.
+        metropolis: whether each step is a proposal that a Metropolis test accepts or rejects (MALA), which makes
+            exp(-U/T) the exact target at every step size. The potential must not depend on its key.
 
     Returns:
         ``kernel(key, state, potential_fn, step_size, num_steps=1, temperature=1.0, metric=Identity())
-        -> (SGLDState, Info)``. A transition that ends in a non-finite number is undone and reported.
+        -> (SGLDState, Info)``. Without the test, a transition in which the potential, its gradient or the position is
+        not finite anywhere is undone and reported. With the test, a step to an infinite potential is rejected, and a
+        step to NaN is rejected and reported.
     """
 
     def kernel(key, state, potential_fn, step_size, num_steps=1, temperature=1.0, metric=Identity()):  # noqa: B008
         potential = stage(potential_fn, state.position, key)
         gradient_fn = jax.value_and_grad(potential.value, has_aux=has_aux)
         size, dtype = size_and_dtype(state.position)
+        key_end, key_test = jax.random.split(jax.random.fold_in(key, 1))
+
+        def propose(position, gradient, noise, t):
+            epsilon = step_size_at(step_size, state.count + t, dtype)
+            position, du = euler_maruyama(position, gradient, noise, epsilon, temperature, metric)
+            heat = squared_norm(du) / jnp.where(epsilon > 0, 2.0 * epsilon * size * num_steps, 1.0)
+            return position, du, heat, epsilon
 
         def step(carry, draws, noise, t):
-            position, heat, *_ = carry
-            epsilon = step_size_at(step_size, state.count + t, dtype)
+            position, heat, good, *_ = carry
             value, gradient = gradient_fn(position, [stacked[0] for stacked in draws])
-            position, du = euler_maruyama(position, gradient, noise, epsilon, temperature, metric)
-            heat = heat + squared_norm(du) / jnp.where(epsilon > 0, 2.0 * epsilon * size * num_steps, 1.0)
-            return position, heat, value, squared_norm(gradient), epsilon
+            good &= finite(value, gradient)
+            position, _, more, epsilon = propose(position, gradient, noise, t)
+            return position, heat + more, good, squared_norm(gradient), epsilon
 
-        zero = jnp.zeros((), dtype)
-        start = (state.position, zero, potential.zeros, zero, zero)
-        position, heat, value, squared_gradient, epsilon = scan_with_draws(
-            step, start, key, num_steps, state.position, potential.draw
-        )
+        def tested_step(carry, draws, noise, t):
+            (position, value, gradient), heat, good, probability, _ = carry
+            new, du, more, epsilon = propose(position, gradient, noise, t)
+            new_value, new_gradient = gradient_fn(new, [stacked[0] for stacked in draws])
+            energy, new_energy = (v[0] if has_aux else v for v in (value, new_value))
+            # log U-ratio plus log q(w | w') - log q(w' | w), written in differences that float32 keeps
+            old_force, new_force = metric.scale_gradient(gradient), metric.scale_gradient(new_gradient)
+            gain = energy - new_energy + 0.5 * (dot(du, old_force) + dot(du, new_force))
+            gain += 0.25 * epsilon * (squared_norm(old_force) - squared_norm(new_force))
+            accepted, chance = accept(jax.random.fold_in(key_test, t), gain / temperature)
+            place = select(accepted, (new, new_value, new_gradient), (position, value, gradient))
+            return place, heat + more, good & ~jnp.isnan(new_energy), probability + chance / num_steps, epsilon
+
+        zero, position, draw = jnp.zeros((), dtype), state.position, potential.draw
+        if metropolis:
+            value, gradient = gradient_fn(position, draw(key_end))
+            good = finite(value, gradient)
+            start = ((position, value, gradient), zero, good, zero, zero)
+            end = scan_with_draws(tested_step, start, key, num_steps, position, draw)
+            (position, value, gradient), heat, good, probability, epsilon = end
+            squared_gradient = squared_norm(gradient)
+        else:
+            start = (position, zero, jnp.ones((), bool), zero, zero)
+            end = scan_with_draws(step, start, key, num_steps, position, draw)
+            position, heat, good, squared_gradient, epsilon = end
+            value, probability = potential.value(position, draw(key_end)), jnp.ones((), dtype)
+            good &= finite(position, value)
+            position = select(good, position, state.position)
         value, aux = value if has_aux else (value, None)
-        good = finite(position, value, squared_gradient)
-        position = jax.tree.map(lambda new, old: jnp.where(good, new, old), position, state.position)
-        info = Info(value, jnp.sqrt(squared_gradient), heat, epsilon, ~good, aux)
+        info = Info(value, jnp.sqrt(squared_gradient), heat, epsilon, ~good, aux, probability)
         return SGLDState(position, state.count + num_steps), info
 
     return kernel
 
 
 def as_top_level_api(
-    potential_fn, step_size, *, num_steps: int = 1, temperature: float = 1.0, metric=None, has_aux: bool = False
+    potential_fn,
+    step_size,
+    *,
+    num_steps: int = 1,
+    temperature: float = 1.0,
+    metric=None,
+    has_aux: bool = False,
+    metropolis: bool = False,
 ):
     """SGLD in BlackJAX's form.
 
@@ -95,6 +139,7 @@ def as_top_level_api(
         temperature: T; the target is exp(-U/T).
         metric: a constant preconditioner (``Identity()``, ``Diagonal(s)``).
         has_aux: whether ``potential_fn`` returns ``(U, aux)``.
+        metropolis: whether each step is tested, for potentials that do not depend on the key (``build_kernel``).
 
     Returns:
         ``blackjax.base.SamplingAlgorithm(init, step)``.
@@ -110,7 +155,7 @@ def as_top_level_api(
     """
     from blackjax.base import SamplingAlgorithm
 
-    kernel = build_kernel(has_aux=has_aux)
+    kernel = build_kernel(has_aux=has_aux, metropolis=metropolis)
     metric = Identity() if metric is None else metric
 
     def init_fn(position, rng_key=None):
