@@ -15,7 +15,7 @@ from numpyro.util import is_prng_key
 from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.chain import KernelState
-from numpyro_fspace.infer.checkpoint import Checkpoint, flat, join_chains, plain_fields
+from numpyro_fspace.infer.checkpoint import Checkpoint, flat, folder_of, join_chains, plain_fields
 from numpyro_fspace.infer.devices import CHAINS, check_mesh, gathered, place
 from numpyro_fspace.infer.identity import describe
 from numpyro_fspace.infer.kernels import SGHMC
@@ -123,6 +123,8 @@ class MCMC(NumPyroMCMC):
         self.mesh = None if mesh is None else check_mesh(mesh, self.num_chains)
         if checkpoint is not None and self.mesh is not None and self.mesh.is_multi_process:
             raise ValueError("checkpoint= does not write the chains of other processes: leave it out, or mesh.")
+        if checkpoint is not None:
+            folder_of(checkpoint)  # refuses what names none
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
         self._loops: dict = {}
         self._warmed = None  # the state after a warm-up of this object
@@ -218,7 +220,7 @@ class MCMC(NumPyroMCMC):
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
         arrays, static, join = split_arrays((args, kwargs, self.functions_at))
         if self.checkpoint is not None:
-            run = describe(self, key, fields, init_params, arrays, static)
+            run = describe(self, key, fields, init_params, args, kwargs)
             Checkpoint(self.checkpoint, run)  # refuses another run before anything is computed
         init_params = jax.tree.map(jnp.asarray, init_params)
         if self.mesh is not None:
@@ -280,9 +282,9 @@ class MCMC(NumPyroMCMC):
 
     def _run_on_disk(self, loop, state, arrays, run):
         total = self.num_warmup + self.num_samples
-        room = loop.room(self.checkpoint_every, state, arrays, {})
-        shapes = jax.eval_shape(lambda draws: flat(plain_fields(loop.by_chain(draws, 1))), room)
         num = self.num_samples // self.thinning
+        room = loop.room(max(1, min(self.checkpoint_every, num)), state, arrays, {})
+        shapes = jax.eval_shape(lambda draws: flat(plain_fields(loop.by_chain(draws, 1))), room)
         specs = {k: [str(a.dtype), [self.num_chains, num, *a.shape[2:]]] for k, a in shapes.items()}
         files = Checkpoint(self.checkpoint, run | {"arrays": specs})
         saved = files.load(state)
