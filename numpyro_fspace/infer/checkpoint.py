@@ -210,8 +210,8 @@ class Checkpoint:
                 if found != check:
                     raise _damaged(
                         path,
-                        f"in the first {num_kept} draws of chain {chain} are not the bytes that were written; it may be "
-                        "of another run, or a copy made while the run went on",
+                        f"the first {num_kept} draws of chain {chain} are not those that were written: another run's, "
+                        "or a copy made while the run went on",
                     )
 
     def _take_lock(self):
@@ -260,9 +260,8 @@ class Checkpoint:
             self._write(self._paths()[name].name, lambda file, h=header, n=length: (file.write(h), file.truncate(n)))
 
     def _paths(self, arrays=None) -> dict:
-        names = enumerate(
-            sorted(self._run["arrays"] if arrays is None else arrays)
-        )  # numbered: names may differ in what a file's name cannot hold
+        # Numbered: names may differ in what a file's name cannot hold.
+        names = enumerate(sorted(self._run["arrays"] if arrays is None else arrays))
         clean = re.compile(r"[^\w.-]", re.ASCII)
         return {name: self.directory / f"draws-{i:03d}-{clean.sub('.', name)[:80]}.npy" for i, name in names}
 
@@ -477,10 +476,13 @@ def _damaged(path, error) -> ValueError:
 
 def _difference(name, old, new) -> str:
     """What differs between two runs; hashes, which say nothing, are left out."""
-    name, (old_kind, new_kind) = name.removeprefix("inputs."), (str(v).partition(HASHED)[0] for v in (old, new))
-    if HASHED in f"{old}{new}":
-        return f"{name} has other values" if old_kind == new_kind else f"{name} was {old_kind} and is {new_kind}"
-    return f"{name} was {old!r} and is {new!r}"
+
+    def said(value):
+        kind, is_hashed, _ = str(value).partition(HASHED)
+        return "not given" if value is None else kind if is_hashed else repr(value)
+
+    name, old, new = name.removeprefix("inputs."), said(old), said(new)
+    return f"{name} has other values" if old == new else f"{name} was {old} and is {new}"
 
 
 def _flat_json(values: dict, prefix: str = "") -> dict:

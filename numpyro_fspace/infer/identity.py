@@ -56,7 +56,7 @@ def _parts(value) -> dict:
     """An input's leaves in words, by their places in it."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda leaf: leaf is None)
     words = {jax.tree_util.keystr(place): _words(leaf) for place, leaf in leaves}
-    return words if jax.tree_util.treedef_is_leaf(structure) else words | {" has the structure": _words(structure)}
+    return words if jax.tree_util.treedef_is_leaf(structure) else words | {" (its structure)": _words(structure)}
 
 
 def _settings_of_numpyro(kernel) -> set:

@@ -16,7 +16,7 @@ from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.chain import KernelState
 from numpyro_fspace.infer.checkpoint import Checkpoint, flat, folder_of, join_chains, plain_fields
-from numpyro_fspace.infer.devices import CHAINS, check_mesh, gathered, place
+from numpyro_fspace.infer.devices import CHAINS, beside, check_mesh, gathered, place
 from numpyro_fspace.infer.identity import describe
 from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.loop import Loop
@@ -50,8 +50,10 @@ class MCMC(NumPyroMCMC):
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written as the run goes, a part of
     ``checkpoint_every`` draws at a time. If it is killed, at any moment, the same call (same kernel, numbers, key and
     data) goes on after the last part that was written, to the draws of an undisturbed run, bit for bit on the same
-    machine; a run that was finished is read. A folder that holds another run is refused and left as it is: kernel and
-    settings, key, data and other arguments are compared, and the shapes of draws and state, not the model's code.
+    machine; a run that was finished is read. A folder that holds another run is refused and left as it is, with an
+    error that names what differs: kernel and settings, key, data and other arguments are compared, and the shapes of
+    draws and state, not the model's code. Whoever opens the folder compares every draw with its checksum: damaged
+    files, files of another run, and a copy that was made while the run went on are refused.
 
     Such draws may exceed the memory. Only one part is held while the run goes, and ``get_samples`` then returns
     read-only NumPy arrays that lie on disk (``.npy`` files) and of which is loaded what is touched;
@@ -69,7 +71,7 @@ class MCMC(NumPyroMCMC):
             place of the weights* they depend on, for networks whose draws would not fit: ``get_samples()["f"]`` is then
             [S, N, ...]. What needs weights, such as ``fs.predict``, cannot use such a run.
         mesh: devices that share vectorised chains, such as ``jax.make_mesh((8,), ("chains",))``; None uses one device.
-        checkpoint: folder of the files; None writes none. Several chains must be vectorised.
+        checkpoint: folder of the files (``~`` is the home folder); None writes none. Several chains must be vectorised.
         checkpoint_every: draws between two writes.
 
     Raises:
@@ -216,7 +218,7 @@ class MCMC(NumPyroMCMC):
     def _run(self, key, extra_fields, init_params, args, kwargs):
         if self.num_chains > 1 and is_prng_key(key):
             key = jax.random.split(key, self.num_chains)
-        self._args, self._kwargs = args, kwargs
+        self._args, self._kwargs = args, kwargs = beside((args, kwargs), ())
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
         arrays, static, join = split_arrays((args, kwargs, self.functions_at))
         if self.checkpoint is not None:
