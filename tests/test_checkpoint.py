@@ -316,7 +316,9 @@ def test_the_input_that_differs_is_named(folder):
         "positional argument 1 has other values": {"y": Y + 1.0},
         r"positional argument 0 was float32\[8, 1\] and is float32\[8, 2\]": {"x": np.tile(X, 2)},
         "rng_key has other values": {"key": jax.random.key(4)},
-        r"init_params\['w'\] was not given and is float32\[2, 2\]; init_params \(its": {"init_params": {"w": np.zeros((2, 2), np.float32)}},
+        r"init_params\['w'\] was not given and is float32\[2, 2\]; init_params \(its": {
+            "init_params": {"w": np.zeros((2, 2), np.float32)}
+        },
     }
     before, names = contents(folder), r"holds another run: {}[^;]*\. Give another directory"
     for text, change in changes.items():
