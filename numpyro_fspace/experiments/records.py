@@ -145,10 +145,11 @@ def _opened(path):
 def _parsed(content: bytes, path) -> tuple[list[dict], bytes]:
     """The records in a file, and what is left at its end of one that was cut short."""
     *whole, last = content.split(b"\n")
-    lines = [_record(text) for text in whole]
-    if None in lines:
-        number = lines.index(None)
-        raise ValueError(f"{path}, line {number + 1} is no record of fspace: {whole[number][:60]!r}.")
+    lines = []
+    for number, text in enumerate(whole, 1):
+        if (line := _record(text)) is None:
+            raise ValueError(f"{path}, line {number} is no record of fspace: {text[:60]!r}.")
+        lines.append(line)
     line = _record(last)
     if last and line is None and not last.startswith(b"{" if lines else STARTS):
         raise ValueError(f"{path}, line {len(whole) + 1} is no record of fspace: {last[:60]!r}.")

@@ -78,7 +78,8 @@ class Checkpoint:
     def __init__(self, directory: str | Path, run: dict):
         self.directory = folder_of(directory)
         self._run = {"format": FORMAT} | run
-        self._checked = None  # the state whose draws were found whole
+        self._checks: Any = None  # CRC-32 of each field and chain, [F, C]
+        self._checked: str | None = None  # the state whose draws were found whole
         self._refuse_others()
 
     @classmethod
@@ -129,10 +130,10 @@ class Checkpoint:
         with self._explained():
             checks = self._checks.copy()
             for row, name in enumerate(self._paths()):
-                if name in (part or {}):
+                if part and name in part:
                     values = part[name]
                     self._put(name, num_kept - values.shape[1], values)
-                    checks[row] = [zlib.crc32(_bytes(v), int(c)) for v, c in zip(values, checks[row], strict=True)]
+                    checks[row] = [zlib.crc32(v.tobytes(), int(c)) for v, c in zip(values, checks[row], strict=True)]
             arrays: dict[str, Any] = {f"leaf_{i}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
             arrays |= {"num_kept": num_kept, "num_made": num_made, "run": self._mark, "checks": checks}
             digests: list[str] = []
@@ -298,7 +299,7 @@ class Checkpoint:
         with open(path, "r+b") as file:
             for chain, rows in enumerate(values):
                 file.seek(offset + (chain * shape[1] + start) * row)
-                file.write(_bytes(rows))
+                file.write(rows.tobytes())
             file.flush()
             os.fsync(file.fileno())
 
@@ -390,10 +391,6 @@ def _header(dtype, shape) -> bytes:
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
     return file.getvalue()
-
-
-def _bytes(array) -> memoryview:
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
 def _blocks(size: int) -> list[int]:

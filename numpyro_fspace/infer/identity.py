@@ -6,6 +6,7 @@ import functools
 import hashlib
 import inspect
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -72,7 +73,8 @@ def _words(value) -> str:
         return fingerprint(value)
     words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     if isinstance(value, OnDemand):  # its first, last and some other rows speak for all
-        return f"{words} of {fingerprint(value[np.unique(np.linspace(0, len(value) - 1, 1000).astype(int))])}"
+        rows: Any = np.unique(np.linspace(0, len(value) - 1, 1000).astype(int))
+        return f"{words} of {fingerprint(value[rows])}"
     if isinstance(value, functools.partial):  # an init_strategy with its values
         value = (value.args, value.keywords)
     elif hasattr(value, "__array__"):  # a table, whose words leave rows out
