@@ -27,6 +27,7 @@ from numpyro_fspace.functions import (
 )
 from numpyro_fspace.handlers import full_plates
 from numpyro_fspace.infer.devices import beside
+from numpyro_fspace.on_demand import errors_as_themselves
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.validate import check_count
 
@@ -44,6 +45,7 @@ __all__ = ["function_and_site_draws", "function_draws", "log_likelihood", "map_d
 CHUNK = 2**25
 
 
+@errors_as_themselves
 def predict(
     source: MCMC | Posterior | dict,
     key: Key[Array, ""],

@@ -17,6 +17,7 @@ from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.devices import beside
 from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.warmup import noise_variances
+from numpyro_fspace.on_demand import errors_as_themselves
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.potential import base_transform
 from numpyro_fspace.prediction import function_draws
@@ -90,6 +91,7 @@ class Report:
         return f"{low:.2f}" if high - low < 0.005 else f"{low:.2f}-{high:.2f}"
 
 
+@errors_as_themselves
 def report(
     mcmc: MCMC,
     *args: Any,

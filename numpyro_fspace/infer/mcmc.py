@@ -22,6 +22,7 @@ from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.loop import Loop
 from numpyro_fspace.infer.progress import Progress, is_watched
 from numpyro_fspace.infer.xla import chains_together, is_worth_dividing
+from numpyro_fspace.on_demand import errors_as_themselves
 from numpyro_fspace.validate import check_count
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class MCMC(NumPyroMCMC):
     def __getstate__(self):
         return super().__getstate__() | {"_loops": {}}
 
+    @errors_as_themselves
     def warmup(self, *args, **kwargs):
         try:
             super().warmup(*args, **kwargs)
@@ -142,6 +144,7 @@ class MCMC(NumPyroMCMC):
             raise
         self._warmed = self.post_warmup_state
 
+    @errors_as_themselves
     def run(
         self,
         rng_key: Key[Array, ""],
