@@ -10,6 +10,9 @@ import sys
 
 __all__ = ["main"]
 
+#: The most splits, seeds or repeats that can be asked for.
+MOST = 10**6
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run ``fspace`` with ``argv`` (the command line's if None); the exit status."""
@@ -42,7 +45,7 @@ def _parser():
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="a real regression end to end, in about two minutes")
-    demo.add_argument("--out", default="fspace-demo", help="folder of the picture and the netCDF file")
+    demo.add_argument("--out", type=_file, default="fspace-demo", help="folder of the picture and the netCDF file")
     demo.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
     demo.set_defaults(run=_demo)
 
@@ -53,9 +56,9 @@ def _parser():
     run.add_argument("experiment", choices=NAMES)
     run.add_argument("--dataset", nargs="+", action="extend", help="the experiment's first if not given")
     run.add_argument("--method", nargs="+", action="extend", help="some of the experiment's if not given")
-    run.add_argument("--splits", type=_positive, default=1, metavar="K", help="splits 0 to K-1 (uci)")
+    run.add_argument("--splits", type=_count, default=1, metavar="K", help="splits 0 to K-1 (uci)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of the run; of the data (but uci)")
-    run.add_argument("--seeds", type=_positive, default=1, metavar="K", help="seeds S to S+K-1")
+    run.add_argument("--seeds", type=_count, default=1, metavar="K", help="seeds S to S+K-1")
     run.add_argument(
         "--set",
         nargs="+",
@@ -66,7 +69,9 @@ def _parser():
         help="change the run's config",
     )
     run.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
-    run.add_argument("--out", metavar="FILE", help="append records to FILE; runs that it already holds are left out")
+    run.add_argument(
+        "--out", type=_file, metavar="FILE", help="append records to FILE; runs that it already holds are left out"
+    )
     run.set_defaults(run=_run)
 
     table = commands.add_parser("table", help="records as a table in Markdown, beside the published figures")
@@ -77,7 +82,7 @@ def _parser():
     figure = commands.add_parser("figure", help="records as a picture")
     figure.add_argument("experiment", choices=NAMES)
     figure.add_argument("records", nargs="+", metavar="FILE", help="what fspace run wrote with --out")
-    figure.add_argument("--out", metavar="PICTURE", help="NAME.png if not given")
+    figure.add_argument("--out", type=_file, metavar="PICTURE", help="NAME.png if not given")
     figure.set_defaults(run=_figure)
 
     bench = commands.add_parser(
@@ -87,18 +92,23 @@ def _parser():
     bench.add_argument("benchmark", choices=("chains", "ess", "loop", "memory", "rows", "start", "steps", "svi"))
     bench.add_argument("--method", nargs="+", choices=ESS_METHODS, default=list(ESS_METHODS), help="of ess")
     bench.add_argument("--size", nargs="+", choices=tuple(SIZES), default=list(SIZES), help="of loop, memory and steps")
-    bench.add_argument("--repeats", type=_positive, default=1, metavar="R")
+    bench.add_argument("--repeats", type=_count, default=1, metavar="R")
     bench.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
-    bench.add_argument("--out", metavar="FILE", help="append records to FILE instead of printing them")
+    bench.add_argument("--out", type=_file, metavar="FILE", help="append records to FILE instead of printing them")
     bench.set_defaults(run=_bench)
     return parser
 
 
-def _positive(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return value
+def _count(text):
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number, at least 1 and at most {MOST}")
+    return int(text)
+
+
+def _file(text):
+    if not text.strip() or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} names no file")
+    return os.path.expanduser(text)
 
 
 def _demo(args):
@@ -144,10 +154,10 @@ def _figure(args):
 
 def _records(args):
     """The records of an experiment in files."""
-    from numpyro_fspace.experiments.records import read
+    from numpyro_fspace.experiments.records import distinct, read
 
     lines = [line for path in args.records for line in read(path)]
-    return [line for line in lines if line.get("experiment") == args.experiment]
+    return distinct(line for line in lines if line.get("experiment") == args.experiment)
 
 
 def _bench(args):
@@ -155,8 +165,10 @@ def _bench(args):
     from numpyro_fspace.benchmarks.scale import NUM_ROWS, bench_chains, bench_memory, bench_rows, bench_start
     from numpyro_fspace.benchmarks.steps import bench_loop, bench_steps
     from numpyro_fspace.benchmarks.svi import bench_svi
-    from numpyro_fspace.experiments.records import write
+    from numpyro_fspace.experiments.records import check, write
 
+    if args.out is not None:
+        check(args.out)  # an error now, and not after the first benchmark
     runs = {
         "chains": [bench_chains],
         "ess": [functools.partial(bench_ess, method) for method in args.method],
@@ -173,10 +185,8 @@ def _bench(args):
 
 
 def _run(args):
-    from pathlib import Path
-
     from numpyro_fspace.experiments.catalogue import jobs, run
-    from numpyro_fspace.experiments.records import read, write
+    from numpyro_fspace.experiments.records import check, read, write
 
     todo = jobs(
         args.experiment,
@@ -189,11 +199,9 @@ def _run(args):
         progress=sys.stderr.isatty(),
     )
     done = ()
-    if args.out:
-        out = Path(args.out)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.open("a").close()  # an error now, if it cannot be written, and not after the first run
-        done = read(out)
+    if args.out is not None:
+        check(args.out)  # an error now, and not after the first run
+        done = read(args.out)
     for record in run(args.experiment, todo, done):
         write(record, args.out)
         name = f"{record['method']} on {record['dataset']}, split {record['split']}, seed {record['seed']}"

@@ -16,6 +16,7 @@ from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.functions import function_inputs, some_rows
 from numpyro_fspace.handlers import full_plates
 from numpyro_fspace.infer.checkpoint import plain
+from numpyro_fspace.on_demand import errors_as_themselves
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.prediction import function_and_site_draws, function_draws, is_observation, log_likelihood
 from numpyro_fspace.sites import is_functional_prior
@@ -31,6 +32,7 @@ __all__ = ["to_arviz"]
 SAMPLE_STATS = {"potential_energy": "lp"}
 
 
+@errors_as_themselves
 def to_arviz(
     source: NumPyroMCMC | Posterior,
     *,

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
+import mmap
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from numpyro.primitives import _PYRO_STACK, plate
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int
 
-__all__ = ["OnDemand"]
+__all__ = ["OnDemand", "errors_as_themselves"]
+
+logger = logging.getLogger("jax._src.callback")
+#: Errors of loading rows inside compiled programs, newest last.
+_errors: list[Exception] = []
 
 
 class OnDemand:
@@ -27,6 +37,9 @@ class OnDemand:
             will not do: a chain needs rows at random, and its control variates need all of them again and again.
         dtype: of the rows in the model; None is the source's, in JAX's default precision.
 
+    Rows are checked as they are loaded: NaN and infinite values, integers that do not fit into ``dtype``, and a file
+    that was cut short since it was opened end the run with an error that says which.
+
     Attributes:
         shape: of the whole, [N, ...].
         ndim: its length.
@@ -34,6 +47,10 @@ class OnDemand:
 
     Raises:
         TypeError: for a source without these, or one of other things than numbers.
+        ValueError: for a source without rows; where rows are loaded, for values that are not finite or do not fit into
+            ``dtype``, and for the rows of a plate of another size.
+        IndexError: where rows are loaded that there are not.
+        OSError: where the file is shorter than it was.
 
     Example:
         >>> import jax, numpy as np, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tempfile
@@ -56,13 +73,20 @@ class OnDemand:
                 f"source must be an array of rows on disk, such as np.memmap, got {type(source).__name__}"
                 + (f" without {missing[0]}." if missing else " of a single number.")
             )
-        self.source = source
-        self.dtype = jax.dtypes.canonicalize_dtype(source.dtype if dtype is None else dtype)
-        if self.dtype.kind not in "biuf":
+        if hasattr(source, "iloc") or isinstance(source, np.ma.MaskedArray):
             raise TypeError(
-                f"{'source' if dtype is None else 'dtype'} must be of real numbers, got dtype {self.dtype}."
+                f"source is a {type(source).__name__}, whose rows are taken by label or masked: give its values as an "
+                "array (.to_numpy(), .filled(...))."
             )
+        self.source, self.dtype = source, _dtype(source.dtype if dtype is None else dtype)
+        if self.dtype is None:
+            name, given = ("source", source.dtype) if dtype is None else ("dtype", dtype)
+            with contextlib.suppress(TypeError):
+                given = jax.dtypes.canonicalize_dtype(given)
+            raise TypeError(f"{name} must be of real numbers, got dtype {given}.")
         self.shape, self.ndim = tuple(source.shape), len(source.shape)
+        if 0 in self.shape:
+            raise ValueError(f"source is empty: it has the shape {list(self.shape)}.")
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -78,12 +102,17 @@ class OnDemand:
             return self[first][(slice(None),) * num_axes + tuple(others)]
         if isinstance(rows, slice):
             rows = np.arange(*rows.indices(len(self)))
+        for frame in _PYRO_STACK:
+            if isinstance(frame, plate) and frame._indices is rows and frame.size != len(self):
+                raise ValueError(
+                    f"plate {frame.name!r} has {frame.size} rows and {self!r} has {len(self)}: they must be as many."
+                )
         if (rows if isinstance(rows, jax.Array) else np.asarray(rows)).dtype == bool:
             rows = self._numbers(rows)
         if not isinstance(rows, jax.core.Tracer):
             return jax.numpy.asarray(self._load(rows))
         result = jax.ShapeDtypeStruct((*rows.shape, *self.shape[1:]), self.dtype)
-        return jax.pure_callback(self._load, result, rows, vmap_method="expand_dims")
+        return jax.pure_callback(self._load_or_note, result, rows, vmap_method="expand_dims")
 
     def _numbers(self, mask) -> Any:
         if isinstance(mask, jax.core.Tracer) or np.shape(mask) != (len(self),):
@@ -93,11 +122,97 @@ class OnDemand:
             )
         return np.flatnonzero(np.asarray(mask))
 
+    def _load_or_note(self, rows) -> np.ndarray:
+        try:
+            return self._load(rows)
+        except Exception as error:
+            _errors.append(error)
+            raise
+
     def _load(self, rows) -> np.ndarray:
         rows = np.asarray(rows)
         if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows {rows.min()} to {rows.max()} are not all among the {len(self)} of {self!r}.")
         if isinstance(self.source, np.ndarray):  # np.memmap too; ``take`` is three times as fast as an index
-            return np.asarray(np.take(self.source, rows, axis=0), self.dtype)
-        distinct, places = np.unique(rows, return_inverse=True)
-        return np.asarray(self.source[distinct], self.dtype)[places.reshape(rows.shape)]
+            _check_file(self.source)
+            values = np.take(self.source, rows, axis=0)
+        else:
+            distinct, places = np.unique(rows, return_inverse=True)
+            values = np.asarray(self.source[distinct])
+            if values.shape != (len(distinct), *self.shape[1:]):
+                raise ValueError(f"{self!r}: {len(distinct)} rows of source have the shape {list(values.shape)}.")
+            values = values[places.reshape(rows.shape)]
+        return self._converted(np.asarray(values))
+
+    def _converted(self, values) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            kept = values.astype(self.dtype)
+            if jnp.issubdtype(self.dtype, jnp.floating):
+                # Their sum takes a third of the time that looking at each does.
+                is_whole = np.isfinite(kept.sum(dtype=np.float64)) or np.isfinite(kept).all()
+            else:
+                is_whole = kept is values or np.array_equal(kept, values)
+        if is_whole:
+            return kept
+        if not jnp.issubdtype(self.dtype, jnp.floating):
+            changed = values[kept != values][0]
+            raise ValueError(
+                f"{self!r} would change {values.dtype} values such as {changed} to {self.dtype}: give "
+                'dtype="float32", or call jax.config.update("jax_enable_x64", True) first.'
+            )
+        if np.isfinite(values).all():
+            raise ValueError(
+                f"{self!r} would make {values.dtype} values such as {np.abs(values).max():g} infinite in {self.dtype}: "
+                'standardize them, or call jax.config.update("jax_enable_x64", True) first.'
+            )
+        raise ValueError(
+            f"{self!r} holds NaN or infinite values; drop those rows, impute them, or write any number there and leave "
+            "it out of the likelihood with numpyro.handlers.mask."
+        )
+
+
+def errors_as_themselves(fn):
+    """``fn``, whose errors of rows that could not be loaded come as they are, not as failures of a compiled program."""
+
+    @functools.wraps(fn)
+    def wrapped(*args, **kwargs):
+        _errors.clear()
+        logger.addFilter(_is_foreign)  # JAX would print the error, which is raised below
+        try:
+            return fn(*args, **kwargs)
+        except jax.errors.JaxRuntimeError:
+            if not _errors:
+                raise
+            error = _errors[-1]
+        finally:
+            logger.removeFilter(_is_foreign)
+        raise error
+
+    return wrapped
+
+
+def _is_foreign(record) -> bool:
+    """Whether what is to be logged is not an error of loading rows."""
+    return not _errors
+
+
+def _dtype(dtype):
+    """JAX's type, in the machine's byte order, for real numbers; else None."""
+    with contextlib.suppress(TypeError, ValueError):
+        native = np.dtype(dtype).newbyteorder("=")
+        kept = np.dtype(jax.dtypes.canonicalize_dtype(np.float64 if native == np.longdouble else native))
+        if any(jnp.issubdtype(kept, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating)):
+            return kept
+    return None
+
+
+def _check_file(array):
+    """That a mapped file is as long as it was: the system ends a process that reads beyond its end."""
+    start = 0
+    while isinstance(array, np.ndarray):
+        start = getattr(array, "offset", 0)
+        array = array.base
+    if isinstance(array, mmap.mmap):
+        needed = start - start % mmap.ALLOCATIONGRANULARITY + len(array)
+        if array.size() < needed:
+            raise OSError(f"the file of source was cut short: it has {array.size()} bytes, and {needed} are mapped.")

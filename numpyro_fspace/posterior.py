@@ -11,6 +11,7 @@ import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 
 from numpyro_fspace.infer.checkpoint import Checkpoint, join_chains, plain
+from numpyro_fspace.infer.devices import beside
 from numpyro_fspace.infer.mcmc import MCMC, warn_of_trouble
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Posterior:
     def from_checkpoint(cls, folder: str | Path, model: Callable, /, *args, **kwargs) -> Posterior:
         """The draws that ``fs.MCMC(..., checkpoint=folder)`` has written so far, without loading them.
 
-        The arrays lie on disk, and of them is loaded what is touched: ``fs.predict`` reads them in batches. While a run
+        The files are read once, block by block, and compared with their checksums. The arrays then lie on disk, and of
+        them is loaded what is touched: ``fs.predict`` reads them in batches. While a run
         of several chains goes on they are no single block yet, and are copied into memory.
 
         Args:
@@ -52,7 +54,8 @@ class Posterior:
             args, kwargs: the arguments it was fitted to.
 
         Raises:
-            ValueError: if the folder holds no draws of a run, or damaged ones.
+            ValueError: if the folder holds no draws of a run, damaged ones, files of several runs, or an incomplete
+                copy.
 
         Example:
             >>> import numpyro_fspace as fs  # doctest: +SKIP
@@ -102,7 +105,8 @@ def as_posterior(source, model: Callable | None = None) -> Posterior:
                 "from the prior. If that is meant, pass the draws and the model: predict(mcmc.get_samples(), ..., "
                 "model=model)."
             )
-        return Posterior(model, samples, source.num_chains, source._args, source._kwargs, stats)
+        args, kwargs = beside((source._args, source._kwargs), samples)
+        return Posterior(model, samples, source.num_chains, args, kwargs, stats)
     if not isinstance(source, dict):
         raise TypeError(
             f"source must be an MCMC object, a Posterior or a dict of posterior draws, got {type(source).__name__}."

@@ -26,6 +26,8 @@ from numpyro_fspace.functions import (
     functions_of,
 )
 from numpyro_fspace.handlers import full_plates
+from numpyro_fspace.infer.devices import beside
+from numpyro_fspace.on_demand import errors_as_themselves
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.validate import check_count
 
@@ -43,6 +45,7 @@ __all__ = ["function_and_site_draws", "function_draws", "log_likelihood", "map_d
 CHUNK = 2**25
 
 
+@errors_as_themselves
 def predict(
     source: MCMC | Posterior | dict,
     key: Key[Array, ""],
@@ -100,6 +103,7 @@ def function_and_site_draws(
 ) -> dict:
     """``predict`` with the model's arguments as a tuple and a dict."""
     draws, model = posterior.samples, posterior.model
+    args, kwargs, inputs = beside((args, kwargs, inputs), draws)
     inputs = function_inputs(model, draws, args, kwargs) if inputs is None else _as_arrays(inputs)
 
     def one_draw(draw, key, args, kwargs, inputs):
@@ -174,6 +178,7 @@ def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
     def one_draw(draw, _, args, kwargs, inputs):
         return function_values(posterior.model, draw, args, kwargs, inputs)
 
+    args, kwargs, inputs = beside((args, kwargs, inputs), posterior.samples)
     return map_draws(one_draw, posterior.samples, jax.random.key(0), args, kwargs, _as_arrays(inputs))
 
 

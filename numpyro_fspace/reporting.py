@@ -14,8 +14,10 @@ from numpyro.infer import MCMC
 from numpyro_fspace.diagnostics import FunctionDiagnostics, function_diagnostics
 from numpyro_fspace.functions import function_inputs, some_rows
 from numpyro_fspace.infer.base import SGMCMCKernel
+from numpyro_fspace.infer.devices import beside
 from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.warmup import noise_variances
+from numpyro_fspace.on_demand import errors_as_themselves
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.potential import base_transform
 from numpyro_fspace.prediction import function_draws
@@ -89,6 +91,7 @@ class Report:
         return f"{low:.2f}" if high - low < 0.005 else f"{low:.2f}-{high:.2f}"
 
 
+@errors_as_themselves
 def report(
     mcmc: MCMC,
     *args: Any,
@@ -142,6 +145,7 @@ def report(
     kernel = _checked_kernel(mcmc)
     if not args and not kwargs:
         args, kwargs = mcmc._args, mcmc._kwargs
+    args, kwargs = beside((args, kwargs), mcmc.last_state)
     f = _function_draws(mcmc, args, kwargs, inputs)
     functions = function_diagnostics(f)
     state, key = mcmc.last_state, jax.random.key(0) if key is None else key

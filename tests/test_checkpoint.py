@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import zlib
 from pathlib import Path
 
 import jax
@@ -26,7 +28,8 @@ from models import POINTS, X, Y, linear, random_points
 from numpyro.infer import NUTS, init_to_value
 
 import numpyro_fspace as fs
-from numpyro_fspace.infer.checkpoint import Checkpoint
+from numpyro_fspace.infer.checkpoint import Checkpoint, _difference, _sealed, _write_state, flat
+from numpyro_fspace.infer.identity import describe
 from numpyro_fspace.infer.loop import Loop
 
 pytestmark = pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning", "ignore::UserWarning")
@@ -270,8 +273,8 @@ def scaled(x, y=None, noise=1.0):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"noise": 50.0}, "arguments"),
-        ({"noise": np.array(50.0)}, "arguments"),
+        ({"noise": 50.0}, r"argument 'noise' was '0\.5' and is '50.0'"),
+        ({"noise": np.array(50.0)}, r"argument 'noise' was '0.5' and is float64\[\]"),
         ({"preconditioner": fs.preconditioners.diagonal(0.1)}, "settings.preconditioner"),
         ({"preconditioner": fs.preconditioners.low_rank(3)}, "settings.preconditioner"),
         ({"step_size": optax.constant_schedule(1e-3)}, "settings.step_size"),
@@ -307,10 +310,42 @@ def test_functions_in_place_of_weights_are_no_posterior(tmp_path):
         fs.Posterior.from_checkpoint(tmp_path, model, X, Y)
 
 
-def test_other_data_and_another_key_are_refused(folder):
-    for key, y in ((KEY, Y + 1.0), (jax.random.key(4), Y)):
-        with pytest.raises(ValueError, match="inputs was"):
-            driver(folder).run(key, X, y, extra_fields=("potential_energy",))
+def test_the_input_that_differs_is_named(folder):
+    """Whatever its kind, and no other."""
+    changes = {
+        "positional argument 1 has other values": {"y": Y + 1.0},
+        r"positional argument 0 was float32\[8, 1\] and is float32\[8, 2\]": {"x": np.tile(X, 2)},
+        "rng_key has other values": {"key": jax.random.key(4)},
+        r"init_params\['w'\] was not given and is float32\[2, 2\]; init_params \(its": {
+            "init_params": {"w": np.zeros((2, 2), np.float32)}
+        },
+    }
+    before, names = contents(folder), r"holds another run: {}[^;]*\. Give another directory"
+    for text, change in changes.items():
+        given = {"key": KEY, "x": np.asarray(X), "y": Y} | change
+        key, x, y = given.pop("key"), given.pop("x"), given.pop("y")
+        match = text if "init" in text else names.format(text)
+        with pytest.raises(ValueError, match=match):
+            driver(folder).run(key, x, y, extra_fields=("potential_energy",), **given)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "text"),
+    [
+        (({"a": np.ones(3), "b": np.zeros(2)},), {}, r"positional argument 0\['b'\] has other values"),
+        (({"a": np.ones(3)},), {}, r"positional argument 0\['b'\] was float64\[2\] and is not given"),
+        (({"a": np.ones(3), "b": np.ones(2)}, None), {}, "positional argument 1 was not given and is 'None'"),
+        (({"a": np.ones(3), "b": np.ones(2)},), {"z": np.ones(2)}, "argument 'z' was not given and is float64"),
+        (({"a": np.ones(3), "b": [np.ones(2)]},), {}, r"positional argument 0 \(its structure\) was"),
+    ],
+)
+def test_nested_and_missing_arguments_are_named(args, kwargs, text):
+    mcmc = driver(None)
+    given = {"a": np.ones(3), "b": np.ones(2)}
+    one, other = (describe(mcmc, KEY, (), None, *each)["inputs"] for each in (((given,), {}), (args, kwargs)))
+    assert re.search(text, "; ".join(_difference(k, one.get(k), other.get(k)) for k in {**one, **other}))
+    assert one == describe(mcmc, KEY, (), None, ({k: v.copy() for k, v in given.items()},), {})["inputs"]
 
 
 @pytest.mark.parametrize("kind", ["on demand", "table"])
@@ -333,7 +368,7 @@ def test_other_data_behind_the_same_words_are_refused(tmp_path, kind):
     run_on(values)
     run_on(values.copy())
     values[100] = 1.0
-    with pytest.raises(ValueError, match=r"(arguments|inputs) was"):
+    with pytest.raises(ValueError, match="positional argument 0 has other values"):
         run_on(values)
 
 
@@ -346,6 +381,22 @@ def npz(change):
         return file.getvalue()
 
     return spoil
+
+
+def resealed(change):
+    """The same, with the right checksum."""
+
+    def spoil(data):
+        file = io.BytesIO()
+        _write_state(file, change(dict(np.load(io.BytesIO(data)))))
+        return file.getvalue()
+
+    return spoil
+
+
+def described(run):
+    """A whole ``run.json`` of a run that cannot be."""
+    return lambda data: _sealed({"format": json.loads(data)["format"]} | run)[0]
 
 
 def npy(array):
@@ -362,15 +413,30 @@ W = "draws-002-z.w.npy"
     [
         ("state.npz", lambda data: b"", "state.npz is damaged"),
         ("state.npz", lambda data: npy(np.ones(3)), "state.npz is damaged"),
-        ("state.npz", npz(lambda a: {k: v for k, v in a.items() if k != "leaf_0"}), "state.npz is damaged.*leaf_0"),
-        ("state.npz", npz(lambda a: a | {"leaf_99": a["leaf_0"]}), "state of another model"),
-        ("state.npz", npz(lambda a: a | {"leaf_2": np.ones(7)}), "state of another model"),
+        ("state.npz", npz(lambda a: a), "state.npz is damaged.*checksum"),
+        ("state.npz", resealed(lambda a: {k: v for k, v in a.items() if k != "leaf_0"}), "state of another model"),
+        ("state.npz", resealed(lambda a: a | {"leaf_99": a["leaf_0"]}), "state of another model"),
+        ("state.npz", resealed(lambda a: a | {"leaf_2": np.ones(7)}), "state of another model"),
+        ("state.npz", resealed(lambda a: a | {"run": "0" * 64}), "state.npz and run.json beside it are of two runs"),
+        (
+            "state.npz",
+            resealed(lambda a: {k: v for k, v in a.items() if k != "checks"}),
+            "state.npz is damaged.*checks",
+        ),
         (W, lambda data: b"", f"{W} is damaged"),
         (W, lambda data: npy(np.ones((2, 34, 3), np.float32)), r"it has float32\[2, 34, 3\], not float32\[2, 34, 2\]"),
         (W, lambda data: npy(np.array([{}])), f"{W} is damaged"),
         (W, None, f"{W} is missing"),
         ("run.json", lambda data: b"", "run.json is damaged"),
         ("run.json", lambda data: b"[]", "run.json is damaged"),
+        ("run.json", lambda data: b"[" * 100_000, "run.json is damaged"),
+        ("run.json", lambda data: data + b"\n", "run.json is damaged"),
+        ("run.json", lambda data: json.dumps(json.loads(data)).encode(), "run.json is damaged.*checksum"),
+        ("run.json", described({}), "run.json is damaged.*arrays"),
+        ("run.json", described({"arrays": {"z/w": ["object", [2, 34, 2]]}}), "run.json is damaged.*object"),
+        ("run.json", described({"arrays": {"z/w": ["float32", [2, -34, 2]]}}), "run.json is damaged.*-34"),
+        ("run.json", described({"arrays": {"z/w": ["float33", [2, 34, 2]]}}), "run.json is damaged.*float33"),
+        ("run.json", described({"arrays": [1]}), "run.json is damaged"),
         ("run.json", lambda data: json.dumps(json.loads(data) | {"format": 99}).encode(), "has format 99.*update"),
         ("run.json", lambda data: json.dumps(json.loads(data) | {"format": 1}).encode(), "has format 1.*that wrote it"),
         ("run.json", None, "holds arrays of something else"),
@@ -385,7 +451,7 @@ def test_damaged_and_newer_files_are_refused(folder, undisturbed, name, spoil, t
     before = contents(folder)
     with pytest.raises(ValueError, match=text), Checkpoint(folder, described) as files:
         files.load(undisturbed.last_state)
-    if name != "state.npz":
+    if "another model" not in text:
         with pytest.raises(ValueError, match=text if spoil or name == W else "no run"):
             fs.Posterior.from_checkpoint(folder, undisturbed.sampler.model, X, Y)
     assert contents(folder).keys() - {".lock"} == before.keys() - {".lock"}
@@ -413,6 +479,120 @@ def test_a_file_cut_anywhere_is_refused(folder, undisturbed):
     assert Checkpoint(folder, described).load(state)[:2] == (34, 59)
 
 
+def flipped(path, place, random):
+    """The content of a file with another byte at one place."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= random.integers(1, 256)
+    return bytes(content)
+
+
+def test_no_flipped_byte_goes_unseen(folder, undisturbed):
+    """In every file at 60 random places, and in all of the heads: by a run that reads, and by one that opens."""
+    state, about, random = undisturbed.last_state, Checkpoint.open(folder).run, np.random.default_rng(5)
+    for path in sorted(folder.glob("[!.]*")):
+        whole, seen = path.read_bytes(), 0
+        places = {*random.integers(0, len(whole), 60).tolist(), *range(0, 128, 1 if path.name == W else 17)}
+        for place in places:
+            path.write_bytes(flipped(path, place, random))
+            for opened in (lambda: Checkpoint(folder, about).load(state), lambda: Checkpoint.open(folder).draws()):
+                with pytest.raises(ValueError, match=r"is damaged|has format|another run|two runs|no file of this run"):
+                    opened()
+                seen += 1
+            path.write_bytes(whole)
+        assert seen == 2 * len(places)
+    assert Checkpoint(folder, about).load(state)[:2] == (34, 59)
+
+
+ARRAYS = {"a": ["float32", [2, 9, 3]], "b/c": ["bool", [2, 9]]}
+DRAWS = {"a": np.arange(1.0, 55.0, dtype=np.float32).reshape(2, 9, 3), "b/c": np.ones((2, 9), bool)}
+
+
+def write(folder, *stops, start=0):
+    """Parts of ``DRAWS`` up to these numbers of draws; what the folder held after each."""
+    found = []
+    with Checkpoint(folder, {"arrays": ARRAYS}) as files:
+        for stop in stops:
+            files.save(stop, stop, np.float32(stop), {k: v[:, start:stop] for k, v in DRAWS.items()})
+            found, start = [*found, contents(files.directory)], stop
+    return found
+
+
+@pytest.mark.parametrize("late", [[], ["draws-000-a.npy"], ["draws-001-b.c.npy"], ["state.npz"]])
+def test_a_copy_made_while_the_run_went_on(tmp_path, late):
+    """One that holds no draws for some that the state counts is refused; one that holds more is whole."""
+    early, then = write(tmp_path / "run", 4, 6)
+    (tmp_path / "copy").mkdir()
+    for name, content in (early | {name: then[name] for name in late}).items():
+        (tmp_path / "copy" / name).write_bytes(content)
+    if late == ["state.npz"]:
+        with pytest.raises(
+            ValueError, match=r"draws-000-a.npy is damaged .*first 6 draws.*copy made while the run went"
+        ):
+            Checkpoint.open(tmp_path / "copy").draws()
+    else:
+        np.testing.assert_array_equal(Checkpoint.open(tmp_path / "copy").draws()["a"], DRAWS["a"][:, :4])
+
+
+def test_checksums_go_on_where_they_were(tmp_path, monkeypatch):
+    """What is not yet counted may be anything; of what is counted, only the new part is read again."""
+    write(tmp_path, 2, 5)
+    path = tmp_path / "draws-000-a.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] = 7  # in the last draw, of a part whose write was stopped
+    path.write_bytes(content)
+    read, crc32 = [], zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda data, *start: (read.append(len(data)), crc32(data, *start))[1])
+    write(tmp_path, 9, start=5)
+    monkeypatch.undo()
+    assert sum(n for n in read[-4:]) == 2 * 4 * (3 * 4 + 1)  # the last part of both fields and chains
+    for field, values in flat(Checkpoint.open(tmp_path).draws()).items():
+        np.testing.assert_array_equal(values, DRAWS[field])
+
+
+@pytest.mark.parametrize("name", ["draws-000-a.npy", "state.npz", "run.json"])
+def test_a_file_of_another_run_is_found(tmp_path, name):
+    """Of the same shapes, and of a run of the same description."""
+    write(tmp_path / "one", 9)
+    values = {k: v[:, ::-1] for k, v in DRAWS.items()}
+    with Checkpoint(tmp_path / "other", {"arrays": ARRAYS}) as files:
+        files.save(9, 9, np.float32(9), values)
+    shutil.copy(tmp_path / "other" / name, tmp_path / "one" / name)
+    for opened in (Checkpoint.open, lambda folder: Checkpoint(folder, {"arrays": ARRAYS})):
+        with pytest.raises(ValueError, match="first 9 draws of chain 0" if "draws" in name else "are of two runs"):
+            opened(tmp_path / "one").draws()
+    shutil.copy(tmp_path / "other" / "draws-000-a.npy", tmp_path / "one" / "draws-002-a.npy")
+    with pytest.raises(ValueError, match=r"draws-002-a\.npy is no file of this run"):
+        Checkpoint.open(tmp_path / "one")
+
+
+def test_draws_longer_than_they_should_be_are_damaged(tmp_path):
+    write(tmp_path, 9)
+    with open(tmp_path / "draws-000-a.npy", "ab") as file:
+        file.write(b"more")
+    with pytest.raises(ValueError, match=r"draws-000-a\.npy is damaged"):
+        Checkpoint.open(tmp_path).draws()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without links and pipes")
+@pytest.mark.parametrize("kind", ["link", "hard link", "dangling link", "text", "pipe"])
+def test_a_lock_that_is_none_is_left_alone(tmp_path, kind):
+    mine, lock = tmp_path / "mine.txt", tmp_path / "run" / ".lock"
+    lock.parent.mkdir()
+    mine.write_text("my thesis")
+    if kind == "text":
+        lock.write_text("my thesis")
+    elif kind == "pipe":
+        os.mkfifo(lock)
+    elif kind == "hard link":
+        lock.hardlink_to(mine)
+    else:
+        lock.symlink_to(tmp_path / "absent" if "dangling" in kind else mine)
+    with pytest.raises(ValueError, match="remove it" if kind in ("link", "dangling link") else "move it away"):
+        write(lock.parent, 9)
+    assert mine.read_text() == "my thesis" and not (tmp_path / "absent").exists()
+    assert kind == "pipe" or "dangling" in kind or lock.read_text() == "my thesis"
+
+
 def test_what_is_no_checkpoint_is_not_touched(tmp_path, undisturbed):
     np.savez(tmp_path / "mine.npz", a=np.ones(3))
     with pytest.raises(ValueError, match="something else"):
@@ -429,6 +609,31 @@ def test_files_hold_no_objects(folder):
         found = np.load(path, allow_pickle=False)
         arrays = [found] if path.suffix == ".npy" else [found[name] for name in found.files]
         assert all(array.dtype != object for array in arrays)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\0b", b"run", 3, True])
+def test_what_names_no_folder(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for opened in (driver, lambda name: fs.Posterior.from_checkpoint(name, linear(POINTS))):
+        with pytest.raises((TypeError, ValueError), match=r"names no folder|must be the path of a folder"):
+            opened(name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    write("~/runs/a", 9)
+    assert (tmp_path / "runs" / "a" / "state.npz").exists()
+    np.testing.assert_array_equal(Checkpoint.open(Path("~/runs/a")).draws()["a"], DRAWS["a"])
+
+
+def test_no_more_room_than_draws(tmp_path, monkeypatch):
+    """``checkpoint_every`` may be as large as it likes: memory holds what is drawn."""
+    asked, room = [], Loop.room
+    monkeypatch.setattr(Loop, "room", lambda self, num, *rest: (asked.append(num), room(self, num, *rest))[1])
+    finished(tmp_path, checkpoint_every=10**9, num_samples=8, num_warmup=5, thinning=2)
+    assert asked == [4]
 
 
 def test_bad_arguments(tmp_path):

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from numpyro_fspace.benchmarks.problems import Size, data
 from numpyro_fspace.cli import main
 from numpyro_fspace.experiments import methods, one_dimension, uci
 from numpyro_fspace.experiments.catalogue import NAMES, Job, find
-from numpyro_fspace.experiments.records import KEYS, read, record, write
+from numpyro_fspace.experiments.records import KEYS, distinct, read, record, write
 from numpyro_fspace.experiments.tables import table
 
 
@@ -210,6 +211,114 @@ def test_a_file_that_cannot_be_written_is_an_error_before_any_run(capsys, monkey
     path = str(tmp_path / "file" / "records.jsonl")
     status, _, err = run(capsys, "run", "extrapolation", "--method", "fsghmc", "--out", path)
     assert status == 2 and str(tmp_path / "file") in err
+
+
+@pytest.fixture
+def runs_nothing(monkeypatch):
+    monkeypatch.setattr(one_dimension, "fit", lambda *args, **settings: pytest.fail("ran"))
+
+
+@pytest.mark.usefixtures("runs_nothing")
+@pytest.mark.parametrize("command", [["run", "extrapolation", "--method", "gp"], ["bench", "svi", "--quick"]])
+@pytest.mark.parametrize("kind", ["/dev/full", "/dev/null", "pipe", "folder", "", " "])
+def test_what_keeps_no_records_is_refused_before_any_run(capsys, monkeypatch, tmp_path, command, kind):
+    monkeypatch.setattr("numpyro_fspace.benchmarks.svi.bench_svi", lambda *args, **settings: pytest.fail("ran"))
+    path = {"pipe": str(tmp_path / "pipe"), "folder": str(tmp_path)}.get(kind, kind)
+    if kind == "pipe":
+        os.mkfifo(path)
+    try:
+        status = main([*command, "--out", path])
+    except SystemExit as exit_info:  # of the parser
+        status = exit_info.code
+    err = capsys.readouterr().err
+    assert status == 2 and ("names no file" in err if not kind.strip() else "regular file" in err and path in err)
+
+
+@pytest.mark.usefixtures("runs_nothing")
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"my thesis",
+        b"my thesis\n",
+        b"{",
+        b'{"a": 1}',
+        b'{"a": 1}\n',
+        b'{"method": "gp"}\nmy notes',
+        b'{"method": "gp"}\nmy notes\n{"method": "gp"}\n',
+        b"\n",
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+    ],
+)
+def test_a_file_that_is_not_ours_is_left_alone(capsys, tmp_path, content):
+    path = tmp_path / "mine"
+    path.write_bytes(content)
+    status, _, err = run(capsys, "run", "extrapolation", "--method", "gp", "--out", str(path))
+    assert status == 2 and "is no record of fspace" in err
+    with pytest.raises(ValueError, match="is no record of fspace"):
+        write({"method": "gp"}, path)
+    assert path.read_bytes() == content
+
+
+WRITER = """
+import sys
+from numpyro_fspace.experiments.records import write
+for number in range(60):
+    write({"experiment": "uci", "method": sys.argv[2], "seed": number, "text": sys.argv[2] * 3000}, sys.argv[1])
+"""
+
+
+def test_six_writers_at_once_lose_nothing(tmp_path):
+    """The first finds a line that was cut short; every record is whole, and those of a writer are in order."""
+    path = tmp_path / "records.jsonl"
+    write({"experiment": "uci", "method": "first"}, path)
+    with path.open("ab") as file:
+        file.write(b'{"experiment": "uci", "meth')
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), name]) for name in "abcdef"]
+    assert [writer.wait(timeout=300) for writer in writers] == [0] * 6
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    assert lines == read(path) and len(lines) == 1 + 6 * 60
+    for name in "abcdef":
+        mine = [line for line in lines if line["method"] == name]
+        assert [line["seed"] for line in mine] == list(range(60)) and {line["text"] for line in mine} == {name * 3000}
+
+
+def test_a_writer_that_is_killed_leaves_whole_records(tmp_path):
+    """Or one that was cut short, which the next one takes away."""
+    path = tmp_path / "records.jsonl"
+    with subprocess.Popen([sys.executable, "-c", WRITER.replace("60", "10**9"), str(path), "a"]) as writer:
+        while not path.exists() or path.stat().st_size < 100_000:
+            time.sleep(0.001)
+        writer.kill()
+    write({"experiment": "uci", "method": "last"}, path)
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    assert [line.get("seed") for line in lines] == [*range(len(lines) - 1), None]
+
+
+@pytest.mark.parametrize("first", [b"", b'{"method": "gp"}\n', b'{"method": "gp"}'])
+def test_a_record_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch, first):
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(first)
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        write({"method": "two"}, path)
+    assert path.read_bytes() == first
+
+
+def test_a_record_that_is_there_twice_counts_once(capsys, tmp_path):
+    """In one file or in two, in a table and in a picture."""
+    common = {"experiment": "extrapolation", "dataset": "extrapolation", "method": "gp", "split": 0, "config": {}}
+    lines = [record(**common, seed=seed, rmse=rmse) for seed, rmse in ((0, 0.1), (1, 0.3), (0, 0.9), (0, 0.1))]
+    paths = [tmp_path / name for name in ("one", "two")]
+    for path in paths:
+        for line in lines:
+            write(line, path)
+    _, text, _ = run(capsys, "table", "extrapolation", *map(str, paths))
+    row = text.splitlines()[2]
+    assert "| 2 |" in row and "0.20 ± 0.10" in row
+    assert row in table(find("extrapolation"), lines)
+    other = [line | {"version": "0"} for line in lines]
+    assert len(distinct([*lines, *other])) == 4
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # a dozen draws
@@ -411,20 +520,51 @@ def test_settings_change_the_config(capsys):
     assert (config["noise_factor"], config["activation"]) == (10, "relu")
 
 
+def test_a_prior_of_fixed_points_cannot_be_calibrated(capsys):
+    status, _, err = run(capsys, "run", "extrapolation", "--set", "calibrated=True")
+    assert status == 2 and "fixed measurement points" in err
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**32), str(2**32 - 1), str(10**30)])
+@pytest.mark.usefixtures("runs_nothing")
+def test_seeds_have_a_key_of_their_own(capsys, seed):
+    """JAX would give the key of another seed."""
+    status, _, err = run(capsys, "run", "extrapolation", "--seed", seed, "--seeds", "2")
+    assert status == 2 and "must lie between 0 and 4294967295" in err
+
+
 @pytest.mark.parametrize(
     ("setting", "text"),
     [
         ("nonesuch=1", "noise_factor"),
         ("activation=none", "relu"),
-        ("calibrated=True", "fixed measurement points"),
         ("widths=3", "widths=3 must be"),
         ("num_chains=2.5", "num_chains=2.5 must be"),
         ("num_steps=2.5", "num_steps=2.5 must be of type int"),
         ("noise_sd=None", "noise_sd=None must be of type float"),
+        ("num_chains=0", "num_chains=0 must be positive"),
+        ("num_chains=-3", "num_chains=-3 must be positive"),
+        ("num_samples=0", "num_samples=0 must be positive"),
+        ("num_warmup=-1", "num_warmup=-1 must be 0 or more"),
+        ("num_steps=0", "num_steps=0 must be positive"),
+        ("num_chains=True", "num_chains=True must be of type int"),
+        ("num_chains=1" + 30 * "0", "at most 1e+09"),
+        ("noise_sd=1e999", "noise_sd=inf must be positive and at most"),
+        ("noise_sd=-1e999", "noise_sd=-inf must be positive"),
+        ("noise_sd=nan", "noise_sd='nan' must be of type float"),
+        ("noise_sd=0", "noise_sd=0 must be positive"),
+        ("noise_sd", "noise_sd='' must be of type float"),
+        ("learning_rate=1e-999", "learning_rate=0.0 must be positive"),
+        ("warm_start=1.5", "warm_start=1.5 must be a fraction"),
+        ("weight_scale_sd=-0.1", "weight_scale_sd=-0.1 must be 0 or more"),
+        ("widths=(3,0)", "widths=0 must be positive"),
+        ("widths=(3,2.5)", "widths=2.5 must be of type int"),
+        ("widths=" + 1000 * "(", "must be of type tuple"),
         ("num_gp_steps=3", "extrapolation does not use the setting 'num_gp_steps'"),
     ],
 )
-def test_bad_settings_are_explained(capsys, setting, text):
+@pytest.mark.usefixtures("runs_nothing")
+def test_bad_settings_are_explained_before_any_run(capsys, setting, text):
     status, _, err = run(capsys, "run", "extrapolation", "--set", setting)
     assert status == 2
     assert text in err
@@ -476,6 +616,11 @@ def test_missing_data_is_explained(capsys, monkeypatch, tmp_path):
     [
         (["run", "nonesuch"], "extrapolation"),
         (["run", "uci", "--splits", "0"], "at least 1"),
+        (["run", "uci", "--splits", "1e999"], "at least 1"),
+        (["run", "uci", "--seeds", "-1"], "at least 1"),
+        (["run", "uci", "--seeds", str(10**12)], "at most 1000000"),
+        (["run", "uci", "--seed", "nan"], "invalid int"),
+        (["bench", "svi", "--repeats", "2.5"], "at least 1"),
         ([], "COMMAND"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import http.server
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -174,15 +176,28 @@ def test_file_appears_whole(cache, tmp_path, monkeypatch):
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Serves files; one path promises more bytes than it sends."""
+    """Serves files; some paths promise more bytes than they send, send without end, or a byte at a time."""
 
     def do_GET(self):
-        if self.path != "/short":
+        if self.path not in ("/short", "/endless", "/huge", "/drops", "/dripping", "/open"):
             return super().do_GET()
+        if self.path == "/dripping":  # the head of the answer
+            self.drip(b"HTTP/1.0 200 OK\r\nX: ")
         self.send_response(200)
-        self.send_header("Content-Length", "100")
+        if self.path in ("/short", "/huge", "/open"):
+            self.send_header("Content-Length", {"/short": "100", "/huge": str(10**12), "/open": "11"}[self.path])
         self.end_headers()
+        if self.path in ("/drops", "/endless"):
+            self.drip(b"", size=1 if self.path == "/drops" else 2**16)
         self.wfile.write(b"only a part")
+        if self.path == "/open":
+            self.server.stop.wait(5)  # without a word, and without closing
+
+    def drip(self, start, size=1):
+        with contextlib.suppress(OSError):
+            self.wfile.write(start)
+            while not self.server.stop.wait(0.02 if size == 1 else 0):
+                self.wfile.write(size * b"x")
 
     def log_message(self, *_):
         pass
@@ -194,9 +209,11 @@ def server(tmp_path):
     folder.mkdir()
     handler = functools.partial(QuietHandler, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        running.stop = threading.Event()
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
         yield folder, f"http://127.0.0.1:{running.server_address[1]}"
+        running.stop.set()
         running.shutdown()
         thread.join()
 
@@ -214,6 +231,44 @@ def test_http_failures_keep_nothing(cache, server, path, reason):
     with pytest.raises(DataNotFoundError, match=reason):
         find(Source("a.csv", (f"{url}/{path}",), hashlib.sha256(b"only a part").hexdigest()))
     assert files_under(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("endless", "more than 1000000 bytes"),
+        ("huge", "more than 1000000 bytes"),
+        ("drops", "TimeoutError: more than 1 seconds"),
+        ("dripping", "TimeoutError: more than 1 seconds"),
+    ],
+)
+def test_downloads_are_bounded_in_size_and_in_time_altogether(cache, server, monkeypatch, tmp_path, path, reason):
+    """Of a server that is never silent."""
+    monkeypatch.setattr(registry, "MAX_BYTES", 10**6)
+    monkeypatch.setattr(registry, "PATIENCE", 4)
+    monkeypatch.setattr(registry.tempfile, "tempdir", str(tmp_path / "parts"))
+    (tmp_path / "parts").mkdir()
+    start = time.monotonic()
+    with pytest.raises(DataNotFoundError, match=reason):
+        find(Source("a.csv", (f"{server[1]}/{path}",), "0"), timeout=0.25 if "dr" in path else 10)
+    assert time.monotonic() - start < 10
+    assert files_under(cache) == files_under(tmp_path / "parts") == []
+
+
+def test_many_files_share_the_time_and_the_size(cache, tmp_path, monkeypatch):
+    source = source_of(tmp_path / "web", a=600 * b"a", b=600 * b"b")
+    monkeypatch.setattr(registry, "MAX_BYTES", 1000)
+    with pytest.raises(DataNotFoundError, match="more than 1000 bytes"):
+        find(source)
+    monkeypatch.setattr(registry, "MAX_BYTES", 1200)
+    assert find(source).read_bytes() == 600 * b"a" + 600 * b"b"
+
+
+def test_a_server_that_does_not_hang_up(cache, server):
+    """What it promised has come: nothing more is waited for."""
+    start = time.monotonic()
+    found = find(Source("a.csv", (f"{server[1]}/open",), hashlib.sha256(b"only a part").hexdigest()))
+    assert found.read_bytes() == b"only a part" and time.monotonic() - start < 4
 
 
 @pytest.fixture
@@ -297,6 +352,7 @@ def test_load_uci_downloads_builds_and_loads(cache, tmp_path, monkeypatch):
         (folder / f"{file}.txt").write_bytes(part)
     digest = hashlib.sha256(b"".join(parts)).hexdigest()
     monkeypatch.setitem(uci._PUBLISHED, "yacht", ("yacht", 2, digest))
+    monkeypatch.setitem(uci.UCI_SHAPES, "yacht", (4, 2))
     monkeypatch.setattr(uci, "uci_source", functools.partial(uci.uci_source, base_url=(tmp_path / "web").as_uri()))
     split = datasets.load_uci("yacht", 1)
     assert (cache / "uci" / "yacht.npz").is_file()
@@ -328,11 +384,108 @@ def test_dtype_must_be_floating(dtype):
         datasets.load_uci("yacht", dtype=dtype)
 
 
-def test_file_with_other_content_is_refused(tmp_path):
-    (tmp_path / "uci").mkdir()
-    np.savez(tmp_path / "uci" / "yacht.npz", X=np.zeros((3, 1)), y=np.zeros(3))
-    with pytest.raises(ValueError, match=r"yacht\.npz holds no train_mask"):
+LOADERS = {
+    "uci/yacht.npz": lambda folder: datasets.load_uci("yacht", data_dir=folder),
+    "timeseries/co2.csv": lambda folder: datasets.load_co2(data_dir=folder),
+    "mushroom/agaricus-lepiota.data": lambda folder: datasets.load_mushroom(data_dir=folder),
+    "drifters/gulfdrifters_gpjax.npz": lambda folder: datasets.load_drifters(data_dir=folder),
+    "image/kmnist/t10k-images-idx3-ubyte.gz": lambda folder: datasets.load_images("kmnist", data_dir=folder),
+    "image/kmnist/t10k-labels-idx1-ubyte.gz": lambda folder: datasets.load_images("kmnist", data_dir=folder),
+    "image/svhn/svhn_train_first800.npz": lambda folder: datasets.load_images("svhn", data_dir=folder),
+}
+DAMAGES = {
+    "empty": lambda content: b"",
+    "a page": lambda content: b"<!DOCTYPE html><html><body>Please log in</body></html>",
+    "zeros": lambda content: bytes(len(content)),
+    "cut in the middle": lambda content: content[: len(content) // 2],
+    "cut after a line": lambda content: content[: content.rfind(b"\n", 0, len(content) // 2) + 1],
+    "last byte": lambda content: content[:-1],
+    "another array": lambda content: npy(np.zeros(3)),
+    "an object": lambda content: npy(np.array([{}]), allow_pickle=True),
+}
+
+
+def npy(array, **settings):
+    stream = io.BytesIO()
+    np.save(stream, array, **settings)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("path", LOADERS)
+def test_a_damaged_file_is_named_with_the_cure(data_dir, tmp_path, path):
+    for other in (data_dir / path).parent.iterdir():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).with_name(other.name).symlink_to(other)
+    content = (data_dir / path).read_bytes()
+    LOADERS[path](tmp_path)
+    for name, damage in DAMAGES.items():
+        (tmp_path / path).unlink()
+        (tmp_path / path).write_bytes(damage(content))
+        with pytest.raises(ValueError) as caught:
+            LOADERS[path](tmp_path)
+        text = str(caught.value)
+        assert text.startswith(f"{tmp_path / path} is damaged (") and text.endswith(
+            "); remove it to have it downloaded again."
+        ), (name, text)
+
+
+def changed(array, where, value):
+    array = array.copy()
+    array[where] = value
+    return array
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"X": None}, "holds no X"),
+        ({"train_mask": None, "y": None}, "holds no y, train_mask"),
+        ({"train_mask": lambda a: a.astype(int)}, "train_mask has dtype int64, not bool"),
+        ({"train_mask": lambda a: a[:, :-1]}, r"train_mask has shape \[20, 307\], not \[20, 308\]"),
+        ({"train_mask": lambda a: a[:7]}, r"train_mask has shape \[7, 308\]"),
+        ({"train_mask": lambda a: a | True}, "no training rows or no test rows"),
+        ({"train_mask": lambda a: changed(a, 3, False)}, "no training rows or no test rows"),
+        ({"X": lambda a: a[:-1]}, r"X has shape \[307, 6\], not \[308, 6\]"),
+        ({"X": lambda a: a[:, :-1]}, r"X has shape \[308, 5\]"),
+        ({"X": lambda a: a.T}, "X has shape"),
+        ({"X": lambda a: changed(a, (4, 2), np.nan)}, "X holds NaN or infinite values"),
+        ({"X": lambda a: changed(a, (4, 2), 1e300)}, "X holds NaN or infinite values"),
+        ({"X": lambda a: a.astype(complex)}, "X has dtype complex128, not float"),
+        ({"X": lambda a: a.astype(str)}, "X has dtype <U32, not float"),
+        ({"y": lambda a: a[:, None]}, r"y has shape \[308, 1\], not \[308\]"),
+        ({"y": lambda a: changed(a, -1, -np.inf)}, "y holds NaN or infinite values"),
+        ({"X": lambda a: a[:9], "y": lambda a: a[:9], "train_mask": lambda a: a[:, :9]}, r"X has shape \[9, 6\]"),
+    ],
+)
+def test_arrays_that_are_not_those_of_the_data_set(data_dir, tmp_path, changes, text):
+    path = tmp_path / "uci" / "yacht.npz"
+    path.parent.mkdir()
+    with np.load(data_dir / "uci" / "yacht.npz") as file:
+        arrays = dict(file)
+    for name, change in changes.items():
+        whole = arrays.pop(name)
+        arrays |= {} if change is None else {name: change(whole)}
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match=rf"yacht\.npz is damaged \(.*{text}.*\); remove it"):
         datasets.load_uci("yacht", data_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "text"),
+    [
+        ("test_shape", lambda a: a + 1, r"544 rows and says 35 × 17"),
+        ("test_vel", lambda a: a[:-1], r"test_vel has shape \[543, 2\]"),
+        ("train_pos", lambda a: changed(a, 0, np.nan), "train_pos holds NaN"),
+        ("test_shape", lambda a: a / 1.0, "test_shape has dtype float64, not int"),
+    ],
+)
+def test_arrays_that_are_no_drifters(data_dir, tmp_path, name, change, text):
+    path = tmp_path / drifters.DRIFTERS_SOURCE.path
+    path.parent.mkdir()
+    with np.load(data_dir / drifters.DRIFTERS_SOURCE.path) as file:
+        np.savez(path, **(dict(file) | {name: change(file[name])}))
+    with pytest.raises(ValueError, match=rf"gpjax\.npz is damaged \(.*{text}.*\); remove it"):
+        datasets.load_drifters(data_dir=tmp_path)
 
 
 # Standardisation
@@ -522,20 +675,29 @@ def test_real_mushrooms(data_dir):
 # Mushrooms
 
 
-def test_mushroom_levels(tmp_path):
+def published(source: Source, path: Path) -> Source:
+    """``source`` as if the file at ``path`` were what is published."""
+    return replace(source, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def test_mushroom_levels(tmp_path, monkeypatch):
     """Two features that vary, twenty that don't; an unknown value is a level."""
     same = ",".join("k" * 20)
     lines = [f"p,b,?,{same}", f"e,a,?,{same}", f"e,b,c,{same}"]
     (tmp_path / "mushroom").mkdir()
     path = tmp_path / "mushroom" / "agaricus-lepiota.data"
     path.write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(mushroom, "MUSHROOM_SOURCE", published(mushroom.MUSHROOM_SOURCE, path))
     x, poisonous = datasets.load_mushroom(data_dir=tmp_path, dtype=np.float64)
     np.testing.assert_array_equal(poisonous, [True, False, False])
     np.testing.assert_array_equal(x[:, :4], [[0, 1, 1, 0], [1, 0, 1, 0], [0, 1, 0, 1]])
     np.testing.assert_array_equal(x[:, 4:], np.ones((3, 20)))
     assert x.dtype == np.float64
     path.write_text("p,b\n")
-    with pytest.raises(ValueError, match="no table of 23 columns"):
+    with pytest.raises(ValueError, match="is damaged"):
+        datasets.load_mushroom(data_dir=tmp_path)
+    monkeypatch.setattr(mushroom, "MUSHROOM_SOURCE", published(mushroom.MUSHROOM_SOURCE, path))
+    with pytest.raises(ValueError, match=r"is damaged \(it is no table of 23 columns.*\); remove it"):
         datasets.load_mushroom(data_dir=tmp_path)
 
 
@@ -543,11 +705,13 @@ def test_mushroom_levels(tmp_path):
 
 
 @pytest.fixture
-def co2_dir(tmp_path):
+def co2_dir(tmp_path, monkeypatch):
     """Four values and one missing one, in a common and a leap year."""
     lines = ["date,co2", "19990101,300.0", "19990702,", "20000102,310.0", "20000103,312.0", "20000702,320.0"]
     (tmp_path / "timeseries").mkdir()
-    (tmp_path / "timeseries" / "co2.csv").write_text("\n".join(lines) + "\n")
+    path = tmp_path / "timeseries" / "co2.csv"
+    path.write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(co2, "CO2_SOURCE", published(co2.CO2_SOURCE, path))
     return tmp_path
 
 

@@ -51,6 +51,37 @@ except ValueError as error:
 draws = {"alone": alone, "both": in_parts((4, 2)), "rows": in_parts((1, 8)), "on disk": on_disk[0], "read": on_disk[1]}
 print(json.dumps({"draws": {name: a.tolist() for name, a in draws.items()}, "refused": refused}))
 """
+RESULTS = """
+new, found = X[:8] + 0.5, {}
+
+def look(x, y, mesh, new):
+    many = {} if mesh is None else {"mesh": mesh}
+    mcmc = fs.MCMC(kernel, num_warmup=20, num_samples=10, num_chains=8, chain_method="vectorized",
+                   progress_bar=False, **many)
+    mcmc.run(jax.random.key(0), x, y)
+    data, report = fs.to_arviz(mcmc), fs.report(mcmc)
+    return {
+        "f": fs.predict(mcmc, jax.random.key(1), new)["f"].tolist(),
+        "posterior": data["posterior"]["f"].values.tolist(),
+        "log_likelihood": data["log_likelihood"]["y"].values.tolist(),
+        "observed": data["observed_data"]["y"].values.tolist(),
+        "rhat": float(report.functions.rhat.max()),
+    }
+
+def parts(mesh, axis, *arrays):
+    return [jax.device_put(a, NamedSharding(mesh, PartitionSpec(axis))) for a in arrays]
+
+mesh = jax.make_mesh((4, 2), ("chains", "rows"))
+meshes = {  # of the data, and the axis that they are spread over
+    "documented": (mesh, "rows"),
+    "other names": (jax.make_mesh((8,), ("batch",)), "batch"),
+}
+found["one device"] = look(X, Y, None, new)
+for name, (other, axis) in meshes.items():
+    found[name] = look(*parts(other, axis, X, Y), mesh, parts(other, axis, new)[0])
+found["no mesh of chains"] = look(*parts(mesh, "rows", X, Y), None, new)
+print(json.dumps(found))
+"""
 FIRST = """
 import sys
 import jax
@@ -104,6 +135,17 @@ def test_chains_and_data_on_eight_devices(eight_devices):
         np.testing.assert_allclose(draws[name], draws["alone"], rtol=0.0, atol=1e-3)
     np.testing.assert_array_equal(draws["read"], draws["on disk"])
     assert "8 devices along 'chains' cannot share num_chains=12" in eight_devices["refused"]
+
+
+@pytest.mark.slow
+def test_results_of_data_on_a_mesh():
+    """Those of one device, whichever mesh of the same devices the data and the new inputs lie on."""
+    (found,) = reports([start(RESULTS, devices=8)])
+    expected = {k: np.array(v) for k, v in found.pop("one device").items()}
+    assert expected["f"].shape == (80, 8) and expected["f"].std() > 0.1 and len(found) == 3
+    for values in found.values():
+        for name, value in values.items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.slow

@@ -96,8 +96,43 @@ def test_broken_idx_files_are_refused(content):
 
 def test_labels_of_another_number_are_refused(folder):
     (folder / "image/mnist/train-labels-idx1-ubyte.gz").write_bytes(idx(np.zeros(299)))
-    with pytest.raises(ValueError, match="300 images of part 'train' have 299 labels"):
+    with pytest.raises(ValueError, match=r"train-labels.* is damaged .*300 images of part 'train' have 299 labels"):
         datasets.load_images("mnist")
+
+
+@pytest.mark.parametrize(
+    ("file", "array", "text"),
+    [
+        ("t10k-labels-idx1-ubyte.gz", np.full(100, 10), "label 10, and there are 10 classes"),
+        ("t10k-labels-idx1-ubyte.gz", np.zeros((100, 28, 28)), r"labels have the shape \[100, 28, 28\]"),
+        ("t10k-images-idx3-ubyte.gz", np.zeros((100, 28, 27)), r"images have the shape \[100, 28, 27\]"),
+        ("train-images-idx3-ubyte.gz", np.zeros((0, 28, 28)), r"images have the shape \[0, 28, 28\]"),
+        ("train-images-idx3-ubyte.gz", np.zeros(300), r"images have the shape \[300\]"),
+    ],
+)
+def test_images_and_labels_that_cannot_be(folder, file, array, text):
+    (folder / "image/mnist" / file).write_bytes(idx(array))
+    with pytest.raises(ValueError, match=rf"{file} is damaged \(.*{text}.*\); remove it"):
+        datasets.load_images("mnist")
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "text"),
+    [
+        (np.zeros((5, 32, 32, 3), np.uint8), np.zeros(4, np.uint8), "labels has shape"),
+        (np.zeros((5, 32, 32, 3), np.float32), np.zeros(5, np.uint8), "images has dtype float32, not uint8"),
+        (np.zeros((5, 3, 32, 32), np.uint8), np.zeros(5, np.uint8), "images has shape"),
+        (np.zeros((5, 32, 32, 3), np.uint8), np.full(5, 77, np.uint8), "label 77"),
+        (np.zeros((5, 32, 32, 3), np.uint8), None, "holds no labels"),
+    ],
+)
+def test_a_subset_that_cannot_be(folder, images, labels, text):
+    (folder / "image" / "cifar10").mkdir()
+    arrays = {"images": images} | ({} if labels is None else {"labels": labels})
+    for name in ("cifar10_train12k", "cifar10_test5k"):
+        np.savez(folder / "image" / "cifar10" / f"{name}.npz", **arrays)
+    with pytest.raises(ValueError, match=rf"train12k\.npz is damaged \(.*{text}.*\); remove it and save another copy"):
+        datasets.load_images("cifar10_subset")
 
 
 @pytest.mark.parametrize("name", ["cifar", "", None])

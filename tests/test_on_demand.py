@@ -1,5 +1,7 @@
 """Rows loaded on demand: the draws of data in memory, whatever holds the rows."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from flax import linen as nn
 
 import numpyro_fspace as fs
 from numpyro_fspace.infer import mcmc as driver
+from numpyro_fspace.on_demand import errors_as_themselves
 
 NUM, BATCH = 300, 20
 
@@ -124,6 +127,94 @@ def test_mistakes_are_named():
         fs.OnDemand(np.zeros(3), dtype=complex)
     with pytest.raises(IndexError, match="rows 2 to 9 are not all among the 3"):
         fs.OnDemand(np.zeros((3, 1)))[np.array([2, 9])]
+
+
+def with_value(value, dtype=float):
+    array = np.arange(40).astype(dtype)
+    array[7] = value
+    return array
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "text"),
+    [
+        (with_value(2**40, np.int64), {}, "would change int64 values such as 1099511627776 to int32"),
+        (with_value(2**31, np.uint64), {"dtype": "int32"}, "would change uint64 values such as 2147483648 to int32"),
+        (with_value(300, np.int32), {"dtype": "int8"}, "would change int32 values such as 300 to int8"),
+        (with_value(0.5), {"dtype": int}, "would change float64 values such as 0.5 to int32"),
+        (with_value(1e300), {}, r"would make float64 values such as 1e\+300 infinite in float32"),
+        (with_value(1e300).reshape(20, 2), {}, r"float64 values such as 1e\+300 infinite"),
+        (with_value(70_000.0), {"dtype": "float16"}, "float64 values such as 70000 infinite in float16"),
+        (with_value(np.nan), {}, "holds NaN or infinite values"),
+        (with_value(np.nan), {"dtype": int}, "would change float64 values such as nan to int32"),
+        (with_value(-np.inf, np.float32), {}, "holds NaN or infinite values"),
+        (with_value(np.nan, np.float16), {}, "holds NaN or infinite values"),
+    ],
+)
+def test_rows_have_the_checks_of_arrays_in_memory(source, settings, text):
+    """Where they are loaded, in compiled programs too; other rows are as good as ever."""
+    data = fs.OnDemand(source, **settings)
+    load = jax.jit(lambda rows: data[rows])
+    row = 3 if source.ndim == 2 else 7
+    for loaded in (data.__getitem__, errors_as_themselves(lambda rows: jax.block_until_ready(load(rows)))):
+        with pytest.raises(ValueError, match=text):
+            loaded(jnp.array([1, row, 2]))
+    np.testing.assert_array_equal(load(jnp.array([9, 8])), source[[9, 8]])
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", "<f2", np.longdouble, bool, np.uint8, "bfloat16"])
+def test_every_type_of_real_numbers_is_read_right(dtype):
+    array = np.arange(6).astype(jnp.dtype(dtype) if dtype == "bfloat16" else dtype).reshape(3, 2)
+    found = jax.jit(lambda rows: fs.OnDemand(array)[rows])(jnp.array([2, 0]))
+    np.testing.assert_array_equal(np.asarray(found, float), array[[2, 0]].astype(float))
+
+
+def test_sources_whose_rows_are_others_are_refused():
+    pandas = pytest.importorskip("pandas")
+    for source in (pandas.Series([1.0, 2.0], index=[1, 0]), np.ma.masked_less(np.arange(3.0), 1.0)):
+        with pytest.raises(TypeError, match="by label or masked"):
+            fs.OnDemand(source)
+    for shape in ((0,), (0, 3), (5, 0)):
+        with pytest.raises(ValueError, match="source is empty"):
+            fs.OnDemand(np.zeros(shape))
+
+
+class Away(Recorder):
+    def __getitem__(self, rows):
+        raise ConnectionError("the server is away")
+
+
+def test_errors_of_a_run_are_its_sources_own(files, capfd):
+    x, y = files
+    for source, error, text in (
+        (Away(x), ConnectionError, "^the server is away$"),
+        (np.where(np.arange(NUM)[:, None] == 250, np.nan, x), ValueError, "holds NaN"),
+    ):
+        with pytest.raises(error, match=text):
+            run(fs.OnDemand(source), fs.OnDemand(y))
+    assert "pure_callback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("num", [NUM - 1, NUM + 1])
+def test_rows_of_a_plate_of_another_size_are_refused(files, num):
+    """Too few rows would be missed at random, too many never be seen."""
+    x, y = files
+    with pytest.raises(ValueError, match=rf"plate 'data' has {NUM} rows and OnDemand\(.* has {num}"):
+        run(fs.OnDemand(x), fs.OnDemand(np.resize(y, num)))
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(5, -5), slice(None, None, -1)])
+def test_a_file_that_is_cut_short_is_an_error(tmp_path, part):
+    """And not the end of the process; one that grows is none."""
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(5000.0))
+    data = fs.OnDemand(np.load(path, mmap_mode="r")[part])
+    with path.open("ab") as file:
+        file.write(b"more")
+    assert np.isfinite(data[np.array([0, 4000])]).all()
+    os.truncate(path, 8000)
+    with pytest.raises(OSError, match="cut short: it has 8000 bytes, and 40128 are mapped"):
+        data[np.array([0, 4000])]
 
 
 def test_rows_and_columns():

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_fspace.datasets.registry import Source, find
+from numpyro_fspace.datasets.registry import Source, load
 from numpyro_fspace.datasets.split import check_dtype
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from jaxtyping import Float
     from numpy.typing import DTypeLike
@@ -45,7 +46,7 @@ def load_co2(
 
     Raises:
         TypeError: if the dtype is no dtype.
-        ValueError: if the frequency or the dtype is not a known one.
+        ValueError: if the frequency or the dtype is not a known one, or the file is not as published.
         DataNotFoundError: if the file is neither on disk nor to be downloaded.
         ChecksumError: if what was downloaded is not the expected data.
 
@@ -59,14 +60,20 @@ def load_co2(
     if frequency not in ("weekly", "monthly"):
         raise ValueError(f"frequency must be 'weekly' or 'monthly', got {frequency!r}.")
     dtype = check_dtype(dtype)
-    lines = find(CO2_SOURCE, data_dir).read_text(encoding="utf-8").split()[1:]
-    rows = [line.split(",") for line in lines if not line.endswith(",")]
-    days = np.array([f"{day[:4]}-{day[4:6]}-{day[6:]}" for day, _ in rows], dtype="datetime64[D]")
-    time, value = _decimal_year(days), np.array([float(co2) for _, co2 in rows])
+    days, value = load(CO2_SOURCE, data_dir, _read, is_published=True)
+    time = _decimal_year(days)
     if frequency == "monthly":
         _, month, count = np.unique(days.astype("datetime64[M]"), return_inverse=True, return_counts=True)
         time, value = np.bincount(month, time) / count, np.bincount(month, value) / count
     return time[:, None].astype(dtype), value.astype(dtype)
+
+
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Days and values; weeks without a value are left out."""
+    lines = path.read_text(encoding="utf-8").split()[1:]
+    rows = [line.split(",") for line in lines if not line.endswith(",")]
+    days = np.array([f"{day[:4]}-{day[4:6]}-{day[6:]}" for day, _ in rows], dtype="datetime64[D]")
+    return days, np.array([float(co2) for _, co2 in rows])
 
 
 def _decimal_year(days: np.ndarray) -> Float[np.ndarray, " N"]:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from numpyro_fspace.datasets.registry import Source, find
-from numpyro_fspace.datasets.split import check_dtype
+from numpyro_fspace.datasets.registry import Source, load
+from numpyro_fspace.datasets.split import check_dtype, read_npz
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from jaxtyping import Float
     from numpy.typing import DTypeLike
@@ -94,7 +95,7 @@ def load_drifters(*, data_dir: str | os.PathLike[str] | None = None, dtype: DTyp
 
     Raises:
         TypeError: if the dtype is no dtype.
-        ValueError: if the dtype is not a known one.
+        ValueError: if the dtype is not a known one, or the file is damaged.
         DataNotFoundError: if the file is neither on disk nor to be downloaded.
         ChecksumError: if what was downloaded is not the expected data.
 
@@ -107,7 +108,19 @@ def load_drifters(*, data_dir: str | os.PathLike[str] | None = None, dtype: DTyp
         Lilly & Pérez-Brunius (2021), *GulfDrifters*; Berlinghieri et al. (2023).
     """
     dtype = check_dtype(dtype)
-    with np.load(find(DRIFTERS_SOURCE, data_dir)) as file:
-        x, y, grid, currents = (file[key].astype(dtype) for key in ("train_pos", "train_vel", "test_pos", "test_vel"))
-        num_longitudes, num_latitudes = file["test_shape"].tolist()
-    return Drifters(x, y, grid, currents, (num_latitudes, num_longitudes))
+    (x, y, grid, currents), shape = load(DRIFTERS_SOURCE, data_dir, _read)
+    return Drifters(x.astype(dtype), y.astype(dtype), grid.astype(dtype), currents.astype(dtype), shape)
+
+
+def _read(path: Path) -> tuple[list[np.ndarray], tuple[int, int]]:
+    *tables, (num_longitudes, num_latitudes) = read_npz(
+        path,
+        train_pos=("float", ("N", 2)),
+        train_vel=("float", ("N", 2)),
+        test_pos=("float", ("G", 2)),
+        test_vel=("float", ("G", 2)),
+        test_shape=("int", (2,)),
+    )
+    if num_longitudes * num_latitudes != len(tables[2]):
+        raise ValueError(f"its grid has {len(tables[2])} rows and says {num_longitudes} × {num_latitudes}")
+    return tables, (int(num_latitudes), int(num_longitudes))

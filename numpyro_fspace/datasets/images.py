@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import math
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_fspace.datasets.registry import Source, find
+from numpyro_fspace.datasets.registry import Source, load
+from numpyro_fspace.datasets.split import read_npz
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from jaxtyping import Int, UInt8
 
@@ -62,6 +65,8 @@ IMAGE_NAMES = (*_IDX, "cifar10", "cifar10_subset", "svhn")
 
 #: Images of SVHN's training part that are kept.
 NUM_SVHN = 800
+#: Classes of every set with labels.
+NUM_CLASSES = 10
 #: Bytes of a record of CIFAR-10: the label, and 32 × 32 pixels, colour by colour.
 CIFAR10_RECORD = 1 + 3 * 32 * 32
 
@@ -115,7 +120,7 @@ def load_images(name: str, *, data_dir: str | os.PathLike[str] | None = None) ->
         The :class:`Images`.
 
     Raises:
-        ValueError: if the name is not a known one, or a file has another content.
+        ValueError: if the name is not a known one, or a file is damaged.
         DataNotFoundError: if a file is neither on disk nor to be downloaded.
         ChecksumError: if what was downloaded is not the expected data.
 
@@ -129,24 +134,14 @@ def load_images(name: str, *, data_dir: str | os.PathLike[str] | None = None) ->
     """
     if name not in IMAGE_NAMES:
         raise ValueError(f"name={name!r} is not a known set of images; known are {', '.join(IMAGE_NAMES)}.")
-    found = {part: find(source, data_dir) for part, source in image_sources(name).items()}
-    if name in _IDX:
-        parts = {part: read_idx(path.read_bytes()) for part, path in found.items()}
-    else:
-        parts = {}
-        for part, path in found.items():
-            with np.load(path) as file:
-                parts |= {(part, key) if part else tuple(key.split("_")): file[key] for key in file.files}
+    parts: dict = {}
+    for place, source in image_sources(name).items():
+        parts |= load(source, data_dir, functools.partial(_read, name, place, parts))
     test = next((part for part in ("t10k", "test") if (part, "images") in parts), "test")
-    some = next((parts[key] for key in parts if key[1] == "images"), None)
-    if some is None or some.dtype != np.uint8:
-        raise ValueError(f"{next(iter(found.values()))} holds no images of bytes; remove it to have it made again.")
+    some = next(parts[key] for key in parts if key[1] == "images")
     none = np.zeros((0, *some.shape[1:]), np.uint8)
     images = {part: parts.get((part, "images"), none) for part in ("train", test)}
     labels = {part: parts.get((part, "labels")) for part in ("train", test)}
-    for part, known in labels.items():
-        if known is not None and known.shape != (len(images[part]),):
-            raise ValueError(f"{name}: {len(images[part])} images of part {part!r} have {len(known)} labels.")
 
     def pixels(part):
         return images[part][..., None] if images[part].ndim == 3 else images[part]
@@ -156,6 +151,32 @@ def load_images(name: str, *, data_dir: str | os.PathLike[str] | None = None) ->
         return None if known is None else known.astype(int)
 
     return Images(name, pixels("train"), classes("train"), pixels(test), classes(test))
+
+
+def _read(name: str, place, others: dict, path: Path) -> dict:
+    """What a file of a set holds, by part and kind; ``others`` is what its other files hold."""
+    if name in _IDX:
+        kind = place[1]
+        array = read_idx(path.read_bytes())
+        size = (28, 28) if kind == "images" else ()
+        if array.shape[1:] != size or not len(array):
+            raise ValueError(f"its {kind} have the shape {list(array.shape)}, not {['N', *size]}")
+        found = {place: array}
+    else:
+        prefixes = ("train_", "test_") if name == "cifar10" else ("",)
+        kinds = {"images": (32, 32, 3)} if name == "svhn" else {"images": (32, 32, 3), "labels": ()}
+        shapes = {
+            prefix + kind: ("uint8", (f"{prefix}N", *size)) for prefix in prefixes for kind, size in kinds.items()
+        }
+        arrays = zip(shapes, read_npz(path, **shapes), strict=True)
+        found = {(place, key) if place else tuple(key.split("_")): array for key, array in arrays}
+    for (part, kind), array in found.items():
+        num = len((others | found)[part, "images"])
+        if len(array) != num:
+            raise ValueError(f"the {num} images of part {part!r} have {len(array)} labels")
+        if kind == "labels" and array.max() >= NUM_CLASSES:
+            raise ValueError(f"it has the label {array.max()}, and there are {NUM_CLASSES} classes")
+    return found
 
 
 def image_sources(name: str) -> dict:
@@ -183,11 +204,11 @@ def read_idx(content: bytes) -> UInt8[np.ndarray, ...]:
     try:
         raw = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"this is no gzipped idx file ({error}); remove it to have it downloaded again.") from None
+        raise ValueError(f"this is no gzipped idx file ({error})") from None
     rank = raw[3] if raw[:3] == b"\x00\x00\x08" else 0
     shape = tuple(np.frombuffer(raw, ">u4", rank, 4)) if len(raw) >= 4 + 4 * rank else ()
     if not rank or len(raw) != 4 + 4 * rank + math.prod(map(int, shape)):
-        raise ValueError("this is no idx file of bytes; remove it to have it downloaded again.")
+        raise ValueError("this is no idx file of bytes")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * rank).reshape(shape)
 
 

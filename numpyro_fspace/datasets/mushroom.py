@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_fspace.datasets.registry import Source, find
+from numpyro_fspace.datasets.registry import Source, load
 from numpyro_fspace.datasets.split import check_dtype
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from jaxtyping import Bool, Float
     from numpy.typing import DTypeLike
@@ -42,7 +43,7 @@ def load_mushroom(
 
     Raises:
         TypeError: if the dtype is no dtype.
-        ValueError: if the dtype is not a known one, or the file is no table of mushrooms.
+        ValueError: if the dtype is not a known one, or the file is not as published.
         DataNotFoundError: if the file is neither on disk nor to be downloaded.
         ChecksumError: if what was downloaded is not the expected data.
 
@@ -54,13 +55,13 @@ def load_mushroom(
         UCI Machine Learning Repository, *Mushroom* (1981), doi:10.24432/C5959T; CC BY 4.0.
     """
     dtype = check_dtype(dtype)
-    path = find(MUSHROOM_SOURCE, data_dir)
-    rows = [line.split(",") for line in path.read_text(encoding="utf-8").split()]
-    if not rows or any(len(row) != NUM_COLUMNS or row[0] not in ("e", "p") for row in rows):
-        raise ValueError(
-            f"{path} is no table of {NUM_COLUMNS} columns, of which the first is e or p; remove it to have it "
-            "downloaded again."
-        )
-    table = np.array(rows)
+    table = load(MUSHROOM_SOURCE, data_dir, _read, is_published=True)
     x = np.concatenate([column[:, None] == np.unique(column) for column in table[:, 1:].T], axis=1)
     return x.astype(dtype), table[:, 0] == "p"
+
+
+def _read(path: Path) -> np.ndarray:
+    rows = [line.split(",") for line in path.read_text(encoding="utf-8").split()]
+    if not rows or any(len(row) != NUM_COLUMNS or row[0] not in ("e", "p") for row in rows):
+        raise ValueError(f"it is no table of {NUM_COLUMNS} columns, of which the first is e or p")
+    return np.array(rows)

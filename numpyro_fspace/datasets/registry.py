@@ -7,13 +7,25 @@ import http.client
 import logging
 import os
 import tempfile
+import threading
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 DATA_ENV = "NUMPYRO_FSPACE_DATA"
 TIMEOUT = 30.0
+#: A download may take so many times the seconds that it waits for a silent server.
+PATIENCE = 20
+#: Bytes that the public files of one data file may have together; the largest have 182 million.
+MAX_BYTES = 2**28
+#: Bytes that are read at a time.
+BLOCK = 2**16
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +71,7 @@ def find(source: Source, data_dir: str | os.PathLike[str] | None = None, *, time
         source: the wanted file.
         data_dir: the only directory to look in, without any download. With None: the directory that the
             environment variable ``NUMPYRO_FSPACE_DATA`` names, then the user's cache, then the download.
-        timeout: seconds that the download waits for a silent server.
+        timeout: seconds that the download waits for a silent server; it may take 20 times as many altogether.
 
     Returns:
         The path of an existing file.
@@ -79,7 +91,7 @@ def find(source: Source, data_dir: str | os.PathLike[str] | None = None, *, time
     if not source.urls:
         raise DataNotFoundError(_not_found(source, places, "it cannot be downloaded"))
     try:
-        parts = [_read(url, timeout) for url in source.urls]
+        parts = _downloaded(source.urls, timeout)
     except (OSError, http.client.HTTPException) as error:
         reason = f"the download of {source.urls[0]} failed ({type(error).__name__}: {error})"
         raise DataNotFoundError(_not_found(source, places, reason)) from error
@@ -109,11 +121,78 @@ def _directory(name: str, value: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _read(url: str, timeout: float) -> bytes:
-    """Content of a public file."""
-    logger.info("downloading %s", url)
-    with urllib.request.urlopen(url, timeout=timeout) as response:
-        return response.read()
+def load(
+    source: Source, data_dir: str | os.PathLike[str] | None, read: Callable[[Path], T], *, is_published: bool = False
+) -> T:
+    """What ``read(path)`` makes of a data file, as ``find`` finds it.
+
+    Args:
+        source: the wanted file.
+        data_dir: where alone to look for it, if given.
+        read: raises any error where the file is not as it should be.
+        is_published: whether the file is to have the published bytes. Text has no checksum of its own, and the first
+            lines of a table are a table.
+
+    Raises:
+        ValueError: for a damaged file; names it, what is wrong and the cure.
+        DataNotFoundError, ChecksumError: as ``find``.
+    """
+    path = find(source, data_dir)
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if is_published else source.sha256
+        if digest != source.sha256:
+            raise ValueError(f"it has SHA-256 {digest}, the published one has {source.sha256}")
+        return read(path)
+    except (PermissionError, FileNotFoundError):
+        raise
+    except Exception as error:  # whatever libraries make of a damaged file
+        cure = "remove it to have it downloaded again" if source.urls else "remove it and save another copy"
+        raise ValueError(f"{path} is damaged ({error or type(error).__name__}); {cure}.") from error
+
+
+def _downloaded(urls: Sequence[str], timeout: float) -> list[bytes]:
+    """Contents of public files.
+
+    In a thread that is left alone when the time is up: a server that sends the head of its answer bit by bit is never
+    silent, and never done.
+    """
+    found: list = []
+    ends = time.monotonic() + PATIENCE * timeout
+    thread = threading.Thread(target=_download, args=(urls, timeout, ends, found), daemon=True)
+    thread.start()
+    thread.join(PATIENCE * timeout)
+    if not found:
+        raise TimeoutError(f"more than {PATIENCE * timeout:g} seconds")
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+def _download(urls: Sequence[str], timeout: float, ends: float, found: list):
+    """Puts the contents of public files into ``found``, or the error. Meanwhile they lie in a file without a name."""
+    try:
+        with tempfile.TemporaryFile() as stream:
+            sizes: list[int] = []
+            for url in urls:
+                logger.info("downloading %s", url)
+                with urllib.request.urlopen(url, timeout=timeout) as response:
+                    left = getattr(response, "length", None)  # None where the server does not say how much comes
+                    while left != 0 and (block := response.read1(min(BLOCK, left or BLOCK))):
+                        stream.write(block)
+                        left = None if left is None else left - len(block)
+                        if stream.tell() + (left or 0) > MAX_BYTES:
+                            raise OSError(f"more than {MAX_BYTES} bytes")
+                        if time.monotonic() > ends:
+                            raise TimeoutError(f"more than {PATIENCE * timeout:g} seconds")
+                    if left:
+                        raise http.client.IncompleteRead(b"", left)
+                sizes.append(stream.tell() - sum(sizes))
+            stream.seek(0)
+            found.append([stream.read(size) for size in sizes])
+    except BaseException as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # an answer too, whose connection is open
+        found.append(error)
 
 
 def _verify(source: Source, parts: Sequence[bytes]) -> None:

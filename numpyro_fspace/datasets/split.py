@@ -73,6 +73,38 @@ def check_dtype(dtype: DTypeLike) -> np.dtype:
     return checked
 
 
+def read_npz(path, **expected: tuple[str, tuple]) -> tuple[np.ndarray, ...]:
+    """Arrays of an npz file, by name.
+
+    Args:
+        path: of the file.
+        expected: of each array its kind (``"float"``: finite real numbers, ``"int"``, ``"bool"`` or ``"uint8"``) and
+            its shape, in which a word stands for one size of at least 1 wherever it occurs.
+
+    Raises:
+        ValueError: if an array is missing or another one.
+    """
+    with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
+        missing = [name for name in expected if name not in file]
+        if missing:
+            raise ValueError(f"it holds no {', '.join(missing)}")
+        arrays = {name: file[name] for name in expected}
+    sizes: dict[str, int] = {}
+    for name, (kind, shape) in expected.items():
+        array = arrays[name]
+        kinds = {"float": "iuf", "int": "iu", "bool": "b", "uint8": "u"}[kind]
+        if array.dtype.kind not in kinds or (kind == "uint8" and array.dtype != np.uint8):
+            raise ValueError(f"{name} has dtype {array.dtype}, not {kind}")
+        known = dict(zip(shape, array.shape, strict=False)) | sizes
+        wanted = tuple(known[size] if isinstance(size, str) and size in known else size for size in shape)
+        if array.shape != wanted or 0 in array.shape:
+            raise ValueError(f"{name} has shape {list(array.shape)}, not [{', '.join(map(str, shape))}]")
+        sizes = {size: known[size] for size in known if isinstance(size, str)}
+        if kind == "float" and not (np.abs(array) < np.finfo(np.float32).max).all():
+            raise ValueError(f"{name} holds NaN or infinite values")
+    return tuple(arrays.values())
+
+
 def make_split(
     name: str,
     x: Float[np.ndarray, "R D"],

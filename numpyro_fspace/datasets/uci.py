@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_fspace.datasets.registry import Source, find
-from numpyro_fspace.datasets.split import Split, check_dtype, check_split, make_split
+from numpyro_fspace.datasets.registry import Source, load
+from numpyro_fspace.datasets.split import Split, check_dtype, check_split, make_split, read_npz
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from numpy.typing import DTypeLike
 
@@ -37,6 +38,16 @@ _PUBLISHED = {
 }
 
 UCI_NAMES = tuple(_PUBLISHED)
+#: Rows and inputs of each set.
+UCI_SHAPES = {
+    "yacht": (308, 6),
+    "boston": (506, 13),
+    "concrete": (1030, 8),
+    "energy": (768, 8),
+    "wine_red": (1599, 11),
+    "kin8nm": (8192, 8),
+    "protein": (45_730, 9),
+}
 #: Splits of each set.
 UCI_SPLITS = {name: num_splits for name, (_, num_splits, _) in _PUBLISHED.items()}
 
@@ -113,7 +124,7 @@ def load_uci(
 
     Raises:
         TypeError: if the split is no integer, or the dtype no dtype.
-        ValueError: if the name, the split or the dtype is not a known one, or the file has another content.
+        ValueError: if the name, the split or the dtype is not a known one, or the file is damaged.
         DataNotFoundError: if the file is neither on disk nor to be downloaded.
         ChecksumError: if what was downloaded is not the expected data.
 
@@ -127,21 +138,25 @@ def load_uci(
     """
     source = uci_source(name)
     dtype = check_dtype(dtype)
-    check_split(name, split, _PUBLISHED[name][1])
-    path = find(source, data_dir)
-    with np.load(path) as file:
-        missing = [key for key in ("X", "y", "train_mask") if key not in file]
-        if missing:
-            raise ValueError(f"{path} holds no {', '.join(missing)}; remove it to have it downloaded again.")
-        x, y, train_mask = file["X"], file["y"], file["train_mask"]
-    split = check_split(name, split, len(train_mask))
+    num_splits = _PUBLISHED[name][1]
+    split = check_split(name, split, num_splits)
+
+    def read(path: Path):
+        rows, columns = UCI_SHAPES[name]
+        shapes = {"X": ("float", (rows, columns)), "y": ("float", (rows,)), "train_mask": ("bool", (num_splits, rows))}
+        x, y, train_mask = read_npz(path, **shapes)
+        if not np.all(train_mask.any(axis=1) & ~train_mask.all(axis=1)):
+            raise ValueError("a split of it has no training rows or no test rows")
+        return x, y, train_mask
+
+    x, y, train_mask = load(source, data_dir, read)
     return make_split(
         name,
         x,
         y,
         train_mask[split],
         split=split,
-        num_splits=len(train_mask),
+        num_splits=num_splits,
         standardise=standardise,
         dtype=dtype,
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, TypeVar
 
-from numpyro_fspace.experiments.records import record
+from numpyro_fspace.experiments.records import record, run_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,6 +45,13 @@ NAMES = (
     "tabular_ood",
 )
 
+#: Settings that may be 0; other numbers must be positive.
+MAY_BE_ZERO = {"num_warmup", "num_gp_steps", "nugget", "warm_start", "weight_scale_sd"}
+#: The largest number that a setting may be.
+MOST = 1e9
+#: Seeds below it; others would give the key of one of these.
+NUM_SEEDS = 2**32
+
 S = TypeVar("S", bound="Settings")
 
 
@@ -63,7 +70,8 @@ class Settings:
         """The same run with some numbers changed.
 
         Raises:
-            ValueError: for a name that is none of the attributes, or a value that is not of its type.
+            ValueError: for a name that is none of the attributes, a value that is not of its type, or a number that is
+                infinite, negative, or 0 where it must be positive.
         """
         types = {item.name: str(item.type) for item in fields(self)}
         for name in settings:
@@ -77,7 +85,7 @@ def parse_setting(text: str) -> tuple[str, object]:
     name, _, value = text.partition("=")
     try:
         return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return name, value
 
 
@@ -109,6 +117,12 @@ def _converted(name: str, value, kind: str):
     types = known.get(kind.removesuffix(" | None"), (tuple,))
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise ValueError(f"setting {name}={value!r} must be of type {kind}.")
+    if isinstance(value, tuple):
+        return tuple(_converted(name, part, "int") for part in value)
+    if not isinstance(value, str | bool):
+        least = "0 or more" if name in MAY_BE_ZERO else "positive"
+        if not 0 <= value <= MOST or (value == 0 and name not in MAY_BE_ZERO):
+            raise ValueError(f"setting {name}={value!r} must be {least} and at most {MOST:g}.")
     return float(value) if isinstance(value, int) and float in types else value
 
 
@@ -191,15 +205,19 @@ def jobs(
         name: one of ``NAMES``.
         methods, datasets: names; the experiment's defaults if None.
         num_splits: splits 0 to ``num_splits - 1``.
-        seeds: of the runs.
+        seeds: of the runs, from 0 to 2³² − 1.
         settings: numbers of the config to change.
         quick: tiny runs.
         progress: show progress bars.
 
     Raises:
-        ValueError: for a method, data set, split or setting that the experiment doesn't have, or doesn't use.
+        ValueError: for a method, data set, split or setting that the experiment doesn't have, or doesn't use, or a seed
+            out of range.
     """
-    experiment = find(name)
+    experiment, seeds = find(name), list(seeds)
+    for seed in seeds:
+        if not 0 <= seed < NUM_SEEDS:
+            raise ValueError(f"seed={seed} must lie between 0 and {NUM_SEEDS - 1}.")
     methods = experiment.defaults if methods is None else methods
     datasets = experiment.datasets[:1] if datasets is None else datasets
     for what, asked, known in (
@@ -227,15 +245,11 @@ def run(name: str, todo: Iterable[Job], done: Iterable[Mapping] = ()) -> Iterato
     """Records of the runs of an experiment, one after the other; those among ``done`` are left out."""
     from numpyro_fspace import __version__
 
-    def key(line):
-        named = ("experiment", "dataset", "method", "split", "seed", "version")
-        return (*(line.get(k) for k in named), json.dumps(line.get("config"), sort_keys=True))
-
-    experiment, seen = find(name), {key(line) for line in done}
+    experiment, seen = find(name), {run_of(line) for line in done}
     for job in todo:
         named = {"experiment": name, "dataset": job.dataset, "method": job.method, "split": job.split, "seed": job.seed}
         config = json.loads(json.dumps(asdict(job.config)))
-        asked = key(named | {"config": config, "version": __version__})
+        asked = run_of(named | {"config": config, "version": __version__})
         if asked not in seen:
             seen.add(asked)
             yield record(**named, **experiment.run(job), config=config)

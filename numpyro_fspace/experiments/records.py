@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
-__all__ = ["KEYS", "read", "record", "write"]
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["KEYS", "check", "distinct", "read", "record", "run_of", "write"]
 
 #: The keys of every record, in order.
 KEYS = (
@@ -33,6 +41,8 @@ KEYS = (
     "w2_gp",
     "version",
 )
+#: How a record begins.
+STARTS = tuple(f'{{"{key}": '.encode() for key in ("experiment", "benchmark"))
 #: Significant digits of the numbers of a curve.
 CURVE_DIGITS = 4
 
@@ -53,23 +63,58 @@ def record(**values) -> dict:
     return line
 
 
+def run_of(line: Mapping) -> tuple:
+    """What tells the run of a record from other runs."""
+    named = ("experiment", "dataset", "method", "split", "seed", "version")
+    return (*(line.get(k) for k in named), json.dumps(line.get("config"), sort_keys=True))
+
+
+def distinct(lines: Iterable[Mapping]) -> list:
+    """The first record of each run."""
+    first: dict[tuple, Mapping] = {}
+    for line in lines:
+        first.setdefault(run_of(line), line)
+    return list(first.values())
+
+
+def check(path: str | Path):
+    """That records can be appended to the file ``path``, which is made if need be.
+
+    Raises:
+        OSError: if it cannot be written to, or is no regular file.
+        ValueError: if it holds something else than records; it is left as it is.
+    """
+    with _opened(path) as file:
+        _parsed(file.read(), path)
+
+
 def write(line: Mapping, path: str | Path | None):
-    """Print a record, or append it to the file ``path``."""
+    """Print a record, or append it to the file ``path``, where it is safe when this returns.
+
+    Processes that append to one file take turns. A last line that was cut short, by a writer that was killed, goes.
+
+    Raises:
+        OSError, ValueError: as ``check``; what the file held before is intact.
+    """
     text = json.dumps(line)
     if path is None:
         print(text, flush=True)
         return
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with Path(path).open("a+b") as file:
-        file.seek(0)
-        kept = file.read()
-        end = kept.rfind(b"\n") + 1
-        if kept[end:]:  # the last writer was killed, or left no end of line
-            if _is_record(kept[end:]):
-                file.write(b"\n")
-            else:
-                file.truncate(end)
-        file.write(text.encode() + b"\n")
+    with _opened(path) as file:
+        content = file.read()
+        lines, rest = _parsed(content, path)
+        end = len(content) - len(rest)
+        if rest:
+            file.truncate(end)
+        start = b"\n" if lines and content[end - 1 : end] != b"\n" else b""
+        try:
+            size = len(start) + len(text) + 1
+            if file.write(start + text.encode() + b"\n") != size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+        except BaseException:
+            file.truncate(end)
+            raise
 
 
 def read(path: str | Path) -> list[dict]:
@@ -78,19 +123,45 @@ def read(path: str | Path) -> list[dict]:
     Raises:
         ValueError: for another line that is no record.
     """
-    *whole, last = Path(path).read_text().split("\n")
+    return _parsed(Path(path).read_bytes(), path)[0]
+
+
+@contextlib.contextmanager
+def _opened(path):
+    """A file of records, to read and append, while no other process does."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe or a device"
+        raise OSError(errno.EINVAL, f"records are kept in a regular file, and this is {kind}", str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+b", buffering=0) as file:
+        if fcntl is not None:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        yield file
+
+
+def _parsed(content: bytes, path) -> tuple[list[dict], bytes]:
+    """The records in a file, and what is left at its end of one that was cut short."""
+    *whole, last = content.split(b"\n")
+    lines = []
     for number, text in enumerate(whole, 1):
-        if not _is_record(text):
-            raise ValueError(f"{path}, line {number} is no record of fspace run: {text[:60]!r}.")
-    return [json.loads(text) for text in (*whole, *([last] if _is_record(last) else []))]
+        if (line := _record(text)) is None:
+            raise ValueError(f"{path}, line {number} is no record of fspace: {text[:60]!r}.")
+        lines.append(line)
+    line = _record(last)
+    if last and line is None and not last.startswith(b"{" if lines else STARTS):
+        raise ValueError(f"{path}, line {len(whole) + 1} is no record of fspace: {last[:60]!r}.")
+    return [*lines, *([] if line is None else [line])], last if line is None else b""
 
 
-def _is_record(text) -> bool:
+def _record(text: bytes) -> dict | None:
     try:
-        line = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(line, dict) and "method" in line
+        line = json.loads(text.decode())
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and not line.keys().isdisjoint(("method", "benchmark")) else None
 
 
 def _plain(value):

@@ -106,6 +106,7 @@ class Config(Settings):
 
     def __post_init__(self):
         check_activation(self.activation)
+        Warmup(warm_start=self.warm_start, anchored=self.anchored).check()
         if self.preconditioner not in PRECONDITIONERS:
             raise ValueError(
                 f"preconditioner={self.preconditioner!r} is unknown; choose from {', '.join(PRECONDITIONERS)}."

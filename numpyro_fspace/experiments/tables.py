@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from numpyro_fspace.experiments.catalogue import Experiment
+from numpyro_fspace.experiments.records import distinct
 
 __all__ = ["table"]
 
@@ -16,13 +17,14 @@ def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
 
     Settings, and versions of the package, that differ between records are named in a row's label. A figure that some
     runs of a row lack (a chain that never moved has no R-hat) says how many have it. A column whose key the paper has
-    figures for is followed by theirs.
+    figures for is followed by theirs. A run whose record is there twice counts once.
 
     Raises:
         ValueError: if there are no records.
     """
     if not records:
         raise ValueError("there are no records; make some with fspace run ... --out FILE.")
+    records = distinct(records)
     varied, num_versions = _varied(records), len({line.get("version") for line in records})
     groups: dict[tuple, list[Mapping]] = {}
     for line in records:

@@ -6,19 +6,29 @@ draws of a part are written into their places before the state that counts them 
 is killed, the draws that the state counts are whole, and those after it are made and written again, the same. Chains
 lie one after another, so the arrays need no joining and no loading: they are mapped. Files are arrays only; nothing in
 them is executed.
+
+No damage goes unseen. ``run.json`` and ``state.npz`` end with a SHA-256 of the rest. The state names the ``run.json``
+that it belongs to, and holds a CRC-32 of every field's file, chain by chain, as far as it counts draws: a part that is
+written continues it, and whoever opens the folder compares it with the draws once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import io
 import json
 import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
+import uuid
 import warnings
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +41,17 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Checkpoint", "flat", "join_chains", "plain", "plain_fields"]
+__all__ = ["Checkpoint", "flat", "folder_of", "join_chains", "plain", "plain_fields"]
 
-FORMAT = 5
+FORMAT = 6
+#: Bytes that are read at a time where a whole file is checked.
+BLOCK = 2**20
+#: What a state file holds beside the leaves of the state.
+COUNTS = ("num_kept", "num_made", "run", "checks")
+#: How the text begins that a process leaves in the lock that it holds.
+OWNER = b"process "
+#: Separates what kind of value an input has from the hash of its values.
+HASHED = ", SHA-256 "
 
 #: What helps against an error of writing; anything else is the folder's fault.
 CURES = {
@@ -58,17 +76,19 @@ class Checkpoint:
     """
 
     def __init__(self, directory: str | Path, run: dict):
-        self.directory = Path(directory)
+        self.directory = folder_of(directory)
         self._run = {"format": FORMAT} | run
+        self._checks: Any = None  # CRC-32 of each field and chain, [F, C]
+        self._checked: str | None = None  # the state whose draws were found whole
         self._refuse_others()
 
     @classmethod
     def open(cls, directory: str | Path) -> Checkpoint:
         """The run that a directory holds, whichever it is."""
-        path = Path(directory) / "run.json"
+        path = folder_of(directory) / "run.json"
         if not path.exists():
             raise ValueError(f"{str(directory)!r} is not the checkpoint of a run: it holds no run.json.")
-        return cls(directory, _read_run(path))
+        return cls(directory, _read_run(path)[0])
 
     @property
     def run(self) -> dict:
@@ -78,7 +98,7 @@ class Checkpoint:
     def __enter__(self):
         with self._explained():
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.directory / ".lock", "a+")
+            self._lock = _open_lock(self.directory / ".lock")
         try:
             self._take_lock()
             self._refuse_others()  # written since by another process
@@ -94,38 +114,41 @@ class Checkpoint:
 
     def load(self, state):
         """``(draws kept, draws made, state)``; ``state`` gives the structure. None if nothing was saved."""
-        path = self.directory / "state.npz"
-        if not path.exists():
+        saved = self._saved()
+        if saved is None:
             return None
-        saved, (leaves, tree) = _read(path), jax.tree.flatten(state)
-        try:
-            num_kept, num_made = int(saved["num_kept"]), int(saved["num_made"])
-            arrays = [_like(saved[f"leaf_{i}"], leaf) for i, leaf in enumerate(leaves)]
-        except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(path, error) from error
-        wrong = [a for a, leaf in zip(arrays, leaves, strict=True) if jnp.shape(a) != jnp.shape(leaf)]
-        if wrong or len(saved) != 2 + len(leaves):
+        path, (leaves, tree) = self.directory / "state.npz", jax.tree.flatten(state)
+        names = [f"leaf_{i}" for i in range(len(leaves))]
+        shapes = [plain(leaf).shape for leaf in leaves]
+        if saved.keys() != {*names, *COUNTS} or [saved[name].shape for name in names] != shapes:
             raise ValueError(f"{path} holds the state of another model; give another directory.")
-        self._mapped(num_kept)  # refuses damaged ones
-        return num_kept, num_made, jax.tree.unflatten(tree, arrays)
+        arrays = [_like(saved[name], leaf) for name, leaf in zip(names, leaves, strict=True)]
+        return int(saved["num_kept"]), int(saved["num_made"]), jax.tree.unflatten(tree, arrays)
 
     def save(self, num_kept: int, num_made: int, state, part: dict | None = None):
         """Write the last draws [C, n, …] by name, if there are any, and then the state that counts them."""
         with self._explained():
-            for name, values in (part or {}).items():
-                self._put(name, num_kept - values.shape[1], values)
+            checks = self._checks.copy()
+            for row, name in enumerate(self._paths()):
+                if part and name in part:
+                    values = part[name]
+                    self._put(name, num_kept - values.shape[1], values)
+                    checks[row] = [zlib.crc32(v.tobytes(), int(c)) for v, c in zip(values, checks[row], strict=True)]
             arrays: dict[str, Any] = {f"leaf_{i}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
-            arrays |= {"num_kept": num_kept, "num_made": num_made}
-            self._write("state.npz", lambda file: np.savez(file, **arrays))
+            arrays |= {"num_kept": num_kept, "num_made": num_made, "run": self._mark, "checks": checks}
+            digests: list[str] = []
+            self._write("state.npz", lambda file: digests.append(_write_state(file, arrays)))
+            self._checks, self._checked = checks, digests[0]
 
     def draws(self) -> dict:
         """The draws that the state counts, by field of the state, [C, S, …]: read-only arrays that lie on disk."""
-        path = self.directory / "state.npz"
-        if not path.exists():
+        saved = self._saved()
+        if saved is None:
             raise ValueError(f"checkpoint={str(self.directory)!r} holds no draws yet.")
         states: dict[str, Any] = {}
-        for name, array in self._mapped(int(_read(path, "num_kept")["num_kept"])).items():
+        for name in self._paths():
             field, _, site = name.partition("/")
+            array = self._map(name)[0][:, : int(saved["num_kept"])]
             if site:
                 states.setdefault(field, {})[site] = array
             else:
@@ -142,12 +165,55 @@ class Checkpoint:
                     f"checkpoint={str(self.directory)!r} holds arrays of something else; give another directory."
                 )
             return
-        found, mine = _read_run(path), _flat_json(json.loads(json.dumps(self._run)))
-        found = _flat_json({name: value for name, value in found.items() if name in self._run})
+        (run, self._mark), mine = _read_run(path), _flat_json(json.loads(json.dumps(self._run)))
+        found = _flat_json({name: value for name, value in run.items() if name in self._run})
         names = [name for name in {**mine, **found} if found.get(name) != mine.get(name)]
         if names:
-            text = "; ".join(f"{name} was {found.get(name)!r} and is {mine.get(name)!r}" for name in names[:4])
+            text = "; ".join(_difference(name, found.get(name), mine.get(name)) for name in names[:4])
             raise ValueError(f"checkpoint={str(self.directory)!r} holds another run: {text}. Give another directory.")
+        known = {path.name for path in self._paths(run["arrays"]).values()}
+        others = sorted(path.name for path in self.directory.glob("draws-*.npy") if path.name not in known)
+        if others:
+            raise ValueError(f"{self.directory / others[0]} is no file of this run; move it away.")
+
+    def _saved(self) -> dict | None:
+        """What the state file holds, with the draws that it counts found whole; None if nothing was saved."""
+        path = self.directory / "state.npz"
+        if not path.exists():
+            return None
+        saved, digest = _read_state(path)
+        try:
+            num_kept, _ = int(saved["num_kept"]), int(saved["num_made"])
+            mark, checks = str(saved["run"]), saved["checks"].astype(np.uint32)
+            if checks.shape != (len(self._paths()), self._num_chains()):
+                raise ValueError(f"it has checksums of shape {list(checks.shape)}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(path, error) from error
+        if mark != _read_run(self.directory / "run.json")[1]:
+            raise ValueError(f"{path} and run.json beside it are of two runs; put the right one back.")
+        if digest != self._checked:
+            for row, name in enumerate(self._paths()):
+                self._check_draws(name, num_kept, checks[row])
+            self._checked = digest
+        return saved
+
+    def _check_draws(self, name, num_kept, checks):
+        """By reading: of a mapped file that is cut short meanwhile, the system would end the process."""
+        path, (_, shape), offset = self._paths()[name], self._spec(name), self._map(name)[1]
+        row = self._row_size(name)
+        with open(path, "rb") as file:
+            start = zlib.crc32(file.read(offset))
+            for chain, check in enumerate(checks):
+                file.seek(offset + chain * shape[1] * row)
+                found = start
+                for size in _blocks(num_kept * row):
+                    found = zlib.crc32(file.read(size), found)
+                if found != check:
+                    raise _damaged(
+                        path,
+                        f"the first {num_kept} draws of chain {chain} are not those that were written: another run's, "
+                        "or a copy made while the run went on",
+                    )
 
     def _take_lock(self):
         try:
@@ -155,7 +221,7 @@ class Checkpoint:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._lock.seek(0)
-            owner = self._lock.read() or "another process"
+            owner = self._lock.read().decode(errors="replace") or "another process"
             raise BlockingIOError(
                 error.errno,
                 f"{owner} is writing this run; wait until it ends, or give another directory",
@@ -165,18 +231,20 @@ class Checkpoint:
             return
         with self._explained():
             self._lock.truncate(0)
-            self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-            self._lock.flush()
+            self._lock.write(OWNER + f"{os.getpid()} on {socket.gethostname()}".encode())
 
     def _make_files(self):
         for rest in self.directory.glob(".*.np[yz]-*"):  # of a write that was killed
             rest.unlink()
         if not (self.directory / "run.json").exists():
-            self._write("run.json", lambda file: file.write(json.dumps(self._run, indent=1).encode()))
-        if (self.directory / "state.npz").exists():
+            content, self._mark = _sealed(self._run | {"id": uuid.uuid4().hex})
+            self._write("run.json", lambda file: file.write(content))
+        saved = self._saved()
+        if saved is not None:
+            self._checks = saved["checks"]
             return
-        new = [(path, *self._spec(name)) for name, path in self._paths().items() if not path.exists()]
-        size = sum(dtype.itemsize * int(np.prod(shape)) for _, dtype, shape in new)
+        specs = {name: self._spec(name) for name in self._paths()}
+        size = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in specs.values())
         free = shutil.disk_usage(self.directory).free
         if size > free:
             warnings.warn(
@@ -185,12 +253,16 @@ class Checkpoint:
                 RuntimeWarning,
                 stacklevel=5,
             )
-        for path, dtype, shape in new:
-            self._write(path.name, lambda file, d=dtype, s=shape: _write_empty(file, d, s))
-        self._mapped(0)  # refuses damaged ones
+        self._checks = np.zeros((len(specs), self._num_chains()), np.uint32)
+        for row, (name, (dtype, shape)) in enumerate(specs.items()):
+            header = _header(dtype, shape)
+            self._checks[row] = zlib.crc32(header)
+            length = len(header) + dtype.itemsize * int(np.prod(shape))
+            self._write(self._paths()[name].name, lambda file, h=header, n=length: (file.write(h), file.truncate(n)))
 
-    def _paths(self) -> dict:
-        names = enumerate(sorted(self._run["arrays"]))  # numbered: names may differ in what a file's name cannot hold
+    def _paths(self, arrays=None) -> dict:
+        # Numbered: names may differ in what a file's name cannot hold.
+        names = enumerate(sorted(self._run["arrays"] if arrays is None else arrays))
         clean = re.compile(r"[^\w.-]", re.ASCII)
         return {name: self.directory / f"draws-{i:03d}-{clean.sub('.', name)[:80]}.npy" for i, name in names}
 
@@ -198,28 +270,35 @@ class Checkpoint:
         dtype, shape = self._run["arrays"][name]
         return jnp.dtype(dtype), tuple(shape)
 
-    def _mapped(self, num_kept: int) -> dict:
-        return {name: self._map(name)[:, :num_kept] for name in self._paths()}
+    def _num_chains(self) -> int:
+        return next((shape[0] for _, shape in self._run["arrays"].values()), 0)
+
+    def _row_size(self, name) -> int:
+        dtype, shape = self._spec(name)
+        return dtype.itemsize * int(np.prod(shape[2:]))
 
     def _map(self, name):
+        """The array of a field, and the place in its file at which it begins."""
         path, (dtype, shape) = self._paths()[name], self._spec(name)
         if not path.exists():
             raise ValueError(f"{path} is missing; put it back, or give another directory.")
         try:
-            array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-            if (array.shape, array.dtype.itemsize) != (shape, dtype.itemsize):
-                raise ValueError(f"it has {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}")
-            return array.view(dtype)
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+            if (mapped.shape, mapped.dtype.itemsize) != (shape, dtype.itemsize):
+                raise ValueError(f"it has {mapped.dtype}{list(mapped.shape)}, not {dtype}{list(shape)}")
+            if path.stat().st_size != mapped.offset + mapped.nbytes:
+                raise ValueError("it has bytes that are no draws'")
+            return np.asarray(mapped).view(dtype), mapped.offset
         except Exception as error:  # whatever NumPy makes of a damaged file
             raise _damaged(path, error) from error
 
     def _put(self, name, start, values):
         """Rows of every chain into their places. By writing: on a full disk, a mapped file would end the process."""
-        path, (dtype, shape) = self._paths()[name], self._spec(name)
-        row, header = dtype.itemsize * int(np.prod(shape[2:])), np.load(path, mmap_mode="r").offset
+        path, (_, shape), offset = self._paths()[name], self._spec(name), self._map(name)[1]
+        row = self._row_size(name)
         with open(path, "r+b") as file:
             for chain, rows in enumerate(values):
-                file.seek(header + (chain * shape[1] + start) * row)
+                file.seek(offset + (chain * shape[1] + start) * row)
                 file.write(rows.tobytes())
             file.flush()
             os.fsync(file.fileno())
@@ -228,7 +307,7 @@ class Checkpoint:
         """The whole file or none of it."""
         handle, part = tempfile.mkstemp(dir=self.directory, prefix=f".{name}-")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with os.fdopen(handle, "w+b") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -272,35 +351,135 @@ def join_chains(array):
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
-def _write_empty(file, dtype, shape):
-    """An array of zeros that takes no room on the disk before it is written to."""
+def folder_of(checkpoint) -> Path:
+    """The folder that ``checkpoint=`` names.
+
+    Raises:
+        TypeError, ValueError: if it names none.
+    """
+    if not isinstance(checkpoint, str | os.PathLike) or isinstance(os.fspath(checkpoint), bytes):
+        raise TypeError(f"checkpoint must be the path of a folder, got {checkpoint!r}.")
+    if not os.fspath(checkpoint).strip() or "\0" in os.fspath(checkpoint):
+        raise ValueError(f"checkpoint={str(checkpoint)!r} names no folder.")
+    try:
+        return Path(checkpoint).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"checkpoint={str(checkpoint)!r} names no folder: {error}") from None
+
+
+def _open_lock(path):
+    """The file of the lock, opened to read and write. Never another file: what it holds is replaced.
+
+    Raises:
+        ValueError: if what has its name is a link, or no lock.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, through which another file would be written: remove it.")
+    file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+    found = os.fstat(file.fileno())
+    is_ours = stat.S_ISREG(found.st_mode) and found.st_nlink <= 1
+    if not is_ours or file.read(len(OWNER)) not in (b"", OWNER):
+        file.close()
+        raise ValueError(f"{path} is no lock of a run: move it away.")
+    return file
+
+
+def _header(dtype, shape) -> bytes:
+    """How a ``.npy`` file of such an array begins."""
+    file = io.BytesIO()
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
-    file.truncate(file.tell() + dtype.itemsize * int(np.prod(shape)))
+    return file.getvalue()
 
 
-def _read_run(path) -> dict:
+def _blocks(size: int) -> list[int]:
+    """So many bytes, block by block."""
+    return [BLOCK] * (size // BLOCK) + [size % BLOCK]
+
+
+def _sealed(run: dict) -> tuple[bytes, str]:
+    """The content of ``run.json``, and the checksum in it."""
+    checksum = hashlib.sha256(json.dumps(run, indent=1).encode()).hexdigest()
+    return json.dumps(run | {"checksum": checksum}, indent=1).encode(), checksum
+
+
+def _read_run(path) -> tuple[dict, str]:
+    """What a run is, and the checksum of it.
+
+    Raises:
+        ValueError: if it is of another format or damaged: not, byte for byte, what was written.
+    """
     try:
-        found = json.loads(path.read_text())
+        content = path.read_bytes()
+        found = json.loads(content)
         number = int(found["format"])
-    except (ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # whatever is made of a damaged file
         raise _damaged(path, error) from error
     if number != FORMAT:
         cure = "update numpyro_fspace" if number > FORMAT else "read it with the version that wrote it"
         raise ValueError(f"{path} has format {number}, this version reads {FORMAT}: {cure}, or give another directory.")
-    return found
-
-
-def _read(path, *names) -> dict:
+    checksum = found.pop("checksum", None)
+    if _sealed(found) != (content, checksum):
+        raise _damaged(path, "its content and its checksum differ")
+    found.pop("id", None)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in names or file.files}
+        for dtype, shape in found["arrays"].values():
+            if jnp.dtype(dtype).hasobject or len(shape) < 2 or any(type(n) is not int or n < 0 for n in shape):
+                raise ValueError(f"no array has type {dtype!r} and shape {shape!r}")
+        if len({shape[0] for _, shape in found["arrays"].values()}) > 1:
+            raise ValueError("its arrays have different numbers of chains")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, error) from error
+    return found, checksum
+
+
+def _write_state(file, arrays) -> str:
+    """An ``.npz`` file that ends with a SHA-256 of what comes before, as the comment of the archive; returns it."""
+    np.savez(file, **arrays)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.comment = bytes(64)
+    digest = _hash(file)
+    file.write(digest.encode())
+    return digest
+
+
+def _read_state(path) -> tuple[dict, str]:
+    """The arrays of a state file, and the SHA-256 of it."""
+    try:
+        with open(path, "rb") as file:
+            digest = _hash(file)
+            if file.read() != digest.encode():
+                raise ValueError("its content and its checksum differ")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays), digest
     except Exception as error:  # whatever NumPy and zipfile make of a damaged file
         raise _damaged(path, error) from error
 
 
+def _hash(file) -> str:
+    """SHA-256 of all but the last 64 bytes of a file, before which it is left."""
+    size, digest = file.seek(0, os.SEEK_END), hashlib.sha256()
+    file.seek(0)
+    for length in _blocks(max(0, size - 64)):
+        digest.update(file.read(length))
+    return digest.hexdigest()
+
+
 def _damaged(path, error) -> ValueError:
     return ValueError(f"{path} is damaged ({error}); give another directory, or remove this one.")
+
+
+def _difference(name, old, new) -> str:
+    """What differs between two runs; hashes, which say nothing, are left out."""
+
+    def said(value):
+        kind, is_hashed, _ = str(value).partition(HASHED)
+        return "not given" if value is None else kind if is_hashed else repr(value)
+
+    name, old, new = name.removeprefix("inputs."), said(old), said(new)
+    return f"{name} has other values" if old == new else f"{name} was {old} and is {new}"
 
 
 def _flat_json(values: dict, prefix: str = "") -> dict:

@@ -6,7 +6,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["CHAINS", "check_mesh", "gathered", "place"]
+from numpyro_fspace.arguments import split_arrays
+
+__all__ = ["CHAINS", "beside", "check_mesh", "gathered", "place"]
 
 #: Name of the axis of a mesh that chains are spread over.
 CHAINS = "chains"
@@ -32,14 +34,15 @@ def check_mesh(mesh: Mesh, num_chains: int) -> Mesh:
 def place(tree, mesh: Mesh, *axes: str):
     """Arrays with their leading dimensions spread over axes of the mesh; without axes, a copy on every device.
 
-    Copies are not made of arrays that already lie on devices of the mesh in parts. Every process calls this with the
-    same values.
+    Copies are not made of arrays that already lie on devices of the mesh in parts, if the mesh has axes of the names
+    that they are spread over. Every process calls this with the same values.
     """
 
     def put(a):
         old = getattr(a, "sharding", None)
         is_placed = isinstance(old, NamedSharding) and old.device_set == set(mesh.devices.flat)
-        spec = old.spec if is_placed and not axes else PartitionSpec(*axes)
+        is_known = is_placed and {name for part in old.spec for name in _names(part)} <= set(mesh.axis_names)
+        spec = old.spec if is_known and not axes else PartitionSpec(*axes)
         sharding = NamedSharding(mesh, spec)
         if is_placed:
             return jax.device_put(a, sharding)
@@ -49,6 +52,30 @@ def place(tree, mesh: Mesh, *axes: str):
         return jax.device_put(np.asarray(a), sharding)
 
     return jax.tree.map(put, tree)
+
+
+def beside(tree, draws):
+    """Model arguments with their arrays where one program can use them with ``draws``.
+
+    That is on the mesh of the draws, if they are on one, and else where they are, with the communication between their
+    parts left to the compiler. Arrays that are on no device yet stay as they are.
+    """
+    arrays, _, join = split_arrays(tree)
+    mesh = next((m for m in map(_mesh, jax.tree.leaves(draws)) if m is not None), None)
+    is_bound = [isinstance(a, jax.Array) and a.committed for a in arrays]
+    meshes = [mesh or _mesh(a) if bound else None for a, bound in zip(arrays, is_bound, strict=True)]
+    return join([a if m is None else place(a, m) for a, m in zip(arrays, meshes, strict=True)])
+
+
+def _mesh(array) -> Mesh | None:
+    """The devices that an array is spread over, communication left to the compiler."""
+    sharding = getattr(array, "sharding", None)
+    return Mesh(sharding.mesh.devices, sharding.mesh.axis_names) if isinstance(sharding, NamedSharding) else None
+
+
+def _names(part) -> tuple:
+    """Axes of a mesh that a dimension is spread over."""
+    return () if part is None else part if isinstance(part, tuple) else (part,)
 
 
 def gathered(tree):

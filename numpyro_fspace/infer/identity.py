@@ -6,18 +6,19 @@ import functools
 import hashlib
 import inspect
 import re
+from typing import Any
 
 import jax
 import numpy as np
 
 from numpyro_fspace.infer.base import SGMCMCKernel
-from numpyro_fspace.infer.checkpoint import plain
+from numpyro_fspace.infer.checkpoint import HASHED, plain
 from numpyro_fspace.on_demand import OnDemand
 
 __all__ = ["describe", "fingerprint"]
 
 
-def describe(mcmc, key, fields, init_params, arrays, static) -> dict:
+def describe(mcmc, key, fields, init_params, args, kwargs) -> dict:
     """What tells a run of ``mcmc`` from others: a checkpoint of another one is not gone on from."""
     hidden = set() if isinstance(mcmc.sampler, SGMCMCKernel) else _settings_of_numpyro(mcmc.sampler)
     values = vars(mcmc.sampler)
@@ -26,9 +27,11 @@ def describe(mcmc, key, fields, init_params, arrays, static) -> dict:
         total = (mcmc.num_warmup + mcmc.num_samples) * mcmc.sampler.num_steps
         counts = np.unique(np.r_[np.linspace(0, total, 1000), np.geomspace(1, max(1, total), 100)].astype(int))
         settings["step_size"] = fingerprint(np.asarray(jax.vmap(step_size)(counts), np.float32))
-    structure, others = static
+    inputs = {"rng_key": key, "init_params": init_params, "functions_at": mcmc.functions_at}
+    inputs |= {f"positional argument {i}": value for i, value in enumerate(args)}
+    inputs |= {f"argument {name!r}": value for name, value in kwargs.items()}
     return {
-        "arguments": [_words(value) for value in (structure, *others)],
+        "inputs": {name + part: words for name, value in inputs.items() for part, words in _parts(value).items()},
         "kept": "functions" if mcmc.functions_at is not None else "weights",
         "kernel": type(mcmc.sampler).__name__,
         "settings": settings,
@@ -40,18 +43,21 @@ def describe(mcmc, key, fields, init_params, arrays, static) -> dict:
         "fields": list(fields),
         "sample_field": mcmc.sampler.sample_field,
         "float64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
-        "inputs": fingerprint((key, init_params, arrays)),
     }
 
 
-def fingerprint(arrays) -> str:
-    """SHA-256 of a tree of arrays: types, shapes and values."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(arrays):
-        value = np.ascontiguousarray(plain(leaf))
-        digest.update(f"{value.dtype}{value.shape}".encode())
-        digest.update(value.tobytes())
-    return digest.hexdigest()
+def fingerprint(array) -> str:
+    """Type, shape and SHA-256 of an array."""
+    value = plain(array)
+    content = repr(value.tolist()).encode() if value.dtype == object else value.tobytes()
+    return f"{value.dtype}{list(value.shape)}{HASHED}{hashlib.sha256(content).hexdigest()}"
+
+
+def _parts(value) -> dict:
+    """An input's leaves in words, by their places in it."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda leaf: leaf is None)
+    words = {jax.tree_util.keystr(place): _words(leaf) for place, leaf in leaves}
+    return words if jax.tree_util.treedef_is_leaf(structure) else words | {" (its structure)": _words(structure)}
 
 
 def _settings_of_numpyro(kernel) -> set:
@@ -62,13 +68,16 @@ def _settings_of_numpyro(kernel) -> set:
 
 
 def _words(value) -> str:
-    """A setting, or an argument that is no array [N, …], in words that are the same in every process."""
+    """A setting, or a leaf of an input, in words that are the same in every process."""
+    if isinstance(value, np.ndarray | jax.Array):
+        return fingerprint(value)
     words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     if isinstance(value, OnDemand):  # its first, last and some other rows speak for all
-        return f"{words} {fingerprint(value.source[np.unique(np.linspace(0, len(value) - 1, 1000).astype(int))])}"
+        rows: Any = np.unique(np.linspace(0, len(value) - 1, 1000).astype(int))
+        return f"{words} of {fingerprint(value[rows])}"
     if isinstance(value, functools.partial):  # an init_strategy with its values
-        arrays = [a for a in jax.tree.leaves((value.args, value.keywords)) if isinstance(a, np.ndarray | jax.Array)]
-        return f"{words} {fingerprint(arrays)}" if arrays else words
-    if hasattr(value, "__array__") and np.asarray(value).dtype != object:  # a table, whose words leave rows out
-        return f"{words} {fingerprint(np.asarray(value))}"
-    return words
+        value = (value.args, value.keywords)
+    elif hasattr(value, "__array__"):  # a table, whose words leave rows out
+        value = np.asarray(value)
+    arrays = [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, np.ndarray | jax.Array)]
+    return " ".join([words, *map(fingerprint, arrays)])

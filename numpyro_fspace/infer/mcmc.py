@@ -15,13 +15,14 @@ from numpyro.util import is_prng_key
 from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.chain import KernelState
-from numpyro_fspace.infer.checkpoint import Checkpoint, flat, join_chains, plain_fields
-from numpyro_fspace.infer.devices import CHAINS, check_mesh, gathered, place
+from numpyro_fspace.infer.checkpoint import Checkpoint, flat, folder_of, join_chains, plain_fields
+from numpyro_fspace.infer.devices import CHAINS, beside, check_mesh, gathered, place
 from numpyro_fspace.infer.identity import describe
 from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.loop import Loop
 from numpyro_fspace.infer.progress import Progress, is_watched
 from numpyro_fspace.infer.xla import chains_together, is_worth_dividing
+from numpyro_fspace.on_demand import errors_as_themselves
 from numpyro_fspace.validate import check_count
 
 if TYPE_CHECKING:
@@ -53,8 +54,10 @@ class MCMC(NumPyroMCMC):
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written as the run goes, a part of
     ``checkpoint_every`` draws at a time. If it is killed, at any moment, the same call (same kernel, numbers, key and
     data) goes on after the last part that was written, to the draws of an undisturbed run, bit for bit on the same
-    machine; a run that was finished is read. A folder that holds another run is refused and left as it is: kernel and
-    settings, key, data and other arguments are compared, and the shapes of draws and state, not the model's code.
+    machine; a run that was finished is read. A folder that holds another run is refused and left as it is, with an
+    error that names what differs: kernel and settings, key, data and other arguments are compared, and the shapes of
+    draws and state, not the model's code. Whoever opens the folder compares every draw with its checksum: damaged
+    files, files of another run, and a copy that was made while the run went on are refused.
 
     Such draws may exceed the memory. Only one part is held while the run goes, and ``get_samples`` then returns
     read-only NumPy arrays that lie on disk (``.npy`` files) and of which is loaded what is touched;
@@ -72,7 +75,7 @@ class MCMC(NumPyroMCMC):
             place of the weights* they depend on, for networks whose draws would not fit: ``get_samples()["f"]`` is then
             [S, N, ...]. What needs weights, such as ``fs.predict``, cannot use such a run.
         mesh: devices that share vectorised chains, such as ``jax.make_mesh((8,), ("chains",))``; None uses one device.
-        checkpoint: folder of the files; None writes none. Several chains must be vectorised.
+        checkpoint: folder of the files (``~`` is the home folder); None writes none. Several chains must be vectorised.
         checkpoint_every: draws between two writes.
 
     Raises:
@@ -126,6 +129,8 @@ class MCMC(NumPyroMCMC):
         self.mesh = None if mesh is None else check_mesh(mesh, self.num_chains)
         if checkpoint is not None and self.mesh is not None and self.mesh.is_multi_process:
             raise ValueError("checkpoint= does not write the chains of other processes: leave it out, or mesh.")
+        if checkpoint is not None:
+            folder_of(checkpoint)  # refuses what names none
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
         self._loops: dict = {}
         self._warmed = None  # the state after a warm-up of this object
@@ -133,6 +138,7 @@ class MCMC(NumPyroMCMC):
     def __getstate__(self):
         return super().__getstate__() | {"_loops": {}}
 
+    @errors_as_themselves
     def warmup(self, *args, **kwargs):
         try:
             super().warmup(*args, **kwargs)
@@ -141,6 +147,7 @@ class MCMC(NumPyroMCMC):
             raise
         self._warmed = self.post_warmup_state
 
+    @errors_as_themselves
     def run(
         self,
         rng_key: Key[Array, ""],
@@ -217,11 +224,11 @@ class MCMC(NumPyroMCMC):
     def _run(self, key, extra_fields, init_params, args, kwargs):
         if self.num_chains > 1 and is_prng_key(key):
             key = jax.random.split(key, self.num_chains)
-        self._args, self._kwargs = args, kwargs
+        self._args, self._kwargs = args, kwargs = beside((args, kwargs), ())
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
         arrays, static, join = split_arrays((args, kwargs, self.functions_at))
         if self.checkpoint is not None:
-            run = describe(self, key, fields, init_params, arrays, static)
+            run = describe(self, key, fields, init_params, args, kwargs)
             Checkpoint(self.checkpoint, run)  # refuses another run before anything is computed
         init_params = jax.tree.map(jnp.asarray, init_params)
         if self.mesh is not None:
@@ -283,9 +290,9 @@ class MCMC(NumPyroMCMC):
 
     def _run_on_disk(self, loop, state, arrays, run):
         total = self.num_warmup + self.num_samples
-        room = loop.room(self.checkpoint_every, state, arrays, {})
-        shapes = jax.eval_shape(lambda draws: flat(plain_fields(loop.by_chain(draws, 1))), room)
         num = self.num_samples // self.thinning
+        room = loop.room(max(1, min(self.checkpoint_every, num)), state, arrays, {})
+        shapes = jax.eval_shape(lambda draws: flat(plain_fields(loop.by_chain(draws, 1))), room)
         specs = {k: [str(a.dtype), [self.num_chains, num, *a.shape[2:]]] for k, a in shapes.items()}
         files = Checkpoint(self.checkpoint, run | {"arrays": specs})
         saved = files.load(state)
