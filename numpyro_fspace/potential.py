@@ -61,6 +61,12 @@ class ModelPotential:
         self.has_own_noise = fresh.num_own_keys > 0
         self.is_random = self.has_own_noise or self.batches() > 1.0 or fresh.has_random_points
         self.latents = [k for k, s in self.trace.items() if _is_latent(s)]
+        self.has_network = any("fspace" in self.trace[k]["infer"] for k in self.latents)
+
+    @property
+    def size(self) -> int:
+        """P, the number of unconstrained parameters."""
+        return sum(jnp.size(v) for v in jax.eval_shape(self.init_params).values())
 
     @property
     def functional_priors(self) -> dict:

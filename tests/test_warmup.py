@@ -326,7 +326,7 @@ def test_rmsprop_learns_the_mean_square_of_the_gradients_at_the_draws(key):
 
 def test_rmsprop_map():
     metric = fs.preconditioners.rmsprop().build(
-        jnp.array([2.0, 3.0]), fs.preconditioners.Learned(jnp.array([0.0, 16.0]), None, None)
+        jnp.array([2.0, 3.0]), fs.preconditioners.Learned(jnp.array([0.0, 16.0]), None, None, None)
     )
     np.testing.assert_allclose(metric.scale(jnp.ones(2)), [2.0, 1.5])
 

@@ -1,0 +1,82 @@
+"""A warm start of second order, for few parameters: Newton's method on the mean potential of a Gaussian.
+
+The Gaussian N(w, S Sᵀ) is fitted to exp(-U): w is moved to where E[∇U] = 0, and S renewed to (S Sᵀ)⁻¹ = E[∇²U], as in
+variational inference. Each step of w is as Newton's, in the coordinates u of w + S u, of the length that lowers E[U] most. The means are over the
+same few draws of the Gaussian and their mirror images.
+
+A mean, where a mode would do for a linear model, because a mode need not be near the posterior: the joint mode of values and
+their scale is where all values are equal and the scale is zero. Once the spread of the values is averaged over, the
+scale is where it fits that spread too. Scales are therefore free to move, over any number of powers of ten.
+
+References: M. Opper, C. Archambeau (2009), *The variational Gaussian approximation revisited*.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_fspace.sgmcmc.preconditioners import Dense, whitened
+
+__all__ = ["approach", "hessian"]
+
+#: Steps of a warm start, at least.
+NUM_STEPS = 100
+#: Pairs of draws that means are over, and those of them at which the Hessian is computed.
+NUM_PAIRS, NUM_HESSIAN_PAIRS = 8, 1
+#: Lengths tried of a step, in units of Newton's.
+LENGTHS = 2.0 ** jnp.arange(2.0, -14.0, -1.0)
+
+
+def hessian(potential, position, metric):
+    """Sᵀ ∇²U S [P, P] at ``position`` [P], one product of the Hessian with each column of S."""
+
+    def product(direction):
+        return metric.scale_gradient(jax.jvp(jax.grad(potential), (position,), (metric.scale(direction),))[1])
+
+    products = jax.vmap(product)(jnp.eye(position.size, dtype=position.dtype))
+    return 0.5 * (products + products.T)
+
+
+def approach(key, position, factor, potential, scale, num_steps: int):
+    """``num_steps`` steps of the Gaussian with mean ``position`` [P] and S = diag(``scale``) ``factor``.
+
+    Args:
+        key: draws the points that means are over.
+        position: w, where the potential is finite.
+        factor: S in units of ``scale``, [P, P].
+        potential: U as a function of w.
+        scale: prior scales [P].
+        num_steps: steps.
+
+    Returns:
+        ``(position, factor)``.
+    """
+
+    def step(carry, key):
+        position, factor = carry
+        metric = Dense(scale[:, None] * factor)
+        normals = jax.random.normal(key, (NUM_PAIRS, position.size), position.dtype)
+        spread = jnp.concatenate([normals, -normals]) @ metric.s.T
+
+        def mean(u, spread):
+            return jnp.mean(jax.vmap(lambda shift: potential(position + metric.scale(u) + shift))(spread))
+
+        zero = jnp.zeros_like(position)
+        spread = jnp.where(jnp.isfinite(mean(zero, spread)), spread, 0.0)
+        value, gradient = jax.value_and_grad(mean)(zero, spread)
+        some = spread[:: NUM_PAIRS // NUM_HESSIAN_PAIRS]
+        curvature = jnp.mean(jax.vmap(lambda shift: hessian(potential, position + shift, metric))(some), 0)
+        values, vectors = jnp.linalg.eigh(curvature)
+        damped = 0.5 + 0.5 * jnp.abs(values)
+        direction = -vectors @ ((vectors.T @ gradient) / damped)
+        candidates = LENGTHS[:, None] * direction
+        lowered = jax.vmap(lambda u: mean(u, spread))(candidates)
+        best = jnp.nanargmin(jnp.where(jnp.isfinite(lowered), lowered, jnp.inf))
+        moved = position + metric.scale(candidates[best])
+        good = (lowered[best] < value) & jnp.all(jnp.isfinite(moved))
+        position = jnp.where(good, moved, position)
+        factor = whitened(factor, (vectors * damped) @ vectors.T)
+        return (position, factor), None
+
+    return jax.lax.scan(step, (position, factor), jax.random.split(key, num_steps))[0]
