@@ -61,12 +61,17 @@ class ModelPotential:
         self.has_own_noise = fresh.num_own_keys > 0
         self.is_random = self.has_own_noise or self.batches() > 1.0 or fresh.has_random_points
         self.latents = [k for k, s in self.trace.items() if _is_latent(s)]
-        self.has_network = any("fspace" in self.trace[k]["infer"] for k in self.latents)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model has neither networks nor functional priors, and U is known exactly."""
+        has_network = any("fspace" in self.trace[k]["infer"] for k in self.latents)
+        return not (has_network or self.functional_priors or self.is_random)
 
     @property
     def size(self) -> int:
         """P, the number of unconstrained parameters."""
-        return sum(jnp.size(v) for v in jax.eval_shape(self.init_params).values())
+        return sum(v.size for v in jax.eval_shape(self.init_params).values())
 
     @property
     def functional_priors(self) -> dict:

@@ -216,7 +216,7 @@ class SGMCMCKernel(MCMCKernel):
         return math.ceil(batches / self.num_steps) if self.control_variates is True else int(self.control_variates)
 
     def _preconditioner_of(self, model):
-        return self.preconditioner.chosen(model.size, not model.has_network and not model.is_random)
+        return self.preconditioner.chosen(model.size, model.is_plain)
 
     def _chain(self, args, kwargs, key=None):
         model = self._model_potential(args, kwargs, key)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_fspace.sgmcmc.preconditioners import Dense, whitened
 
@@ -25,7 +26,7 @@ NUM_STEPS = 100
 #: Pairs of draws that means are over, and those of them at which the Hessian is computed.
 NUM_PAIRS, NUM_HESSIAN_PAIRS = 8, 1
 #: Lengths tried of a step, in units of Newton's.
-LENGTHS = 2.0 ** jnp.arange(2.0, -14.0, -1.0)
+LENGTHS = np.concatenate([[4.0, 2.0, 1.0, 0.5], 4.0 ** -np.arange(1.0, 16.0)])
 
 
 def hessian(potential, position, metric):
@@ -70,13 +71,21 @@ def approach(key, position, factor, potential, scale, num_steps: int):
         values, vectors = jnp.linalg.eigh(curvature)
         damped = 0.5 + 0.5 * jnp.abs(values)
         direction = -vectors @ ((vectors.T @ gradient) / damped)
-        candidates = LENGTHS[:, None] * direction
-        lowered = jax.vmap(lambda u: mean(u, spread))(candidates)
-        best = jnp.nanargmin(jnp.where(jnp.isfinite(lowered), lowered, jnp.inf))
-        moved = position + metric.scale(candidates[best])
-        good = (lowered[best] < value) & jnp.all(jnp.isfinite(moved))
-        position = jnp.where(good, moved, position)
-        factor = whitened(factor, (vectors * damped) @ vectors.T)
+        lengths = jnp.asarray(LENGTHS, position.dtype)
+        lowered = jax.vmap(lambda length: mean(length * direction, spread))(lengths)
+        lowered = jnp.where(jnp.isfinite(lowered), lowered, jnp.inf)
+        best = jnp.argmin(lowered)
+        length, moved = lengths[best], position + lengths[best] * metric.scale(direction)
+        is_lower = (lowered[best] < value) & jnp.all(jnp.isfinite(moved))
+        # Where U or its derivatives overflow, the way is towards unconstrained values of 0.
+        is_lost = ~(jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(curvature)))
+        position = jnp.where(is_lower, moved, jnp.where(is_lost, 0.5 * position, position))
+        # A step that was too long tells of more curvature than there is where it began.
+        norm = jnp.linalg.norm(direction)
+        unit = direction / jnp.where(norm > 0, norm, 1.0)
+        secant = jnp.where(is_lower & (length < 0.5), jnp.abs(gradient @ unit) / (length * norm), 0.0)
+        damped = jnp.maximum(damped, jnp.where(length < 1.0, 1.0, 0.0))
+        factor = whitened(factor, (vectors * damped) @ vectors.T + secant * jnp.outer(unit, unit))
         return (position, factor), None
 
     return jax.lax.scan(step, (position, factor), jax.random.split(key, num_steps))[0]
