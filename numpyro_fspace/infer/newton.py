@@ -58,24 +58,24 @@ def approach(key, position, factor, potential, scale, num_steps: int):
         position, factor = carry
         metric = Dense(scale[:, None] * factor)
         normals = jax.random.normal(key, (NUM_PAIRS, position.size), position.dtype)
-        spread = jnp.concatenate([normals, -normals]) @ metric.s.T
-
-        def mean(u, spread):
-            return jnp.mean(jax.vmap(lambda shift: potential(position + metric.scale(u) + shift))(spread))
-
-        zero = jnp.zeros_like(position)
-        spread = jnp.where(jnp.isfinite(mean(zero, spread)), spread, 0.0)
-        value, gradient = jax.value_and_grad(mean)(zero, spread)
-        some = spread[:: NUM_PAIRS // NUM_HESSIAN_PAIRS]
-        curvature = jnp.mean(jax.vmap(lambda shift: hessian(potential, position + shift, metric))(some), 0)
+        spread = jnp.stack([normals, -normals], 1).reshape(-1, position.size) @ metric.s.T
+        points = position + jnp.concatenate([jnp.zeros_like(position)[None], spread])
+        energies, gradients = jax.vmap(jax.value_and_grad(potential))(points)
+        # A Gaussian wider than where U is finite is taken for its mean.
+        is_wide = ~jnp.all(jnp.isfinite(energies)) | ~jnp.all(jnp.isfinite(gradients))
+        spread = jnp.where(is_wide, 0.0, spread)
+        value = jnp.where(is_wide, energies[0], jnp.mean(energies[1:]))
+        gradient = metric.scale_gradient(jnp.where(is_wide, gradients[0], jnp.mean(gradients[1:], 0)))
+        some = position + spread[: 2 * NUM_HESSIAN_PAIRS]
+        curvature = jnp.mean(jax.vmap(lambda point: hessian(potential, point, metric))(some), 0)
         values, vectors = jnp.linalg.eigh(curvature)
         damped = 0.5 + 0.5 * jnp.abs(values)
         direction = -vectors @ ((vectors.T @ gradient) / damped)
         lengths = jnp.asarray(LENGTHS, position.dtype)
-        lowered = jax.vmap(lambda length: mean(length * direction, spread))(lengths)
-        lowered = jnp.where(jnp.isfinite(lowered), lowered, jnp.inf)
-        best = jnp.argmin(lowered)
-        length, moved = lengths[best], position + lengths[best] * metric.scale(direction)
+        candidates = position + lengths[:, None] * metric.scale(direction)
+        lowered = jnp.mean(jax.vmap(jax.vmap(potential))(candidates[:, None] + spread), 1)
+        best = jnp.argmin(jnp.where(jnp.isfinite(lowered), lowered, jnp.inf))
+        length, moved = lengths[best], candidates[best]
         is_lower = (lowered[best] < value) & jnp.all(jnp.isfinite(moved))
         # Where U or its derivatives overflow, the way is towards unconstrained values of 0.
         is_lost = ~(jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(curvature)))
