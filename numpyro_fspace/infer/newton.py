@@ -80,11 +80,12 @@ def approach(key, position, factor, potential, scale, num_steps: int):
         # Where U or its derivatives overflow, the way is towards unconstrained values of 0.
         is_lost = ~(jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(curvature)))
         position = jnp.where(is_lower, moved, jnp.where(is_lost, 0.5 * position, position))
-        # A step that was too long tells of more curvature than there is where it began.
+        # A step that was too long, with something to gain, tells of more curvature than there is where it began.
+        is_short = (length < 1.0) & (-gradient @ direction > 1.0)
         norm = jnp.linalg.norm(direction)
         unit = direction / jnp.where(norm > 0, norm, 1.0)
-        secant = jnp.where(is_lower & (length < 0.5), jnp.abs(gradient @ unit) / (length * norm), 0.0)
-        damped = jnp.maximum(damped, jnp.where(length < 1.0, 1.0, 0.0))
+        secant = jnp.where(is_short & is_lower & (length < 0.5), jnp.abs(gradient @ unit) / (length * norm), 0.0)
+        damped = jnp.where(is_short, jnp.maximum(damped, 1.0), damped)
         factor = whitened(factor, (vectors * damped) @ vectors.T + secant * jnp.outer(unit, unit))
         return (position, factor), None
 
