@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,9 +19,7 @@ from numpyro_fspace.sgmcmc.preconditioners import Dense
 
 
 def run(kernel, *args, seed=0):
-    mcmc = fs.MCMC(
-        kernel, num_warmup=200, num_samples=600, num_chains=2, chain_method="vectorized", progress_bar=False
-    )
+    mcmc = fs.MCMC(kernel, num_warmup=200, num_samples=600, num_chains=2, chain_method="vectorized", progress_bar=False)
     mcmc.run(jax.random.key(seed), *args)
     return mcmc
 
@@ -37,7 +37,7 @@ def linear(X, y=None):
 @pytest.mark.parametrize("kernel", [fs.SGHMC, fs.SGLD])
 @pytest.mark.parametrize("unit", [3e4, 2e-5])
 def test_a_regression_in_raw_units_with_flat_priors_has_its_closed_form(kernel, unit):
-    """beta is Student's t with N - 3 degrees of freedom, (N - 3) s² / sigma² chi-squared with as many, s² = RSS / (N - 3)."""
+    """With s² = RSS / (N - 3), beta is Student's t and (N - 3) s² / sigma² chi-squared, of N - 3 degrees of freedom."""
     rng = np.random.default_rng(3)
     X = np.stack([np.ones(80), rng.uniform(1750, 1850, 80)], 1).astype(np.float32)
     y = (unit * (X @ [-50.0, 0.04] + rng.normal(size=80))).astype(np.float32)
@@ -148,3 +148,17 @@ def test_the_default_is_dense_for_few_parameters_whose_density_is_known(key, mod
     assert chosen.is_dense == is_dense
     given = fs.preconditioners.rmsprop()
     assert given.chosen(2, True) is given
+
+
+def far(y):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1e5))
+    numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(("num", "is_warned"), [(10_000, True), (20, False)])
+def test_a_parameter_known_to_its_last_digits_is_warned_of(num, is_warned):
+    y = jnp.full((num,), 5e4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(fs.SGHMC(far), y)
+    assert any("Rounding to float32" in str(w.message) for w in caught) == is_warned

@@ -1,14 +1,14 @@
 """A warm start of second order, for few parameters: Newton's method on the mean potential of a Gaussian.
 
-The Gaussian N(w, S Sᵀ) is fitted to exp(-U): w is moved to where E[∇U] = 0, and S renewed to (S Sᵀ)⁻¹ = E[∇²U], as in
-variational inference. Each step of w is as Newton's, in the coordinates u of w + S u, of the length that lowers E[U] most. The means are over the
-same few draws of the Gaussian and their mirror images.
+The Gaussian N(w, S Sᵀ) is fitted to exp(-U) as in variational inference: w is moved to where E[∇U] = 0, and S renewed
+to (S Sᵀ)⁻¹ = E[∇²U]. Each step of w is Newton's, in the coordinates u of w + S u, by the length that lowers E[U] most.
+The means are over the same few draws of the Gaussian and their mirror images.
 
-A mean, where a mode would do for a linear model, because a mode need not be near the posterior: the joint mode of values and
-their scale is where all values are equal and the scale is zero. Once the spread of the values is averaged over, the
-scale is where it fits that spread too. Scales are therefore free to move, over any number of powers of ten.
+A mode need not be near the posterior: the joint mode of values and their scale is where all values are equal and the
+scale is zero. Once the spread of the values is averaged over, their scale fits that spread too. So scales are free to
+move here, over any number of powers of ten.
 
-References: M. Opper, C. Archambeau (2009), *The variational Gaussian approximation revisited*.
+Reference: M. Opper, C. Archambeau (2009), *The variational Gaussian approximation revisited*.
 """
 
 from __future__ import annotations

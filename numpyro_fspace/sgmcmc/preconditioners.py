@@ -129,7 +129,10 @@ class Preconditioner:
     rank = 0
 
     def chosen(self, size: int, is_plain: bool) -> Preconditioner:
-        """The preconditioner for a model of ``size`` parameters; ``is_plain``: without networks, and U known exactly."""
+        """The preconditioner for a model of ``size`` parameters.
+
+        ``is_plain`` says that it has neither networks nor functional priors, and that U is known exactly.
+        """
         return self
 
     def build(self, prior_scale, learned: Learned | None = None):
@@ -254,7 +257,7 @@ def prior_scale() -> Preconditioner:
 
 
 def rmsprop() -> Preconditioner:
-    """S = diag(s · max(1, v)^(-1/4)), the default: prior scales s, shrunk where gradients are large.
+    """S = diag(s · max(1, v)^(-1/4)), the default for networks: prior scales s, shrunk where gradients are large.
 
     v is the mean of (s ∂U/∂w)² at the draws of a quarter of burn-in, which estimates the diagonal of the Hessian in
     standardised parameters (E[∇U ∇Uᵀ] = E[∇²U] under exp(-U), plus the noise of the minibatch). Then S Sᵀ = s²/√v is
@@ -280,7 +283,10 @@ def dense() -> Preconditioner:
 
 
 def automatic() -> Preconditioner:
-    """The default: ``dense()`` for up to 64 parameters without a network and without minibatches, else ``rmsprop()``."""
+    """The default: ``dense()`` for few parameters, else ``rmsprop()``.
+
+    Few are up to 64 of a model without networks, functional priors and minibatches.
+    """
     return _automatic()
 
 
