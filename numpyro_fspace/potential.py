@@ -63,6 +63,17 @@ class ModelPotential:
         self.latents = [k for k, s in self.trace.items() if _is_latent(s)]
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the model has neither networks nor functional priors, and U is known exactly."""
+        has_network = any("fspace" in self.trace[k]["infer"] for k in self.latents)
+        return not (has_network or self.functional_priors or self.is_random)
+
+    @property
+    def size(self) -> int:
+        """P, the number of unconstrained parameters."""
+        return sum(v.size for v in jax.eval_shape(self.init_params).values())
+
+    @property
     def functional_priors(self) -> dict:
         """The laws of the ``functional_prior`` sites, by name."""
         return {k: s["fn"] for k, s in self.trace.items() if is_functional_prior(s)}

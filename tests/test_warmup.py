@@ -248,7 +248,8 @@ def test_an_anchor_never_pushes_away(key):
         w = numpyro.sample("w", dist.Cauchy(0.0, 1.0).expand([2]).to_event(1))
         numpyro.sample("y", dist.Normal(w[1], 0.1), obs=y)
 
-    kernel = fs.SGLD(heavy_tailed, num_steps=50, warmup=fs.Warmup(0.99, 0.05))
+    preconditioner = fs.preconditioners.rmsprop()
+    kernel = fs.SGLD(heavy_tailed, num_steps=50, warmup=fs.Warmup(0.99, 0.05), preconditioner=preconditioner)
     state = kernel.init(key, 100, {"w": jnp.array([6.0, 0.9])}, (jnp.array(5.0),), {})
     draw = jax.jit(lambda state: kernel.sample(state, (jnp.array(5.0),), {}))
     for _ in range(99):
@@ -299,7 +300,7 @@ def run_states(kernel, num_warmup, num_draws, key):
 
 
 def test_rmsprop_learns_in_burn_in_and_is_frozen_after(key):
-    kernel = fs.SGLD(two_scales)
+    kernel = fs.SGLD(two_scales, preconditioner=fs.preconditioners.rmsprop())
     assert kernel.preconditioner.adapts
     states = run_states(kernel, 200, 230, key)
     start, second, third = (fs.Warmup().calibration_draws(200)[q] for q in (0, 1, 2))
@@ -314,7 +315,7 @@ def test_rmsprop_learns_in_burn_in_and_is_frozen_after(key):
 
 
 def test_rmsprop_learns_the_mean_square_of_the_gradients_at_the_draws(key):
-    kernel = fs.SGHMC(two_scales)
+    kernel = fs.SGHMC(two_scales, preconditioner=fs.preconditioners.rmsprop())
     start, second, _, _ = fs.Warmup().calibration_draws(80)
     states = run_states(kernel, 80, second + 1, key)
     w = np.array([state.z["w"] for state in states[start:second]])
@@ -326,7 +327,7 @@ def test_rmsprop_learns_the_mean_square_of_the_gradients_at_the_draws(key):
 
 def test_rmsprop_map():
     metric = fs.preconditioners.rmsprop().build(
-        jnp.array([2.0, 3.0]), fs.preconditioners.Learned(jnp.array([0.0, 16.0]), None, None)
+        jnp.array([2.0, 3.0]), fs.preconditioners.Learned(jnp.array([0.0, 16.0]), None, None, None)
     )
     np.testing.assert_allclose(metric.scale(jnp.ones(2)), [2.0, 1.5])
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from numpyro_fspace.infer.newton import hessian
 from numpyro_fspace.infer.warmup import (
     NUM_GRADIENTS,
     NUM_POWER_ITERATIONS,
@@ -29,6 +30,8 @@ __all__ = ["after_draw", "before_draw", "steadied", "tuned"]
 
 #: Curvature elsewhere over curvature here, for a low-rank preconditioner: where it was made, and elsewhere.
 TURNING, TURNED = 30.0, 3.0
+#: The same for a dense one, in whose coordinates all directions are stiff: half the step, a quarter of the error.
+DENSE_MARGIN = 4.0
 
 
 def before_draw(chain: Chain, i, state: KernelState) -> KernelState:
@@ -58,7 +61,8 @@ def after_draw(chain: Chain, i, state: KernelState) -> KernelState:
     if not draws:
         return state
     if chain.preconditioner.adapts:
-        is_learning = (i >= draws[0]) & (i < draws[2])
+        every = -(-state.scale.size // 16) if chain.preconditioner.is_dense else 1
+        is_learning = (i >= draws[0]) & (i < draws[2]) & ((i - draws[0]) % every == 0)
         state = jax.lax.cond(is_learning, lambda s: _collect_square(chain, s), lambda s: s, state)
     if chain.finds_friction:
         is_measuring = (i >= draws[1]) & (i < chain.num_warmup)
@@ -115,13 +119,13 @@ def tuned(chain: Chain, is_adapting, state: KernelState, momentum, info):
     return warmup, jnp.where(is_hot, _cooled(momentum, chain.temperature), momentum)
 
 
-def _learn_squares(state):
+def _learn_squares(chain, state):
     """``state`` with its preconditioner renewed from the gradients since the last calibration."""
     warmup = state.warmup
     mean = warmup.squares / jnp.maximum(warmup.num_squares, 1)
-    mean = jnp.where(warmup.num_squares > 0, mean, warmup.learned.mean_square)
+    renewed = chain.preconditioner.renewed(warmup.learned, mean)
     warmup = warmup._replace(
-        learned=warmup.learned._replace(mean_square=mean),
+        learned=jax.tree.map(lambda new, old: jnp.where(warmup.num_squares > 0, new, old), renewed, warmup.learned),
         squares=jnp.zeros_like(warmup.squares),
         num_squares=jnp.zeros_like(warmup.num_squares),
     )
@@ -130,7 +134,7 @@ def _learn_squares(state):
 
 def _find_directions(chain, state):
     """``state`` with the leading directions of curvature where it is."""
-    state = _learn_squares(state)
+    state = _learn_squares(chain, state)
     learned = state.warmup.learned
     diagonal = chain.preconditioner.build(state.scale, learned).s
     position, _, _, potential = chain.dynamics(state)
@@ -148,7 +152,7 @@ def _find_directions(chain, state):
 
 def _calibrate(chain, may_lengthen, state, num_iterations=NUM_POWER_ITERATIONS):
     """``state`` with its preconditioner renewed, and the step size that suits it there."""
-    state = _learn_squares(state)
+    state = _learn_squares(chain, state)
     warmup = state.warmup
     if chain.step_size is not None:
         return state
@@ -161,6 +165,8 @@ def _calibrate(chain, may_lengthen, state, num_iterations=NUM_POWER_ITERATIONS):
     if chain.preconditioner.rank:
         curvature = curvature * jnp.where(may_lengthen, TURNING, TURNED)
         may_lengthen = True  # at last calibration it is judged away from where it was made
+    if chain.preconditioner.is_dense and not chain.metropolis:
+        curvature = DENSE_MARGIN * curvature
     found = jnp.where(good, chain.stable_step_size(curvature), 0.5 * warmup.step_size)
     # λ belongs to one minibatch and one set of points; a step that has proved itself is not cut by more than half.
     shortened = jnp.clip(found, 0.5 * warmup.step_size, warmup.step_size)
@@ -214,14 +220,21 @@ def _measure_noise(chain, state):
 
 
 def _collect_square(chain, state):
-    """Add one squared gradient, in prior scales, to what the preconditioner learns from."""
-    position, _, _, potential = chain.dynamics(state)
+    """Add one squared gradient in prior scales, or one Hessian, to what the preconditioner learns from."""
+    position, _, metric, potential = chain.dynamics(state)
     key, key_potential = jax.random.split(state.rng_key)
-    gradient = state.scale * jax.grad(lambda w: potential(w, key_potential)[0])(position)
-    good = jnp.all(jnp.isfinite(gradient)) & ~state.diverging
+
+    def energy(w):
+        return potential(w, key_potential)[0]
+
+    if chain.preconditioner.is_dense:
+        square = hessian(energy, position, metric)
+    else:
+        square = (state.scale * jax.grad(energy)(position)) ** 2
+    good = jnp.all(jnp.isfinite(square)) & ~state.diverging
     warmup = state.warmup
     warmup = warmup._replace(
-        squares=warmup.squares + jnp.where(good, gradient**2, 0.0), num_squares=warmup.num_squares + good
+        squares=warmup.squares + jnp.where(good, square, 0.0), num_squares=warmup.num_squares + good
     )
     return state._replace(warmup=warmup, rng_key=key)
 

@@ -19,7 +19,7 @@ from numpyro_fspace.infer.chain import Chain
 from numpyro_fspace.infer.warmup import Warmup
 from numpyro_fspace.infer.xla import UNOPTIMISED, chains_together, largest_array
 from numpyro_fspace.potential import ModelPotential
-from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, prior_scale, rmsprop
+from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 from numpyro_fspace.validate import (
     check_arguments,
     check_count,
@@ -57,7 +57,7 @@ class SGMCMCKernel(MCMCKernel):
         check_positive(temperature, "temperature")
         if preconditioner is not None and not isinstance(preconditioner, Preconditioner):
             raise TypeError(
-                "preconditioner must come from fs.preconditioners (rmsprop(), prior_scale(), low_rank(rank), "
+                "preconditioner must come from fs.preconditioners (dense(), rmsprop(), prior_scale(), low_rank(rank), "
                 "diagonal(s), identity()), "
                 f"got {preconditioner!r}."
             )
@@ -98,7 +98,7 @@ class SGMCMCKernel(MCMCKernel):
         """The step size for largest curvature λ (in the preconditioner's coordinates)."""
 
     def _default_preconditioner(self):
-        return rmsprop() if self.step_size is None else prior_scale()
+        return automatic() if self.step_size is None else prior_scale()
 
     # ---- NumPyro's protocol --------------------------------------------------------------------
 
@@ -228,6 +228,9 @@ class SGMCMCKernel(MCMCKernel):
             return None
         return math.ceil(batches / self.num_steps) if self.control_variates is True else int(self.control_variates)
 
+    def _preconditioner_of(self, model):
+        return self.preconditioner.chosen(model.size, model.is_plain)
+
     def _chain(self, args, kwargs, key=None):
         model = self._model_potential(args, kwargs, key)
         return Chain(
@@ -241,7 +244,7 @@ class SGMCMCKernel(MCMCKernel):
             transition=self._transition,
             metropolis=not self._why_untested(model) if self.metropolis is None else self.metropolis,
             stable_step_size=self._stable_step_size,
-            preconditioner=self.preconditioner,
+            preconditioner=self._preconditioner_of(model),
             control_every=None if model.has_own_noise else self._control_every(model.batches()),
         )
 
@@ -271,7 +274,8 @@ class SGMCMCKernel(MCMCKernel):
         self._points_in_data = potential.points_in_data()
         params = potential.init_params()
         position = ravel_pytree(params)[0]
-        self.preconditioner.build(position, self.preconditioner.start(position))  # refuses a scale of another length
+        preconditioner = self._preconditioner_of(potential)
+        preconditioner.build(position, preconditioner.start(position))  # refuses a scale of another length
         return params
 
     def _compiled(self, fn, *key, options=None):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace.infer.adaptation import after_draw, before_draw, steadied, tuned
+from numpyro_fspace.infer.newton import NUM_STEPS, approach
 from numpyro_fspace.infer.warmup import Warmup, WarmupState, drawn_to
 from numpyro_fspace.infer.xla import flatten
 from numpyro_fspace.potential import ModelPotential
@@ -137,7 +138,7 @@ class Chain(NamedTuple):
             longest_step=zero,
             num_tuned=count,
             learned=self.preconditioner.start(position),
-            squares=jnp.zeros_like(position) if self.preconditioner.adapts else jnp.zeros((0,), position.dtype),
+            squares=self.preconditioner.nothing_seen(position),
             num_squares=count,
             noise_variance=zero,
             noise_traces=jnp.zeros((2,), position.dtype),
@@ -205,6 +206,8 @@ class Chain(NamedTuple):
         return position, unravel, metric, potential
 
     def _optimise(self, num_draws, state):
+        if self.preconditioner.is_dense:
+            return self._approach(num_draws, state)
         position, unravel, metric, _ = self.dynamics(state)
         key, key_steps, _ = jax.random.split(state.rng_key, 3)
         position, optimiser, (value, aux) = self.warmup.optimise(
@@ -225,6 +228,23 @@ class Chain(NamedTuple):
             potential_energy=value,
             log_functional_prior=aux,
             warmup=state.warmup._replace(optimiser=optimiser),
+            rng_key=key,
+        )
+
+    def _approach(self, num_draws, state):
+        position, unravel, _, potential = self.dynamics(state)
+        key, key_steps, key_potential = jax.random.split(state.rng_key, 3)
+        learned, num_steps = state.warmup.learned, -(-NUM_STEPS // num_draws)
+        position, factor = approach(
+            key_steps, position, learned.factor, lambda w: potential(w, key_potential)[0], state.scale, num_steps
+        )
+        value, aux = potential(position, key_potential)
+        return state._replace(
+            i=state.i + 1,
+            z=unravel(position),
+            potential_energy=value,
+            log_functional_prior=aux,
+            warmup=state.warmup._replace(learned=learned._replace(factor=factor)),
             rng_key=key,
         )
 

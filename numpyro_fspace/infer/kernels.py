@@ -38,12 +38,13 @@ class SGLD(SGMCMCKernel):
 
     Args:
         model: a NumPyro model with continuous global latent sites.
-        step_size: ε. None finds it in warm-up (0.4/λ for the largest curvature λ); a float or an optax
-            schedule of the gradient step is used as it is.
+        step_size: ε. None finds it in warm-up (0.4/λ for the largest curvature λ, 0.1/λ with ``dense()``); a float or
+            an optax schedule of the gradient step is used as it is.
         num_steps: gradient steps per draw; twice those of ``SGHMC``, as a step keeps no direction.
         temperature: T > 0.
-        preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. None is ``rmsprop()`` if warm-up
-            finds the step size, and ``prior_scale()`` if it is given.
+        preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. None is ``automatic()`` if
+            warm-up finds the step size (``dense()`` for few parameters without a network, else ``rmsprop()``), and
+            ``prior_scale()`` if it is given.
         control_variates: with minibatches, correct each gradient by the minibatch's error at a centre where the full
             gradient is known (``fs.sgmcmc.control_variates``). True renews the centre every
             ⌈N / (B · num_steps)⌉ draws, which makes a step cost three gradients at most; an integer renews it every so
@@ -124,15 +125,16 @@ class SGHMC(SGMCMCKernel):
 
     Args:
         model: a NumPyro model with continuous global latent sites.
-        step_size: ε. None finds it in warm-up (1/√λ for the largest curvature λ; 2/√λ is the stability bound);
-            a float or an optax schedule of the gradient step is used as it is.
+        step_size: ε. None finds it in warm-up (1/√λ for the largest curvature λ, half of it with ``dense()``; 2/√λ is
+            the stability bound); a float or an optax schedule of the gradient step is used as it is.
         num_steps: gradient steps per draw.
         friction: γ > 0, relative to the mass, per unit of time. None is 1 or, if warm-up finds the step size and
             gradients are noisy, as much more as should keep their noise from making the directions it acts on more than
             five times as hot as the rest.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. The mass matrix is (S Sᵀ)⁻¹. None
-            is ``rmsprop()`` if warm-up finds the step size, and ``prior_scale()`` if it is given.
+            is ``automatic()`` if warm-up finds the step size (``dense()`` for few parameters without a network, else
+            ``rmsprop()``), and ``prior_scale()`` if it is given.
         resample_momentum: redraw the momentum from N(0, T·Mass) at every draw.
         refresh_every: steps between the thermostat's partial refreshes of the momentum (BAOAB); divides
             ``num_steps``. None is 2, or 1 if ``num_steps`` is odd. Fewer refreshes draw less noise and leave the law's

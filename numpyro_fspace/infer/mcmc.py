@@ -348,6 +348,20 @@ class MCMC(NumPyroMCMC):
         return self._states_flat
 
 
+def is_rounded(state) -> bool:
+    """Whether a parameter is known, given the others, to less than ten units in its last place.
+
+    Only the matrix of a dense preconditioner tells.
+    """
+    factor = np.asarray(state.warmup.learned.factor, float)
+    if not factor.size:
+        return False
+    inverse = np.linalg.pinv(np.asarray(state.scale, float)[..., None] * factor)
+    precision = np.sqrt(np.sum(inverse**2, axis=-2))  # its diagonal is that of (S Sᵀ)⁻¹
+    z = np.concatenate([np.reshape(a, (*state.scale.shape[:-1], -1)) for a in jax.tree.leaves(state.z)], -1)
+    return bool(np.any(np.finfo(state.scale.dtype).eps * np.abs(z) * precision > 0.1))
+
+
 def warn_of_trouble(mcmc):
     """Warn when draws diverged, or the chain ran hot, in the sampling phase of ``mcmc``."""
     state = mcmc.last_state
@@ -368,6 +382,14 @@ def warn_of_trouble(mcmc):
         warnings.warn(
             "Warm-up found no step size, and the chain stood still: the potential has no positive curvature where the "
             "chain was. Give the kernel a step_size.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    if is_rounded(state):
+        warnings.warn(
+            f"Rounding to {state.scale.dtype} is not small beside the posterior's width for some parameter, so the "
+            "draws are coarse: it is far from 0 and known precisely. Center it (sample its difference from a known "
+            'value), or jax.config.update("jax_enable_x64", True) before anything else.',
             RuntimeWarning,
             stacklevel=3,
         )

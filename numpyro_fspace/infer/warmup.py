@@ -7,11 +7,15 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
    and other scales) stay at their initial values: the joint mode of a wide network and its noise interpolates
    the data with hardly any noise, far from where the posterior is, and so stiff that the chain stays there.
    Weights that the data say nothing of stay where they begin (``anchored``) instead of going to their prior's mode.
+   With a dense preconditioner, the default of models of few parameters without a network, a Gaussian is fitted to the
+   posterior by Newton's method instead (``infer/newton.py``): its mean is the start, its covariance the first
+   preconditioner, and nothing is held.
 2. **Calibration** (when the rest begins, and at its quarter, half and three quarters): the largest curvature λ
    of the potential in the preconditioner's coordinates, by power iteration on Hessian-vector products. It gives
    the sampler's step size. A preconditioner that adapts is renewed from the gradients seen since the last
-   calibration, at the second and third; the directions of a low-rank one at the first three. Once it is fixed the
-   step size can only be shortened, by half at most (a low-rank one allows a longer step at last, judged elsewhere).
+   calibration (a dense one from Hessians), at the second and third; the directions of a low-rank one at the first
+   three. Once it is fixed the step size can only be shortened, by half at most (a low-rank one allows a longer step at
+   last, judged elsewhere).
    Where no Metropolis test guards the step, the curvature is measured at six more places on the way, and the smallest
    step is kept. With a test, the step is tuned below what the curvature allows, for a mean acceptance of 0.9.
 3. **Burn-in** in between: the sampler itself. A draw hotter than chance allows loses its heat. If it gained energy, the
@@ -84,7 +88,8 @@ class Warmup(NamedTuple):
     """Settings of the warm-up.
 
     Attributes:
-        warm_start: fraction of the warm-up draws spent on the optimiser, between 0 and 1; 0 skips it.
+        warm_start: fraction of the warm-up draws spent on the optimiser, between 0 and 1; 0 skips it. The other
+            settings are those of Adam, which a dense preconditioner has no use for.
         learning_rate: of Adam, in units of the preconditioner's scale (a prior standard deviation).
         anchored: whether the optimiser is drawn to where the chain starts, w*, in place of the mode of the prior p0:
             ∇(-log p0)(w) is replaced by its difference from that at w*, (w - w*)/σ² for N(0, σ²), and by 0 where that

@@ -15,17 +15,28 @@ import jax.numpy as jnp
 import numpy as np
 
 __all__ = [
+    "Dense",
     "Diagonal",
     "Identity",
     "Learned",
     "LowRank",
     "Preconditioner",
+    "automatic",
+    "dense",
     "diagonal",
     "identity",
     "low_rank",
     "prior_scale",
     "rmsprop",
 ]
+
+
+#: Parameters up to which ``automatic`` is dense.
+MAX_DENSE = 64
+#: Prior scales that a dense preconditioner takes no direction to be wider than.
+MAX_WIDTH = 1e8
+#: Smallest eigenvalue of a Hessian over the largest, as far as float32 tells.
+MIN_EIGENVALUE = 1e-6
 
 
 class Identity(NamedTuple):
@@ -54,6 +65,20 @@ class Diagonal(NamedTuple):
         return jax.tree.map(jnp.multiply, self.s, gradient)
 
 
+class Dense(NamedTuple):
+    """S = ``s``, an invertible matrix [P, P], for flat positions [P]."""
+
+    s: jax.Array
+
+    def scale(self, u):
+        """S u."""
+        return self.s @ u
+
+    def scale_gradient(self, gradient):
+        """Sᵀ ∇U."""
+        return gradient @ self.s
+
+
 class LowRank(NamedTuple):
     """S = diag(s) (I + V diag(c) Vᵀ) for flat positions [P], with V [P, R] orthonormal and c [R] > -1."""
 
@@ -80,23 +105,35 @@ class Learned(NamedTuple):
         mean_square: mean of (s ∂U/∂w)² over burn-in, for prior scales s, [P]; zeros before there is any, [0] if unused.
         basis: leading directions of curvature in the coordinates of the diagonal, orthonormal, [P, R]; R = 0 if unused.
         curvatures: |curvature| along them, [R]; ones before they are known.
+        factor: of a dense preconditioner in units of the prior scales, [P, P]; [0, 0] if unused.
     """
 
     mean_square: jax.Array
     basis: jax.Array
     curvatures: jax.Array
+    factor: jax.Array
 
 
 class Preconditioner:
     """How a NumPyro kernel makes its S: ``build(prior_scale, learned)`` gives one of the maps of this module.
 
     Attributes:
-        adapts: whether S depends on the mean squared gradient, which warm-up then estimates.
+        adapts: whether S depends on the mean squared gradient or, if it is dense, the mean Hessian, which warm-up then
+            estimates.
+        is_dense: whether S is a matrix [P, P].
         rank: how many directions of curvature it depends on.
     """
 
     adapts = False
+    is_dense = False
     rank = 0
+
+    def chosen(self, size: int, is_plain: bool) -> Preconditioner:
+        """The preconditioner for a model of ``size`` parameters.
+
+        ``is_plain`` says that it has neither networks nor functional priors, and that U is known exactly.
+        """
+        return self
 
     def build(self, prior_scale, learned: Learned | None = None):
         """The linear map S.
@@ -111,7 +148,23 @@ class Preconditioner:
         """What is known before warm-up, for flat ``position`` [P]."""
         size, dtype = position.size, position.dtype
         basis = jax.random.normal(jax.random.key(0), (size, min(self.rank, size)), dtype)
-        return Learned(jnp.zeros(size if self.adapts else 0, dtype), basis, jnp.ones(basis.shape[1], dtype))
+        mean_square = jnp.zeros(size if self.adapts and not self.is_dense else 0, dtype)
+        factor = jnp.eye(size if self.is_dense else 0, dtype=dtype)
+        return Learned(mean_square, basis, jnp.ones(basis.shape[1], dtype), factor)
+
+    def nothing_seen(self, position):
+        """Zeros in the form of what ``renewed`` takes the mean of, for flat ``position`` [P]."""
+        shape = position.shape * (2 if self.is_dense else 1) if self.adapts else (0,)
+        return jnp.zeros(shape, position.dtype)
+
+    def renewed(self, learned: Learned, mean) -> Learned:
+        """``learned`` with the mean of what warm-up has seen since it was last renewed.
+
+        Args:
+            learned: what was known.
+            mean: mean of (s ∂U/∂w)² [P] or, for a dense preconditioner, of Sᵀ ∇²U S [P, P].
+        """
+        return learned._replace(mean_square=mean)
 
     def __repr__(self):
         return f"fs.preconditioners.{type(self).__name__.strip('_')}"
@@ -132,6 +185,22 @@ class _rmsprop(Preconditioner):
 
     def build(self, prior_scale, learned):
         return Diagonal(prior_scale * jnp.maximum(learned.mean_square, 1.0) ** -0.25)
+
+
+class _dense(Preconditioner):
+    adapts = True
+    is_dense = True
+
+    def build(self, prior_scale, learned):
+        return Dense(prior_scale[:, None] * learned.factor)
+
+    def renewed(self, learned, mean):
+        return learned._replace(factor=whitened(learned.factor, mean))
+
+
+class _automatic(_rmsprop):
+    def chosen(self, size, is_plain):
+        return dense() if is_plain and size <= MAX_DENSE else rmsprop()
 
 
 class _low_rank(_rmsprop):
@@ -163,6 +232,15 @@ class _diagonal(Preconditioner):
         return f"{super().__repr__()}({self.values if self.values.ndim == 0 else digest})"
 
 
+def whitened(factor, hessian):
+    """``factor`` S [P, P] made such that Sᵀ ∇²U S, so far ``hessian``, has eigenvalues ±1; as it was if that fails."""
+    values, vectors = jnp.linalg.eigh(hessian + factor.T @ factor / MAX_WIDTH**2)
+    values = jnp.abs(values)
+    values = jnp.maximum(values, MIN_EIGENVALUE * jnp.max(values))
+    new = factor @ (vectors * values**-0.5) @ vectors.T
+    return jnp.where(jnp.all(jnp.isfinite(new)), new, factor)
+
+
 def identity() -> Preconditioner:
     """S = I, as the papers have it."""
     return _identity()
@@ -179,7 +257,7 @@ def prior_scale() -> Preconditioner:
 
 
 def rmsprop() -> Preconditioner:
-    """S = diag(s · max(1, v)^(-1/4)), the default: prior scales s, shrunk where gradients are large.
+    """S = diag(s · max(1, v)^(-1/4)), the default for networks: prior scales s, shrunk where gradients are large.
 
     v is the mean of (s ∂U/∂w)² at the draws of a quarter of burn-in, which estimates the diagonal of the Hessian in
     standardised parameters (E[∇U ∇Uᵀ] = E[∇²U] under exp(-U), plus the noise of the minibatch). Then S Sᵀ = s²/√v is
@@ -190,6 +268,26 @@ def rmsprop() -> Preconditioner:
     deep neural networks*.
     """
     return _rmsprop()
+
+
+def dense() -> Preconditioner:
+    """S = H^(-1/2), with H the mean Hessian of the potential at draws of burn-in, [P, P]: for few parameters.
+
+    In its coordinates a Gaussian posterior is isotropic, whatever its units and correlations. The warm start takes it
+    along: see ``fs.Warmup``. H is found where the warm start ends, and twice anew, over the first and the second
+    quarter of burn-in, each time in the coordinates of the last, so that float32 serves for condition numbers up to
+    about 10¹²; then it is frozen. Eigenvalues are taken by their absolute values, and no direction wider than 10⁸ prior
+    scales. A Hessian costs P products with vectors; it is computed at no more than 16/P of the draws that H is over.
+    """
+    return _dense()
+
+
+def automatic() -> Preconditioner:
+    """The default: ``dense()`` for few parameters, else ``rmsprop()``.
+
+    Few are up to 64 of a model without networks, functional priors and minibatches.
+    """
+    return _automatic()
 
 
 def low_rank(rank: int = 50) -> Preconditioner:

@@ -1,0 +1,164 @@
+"""The warm start of few parameters: any units, correlations and scales, and its preconditioner."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from flax import linen as nn
+
+import numpyro_fspace as fs
+from numpyro_fspace.infer.newton import approach, hessian
+from numpyro_fspace.potential import ModelPotential
+from numpyro_fspace.sgmcmc.preconditioners import Dense
+
+
+def run(kernel, *args, seed=0):
+    mcmc = fs.MCMC(kernel, num_warmup=200, num_samples=600, num_chains=2, chain_method="vectorized", progress_bar=False)
+    mcmc.run(jax.random.key(seed), *args)
+    return mcmc
+
+
+def flat(support, *shape):
+    return dist.ImproperUniform(support, shape, ())
+
+
+def linear(X, y=None):
+    beta = numpyro.sample("beta", flat(dist.constraints.real, X.shape[1]))
+    sigma = numpyro.sample("sigma", flat(dist.constraints.positive))
+    numpyro.sample("y", dist.Normal(X @ beta, sigma), obs=y)
+
+
+@pytest.mark.parametrize("kernel", [fs.SGHMC, fs.SGLD])
+@pytest.mark.parametrize("unit", [3e4, 2e-5])
+def test_a_regression_in_raw_units_with_flat_priors_has_its_closed_form(kernel, unit):
+    """With s² = RSS / (N - 3), beta is Student's t and (N - 3) s² / sigma² chi-squared, of N - 3 degrees of freedom."""
+    rng = np.random.default_rng(3)
+    X = np.stack([np.ones(80), rng.uniform(1750, 1850, 80)], 1).astype(np.float32)
+    y = (unit * (X @ [-50.0, 0.04] + rng.normal(size=80))).astype(np.float32)
+    draws = run(kernel(linear), X, y).get_samples()
+    X, y, dof = X.astype(float), y.astype(float), 77
+    mean = np.linalg.lstsq(X, y, rcond=None)[0]
+    variance = np.sum((y - X @ mean) ** 2) / dof
+    sd = np.sqrt(variance * dof / (dof - 2) * np.diag(np.linalg.inv(X.T @ X)))
+    beta, sigma = np.asarray(draws["beta"], float), np.asarray(draws["sigma"], float)
+    np.testing.assert_allclose((beta.mean(0) - mean) / sd, 0.0, atol=0.2)
+    np.testing.assert_allclose(beta.std(0) / sd, 1.0, atol=0.12)
+    np.testing.assert_allclose(np.mean(sigma**2) / (variance * dof / (dof - 2)), 1.0, atol=0.03)
+
+
+def counts(x, y=None):
+    intercept = numpyro.sample("intercept", dist.Normal(0.0, 3.0))
+    slope = numpyro.sample("slope", dist.Normal(0.0, 3.0))
+    numpyro.sample("y", dist.Poisson(jnp.exp(intercept + slope * x)), obs=y)
+
+
+def test_counts_by_a_column_of_thousands_start_where_the_density_overflows():
+    rng = np.random.default_rng(4)
+    x = rng.uniform(0.0, 5000.0, 60)
+    y = rng.poisson(np.exp(0.5 + 4e-4 * x))
+    draws = run(fs.SGHMC(counts), x.astype(np.float32), y.astype(np.float32)).get_samples()
+    a, b = np.meshgrid(np.linspace(-1, 2, 301), np.linspace(0.0, 1e-3, 301), indexing="ij")
+    log_rate = a[..., None] + b[..., None] * x
+    log_density = np.sum(y * log_rate - np.exp(log_rate), -1) - (a**2 + b**2) / 18
+    weights = np.exp(log_density - log_density.max())
+    for name, grid in (("intercept", a), ("slope", b)):
+        mean = np.average(grid, weights=weights)
+        sd = np.sqrt(np.average((grid - mean) ** 2, weights=weights))
+        np.testing.assert_allclose((np.mean(draws[name]) - mean) / sd, 0.0, atol=0.2)
+        np.testing.assert_allclose(np.std(draws[name]) / sd, 1.0, atol=0.12)
+
+
+def groups(y):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1e4))
+    spread = numpyro.sample("spread", flat(dist.constraints.positive))
+    value = numpyro.sample("value", dist.Normal(mean, spread).expand([len(y)]).to_event(1))
+    numpyro.sample("y", dist.Normal(value, 50.0).to_event(1), obs=y)
+
+
+def test_the_scale_of_groups_does_not_go_to_zero_with_their_spread(key):
+    """The density is unbounded where all groups are equal and their scale is zero; the posterior is elsewhere."""
+    y = jnp.asarray(4000.0 + 300.0 * np.random.default_rng(5).normal(size=12), jnp.float32)
+    spread = run(fs.SGHMC(groups), y).get_samples()["spread"]
+    grid = np.linspace(10.0, 3000.0, 5000)
+    variance = grid**2 + 50.0**2
+    log_density = -5.5 * np.log(variance) - 0.5 * np.sum((y - y.mean()) ** 2) / variance  # the mean integrated out
+    weights = np.exp(log_density - log_density.max())
+    mean = np.average(grid, weights=weights)
+    sd = np.sqrt(np.average((grid - mean) ** 2, weights=weights))
+    assert abs(np.mean(spread) - mean) < 0.25 * sd
+    assert 0.8 < np.std(spread) / sd < 1.25
+
+
+def test_float32_serves_for_a_condition_number_of_ten_to_the_tenth(key):
+    rng = np.random.default_rng(6)
+    rows = rng.normal(size=(40, 4)) @ np.triu(np.ones((4, 4))) * [1.0, 1e3, 1e-2, 10.0]
+    target = rng.normal(size=4) * [1e3, 1.0, 1e5, 1e2]
+    rows, y = jnp.asarray(rows, jnp.float32), jnp.asarray(rows @ target, jnp.float32)
+
+    def potential(w):
+        return 0.5 * jnp.sum((rows @ w - y) ** 2)
+
+    position, factor = approach(key, jnp.zeros(4), jnp.eye(4), potential, jnp.ones(4), 100)
+    np.testing.assert_allclose(position, target, rtol=1e-3)
+    np.testing.assert_allclose(hessian(potential, position, Dense(factor)), np.eye(4), atol=1e-3)
+
+
+def test_the_map_is_frozen_after_warm_up_and_the_same_in_every_run():
+    y = jnp.asarray(np.random.default_rng(7).normal(900.0, 20.0, 30), jnp.float32)
+    X = jnp.ones((30, 1))
+    first, again = run(fs.SGHMC(linear), X, y), run(fs.SGHMC(linear), X, y)
+    np.testing.assert_array_equal(first.get_samples()["beta"], again.get_samples()["beta"])
+    factor = np.asarray(first.last_state.warmup.learned.factor)
+    first.post_warmup_state = first.last_state
+    first.run(jax.random.key(1), X, y)
+    np.testing.assert_array_equal(first.last_state.warmup.learned.factor, factor)
+
+
+def columns(X, y=None, batch=None):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", len(X), subsample_size=batch) as rows:
+        numpyro.sample("y", dist.Normal(X[rows] @ beta, 1.0), obs=y if y is None else y[rows])
+
+
+def network(X, y=None):
+    f = fs.random_module("net", nn.Dense(1), input_shape=X.shape[1])
+    numpyro.sample("y", dist.Normal(f(X)[:, 0], 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_columns", "kwargs", "is_dense"),
+    [
+        (columns, 64, {}, True),
+        (columns, 65, {}, False),
+        (columns, 3, {"batch": 2}, False),
+        (network, 3, {}, False),
+    ],
+)
+def test_the_default_is_dense_for_few_parameters_whose_density_is_known(key, model, num_columns, kwargs, is_dense):
+    args = (jnp.ones((5, num_columns)), jnp.ones(5))
+    potential = ModelPotential(model, args, kwargs, key=key)
+    assert potential.size == num_columns + (model is network)
+    chosen = fs.SGHMC(model).preconditioner.chosen(potential.size, potential.is_plain)
+    assert chosen.is_dense == is_dense
+    given = fs.preconditioners.rmsprop()
+    assert given.chosen(2, True) is given
+
+
+def far(y):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1e5))
+    numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(("num", "is_warned"), [(10_000, True), (20, False)])
+def test_a_parameter_known_to_its_last_digits_is_warned_of(num, is_warned):
+    y = jnp.full((num,), 5e4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(fs.SGHMC(far), y)
+    assert any("Rounding to float32" in str(w.message) for w in caught) == is_warned
