@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.flatten_util import ravel_pytree
 
-__all__ = ["UNDIVIDED", "UNOPTIMISED", "chains_together", "flatten", "is_worth_dividing", "largest_array"]
+__all__ = ["UNDIVIDED", "UNOPTIMISED", "chains_together", "flatten", "is_staged", "is_worth_dividing", "largest_array"]
 
 #: Options of the compiler for programs that run once: optimising them takes longer than running them.
 UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -21,6 +21,11 @@ MIN_DIVIDED = 2**16
 MAX_TOGETHER = 2**19
 #: Parameters from which a gradient is written piece by piece.
 MIN_PIECEWISE = 2**17
+
+
+def is_staged() -> bool:
+    """Whether this is run inside of ``jit``, where nothing is computed yet."""
+    return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
 def is_worth_dividing(largest: int) -> bool:
