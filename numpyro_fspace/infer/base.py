@@ -20,9 +20,8 @@ from numpyro_fspace.arguments import frozen, kept, split_arrays
 from numpyro_fspace.infer.chain import Chain
 from numpyro_fspace.infer.plan import Plan, one_at_a_time
 from numpyro_fspace.infer.warmup import Warmup
-from numpyro_fspace.infer.xla import UNOPTIMISED, chains_together, is_staged, largest_array
+from numpyro_fspace.infer.xla import UNOPTIMISED, chains_together, is_nested, largest_array
 from numpyro_fspace.potential import ModelPotential
-from numpyro_fspace.priors.factor import is_traced
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, prior_scale, rmsprop
 from numpyro_fspace.validate import (
     check_arguments,
@@ -198,7 +197,7 @@ class SGMCMCKernel(MCMCKernel):
 
             return one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
 
-        is_alone = not is_staged() and not is_traced((rng_key, init_params, arrays))  # a nested program has no options
+        is_alone = not is_nested()  # else no options can be given
         options = UNOPTIMISED if is_alone and jax.default_backend() == "cpu" else None
         start = self._compiled(init, static, "init", plan.settings, num_warmup, single, is_alone, options=options)
         try:

@@ -11,9 +11,8 @@ from numpyro_fspace import handlers
 from numpyro_fspace.functions import depends_on, function_inputs, function_values, some_rows
 from numpyro_fspace.infer.devices import CHAINS
 from numpyro_fspace.infer.plan import one_at_a_time
-from numpyro_fspace.infer.xla import UNDIVIDED
+from numpyro_fspace.infer.xla import UNDIVIDED, is_nested
 from numpyro_fspace.on_demand import OnDemand
-from numpyro_fspace.priors.factor import is_traced
 
 __all__ = ["Loop"]
 
@@ -63,7 +62,7 @@ class Loop:
 
         Of ``thinning`` draws the last is kept; of earlier ones than ``first`` (of warm-up) none.
         """
-        draw = self._draws if is_traced(state) else self._program  # part of another program, with options of its own
+        draw = self._draws if is_nested() else self._program  # part of another program, with options of its own
         return draw(state, draws, start, stop, first, arrays, inputs)
 
     def by_chain(self, draws, num: int) -> dict:

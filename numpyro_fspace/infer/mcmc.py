@@ -22,7 +22,7 @@ from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.loop import Loop
 from numpyro_fspace.infer.plan import one_at_a_time
 from numpyro_fspace.infer.progress import Interruption, Progress, is_watched
-from numpyro_fspace.infer.xla import chains_together, is_staged, is_worth_dividing
+from numpyro_fspace.infer.xla import chains_together, is_nested, is_worth_dividing
 from numpyro_fspace.priors.factor import is_traced
 from numpyro_fspace.validate import check_count, check_kernel
 
@@ -156,9 +156,8 @@ class MCMC(NumPyroMCMC):
             check_count(getattr(self, name), name, least)
         if self.checkpoint is not None and (state is not None or is_warmup):
             raise ValueError("checkpoint= writes whole runs: leave out warmup() and post_warmup_state.")
-        is_nested = is_staged() or is_traced((rng_key, init_params, args, kwargs))
         for name in ("checkpoint", "mesh"):
-            if is_nested and getattr(self, name) is not None:
+            if is_nested() and getattr(self, name) is not None:
                 raise ValueError(f"{name}= is not for runs inside of jax.jit, vmap and the like: leave it out there.")
         goes_on = isinstance(state, KernelState)
         if goes_on:
@@ -169,7 +168,7 @@ class MCMC(NumPyroMCMC):
                     f"with num_chains={num_chains}."
                 )
             steps = state.warmup.step_size
-            if self.sampler.step_size is None and not is_traced(steps) and np.any(np.asarray(steps) == 0):
+            if self.sampler.step_size is None and not is_nested() and np.any(np.asarray(steps) == 0):
                 raise ValueError(
                     "post_warmup_state comes from a run with a step_size of its own, and has none that warm-up found: "
                     "give the kernel a step_size, or leave post_warmup_state out."
@@ -192,7 +191,7 @@ class MCMC(NumPyroMCMC):
                 plan = self.sampler.plan(self.sampler.check(args, kwargs), self.num_warmup, (args, kwargs))
                 self.post_warmup_state = self.post_warmup_state._replace(plan=plan)
             super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
-        if not is_warmup and not is_traced(self.last_state):  # whose heat is no draw's
+        if not is_warmup and not is_nested():  # whose heat is no draw's
             one_at_a_time(warn_of_trouble)(self)
 
     def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
@@ -247,7 +246,7 @@ class MCMC(NumPyroMCMC):
             state = self.sampler.init(key, self.num_warmup, init_params, args, kwargs)
         arrays, static, join = split_arrays((args, kwargs, self.functions_at, found))
         loop = self._loop(fields, static, join, largest)
-        if is_traced(state):
+        if is_nested():
             self._run_nested(loop, state, arrays, done)
         elif self.checkpoint is None:
             self._run_in_memory(loop, state, arrays, done)

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.flatten_util import ravel_pytree
+from numpyro.util import _is_under_jax_transform
 
-__all__ = ["UNDIVIDED", "UNOPTIMISED", "chains_together", "flatten", "is_staged", "is_worth_dividing", "largest_array"]
+__all__ = ["UNDIVIDED", "UNOPTIMISED", "chains_together", "flatten", "is_nested", "is_worth_dividing", "largest_array"]
 
 #: Options of the compiler for programs that run once: optimising them takes longer than running them.
 UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -23,9 +24,9 @@ MAX_TOGETHER = 2**19
 MIN_PIECEWISE = 2**17
 
 
-def is_staged() -> bool:
-    """Whether this is run inside of ``jit``, where nothing is computed yet."""
-    return isinstance(jnp.zeros(()), jax.core.Tracer)
+def is_nested() -> bool:
+    """Whether this is run inside of ``jit``, ``vmap`` and the like, where there are no numbers to look at yet."""
+    return _is_under_jax_transform()
 
 
 def is_worth_dividing(largest: int) -> bool:
