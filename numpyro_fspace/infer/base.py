@@ -30,7 +30,7 @@ from numpyro_fspace.validate import (
     check_step_size,
 )
 
-__all__ = ["Checked", "SGMCMCKernel"]
+__all__ = ["Checked", "SGMCMCKernel", "check_init_params"]
 
 
 class Checked(NamedTuple):
@@ -182,7 +182,7 @@ class SGMCMCKernel(MCMCKernel):
             )
         single, expected = is_prng_key(rng_key), checked.params
         if init_params is not None:
-            _check_init_params(init_params, expected, None if single else rng_key.shape[0])
+            check_init_params(init_params, expected, None if single else rng_key.shape[0])
             init_params = jax.tree.map(lambda given, like: jnp.asarray(given, like.dtype), init_params, expected)
         arrays, static, join = split_arrays((model_args, model_kwargs))
 
@@ -308,7 +308,8 @@ class SGMCMCKernel(MCMCKernel):
         return kept(self._programs, static, key, jax.jit(fn, compiler_options=options))
 
 
-def _check_init_params(given, expected, num_chains):
+def check_init_params(given, expected, num_chains):
+    """``init_params`` must have the sites of the model, of the shapes that are expected, for so many chains or one."""
     if not isinstance(given, dict) or set(given) != set(expected):
         names = sorted(given) if isinstance(given, dict) else type(given).__name__
         raise ValueError(f"init_params must be a dict with the sites {sorted(expected)}, got {names}.")

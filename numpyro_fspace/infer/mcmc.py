@@ -13,7 +13,7 @@ from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
 from numpyro_fspace.arguments import kept, split_arrays
-from numpyro_fspace.infer.base import SGMCMCKernel
+from numpyro_fspace.infer.base import SGMCMCKernel, check_init_params
 from numpyro_fspace.infer.chain import KernelState
 from numpyro_fspace.infer.checkpoint import Checkpoint, flat, join_chains, plain_fields
 from numpyro_fspace.infer.devices import CHAINS, check_mesh, gathered, place
@@ -214,15 +214,16 @@ class MCMC(NumPyroMCMC):
                 )
             return True
         is_plain = not left_out and not self._jit_model_args
-        together = self.num_chains == 1 or self.chain_method == "vectorized"
+        is_one_program = self.num_chains == 1 or self.chain_method in ("vectorized", "sequential")
         is_known = not goes_on or isinstance(self.post_warmup_state, KernelState)
         is_ours = isinstance(self.sampler, SGMCMCKernel) and is_known and not is_warmup
-        return is_ours and is_plain and together and self.num_samples > 0
+        return is_ours and is_plain and is_one_program
 
     def _run(self, key, extra_fields, init_params, args, kwargs):
         if self.num_chains > 1 and is_prng_key(key):
             key = jax.random.split(key, self.num_chains)
         self._args, self._kwargs = args, kwargs
+        self._hold(None)  # draws of another run do not belong to these
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
         arrays, static, join = split_arrays((args, kwargs, self.functions_at))
         if self.checkpoint is not None:
@@ -233,35 +234,55 @@ class MCMC(NumPyroMCMC):
             key, init_params = place((key, init_params), self.mesh, CHAINS)
             arrays = place(arrays, self.mesh)
             args, kwargs, _ = join(arrays)
-        state, done, found, largest = self.post_warmup_state, 0, {}, 0
+        found, largest = {}, 0
         if isinstance(self.sampler, SGMCMCKernel):
             checked = self.sampler.check(args, kwargs)
             found, largest = checked.points, checked.largest_array
             plan = self.sampler.plan(checked, self.num_warmup)
-            if state is None:
-                state = self.sampler.start(checked, plan, key, init_params, args, kwargs)
-            else:
-                state, done = state._replace(rng_key=key, plan=plan), self.num_warmup
-        else:
-            state = self.sampler.init(key, self.num_warmup, init_params, args, kwargs)
-        arrays, static, join = split_arrays((args, kwargs, self.functions_at, found))
-        loop = self._loop(fields, static, join, largest)
-        if is_nested():
-            self._run_nested(loop, state, arrays, done)
-        elif self.checkpoint is None:
-            self._run_in_memory(loop, state, arrays, done)
-        else:
-            self._run_on_disk(loop, state, arrays, run)
 
-    def _loop(self, fields, static, join, largest):
-        num_chains = self.num_chains // (1 if self.mesh is None else self.mesh.shape[CHAINS])
+        def begin(key, init_params, state):
+            if not isinstance(self.sampler, SGMCMCKernel):
+                return self.sampler.init(key, self.num_warmup, init_params, args, kwargs), 0
+            if state is None:
+                return self.sampler.start(checked, plan, key, init_params, args, kwargs), 0
+            return state._replace(rng_key=key, plan=plan), self.num_warmup
+
+        arrays, static, join = split_arrays((args, kwargs, self.functions_at, found))
+        start = key, init_params, self.post_warmup_state
+        if self.num_chains > 1 and self.chain_method == "sequential":
+            if init_params is not None:
+                check_init_params(init_params, checked.params, self.num_chains)
+            self._run_one_by_one(self._loop(fields, static, join, largest, 1), begin, start, arrays)
+            return
+        loop = self._loop(fields, static, join, largest, self.num_chains)
+        state, done = begin(*start)
+        if self.checkpoint is not None:
+            self._run_on_disk(loop, state, arrays, run)
+        else:
+            self._run_in_memory(loop, state, arrays, done)
+
+    def _run_one_by_one(self, loop, begin, start, arrays):
+        whole = []
+        try:
+            for number in range(self.num_chains):
+                state, done = begin(*jax.tree.map(lambda a: a[number], start))  # noqa: B023
+                self._run_in_memory(loop, state, arrays, done)
+                whole.append((self._states, self._last_state))
+        finally:
+            if whole:  # the chains that were made, if the run is interrupted; of the first what there is
+                states, last = zip(*whole, strict=True)
+                self._hold(jax.tree.map(lambda *parts: jnp.concatenate(parts), *states))
+                self._last_state = jax.tree.map(lambda *parts: jnp.stack(parts), *last)
+
+    def _loop(self, fields, static, join, largest, num_chains):
+        per_device = num_chains // (1 if self.mesh is None else self.mesh.shape[CHAINS])
         is_ours = isinstance(self.sampler, SGMCMCKernel)
         settings = {
-            "num_chains": self.num_chains,
+            "num_chains": num_chains,
             "thinning": self.thinning,
             "constrain": self.postprocess_fn,
             "mesh": self.mesh,
-            "is_divided": not is_ours or is_worth_dividing(chains_together(num_chains, largest) * largest),
+            "is_divided": not is_ours or is_worth_dividing(chains_together(per_device, largest) * largest),
         }
         loop = Loop(self.sampler, fields, join, **settings)
         return kept(self._loops, static, (self.sampler, fields, *settings.values()), loop)
@@ -274,11 +295,14 @@ class MCMC(NumPyroMCMC):
         self._hold(loop.by_chain(draws, num))
 
     def _run_in_memory(self, loop, state, arrays, done):
+        if is_nested():
+            self._run_nested(loop, state, arrays, done)
+            return
         total, num_kept = self.num_warmup + self.num_samples, 0
         first = self._first()
         is_alone = self.mesh is None or not self.mesh.is_multi_process
         bar = Progress(self.num_warmup, total, done, shown=bool(self.progress_bar) and is_alone and is_watched())
-        inputs = loop.find_inputs(state, arrays) if bar.shown and self.num_chains > 1 else {}
+        inputs = loop.find_inputs(state, arrays) if bar.shown and loop.num_chains > 1 else {}
         draws = loop.room(self.num_samples // self.thinning, state, arrays, inputs)
         try:
             with Interruption() as interruption:
