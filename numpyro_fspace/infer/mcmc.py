@@ -45,9 +45,16 @@ class MCMC(NumPyroMCMC):
 
     **Progress.** On a terminal or in a notebook the bar shows the rate, the time that is left, step size, potential
     energy, kinetic temperature (means over chains), and, with several chains, the worst R-hat of the functions at
-    ten inputs so far (not with ``checkpoint``). In logs it is silent. Where it is shown, the draws of a run that is
-    interrupted (Ctrl-C) are kept. This is the bar of SGLD, SGHMC, fSGLD and fSGHMC with one chain or vectorised ones;
-    else it is NumPyro's.
+    ten inputs so far (not with ``checkpoint``). In logs it is silent. With or without it, a run that is interrupted
+    (Ctrl-C) ends when the draws of about half a second are made, and keeps what there is: of vectorised chains the draws
+    so far, of chains that run one after another those that are whole (of the first what there is). This holds for SGLD,
+    SGHMC, fSGLD and fSGHMC, unless chains run in parallel or sites are left out (``"~z.w"`` in ``extra_fields``): those
+    runs, and other kernels, are NumPyro's.
+
+    **Runs again.** Numbers of draws, the kernel's settings and the arguments of ``run`` may differ from one run to the
+    next; what was compiled is used again where all that it depends on is the same. One kernel may serve several drivers,
+    also in threads. Inside of ``jax.jit`` and ``vmap`` a run is part of their program: without a bar, a check, a mesh or
+    a checkpoint.
 
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written as the run goes, a part of
     ``checkpoint_every`` draws at a time. If it is killed, at any moment, the same call (same kernel, numbers, key and
@@ -75,7 +82,7 @@ class MCMC(NumPyroMCMC):
         checkpoint_every: draws between two writes.
 
     Raises:
-        TypeError: for functions_at or a mesh with another kernel than SGLD, SGHMC, fSGLD and fSGHMC.
+        TypeError: for a sampler that is no kernel; for functions_at or a mesh with another kernel than SGLD, SGHMC, fSGLD and fSGHMC.
         ValueError: for chains that are not vectorised with a checkpoint, functions_at or a mesh; for a mesh that cannot
             share the chains equally, or of several processes with a checkpoint; and, at ``run``, for a folder that
             holds another run or damaged files, and if the log density is not finite where one of our kernels' chains
