@@ -527,6 +527,28 @@ def test_arrays_changed_in_place_are_other_data(cls):
     assert_equal(drawn(mcmc, y=y), drawn(small(cls), y=np.array(y)))
 
 
+def test_runs_that_are_numpyros_know_their_arguments_too():
+    """With a site left out: a flag is no number, and an array changed in place is another one."""
+
+    def model(y, flag=1):
+        numpyro.sample("other", dist.Normal())
+        level(y=y if flag is True else y + 5.0)
+
+    def means(mcmc, *calls):
+        for y, flag in calls:
+            mcmc.run(KEY, y, flag, extra_fields=("~z.other",))
+            yield float(mcmc.get_samples()["m"].mean())
+
+    y = np.array(Y)
+    mcmc = small(model=model)
+    found = list(means(mcmc, (y, True), (y, 1)))
+    y += 10.0
+    found += means(mcmc, (y, 1))
+    calls = (np.array(Y), True), (np.array(Y), 1), (np.array(Y) + 10.0, 1)
+    assert found == [next(means(small(model=model), call)) for call in calls]
+    assert len(set(found)) == 3
+
+
 def test_an_object_among_the_arguments_may_change():
     class Data:
         y = Y

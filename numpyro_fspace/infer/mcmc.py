@@ -12,7 +12,7 @@ import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace.arguments import kept, split_arrays
+from numpyro_fspace.arguments import frozen, kept, split_arrays
 from numpyro_fspace.infer.base import SGMCMCKernel, check_init_params
 from numpyro_fspace.infer.chain import KernelState
 from numpyro_fspace.infer.checkpoint import Checkpoint, flat, join_chains, plain_fields
@@ -46,15 +46,15 @@ class MCMC(NumPyroMCMC):
     **Progress.** On a terminal or in a notebook the bar shows the rate, the time that is left, step size, potential
     energy, kinetic temperature (means over chains), and, with several chains, the worst R-hat of the functions at
     ten inputs so far (not with ``checkpoint``). In logs it is silent. With or without it, a run that is interrupted
-    (Ctrl-C) ends when the draws of about half a second are made, and keeps what there is: of vectorised chains the draws
-    so far, of chains that run one after another those that are whole (of the first what there is). This holds for SGLD,
-    SGHMC, fSGLD and fSGHMC, unless chains run in parallel or sites are left out (``"~z.w"`` in ``extra_fields``): those
-    runs, and other kernels, are NumPyro's.
+    (Ctrl-C) ends when the draws of about half a second are made, and keeps what there is: of vectorised chains the
+    draws so far, of chains that run one after another those that are whole (of the first what there is). This holds for
+    SGLD, SGHMC, fSGLD and fSGHMC, unless chains run in parallel or sites are left out (``"~z.w"`` in ``extra_fields``):
+    those runs, and other kernels, are NumPyro's.
 
     **Runs again.** Numbers of draws, the kernel's settings and the arguments of ``run`` may differ from one run to the
-    next; what was compiled is used again where all that it depends on is the same. One kernel may serve several drivers,
-    also in threads. Inside of ``jax.jit`` and ``vmap`` a run is part of their program: without a bar, a check, a mesh or
-    a checkpoint.
+    next; what was compiled is used again where all that it depends on is the same. One kernel may serve several
+    drivers, also in threads. Inside of ``jax.jit`` and ``vmap`` a run is part of their program: without a bar, a check,
+    a mesh or a checkpoint.
 
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written as the run goes, a part of
     ``checkpoint_every`` draws at a time. If it is killed, at any moment, the same call (same kernel, numbers, key and
@@ -82,7 +82,8 @@ class MCMC(NumPyroMCMC):
         checkpoint_every: draws between two writes.
 
     Raises:
-        TypeError: for a sampler that is no kernel; for functions_at or a mesh with another kernel than SGLD, SGHMC, fSGLD and fSGHMC.
+        TypeError: for a sampler that is no kernel, and for functions_at or a mesh with another kernel than SGLD, SGHMC,
+            fSGLD and fSGHMC.
         ValueError: for chains that are not vectorised with a checkpoint, functions_at or a mesh; for a mesh that cannot
             share the chains equally, or of several processes with a checkpoint; and, at ``run``, for a folder that
             holds another run or damaged files, and if the log density is not finite where one of our kernels' chains
@@ -135,6 +136,7 @@ class MCMC(NumPyroMCMC):
             raise ValueError("checkpoint= does not write the chains of other processes: leave it out, or mesh.")
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
         self._loops: dict = {}
+        self._arguments: Any = None  # of the last run that was NumPyro's
         self._warmed = None  # the state after a warm-up of this object
 
     def __getstate__(self):
@@ -197,6 +199,11 @@ class MCMC(NumPyroMCMC):
             if goes_on:
                 plan = self.sampler.plan(self.sampler.check(args, kwargs), self.num_warmup, (args, kwargs))
                 self.post_warmup_state = self.post_warmup_state._replace(plan=plan)
+            structure, others = split_arrays((args, kwargs))[1]
+            arrays = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, np.ndarray)]
+            arguments = frozen((structure, others, arrays))
+            if arguments != self._arguments:  # NumPyro takes True for 1, and an array changed in place for the same
+                self._arguments, self._cache = arguments, {}
             super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
         if not is_warmup and not is_nested():  # whose heat is no draw's
             one_at_a_time(warn_of_trouble)(self)
