@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_fspace.sites import is_functional_prior, subsampled_plates
 
@@ -13,6 +14,7 @@ __all__ = [
     "check_arguments",
     "check_choice",
     "check_count",
+    "check_kernel",
     "check_observations",
     "check_positive",
     "check_sites",
@@ -73,6 +75,22 @@ def check_step_size(step_size):
             f"(a function of the gradient step): {error}"
         ) from error
     check_positive(first, "step_size(0)")
+
+
+def check_kernel(sampler):
+    """What ``MCMC`` samples with must be a kernel, which has the model."""
+    is_class = isinstance(sampler, type)
+    if not is_class and hasattr(sampler, "sample_field"):
+        return
+    name = sampler.__name__ if is_class else type(sampler).__name__
+    if is_class and issubclass(sampler, MCMCKernel):
+        raise TypeError(f"sampler is the class {name}: give it the model, MCMC({name}(model), ...).")
+    if hasattr(sampler, "run"):
+        raise TypeError(f"sampler must be a kernel, such as fs.SGHMC(model). {name} runs by itself: call its own run.")
+    raise TypeError(
+        f"sampler must be a kernel, got {sampler!r}: for a model write fs.MCMC(fs.SGHMC(model), ...), or "
+        "fs.MCMC(fs.fSGHMC(model), ...) if it declares a functional prior."
+    )
 
 
 def check_arguments(args: tuple, kwargs: dict):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 import warnings
 
 import jax
@@ -398,3 +402,340 @@ def test_a_key_among_the_arguments():
     mcmc.run(KEY, Y, jax.random.split(jax.random.key(5), 1))
     assert np.isfinite(mcmc.get_samples()["w"]).all()
     assert "y" in fs.to_arviz(mcmc)["posterior_predictive"]
+
+
+# ---- what programs are compiled for --------------------------------------------------------------------------
+
+DRIVERS = pytest.mark.parametrize("cls", [fs.MCMC, numpyro.infer.MCMC])
+
+
+def level(x=None, y=None, sd=1.0):
+    """A mean and, where there is an input, a slope."""
+    mean = numpyro.sample("m", dist.Normal(0.0, 5.0))
+    if x is not None:
+        mean = mean + numpyro.sample("slope", dist.Normal(0.0, 1.0)) * x
+    numpyro.sample("y", dist.Normal(mean, sd), obs=y)
+
+
+def small(cls=fs.MCMC, kernel=None, *, num_warmup=4, num_samples=6, model=level, **settings):
+    kernel = fs.SGHMC(model, num_steps=2, step_size=0.1) if kernel is None else kernel
+    return cls(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False, **settings)
+
+
+def drawn(mcmc, *args, **kwargs):
+    mcmc.run(KEY, *args, **kwargs)
+    return jax.tree.map(np.asarray, mcmc.get_samples())
+
+
+def assert_equal(found, right):
+    assert set(found) == set(right)
+    jax.tree.map(np.testing.assert_array_equal, found, right)
+
+
+@DRIVERS
+def test_none_and_an_array_are_not_the_same_argument(cls):
+    """Whichever comes first, by place or by name."""
+    mcmc, x = small(cls), X[:, 0]
+    for args, kwargs in [
+        ((None, Y), {}),
+        ((x, Y), {}),
+        ((None, Y), {}),
+        ((), {"x": None, "y": Y}),
+        ((), {"x": x, "y": Y}),
+    ]:
+        found = drawn(mcmc, *args, **kwargs)
+        assert ("slope" in found) == any(value is x for value in (*args, *kwargs.values()))
+        assert_equal(found, drawn(small(cls), *args, **kwargs))
+
+
+@DRIVERS
+def test_changed_settings_are_those_of_the_next_run(cls):
+    mcmc = small(cls)
+    drawn(mcmc, y=Y)
+    given = {"num_steps": 2, "step_size": 0.1}
+    for name, value in [("temperature", 0.5), ("num_steps", 3), ("step_size", 0.2), ("friction", 3.0)]:
+        setattr(mcmc.sampler, name, value)
+        given[name] = value
+        assert_equal(drawn(mcmc, y=Y), drawn(small(cls, fs.SGHMC(level, **given)), y=Y))
+
+
+def test_changed_settings_are_checked_and_defaults_follow_them():
+    kernel = fs.SGHMC(level)
+    assert kernel.friction is None and kernel.refresh_every == 2
+    kernel.step_size, kernel.num_steps = 0.1, 5
+    new = fs.SGHMC(level, step_size=0.1, num_steps=5)
+    assert kernel.friction == new.friction == 1.0 and kernel.refresh_every == new.refresh_every == 1
+    assert repr(kernel.preconditioner) == repr(new.preconditioner)
+    kernel.refresh_every = 2
+    with pytest.raises(ValueError, match="refresh_every=2 must divide num_steps=5"):
+        drawn(small(kernel=kernel), y=Y)
+    kernel = fs.SGLD(level, step_size=0.1)
+    kernel.temperature = -1.0
+    with pytest.raises(ValueError, match=r"temperature=-1\.0 must be positive"):
+        drawn(small(numpyro.infer.MCMC, kernel), y=Y)
+
+
+@DRIVERS
+def test_one_kernel_serves_several_drivers_at_a_time(cls):
+    """Of other lengths of warm-up and other data, in threads."""
+    shared = fs.SGHMC(level, num_steps=2)
+    runs = [(8, Y), (16, Y), (8, Y[:5]), (12, Y[:3])]
+    found = {}
+
+    def one(number):
+        num_warmup, y = runs[number]
+        found[number] = drawn(small(cls, shared, num_warmup=num_warmup), y=y)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(len(runs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, (num_warmup, y) in enumerate(runs):
+        assert_equal(found[number], drawn(small(cls, fs.SGHMC(level, num_steps=2), num_warmup=num_warmup), y=y))
+
+
+def test_numbers_of_draws_may_be_changed_between_runs():
+    mcmc = small(num_warmup=20)
+    drawn(mcmc, y=Y)
+    mcmc.num_warmup, mcmc.num_samples = 4, 9
+    found = drawn(mcmc, y=Y)
+    assert found["m"].shape == (9,)
+    assert_equal(found, drawn(small(num_warmup=4, num_samples=9), y=Y))
+    mcmc.num_warmup = -1
+    with pytest.raises(ValueError, match="num_warmup=-1"):
+        mcmc.run(KEY, y=Y)
+
+
+@DRIVERS
+def test_effect_handlers_around_a_run_belong_to_it(cls):
+    mcmc = small(cls)
+    without = drawn(mcmc, y=Y)
+    with numpyro.handlers.scale(scale=0.01):
+        inside = drawn(mcmc, y=Y)
+    assert_equal(drawn(mcmc, y=Y), without)
+    with numpyro.handlers.scale(scale=0.01):
+        assert_equal(drawn(small(cls), y=Y), inside)
+    assert (inside["m"] != without["m"]).all()
+
+
+@DRIVERS
+def test_arrays_changed_in_place_are_other_data(cls):
+    mcmc, y = small(cls), np.array(Y)
+    drawn(mcmc, y=y)
+    y += 5.0
+    assert_equal(drawn(mcmc, y=y), drawn(small(cls), y=np.array(y)))
+
+
+def test_runs_that_are_numpyros_know_their_arguments_too():
+    """With a site left out: a flag is no number, and an array changed in place is another one."""
+
+    def model(y, flag=1):
+        numpyro.sample("other", dist.Normal())
+        level(y=y if flag is True else y + 5.0)
+
+    def means(mcmc, *calls):
+        for y, flag in calls:
+            mcmc.run(KEY, y, flag, extra_fields=("~z.other",))
+            yield float(mcmc.get_samples()["m"].mean())
+
+    y = np.array(Y)
+    mcmc = small(model=model)
+    found = list(means(mcmc, (y, True), (y, 1)))
+    y += 10.0
+    found += means(mcmc, (y, 1))
+    calls = (np.array(Y), True), (np.array(Y), 1), (np.array(Y) + 10.0, 1)
+    assert found == [next(means(small(model=model), call)) for call in calls]
+    assert len(set(found)) == 3
+
+
+def test_an_object_among_the_arguments_may_change():
+    class Data:
+        y = Y
+
+    mcmc = small(model=lambda data: level(y=data.y))
+    drawn(mcmc, Data)  # a class is taken as it is
+    data = Data()
+    drawn(mcmc, data)
+    data.y = Y + 5.0
+    assert_equal(drawn(mcmc, data), drawn(small(), y=Y + 5.0))
+
+
+def test_zeros_of_either_sign_are_not_the_same_argument():
+    mcmc = small(model=lambda shift: level(y=Y + 5.0 * np.copysign(1.0, shift)))
+    means = [drawn(mcmc, zero)["m"].mean() for zero in (0.0, -0.0)]
+    assert means[0] > means[1]
+
+
+def test_numpyros_driver_goes_on_without_a_warm_up():
+    first = small(numpyro.infer.MCMC, fs.SGHMC(level, num_steps=2), num_warmup=20)
+    drawn(first, y=Y)
+    other = small(numpyro.infer.MCMC, fs.SGHMC(level, num_steps=2), num_warmup=0)
+    other.post_warmup_state = first.post_warmup_state = first.last_state
+    assert_equal(drawn(other, y=Y), drawn(first, y=Y))
+    with pytest.raises(ValueError, match="NaN"):
+        other.run(KEY, y=np.full_like(Y, np.nan))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "cure"),
+    [
+        (level, r"fs.MCMC\(fs.SGHMC\(model\)"),
+        (fs.SGHMC, r"is the class SGHMC: give it the model, MCMC\(SGHMC\(model\)"),
+        (NUTS, r"MCMC\(NUTS\(model\)"),
+        (fs.FVIMC(level), "FVIMC runs by itself"),
+        (small(), "MCMC runs by itself"),
+        (None, "must be a kernel, got None"),
+    ],
+)
+def test_what_is_no_kernel_is_refused(sampler, cure):
+    with pytest.raises(TypeError, match=cure):
+        small(kernel=sampler) if sampler is not None else fs.MCMC(None, num_warmup=1, num_samples=1)
+
+
+# ---- inside of other programs --------------------------------------------------------------------------------
+
+
+def test_a_run_inside_of_jit_makes_the_same_draws_and_leaves_nothing_behind(watched):
+    """Also of data and numbers that are traced, and with a bar, which nobody would see."""
+    mcmc = small()
+    mcmc.progress_bar = True
+    plain = drawn(small(), y=Y, sd=2.0)
+
+    def draws(key, y, sd):
+        mcmc.run(key, y=y, sd=sd)
+        return mcmc.get_samples()
+
+    with jax.checking_leaks():
+        inside = jax.jit(lambda key: (small().run(key, y=Y), key)[1])(KEY)
+    assert inside.shape == KEY.shape
+    for _ in range(2):
+        found = jax.jit(draws)(KEY, Y, 2.0)
+        np.testing.assert_allclose(found["m"], plain["m"], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(drawn(mcmc, y=Y, sd=2.0)["m"], plain["m"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("closed_over", [False, True])
+def test_runs_may_be_vectorized_over_keys_and_data(closed_over):
+    """Without a warning of buffers that could not be used again, where the model closes over its data too."""
+    keys, data = jax.random.split(KEY, 2), np.stack([Y, Y + 5.0])
+
+    def draws(key, y):
+        mcmc = small(model=(lambda: level(y=y)) if closed_over else level, num_chains=2, chain_method="vectorized")
+        mcmc.run(key, **({} if closed_over else {"y": y}))
+        return mcmc.get_samples()["m"]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = jax.vmap(draws)(keys, data)
+        both = jax.vmap(lambda y: draws(KEY, y))(data)
+    for number in range(2):
+        np.testing.assert_allclose(found[number], draws(keys[number], data[number]), rtol=1e-4, atol=1e-4)
+    assert both.shape == (2, 12) and both[1].mean() > both[0].mean()
+
+
+def test_inside_of_jit_nothing_is_written(tmp_path):
+    with pytest.raises(ValueError, match=r"checkpoint= is not for runs inside of jax\.jit"):
+        jax.jit(lambda key: small(checkpoint=tmp_path).run(key, y=Y))(KEY)
+
+
+# ---- Ctrl-C --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def press(monkeypatch):
+    """Presses Ctrl-C in the part that makes a draw of this number."""
+    monkeypatch.setattr("numpyro_fspace.infer.progress.INTERVAL", 0.0)  # parts of one draw
+    update = Progress.update
+
+    def press_at(number):
+        def updated(self, done, *rest):
+            update(self, done, *rest)
+            if done == number:
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(Progress, "update", updated)
+
+    yield press_at
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def interrupted(mcmc):
+    with pytest.raises(KeyboardInterrupt):
+        mcmc.run(KEY, y=Y)
+    return mcmc.get_samples(group_by_chain=True)["m"]
+
+
+@pytest.mark.parametrize("thinning", [1, 2])
+def test_ctrl_c_keeps_the_draws_without_a_bar(press, thinning):
+    whole = drawn(small(num_samples=20, thinning=thinning), y=Y)["m"]
+    press(11)
+    found = interrupted(small(num_samples=20, thinning=thinning))
+    np.testing.assert_array_equal(found[0], whole[: 7 // thinning])
+
+
+def test_ctrl_c_keeps_the_chains_that_were_made(press):
+    """Of chains that run one after another; of the first what there is."""
+    settings = {"num_chains": 3, "chain_method": "sequential", "num_samples": 20}
+    mcmc = small(**settings)
+    mcmc.run(KEY, y=Y)
+    whole = mcmc.get_samples(group_by_chain=True)["m"]
+    press(9)
+    np.testing.assert_array_equal(interrupted(small(**settings)), whole[:1, :5])
+    calls = []
+
+    def second(self, done, *rest):
+        calls.append(done)
+        if len(calls) == 24 + 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "next_stop", lambda self: len(calls) % 24 + 1)
+        patch.setattr(Progress, "update", second)
+        mcmc = small(**settings)
+        np.testing.assert_array_equal(interrupted(mcmc), whole[:1])
+    assert mcmc.last_state.i.shape == (1,)
+
+
+@pytest.mark.parametrize("thinning", [1, 3])
+def test_ctrl_c_writes_what_was_drawn_and_the_same_call_goes_on(press, tmp_path, thinning):
+    """In the middle of a part, in warm-up and after it."""
+    settings = {"num_samples": 20, "thinning": thinning}
+    whole = drawn(small(**settings), y=Y)["m"]
+    settings |= {"checkpoint": tmp_path, "checkpoint_every": 10}
+    press(3)
+    with pytest.raises(KeyboardInterrupt):
+        small(**settings).run(KEY, y=Y)
+    press(16)
+    first = 4 + 20 % thinning
+    np.testing.assert_array_equal(interrupted(small(**settings))[0], whole[: (16 - first) // thinning])
+    press(-1)
+    mcmc = small(**settings)
+    np.testing.assert_array_equal(drawn(mcmc, y=Y)["m"], whole)
+
+
+def test_a_long_run_without_a_bar_ends_within_seconds():
+    """By a signal from outside, as of a terminal; a second one would not wait for the end of the part."""
+    mcmc = small(num_samples=3_000_000)
+    pressed = []
+
+    def press():
+        while mcmc.last_state is None or mcmc.last_state.i < 100:
+            time.sleep(0.05)
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+    found = interrupted(mcmc)
+    assert time.monotonic() - pressed[0] < 10.0
+    assert 0 < found.size == int(mcmc.last_state.i) - 4
+
+
+def test_draws_of_a_run_before_are_none_of_one_that_failed(press):
+    mcmc = small()
+    drawn(mcmc, y=Y)
+    press(1)
+    with pytest.raises(KeyboardInterrupt):
+        mcmc.run(KEY, y=Y + 1.0)
+    with pytest.raises(ValueError, match="no draws yet"):
+        fs.predict(mcmc, KEY)

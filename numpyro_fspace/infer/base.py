@@ -6,18 +6,21 @@ import copy
 import math
 from abc import abstractmethod
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.mcmc import MCMCKernel
+from numpyro.primitives import _PYRO_STACK
 from numpyro.util import is_prng_key
 
-from numpyro_fspace.arguments import split_arrays
+from numpyro_fspace.arguments import frozen, kept, split_arrays
 from numpyro_fspace.infer.chain import Chain
+from numpyro_fspace.infer.plan import Plan, one_at_a_time
 from numpyro_fspace.infer.warmup import Warmup
-from numpyro_fspace.infer.xla import UNOPTIMISED, chains_together, largest_array
+from numpyro_fspace.infer.xla import UNOPTIMISED, chains_together, is_nested, largest_array
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 from numpyro_fspace.validate import (
@@ -27,11 +30,29 @@ from numpyro_fspace.validate import (
     check_step_size,
 )
 
-__all__ = ["SGMCMCKernel"]
+__all__ = ["Checked", "SGMCMCKernel", "check_init_params"]
+
+
+class Checked(NamedTuple):
+    """What the first evaluation of a model with its data tells.
+
+    Attributes:
+        params: shapes of the unconstrained parameters, by site.
+        points: by name of functional prior, which rows of the data are its points (``OnePass.found``).
+        largest_array: numbers in the largest array that the model computes.
+    """
+
+    params: dict
+    points: dict
+    largest_array: int
 
 
 class SGMCMCKernel(MCMCKernel):
-    """What the kernels share: the potential of the model, warm-up, chains, NumPyro's protocol."""
+    """What the kernels share: the potential of the model, warm-up, chains, NumPyro's protocol.
+
+    A setting may be changed between runs; the next one is that of a kernel made with it. No trace reads anything else
+    of a kernel, so that one may serve several runs at a time.
+    """
 
     sample_field = "z"
     friction: float | None = 0.0  # None is found in warm-up
@@ -52,36 +73,45 @@ class SGMCMCKernel(MCMCKernel):
     ):
         if not callable(model):
             raise TypeError(f"model must be a NumPyro model (a callable), got {type(model).__name__}.")
-        check_step_size(step_size)
         check_count(num_steps, "num_steps")
-        check_positive(temperature, "temperature")
-        if preconditioner is not None and not isinstance(preconditioner, Preconditioner):
-            raise TypeError(
-                "preconditioner must come from fs.preconditioners (dense(), rmsprop(), prior_scale(), low_rank(rank), "
-                "diagonal(s), identity()), "
-                f"got {preconditioner!r}."
-            )
-        if warmup is not None and not isinstance(warmup, Warmup):
-            raise TypeError(f"warmup must be a fs.Warmup or None, got {warmup!r}.")
-        if warmup is not None:
-            warmup.check()
-        if not isinstance(control_variates, bool):
-            check_count(control_variates, "control_variates")
-        if metropolis is not None and not isinstance(metropolis, bool):
-            raise TypeError(f"metropolis must be True, False or None, got {metropolis!r}.")
         self._model = model
         self.metropolis = metropolis
         self.control_variates = control_variates
         self.step_size = step_size
         self.num_steps = int(num_steps)
         self.temperature = temperature
-        self.preconditioner = self._default_preconditioner() if preconditioner is None else preconditioner
+        self._preconditioner = preconditioner
         self.warmup = Warmup() if warmup is None else warmup
         self.init_strategy = init_strategy
-        self._num_warmup, self._goes_on = 0, False
-        self._points_in_data: dict = {}
-        self._largest_array = 0  # numbers in the largest array that the model computes
         self._programs = {}
+
+    def _check_settings(self):
+        """Refuses settings of the wrong kind or range: when a kernel is made, and when a run begins."""
+        check_step_size(self.step_size)
+        check_count(self.num_steps, "num_steps")
+        check_positive(self.temperature, "temperature")
+        if not isinstance(self.preconditioner, Preconditioner):
+            raise TypeError(
+                "preconditioner must come from fs.preconditioners (dense(), rmsprop(), prior_scale(), low_rank(rank), "
+                "diagonal(s), identity()), "
+                f"got {self.preconditioner!r}."
+            )
+        if not isinstance(self.warmup, Warmup):
+            raise TypeError(f"warmup must be a fs.Warmup or None, got {self.warmup!r}.")
+        self.warmup.check()
+        if not isinstance(self.control_variates, bool):
+            check_count(self.control_variates, "control_variates")
+        if self.metropolis is not None and not isinstance(self.metropolis, bool):
+            raise TypeError(f"metropolis must be True, False or None, got {self.metropolis!r}.")
+
+    @property
+    def preconditioner(self) -> Preconditioner:
+        """The preconditioner that was given, or else the default for the step size."""
+        return self._default_preconditioner() if self._preconditioner is None else self._preconditioner
+
+    @preconditioner.setter
+    def preconditioner(self, preconditioner):
+        self._preconditioner = preconditioner
 
     # ---- what a sampler adds -------------------------------------------------------------------
 
@@ -103,6 +133,11 @@ class SGMCMCKernel(MCMCKernel):
     # ---- NumPyro's protocol --------------------------------------------------------------------
 
     @property
+    def _sample_fn(self):
+        """Tells NumPyro's driver that a run which goes on from a state needs no ``init``."""
+        return self.sample
+
+    @property
     def model(self):
         return self._model
 
@@ -122,8 +157,9 @@ class SGMCMCKernel(MCMCKernel):
         text = f"step size {float(state.step_size):.1e}, temperature {float(state.temperature):.2f}"
         return f"{text}, {int(state.num_diverging)} diverging" if int(state.num_diverging) else text
 
+    @one_at_a_time
     def postprocess_fn(self, model_args, model_kwargs):
-        return self._model_potential(model_args, model_kwargs).constrain_fn()
+        return one_at_a_time(self._model_potential(model_args, model_kwargs).constrain_fn())
 
     def get_constrain_fn(self, model_args, model_kwargs):
         return self.postprocess_fn(model_args, model_kwargs)
@@ -132,41 +168,53 @@ class SGMCMCKernel(MCMCKernel):
         arrays, static, join = split_arrays((model_args, model_kwargs))
         single = is_prng_key(state.rng_key)
 
+        @one_at_a_time
         def refresh(state, arrays):
             fn = self._chain(*join(arrays)).refresh
             return fn(state) if single else jax.vmap(fn)(state)
 
-        return self._compiled(refresh, "refresh", static, single)(state, arrays)
+        return self._compiled(refresh, static, "refresh", self._settings(), single)(state, arrays)
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
-        if self.step_size is None and not self._goes_on and not self.warmup.calibration_draws(num_warmup):
+        checked = self.check(model_args, model_kwargs)
+        plan = self.plan(checked, num_warmup, (model_args, model_kwargs))
+        return self.start(checked, plan, rng_key, init_params, model_args, model_kwargs)
+
+    def plan(self, checked: Checked, num_warmup: int, constants=()) -> Plan:
+        """What programs of a run depend on; NumPy arrays that are constants of theirs may be changed in place."""
+        arrays = [leaf for leaf in jax.tree.leaves(constants) if isinstance(leaf, np.ndarray)]
+        return Plan(num_warmup, checked.largest_array, self._settings(), frozen(arrays))
+
+    def start(self, checked: Checked, plan: Plan, rng_key, init_params, model_args, model_kwargs):
+        """The state of a chain, or of as many as there are keys, at ``init_params`` or where the strategy puts it."""
+        num_warmup = plan.num_warmup
+        if self.step_size is None and not self.warmup.calibration_draws(num_warmup):
             raise ValueError(
                 f"num_warmup={num_warmup} leaves no draw to find a step size in (warm_start="
                 f"{self.warmup.warm_start} of it goes to the optimiser): give step_size, or warm up for longer."
             )
-        self._num_warmup = num_warmup
-        single = is_prng_key(rng_key)
-        expected = self.check(model_args, model_kwargs)
+        single, expected = is_prng_key(rng_key), checked.params
         if init_params is not None:
-            _check_init_params(init_params, expected, None if single else rng_key.shape[0])
+            check_init_params(init_params, expected, None if single else rng_key.shape[0])
             init_params = jax.tree.map(lambda given, like: jnp.asarray(given, like.dtype), init_params, expected)
         arrays, static, join = split_arrays((model_args, model_kwargs))
 
+        @one_at_a_time
         def init(rng_key, init_params, arrays):
             args, kwargs = join(arrays)
 
             def one(key, init_params):
                 key, key_model = jax.random.split(key)
-                return self._chain(args, kwargs, key_model).start(key, init_params, self._initial_momentum)
+                chain = self._chain(args, kwargs, num_warmup, key_model)
+                return chain.start(key, init_params, self._initial_momentum, plan=None)
 
             return one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
 
-        # Nested in NumPyro's parallel chains no options can be given.
-        is_quick = jax.default_backend() == "cpu" and not isinstance(rng_key, jax.core.Tracer)
-        options = UNOPTIMISED if is_quick else None
-        start = self._compiled(init, "init", static, single, is_quick, options=options)
+        is_alone = not is_nested()  # else no options can be given
+        options = UNOPTIMISED if is_alone and jax.default_backend() == "cpu" else None
+        start = self._compiled(init, static, "init", plan.settings, num_warmup, single, is_alone, options=options)
         try:
-            return start(rng_key, init_params, arrays)
+            return start(rng_key, init_params, arrays)._replace(plan=plan)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
             error.add_note(
                 "numpyro_fspace: arrays given to run are arguments of a compiled model, which cannot read their values "
@@ -175,13 +223,15 @@ class SGMCMCKernel(MCMCKernel):
             )
             raise
 
-    def check(self, model_args, model_kwargs):
-        """The shapes of the unconstrained parameters; an error for a model or data that cannot be sampled."""
+    @one_at_a_time
+    def check(self, model_args, model_kwargs) -> Checked:
+        """What the model and its data are like; an error for settings, a model or data that cannot be sampled."""
+        self._check_settings()
         check_arguments(model_args, model_kwargs)
-        trace = jax.make_jaxpr(partial(self._checked_params, model_args, model_kwargs), return_shape=True)
+        points: dict = {}
+        trace = jax.make_jaxpr(partial(self._checked_params, model_args, model_kwargs, points), return_shape=True)
         program, params = trace(jax.random.key(0))  # the model's first evaluation, with what its initial values take
-        self._largest_array = largest_array(program.jaxpr)
-        return params
+        return Checked(params, points, largest_array(program.jaxpr))
 
     def check_start(self, start, state, model_args, model_kwargs):
         """Raise a ValueError if a chain's first draw left it at ``start``, where the potential is not finite."""
@@ -203,14 +253,16 @@ class SGMCMCKernel(MCMCKernel):
                 "(init_params of run, init_strategy of the kernel)."
             )
 
+    @one_at_a_time
     def sample(self, state, model_args, model_kwargs):
-        chain = self._chain(model_args, model_kwargs)
+        check_arguments(model_args, model_kwargs)  # NumPyro's driver goes on with other data without a word to us
+        chain = self._chain(model_args, model_kwargs, state.plan.num_warmup)
         if is_prng_key(state.rng_key):
             return chain.draw(state.i, state)
         # The draw index is the same for all chains: unbatched, so that phases are branches, not selects.
         draw = jax.vmap(lambda one: chain.draw(state.i[0], one))
         num = len(state.i)
-        num_together = chains_together(num, self._largest_array)
+        num_together = chains_together(num, state.plan.largest_array)
         if num_together == num:
             return draw(state)
         blocks = jax.tree.map(lambda a: a.reshape(num // num_together, num_together, *a.shape[1:]), state)
@@ -231,12 +283,18 @@ class SGMCMCKernel(MCMCKernel):
     def _preconditioner_of(self, model):
         return self.preconditioner.chosen(model.size, model.is_plain)
 
-    def _chain(self, args, kwargs, key=None):
+    def _settings(self):
+        """What tells all that a trace reads of this kernel from others, effect handlers around the run included."""
+        values = {k: v for k, v in vars(self).items() if k != "_programs"}
+        values = {k: (type(v), vars(v)) if isinstance(v, Preconditioner) else v for k, v in values.items()}
+        return type(self), frozen(values), tuple(_PYRO_STACK)
+
+    def _chain(self, args, kwargs, num_warmup=0, key=None):
         model = self._model_potential(args, kwargs, key)
         return Chain(
             model=model,
             warmup=self.warmup,
-            num_warmup=self._num_warmup,
+            num_warmup=num_warmup,
             num_steps=self.num_steps,
             step_size=self.step_size,
             friction=self.friction if self.friction is not None or model.is_random else 1.0,
@@ -258,7 +316,7 @@ class SGMCMCKernel(MCMCKernel):
             else None
         )
 
-    def _checked_params(self, args, kwargs, key):
+    def _checked_params(self, args, kwargs, points, key):
         potential, name = self._model_potential(args, kwargs, key), type(self).__name__
         if self.needs_functional_prior and not potential.functional_priors:
             raise ValueError(
@@ -271,23 +329,20 @@ class SGMCMCKernel(MCMCKernel):
                 f"metropolis=True needs the exact density, but {why}: leave metropolis out, or change that."
             )
         potential.check_data()
-        self._points_in_data = potential.points_in_data()
+        points |= potential.points_in_data()
         params = potential.init_params()
         position = ravel_pytree(params)[0]
         preconditioner = self._preconditioner_of(potential)
         preconditioner.build(position, preconditioner.start(position))  # refuses a scale of another length
         return params
 
-    def _compiled(self, fn, *key, options=None):
-        """``jax.jit(fn)``, or what it was when it was first asked for under this key."""
-        compiled = jax.jit(fn, compiler_options=options)
-        try:
-            return self._programs.setdefault(key, compiled)
-        except TypeError:  # an argument that is neither an array nor hashable
-            return compiled
+    def _compiled(self, fn, static, *key, options=None):
+        """``jax.jit(fn)``, or what it was when it was first asked for with such arguments and under this key."""
+        return kept(self._programs, static, key, jax.jit(fn, compiler_options=options))
 
 
-def _check_init_params(given, expected, num_chains):
+def check_init_params(given, expected, num_chains):
+    """``init_params`` must have the sites of the model, of the shapes that are expected, for so many chains or one."""
     if not isinstance(given, dict) or set(given) != set(expected):
         names = sorted(given) if isinstance(given, dict) else type(given).__name__
         raise ValueError(f"init_params must be a dict with the sites {sorted(expected)}, got {names}.")

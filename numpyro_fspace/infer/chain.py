@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace.infer.adaptation import after_draw, before_draw, steadied, tuned
 from numpyro_fspace.infer.newton import NUM_STEPS, approach
+from numpyro_fspace.infer.plan import Plan
 from numpyro_fspace.infer.warmup import Warmup, WarmupState, drawn_to
 from numpyro_fspace.infer.xla import flatten
 from numpyro_fspace.potential import ModelPotential
@@ -20,7 +21,7 @@ __all__ = ["Chain", "KernelState"]
 
 
 class KernelState(NamedTuple):
-    """State of a chain under NumPyro's ``MCMC``; every field can be an ``extra_fields`` entry.
+    """State of a chain under NumPyro's ``MCMC``; every field but ``plan`` can be an ``extra_fields`` entry.
 
     Attributes:
         i: draws made so far, warm-up included.
@@ -47,6 +48,7 @@ class KernelState(NamedTuple):
         warmup: what warm-up adapts, frozen afterwards.
         control: centre of the control variate and the data's full gradient there, flat [P]; empty [0] without one.
         rng_key: the chain's key.
+        plan: what the programs that draw from this state depend on; no array.
     """
 
     i: jax.Array
@@ -69,6 +71,7 @@ class KernelState(NamedTuple):
     warmup: WarmupState
     control: ControlVariate
     rng_key: jax.Array
+    plan: Plan
 
 
 class Chain(NamedTuple):
@@ -120,7 +123,7 @@ class Chain(NamedTuple):
         """Whether warm-up asks what the first draw of all gained."""
         return self.step_size is None and self.num_warmup > 0 and not self.warmup.num_optimiser_draws(self.num_warmup)
 
-    def start(self, key, init_params, initial_momentum) -> KernelState:
+    def start(self, key, init_params, initial_momentum, plan) -> KernelState:
         """The state of a chain at ``init_params``, or where the model's init strategy puts it."""
         key, key_momentum, key_direction = jax.random.split(key, 3)
         z = self.model.init_params() if init_params is None else init_params
@@ -165,6 +168,7 @@ class Chain(NamedTuple):
             warmup=warmup,
             control=ControlVariate(*(jnp.zeros_like(position if self.control_every else position[:0]),) * 2),
             rng_key=key,
+            plan=plan,
         )
 
     def draw(self, i, state: KernelState) -> KernelState:

@@ -21,7 +21,7 @@ __all__ = ["describe", "fingerprint"]
 def describe(mcmc, key, fields, init_params, args, kwargs) -> dict:
     """What tells a run of ``mcmc`` from others: a checkpoint of another one is not gone on from."""
     hidden = set() if isinstance(mcmc.sampler, SGMCMCKernel) else _settings_of_numpyro(mcmc.sampler)
-    values = vars(mcmc.sampler)
+    values = vars(mcmc.sampler) | _with_defaults(mcmc.sampler)
     settings = {k: _words(values[k]) for k in sorted(values) if not k.startswith("_") or k in hidden}
     if callable(step_size := values.get("step_size")):
         total = (mcmc.num_warmup + mcmc.num_samples) * mcmc.sampler.num_steps
@@ -58,6 +58,13 @@ def _parts(value) -> dict:
     leaves, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda leaf: leaf is None)
     words = {jax.tree_util.keystr(place): _words(leaf) for place, leaf in leaves}
     return words if jax.tree_util.treedef_is_leaf(structure) else words | {" (its structure)": _words(structure)}
+
+
+def _with_defaults(kernel) -> dict:
+    """The settings of a kernel of ours whose default depends on others."""
+    kind = type(kernel) if isinstance(kernel, SGMCMCKernel) else object
+    found = inspect.getmembers(kind, lambda member: isinstance(member, property) and member.fset is not None)
+    return {name: getattr(kernel, name) for name, _ in found}
 
 
 def _settings_of_numpyro(kernel) -> set:

@@ -98,6 +98,7 @@ class SGLD(SGMCMCKernel):
             warmup=warmup,
             init_strategy=init_strategy,
         )
+        self._check_settings()
 
     def _initial_momentum(self, key, position):
         return jnp.zeros((0,), position.dtype)
@@ -197,20 +198,40 @@ class SGHMC(SGMCMCKernel):
             warmup=warmup,
             init_strategy=init_strategy,
         )
-        if friction is not None:
-            check_positive(friction, "friction")
-        check_choice(integrator, "integrator", sghmc.INTEGRATORS)
-        if not isinstance(resample_momentum, bool):
-            raise TypeError(f"resample_momentum must be True or False, got {resample_momentum!r}.")
-        self.friction = 1.0 if friction is None and step_size is not None else friction
+        self.friction = friction
         self.resample_momentum = resample_momentum
-        if refresh_every is None:
-            refresh_every = 1 if self.num_steps % 2 else 2
-        check_count(refresh_every, "refresh_every")
-        if integrator == "baoab" and self.num_steps % refresh_every:
-            raise ValueError(f"refresh_every={refresh_every} must divide num_steps={num_steps}.")
         self.refresh_every = refresh_every
         self.integrator = integrator
+        self._check_settings()
+
+    @property
+    def friction(self) -> float | None:
+        """The friction that was given, or else 1; None if warm-up finds it."""
+        return 1.0 if self._friction is None and self.step_size is not None else self._friction
+
+    @friction.setter
+    def friction(self, friction):
+        self._friction = friction
+
+    @property
+    def refresh_every(self) -> int:
+        """The steps between refreshes that were given, or else the default for the number of steps."""
+        return (1 if self.num_steps % 2 else 2) if self._refresh_every is None else self._refresh_every
+
+    @refresh_every.setter
+    def refresh_every(self, refresh_every):
+        self._refresh_every = refresh_every
+
+    def _check_settings(self):
+        super()._check_settings()
+        if self.friction is not None:
+            check_positive(self.friction, "friction")
+        check_choice(self.integrator, "integrator", sghmc.INTEGRATORS)
+        if not isinstance(self.resample_momentum, bool):
+            raise TypeError(f"resample_momentum must be True or False, got {self.resample_momentum!r}.")
+        check_count(self.refresh_every, "refresh_every")
+        if self.integrator == "baoab" and self.num_steps % self.refresh_every:
+            raise ValueError(f"refresh_every={self.refresh_every} must divide num_steps={self.num_steps}.")
 
     def _initial_momentum(self, key, position):
         return sghmc.init(position, key, temperature=self.temperature).momentum

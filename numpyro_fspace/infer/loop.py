@@ -10,7 +10,8 @@ from numpyro.util import nested_attrgetter
 from numpyro_fspace import handlers
 from numpyro_fspace.functions import depends_on, function_inputs, function_values, some_rows
 from numpyro_fspace.infer.devices import CHAINS
-from numpyro_fspace.infer.xla import UNDIVIDED
+from numpyro_fspace.infer.plan import one_at_a_time
+from numpyro_fspace.infer.xla import UNDIVIDED, is_nested
 from numpyro_fspace.on_demand import OnDemand
 
 __all__ = ["Loop"]
@@ -48,6 +49,7 @@ class Loop:
             draw = jax.shard_map(draw, mesh=mesh, axis_names={CHAINS}, check_vma=False, **specs)
             shardings = NamedSharding(mesh, by_chain)
         self.options = None if is_divided else UNDIVIDED
+        self._draws = draw
         self._program = jax.jit(draw, donate_argnums=1, compiler_options=self.options)
         self._room = jax.jit(self._make_room, static_argnums=0, out_shardings=shardings)
 
@@ -60,12 +62,14 @@ class Loop:
 
         Of ``thinning`` draws the last is kept; of earlier ones than ``first`` (of warm-up) none.
         """
-        return self._program(state, draws, start, stop, first, arrays, inputs)
+        draw = self._draws if is_nested() else self._program  # part of another program, with options of its own
+        return draw(state, draws, start, stop, first, arrays, inputs)
 
     def by_chain(self, draws, num: int) -> dict:
         """The fields of the first ``num`` draws, [C, S, …]."""
         return jax.tree.map(lambda a: a[:num][None] if self.num_chains == 1 else a[:num].swapaxes(0, 1), draws[0])
 
+    @one_at_a_time
     def find_inputs(self, state, arrays) -> dict:
         """A few inputs of each function, by name; none where data lie on disk, which would be loaded whole."""
         args, kwargs, *_ = self.join(arrays)
@@ -77,10 +81,12 @@ class Loop:
         inputs = function_inputs(self.sampler.model, jax.tree.map(lambda a: a[None], draw), args, kwargs)
         return {k: some_rows(x, NUM_PROBES) for k, x in inputs.items()}
 
+    @one_at_a_time
     def _make_room(self, num, state, arrays, inputs):
         kept = jax.eval_shape(lambda state, arrays: self._kept(state, *self.join(arrays)[:3], inputs), state, arrays)
         return jax.tree.map(lambda spec: _empty(spec, num), kept)
 
+    @one_at_a_time
     def _draw(self, state, draws, start, stop, first, arrays, inputs):
         *given, found = self.join(arrays)
         args, kwargs, _ = given

@@ -12,18 +12,20 @@ import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace.arguments import split_arrays
-from numpyro_fspace.infer.base import SGMCMCKernel
+from numpyro_fspace.arguments import frozen, kept, split_arrays
+from numpyro_fspace.infer.base import SGMCMCKernel, check_init_params
 from numpyro_fspace.infer.chain import KernelState
 from numpyro_fspace.infer.checkpoint import Checkpoint, flat, folder_of, join_chains, plain_fields
 from numpyro_fspace.infer.devices import CHAINS, beside, check_mesh, gathered, place
 from numpyro_fspace.infer.identity import describe
 from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.loop import Loop
-from numpyro_fspace.infer.progress import Progress, is_watched
-from numpyro_fspace.infer.xla import chains_together, is_worth_dividing
+from numpyro_fspace.infer.plan import one_at_a_time
+from numpyro_fspace.infer.progress import Interruption, Progress, is_watched
+from numpyro_fspace.infer.xla import chains_together, is_nested, is_worth_dividing
 from numpyro_fspace.on_demand import errors_as_themselves
-from numpyro_fspace.validate import check_count
+from numpyro_fspace.priors.factor import is_traced
+from numpyro_fspace.validate import check_count, check_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,9 +49,16 @@ class MCMC(NumPyroMCMC):
 
     **Progress.** On a terminal or in a notebook the bar shows the rate, the time that is left, step size, potential
     energy, kinetic temperature (means over chains), and, with several chains, the worst R-hat of the functions at
-    ten inputs so far (not with ``checkpoint``). In logs it is silent. Where it is shown, the draws of a run that is
-    interrupted (Ctrl-C) are kept. This is the bar of SGLD, SGHMC, fSGLD and fSGHMC with one chain or vectorised ones;
-    else it is NumPyro's.
+    ten inputs so far (not with ``checkpoint``). In logs it is silent. With or without it, a run that is interrupted
+    (Ctrl-C) ends when the draws of about half a second are made, and keeps what there is: of vectorised chains the
+    draws so far, of chains that run one after another those that are whole (of the first what there is). This holds for
+    SGLD, SGHMC, fSGLD and fSGHMC, unless chains run in parallel or sites are left out (``"~z.w"`` in ``extra_fields``):
+    those runs, and other kernels, are NumPyro's.
+
+    **Runs again.** Numbers of draws, the kernel's settings and the arguments of ``run`` may differ from one run to the
+    next; what was compiled is used again where all that it depends on is the same. One kernel may serve several
+    drivers, also in threads. Inside of ``jax.jit`` and ``vmap`` a run is part of their program: without a bar, a check,
+    a mesh or a checkpoint.
 
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written as the run goes, a part of
     ``checkpoint_every`` draws at a time. If it is killed, at any moment, the same call (same kernel, numbers, key and
@@ -79,7 +88,8 @@ class MCMC(NumPyroMCMC):
         checkpoint_every: draws between two writes.
 
     Raises:
-        TypeError: for functions_at or a mesh with another kernel than SGLD, SGHMC, fSGLD and fSGHMC.
+        TypeError: for a sampler that is no kernel, and for functions_at or a mesh with another kernel than SGLD, SGHMC,
+            fSGLD and fSGHMC.
         ValueError: for chains that are not vectorised with a checkpoint, functions_at or a mesh; for a mesh that cannot
             share the chains equally, or of several processes with a checkpoint; and, at ``run``, for a folder that
             holds another run or damaged files, and if the log density is not finite where one of our kernels' chains
@@ -114,6 +124,7 @@ class MCMC(NumPyroMCMC):
         checkpoint_every: int = 100,
         **settings,
     ):
+        check_kernel(sampler)
         super().__init__(sampler, **settings)
         check_count(checkpoint_every, "checkpoint_every")
         asked = {"checkpoint": checkpoint, "functions_at": functions_at, "mesh": mesh}
@@ -125,7 +136,7 @@ class MCMC(NumPyroMCMC):
                     f"chain_method={self.chain_method!r} has no {name}: set chain_method='vectorized', or run the "
                     "chains one by one."
                 )
-        self.functions_at = jax.tree.map(np.asarray, functions_at)
+        self.functions_at = jax.tree.map(lambda x: x if is_traced(x) else np.asarray(x), functions_at)
         self.mesh = None if mesh is None else check_mesh(mesh, self.num_chains)
         if checkpoint is not None and self.mesh is not None and self.mesh.is_multi_process:
             raise ValueError("checkpoint= does not write the chains of other processes: leave it out, or mesh.")
@@ -133,6 +144,7 @@ class MCMC(NumPyroMCMC):
             folder_of(checkpoint)  # refuses what names none
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
         self._loops: dict = {}
+        self._arguments: Any = None  # of the last run that was NumPyro's
         self._warmed = None  # the state after a warm-up of this object
 
     def __getstate__(self):
@@ -157,8 +169,15 @@ class MCMC(NumPyroMCMC):
         **kwargs: Any,
     ) -> None:
         state, is_warmup = self.post_warmup_state, self._collection_params["phase"] == "warmup"
+        if not is_warmup:
+            self._set_collection_params()  # numbers may have been changed since the last run
+        for name, least in (("num_warmup", 0), ("thinning", 1), ("num_samples", self.thinning), ("num_chains", 1)):
+            check_count(getattr(self, name), name, least)
         if self.checkpoint is not None and (state is not None or is_warmup):
             raise ValueError("checkpoint= writes whole runs: leave out warmup() and post_warmup_state.")
+        for name in ("checkpoint", "mesh"):
+            if is_nested() and getattr(self, name) is not None:
+                raise ValueError(f"{name}= is not for runs inside of jax.jit, vmap and the like: leave it out there.")
         goes_on = isinstance(state, KernelState)
         if goes_on:
             num_chains = state.i.size
@@ -167,7 +186,8 @@ class MCMC(NumPyroMCMC):
                     f"post_warmup_state is that of {num_chains} chains, and num_chains={self.num_chains}: make an MCMC "
                     f"with num_chains={num_chains}."
                 )
-            if self.sampler.step_size is None and np.any(np.asarray(state.warmup.step_size) == 0):
+            steps = state.warmup.step_size
+            if self.sampler.step_size is None and not is_nested() and np.any(np.asarray(steps) == 0):
                 raise ValueError(
                     "post_warmup_state comes from a run with a step_size of its own, and has none that warm-up found: "
                     "give the kernel a step_size, or leave post_warmup_state out."
@@ -186,15 +206,17 @@ class MCMC(NumPyroMCMC):
         if self._is_ours(extra_fields):
             self._run(rng_key, extra_fields, init_params, args, kwargs)
         else:
-            if isinstance(self.sampler, SGMCMCKernel):
-                self.sampler._goes_on = goes_on
-            try:
-                super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
-            finally:
-                if isinstance(self.sampler, SGMCMCKernel):
-                    self.sampler._goes_on = False
-        if not is_warmup:  # whose heat is no draw's
-            warn_of_trouble(self)
+            if goes_on:
+                plan = self.sampler.plan(self.sampler.check(args, kwargs), self.num_warmup, (args, kwargs))
+                self.post_warmup_state = self.post_warmup_state._replace(plan=plan)
+            structure, others = split_arrays((args, kwargs))[1]
+            arrays = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, np.ndarray)]
+            arguments = frozen((structure, others, arrays))
+            if arguments != self._arguments:  # NumPyro takes True for 1, and an array changed in place for the same
+                self._arguments, self._cache = arguments, {}
+            super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
+        if not is_warmup and not is_nested():  # whose heat is no draw's
+            one_at_a_time(warn_of_trouble)(self)
 
     def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
         """NumPyro's, of the functions too where they were kept in place of weights."""
@@ -216,15 +238,16 @@ class MCMC(NumPyroMCMC):
                 )
             return True
         is_plain = not left_out and not self._jit_model_args
-        together = self.num_chains == 1 or self.chain_method == "vectorized"
+        is_one_program = self.num_chains == 1 or self.chain_method in ("vectorized", "sequential")
         is_known = not goes_on or isinstance(self.post_warmup_state, KernelState)
         is_ours = isinstance(self.sampler, SGMCMCKernel) and is_known and not is_warmup
-        return is_ours and is_plain and together and self.num_samples > 0
+        return is_ours and is_plain and is_one_program
 
     def _run(self, key, extra_fields, init_params, args, kwargs):
         if self.num_chains > 1 and is_prng_key(key):
             key = jax.random.split(key, self.num_chains)
         self._args, self._kwargs = args, kwargs = beside((args, kwargs), ())
+        self._hold(None)  # draws of another run do not belong to these
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
         arrays, static, join = split_arrays((args, kwargs, self.functions_at))
         if self.checkpoint is not None:
@@ -235,50 +258,89 @@ class MCMC(NumPyroMCMC):
             key, init_params = place((key, init_params), self.mesh, CHAINS)
             arrays = place(arrays, self.mesh)
             args, kwargs, _ = join(arrays)
-        if self.post_warmup_state is not None:
-            self.sampler.check(args, kwargs)
-            self.sampler._num_warmup = self.num_warmup
-            state, done = self.post_warmup_state._replace(rng_key=key), self.num_warmup
-        else:
-            state, done = self.sampler.init(key, self.num_warmup, init_params, args, kwargs), 0
-        found = getattr(self.sampler, "_points_in_data", {})
-        arrays, static, join = split_arrays((args, kwargs, self.functions_at, found))
-        loop = self._loop(fields, static, join)
-        if self.checkpoint is None:
-            self._run_in_memory(loop, state, arrays, done)
-        else:
-            self._run_on_disk(loop, state, arrays, run)
-
-    def _loop(self, fields, static, join):
-        settings = {"num_chains": self.num_chains, "thinning": self.thinning, "constrain": self.postprocess_fn}
-        is_divided = True
+        found, largest = {}, 0
         if isinstance(self.sampler, SGMCMCKernel):
-            num_chains = self.num_chains // (1 if self.mesh is None else self.mesh.shape[CHAINS])
-            largest = self.sampler._largest_array
-            is_divided = is_worth_dividing(chains_together(num_chains, largest) * largest)
-        settings |= {"mesh": self.mesh, "is_divided": is_divided}
-        loop = Loop(self.sampler, fields, join, **settings)
+            checked = self.sampler.check(args, kwargs)
+            found, largest = checked.points, checked.largest_array
+            plan = self.sampler.plan(checked, self.num_warmup)
+
+        def begin(key, init_params, state):
+            if not isinstance(self.sampler, SGMCMCKernel):
+                return self.sampler.init(key, self.num_warmup, init_params, args, kwargs), 0
+            if state is None:
+                return self.sampler.start(checked, plan, key, init_params, args, kwargs), 0
+            return state._replace(rng_key=key, plan=plan), self.num_warmup
+
+        arrays, static, join = split_arrays((args, kwargs, self.functions_at, found))
+        start = key, init_params, self.post_warmup_state
+        if self.num_chains > 1 and self.chain_method == "sequential":
+            if init_params is not None:
+                check_init_params(init_params, checked.params, self.num_chains)
+            self._run_one_by_one(self._loop(fields, static, join, largest, 1), begin, start, arrays)
+            return
+        loop = self._loop(fields, static, join, largest, self.num_chains)
+        state, done = begin(*start)
+        if self.checkpoint is not None:
+            self._run_on_disk(loop, state, arrays, run)
+        else:
+            self._run_in_memory(loop, state, arrays, done)
+
+    def _run_one_by_one(self, loop, begin, start, arrays):
+        whole = []
         try:
-            return self._loops.setdefault((fields, static, *settings.values()), loop)
-        except TypeError:  # an argument that is neither an array nor hashable
-            return loop
+            for number in range(self.num_chains):
+                state, done = begin(*jax.tree.map(lambda a: a[number], start))  # noqa: B023
+                self._run_in_memory(loop, state, arrays, done)
+                whole.append((self._states, self._last_state))
+        finally:
+            if whole:  # the chains that were made, if the run is interrupted; of the first what there is
+                states, last = zip(*whole, strict=True)
+                self._hold(jax.tree.map(lambda *parts: jnp.concatenate(parts), *states))
+                self._last_state = jax.tree.map(lambda *parts: jnp.stack(parts), *last)
+
+    def _loop(self, fields, static, join, largest, num_chains):
+        per_device = num_chains // (1 if self.mesh is None else self.mesh.shape[CHAINS])
+        is_ours = isinstance(self.sampler, SGMCMCKernel)
+        settings = {
+            "num_chains": num_chains,
+            "thinning": self.thinning,
+            "constrain": self.postprocess_fn,
+            "mesh": self.mesh,
+            "is_divided": not is_ours or is_worth_dividing(chains_together(per_device, largest) * largest),
+        }
+        loop = Loop(self.sampler, fields, join, **settings)
+        return kept(self._loops, static, (self.sampler, fields, *settings.values()), loop)
+
+    def _run_nested(self, loop, state, arrays, done):
+        """A run inside of another program: all in one, of which nothing can be looked at yet."""
+        total, num = self.num_warmup + self.num_samples, self.num_samples // self.thinning
+        draws = loop.room(num, state, arrays, {})
+        self._last_state, draws = loop(state, draws, done, total, arrays, {}, first=self._first())
+        self._hold(loop.by_chain(draws, num))
 
     def _run_in_memory(self, loop, state, arrays, done):
+        if is_nested():
+            self._run_nested(loop, state, arrays, done)
+            return
         total, num_kept = self.num_warmup + self.num_samples, 0
         first = self._first()
         is_alone = self.mesh is None or not self.mesh.is_multi_process
         bar = Progress(self.num_warmup, total, done, shown=bool(self.progress_bar) and is_alone and is_watched())
-        inputs = loop.find_inputs(state, arrays) if bar.shown and self.num_chains > 1 else {}
+        inputs = loop.find_inputs(state, arrays) if bar.shown and loop.num_chains > 1 else {}
         draws = loop.room(self.num_samples // self.thinning, state, arrays, inputs)
         try:
-            while done < total:
-                start, stop = state, bar.next_stop() if done else 1  # one draw tells whether chains can move
-                state, draws = loop(state, draws, done, stop, arrays, inputs, first=first)
-                if done == 0:
-                    self._check_start(start, state)
-                done, self._last_state = stop, gathered(state)
-                num_kept = max(0, done - first) // self.thinning
-                bar.update(done, state, np.asarray(draws[1])[:num_kept] if inputs else None)
+            with Interruption() as interruption:
+                while done < total:
+                    # The first part is one draw, which tells whether chains can move. Processes go at one pace.
+                    start, stop = state, bar.next_stop() if is_alone or done == 0 else total
+                    state, draws = loop(state, draws, done, stop, arrays, inputs, first=first)
+                    if done == 0:
+                        self._check_start(start, state)
+                    done, self._last_state = stop, gathered(state)
+                    num_kept = max(0, done - first) // self.thinning
+                    bar.update(done, state, np.asarray(draws[1])[:num_kept] if inputs else None)
+                    interruption.hold()
+                    interruption.let_through()
         finally:
             bar.close()
             if num_kept:  # of an interrupted run too
@@ -312,24 +374,26 @@ class MCMC(NumPyroMCMC):
         total, first, (num_kept, done, state) = self.num_warmup + self.num_samples, self._first(), saved
         bar = Progress(self.num_warmup, total, done, shown=bool(self.progress_bar) and is_watched())
         try:
-            while done < total:
-                is_early = done < first
-                if is_early:
-                    stop = min(done + self.checkpoint_every, first)
-                else:
-                    stop = min(done + self.checkpoint_every * self.thinning, total)
-                state, draws = loop(state, draws, done, stop, arrays, {}, first=stop if is_early else done)
-                self._last_state, part = state, None
-                if not is_early:
-                    part = loop.by_chain(draws, (stop - done) // self.thinning)
-                    part = jax.device_get(flat(plain_fields(part)))
-                    num_kept += (stop - done) // self.thinning
-                files.save(num_kept, stop, state, part)
-                done = stop
-                bar.update(done, state)
+            with Interruption() as interruption:
+                while done < total:
+                    base = first + num_kept * self.thinning  # the draws from here on have room
+                    size = self.checkpoint_every
+                    end = min(done + size, first) if done < first else min(base + size * self.thinning, total)
+                    while done < end and not interruption.is_due:
+                        stop = min(bar.next_stop(), end)
+                        state, draws = loop(state, draws, done, stop, arrays, {}, first=base)
+                        done = stop
+                        bar.update(done, state)
+                        interruption.hold()
+                    self._last_state, part = state, None
+                    if num := max(0, done - base) // self.thinning:
+                        part = jax.device_get(flat(plain_fields(loop.by_chain(draws, num))))
+                    files.save(num_kept + num, done, state, part)
+                    num_kept += num
+                    interruption.let_through()
         finally:
             bar.close()
-            if done > first:
+            if num_kept:
                 self._hold(files.draws())  # of an interrupted run too
         return num_kept, done, state
 

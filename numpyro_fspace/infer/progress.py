@@ -1,20 +1,23 @@
-"""A bar that says what the chains are doing: step size, potential, temperature, R-hat of the functions."""
+"""The pace of a run: parts short enough for a bar to move, and for Ctrl-C to end it after one."""
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 
+import jax
 import numpy as np
 from tqdm.auto import tqdm
 
 from numpyro_fspace.convergence import convergence
 from numpyro_fspace.infer.chain import KernelState
 
-__all__ = ["Progress", "is_watched"]
+__all__ = ["Interruption", "Progress", "is_watched"]
 
-#: Seconds between two updates, about; updates of the shortest runs; draws of each chain before R-hat says something.
-INTERVAL, MIN_UPDATES, MIN_DRAWS = 0.5, 50, 20
+#: Seconds that a part takes, about; draws of each chain before R-hat says something.
+INTERVAL, MIN_DRAWS = 0.5, 20
 
 
 def is_watched() -> bool:
@@ -23,7 +26,9 @@ def is_watched() -> bool:
 
 
 class Progress:
-    """The bar of one run, and how far to go until it moves next.
+    """How far to go in the next part of a run, and a bar that says what the chains are doing after each.
+
+    The first part is one draw; then they are made to last ``INTERVAL`` seconds.
 
     Args:
         num_warmup, total: draws of warm-up, and in all.
@@ -33,28 +38,25 @@ class Progress:
 
     def __init__(self, num_warmup: int, total: int, done: int = 0, *, shown: bool = True):
         self.num_warmup, self.total, self.done, self.shown = num_warmup, total, done, shown
-        self.size = max(1, total // MIN_UPDATES)
+        self.size = 1
         self.bar = tqdm(total=total, initial=done, disable=not shown)
         self._say_phase()
         self._start = time.monotonic()
 
     def next_stop(self) -> int:
-        """Where the next part ends: soon enough to see the bar move, and to let an interruption through."""
-        if not self.shown:
-            return self.total
+        """Where the next part ends."""
         return min(self.done + self.size, self.num_warmup if self.done < self.num_warmup else self.total)
 
     def update(self, done: int, state, functions=None):
         """Draws made so far, the last one ``state``; ``functions`` [S, C, P] are values of the functions so far."""
         num, self.done = done - self.done, done
-        if not self.shown:
-            return
-        words = ", ".join(_words(state, functions))  # waits for the draws
+        jax.block_until_ready(state)
         seconds = time.monotonic() - self._start
         self.size = max(1, round(num * min(2.0, INTERVAL / max(seconds, 1e-9))))
-        self._say_phase()
-        self.bar.set_postfix_str(words, refresh=False)
-        self.bar.update(num)
+        if self.shown:
+            self._say_phase()
+            self.bar.set_postfix_str(", ".join(_words(state, functions)), refresh=False)
+            self.bar.update(num)
         self._start = time.monotonic()
 
     def close(self):
@@ -62,6 +64,45 @@ class Progress:
 
     def _say_phase(self):
         self.bar.set_description("sample" if self.done >= self.num_warmup else "warm-up", refresh=False)
+
+
+class Interruption:
+    """Lets Ctrl-C through between the parts of a run: inside of one, it would take away the draws made so far.
+
+    A second Ctrl-C in the same part does not wait. Only the main thread hears it at all.
+
+    Attributes:
+        is_due: whether ``let_through`` will raise KeyboardInterrupt (or do what else the program does at Ctrl-C).
+    """
+
+    def __init__(self):
+        self.is_due, self._handler = False, None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+
+    def hold(self):
+        """Ctrl-C waits from here on, and until ``with`` ends."""
+        handler = signal.getsignal(signal.SIGINT)
+        is_heard = threading.current_thread() is threading.main_thread() and callable(handler)
+        if self._handler is None and is_heard:
+            self._handler = handler
+            signal.signal(signal.SIGINT, self._wait)
+
+    def let_through(self):
+        """What Ctrl-C does, if it waits."""
+        if self.is_due:
+            self.is_due = False
+            self._handler(signal.SIGINT, None)
+
+    def _wait(self, number, frame):
+        if self.is_due:
+            self._handler(number, frame)
+        self.is_due = True
 
 
 def _words(state, functions):

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.flatten_util import ravel_pytree
+from numpyro.util import _is_under_jax_transform
 
-__all__ = ["UNDIVIDED", "UNOPTIMISED", "chains_together", "flatten", "is_worth_dividing", "largest_array"]
+__all__ = ["UNDIVIDED", "UNOPTIMISED", "chains_together", "flatten", "is_nested", "is_worth_dividing", "largest_array"]
 
 #: Options of the compiler for programs that run once: optimising them takes longer than running them.
 UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -21,6 +22,11 @@ MIN_DIVIDED = 2**16
 MAX_TOGETHER = 2**19
 #: Parameters from which a gradient is written piece by piece.
 MIN_PIECEWISE = 2**17
+
+
+def is_nested() -> bool:
+    """Whether this is run inside of ``jit``, ``vmap`` and the like, where there are no numbers to look at yet."""
+    return _is_under_jax_transform()
 
 
 def is_worth_dividing(largest: int) -> bool:
