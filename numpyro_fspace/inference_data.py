@@ -17,8 +17,8 @@ from numpyro_fspace.functions import function_inputs, some_rows
 from numpyro_fspace.handlers import full_plates
 from numpyro_fspace.infer.checkpoint import plain
 from numpyro_fspace.posterior import as_posterior
-from numpyro_fspace.prediction import function_and_site_draws, function_draws, is_observation, log_likelihood
-from numpyro_fspace.sites import is_functional_prior
+from numpyro_fspace.prediction import function_and_site_draws, function_draws, log_likelihood
+from numpyro_fspace.sites import is_functional_prior, is_observation, weights_of
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -166,7 +166,7 @@ def _trace(model, args, kwargs):
             args, kwargs = join(arrays)
             run = handlers.substitute(handlers.seed(full_plates(model), jax.random.key(seed)), **chosen)
             trace.update(handlers.trace(run).get_trace(*args, **kwargs))
-            return {k: s["value"] for k, s in trace.items() if is_observation(s)}
+            return {k: s["value"] for k, s in trace.items() if is_observation(s, weights_of(trace))}
 
         first = values(0, substitute_fn=init_to_median)
         again = values(1, data={k: s["value"] for k, s in trace.items() if s["type"] == "sample" and k not in first})

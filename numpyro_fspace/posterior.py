@@ -78,10 +78,13 @@ class Posterior:
             raise ValueError("samples holds no draws: every array of it has a leading axis of length 0.")
 
 
-def as_posterior(source, model: Callable | None = None) -> Posterior:
-    """The posterior behind an ``MCMC`` object (NumPyro's has not warned of trouble yet), draws or a ``Posterior``."""
+def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, ...] = ()) -> Posterior:
+    """The posterior behind an ``MCMC`` object (NumPyro's has not warned of trouble yet), draws or a ``Posterior``.
+
+    What another ``model`` was fitted to is not known. Sites ``from_prior`` need no draws.
+    """
     if isinstance(source, Posterior):
-        return source if model is None else replace(source, model=model)
+        return source if model is None else replace(source, model=model, args=(), kwargs={})
     if isinstance(source, NumPyroMCMC):
         if source.last_state is None or np.max(getattr(source.last_state, "i", np.inf)) <= source.num_warmup:
             raise ValueError("The MCMC object has no draws yet (warm-up makes none): call run first.")
@@ -92,17 +95,16 @@ def as_posterior(source, model: Callable | None = None) -> Posterior:
             )
         if not isinstance(source, MCMC):  # which has said so when it ran
             warn_of_trouble(source)
-        stats = _arrays(source.get_extra_fields())
-        model, samples = source.sampler.model if model is None else model, source.get_samples()
+        stats, samples = _arrays(source.get_extra_fields()), source.get_samples()
         latents = getattr(source.last_state, source.sampler.sample_field)
-        missing = sorted(set(latents) - set(samples)) if isinstance(latents, dict) else []
+        missing = sorted(set(latents) - set(samples) - set(from_prior)) if isinstance(latents, dict) else []
         if missing:
             raise ValueError(
                 f"This run did not keep the draws of {missing} (extra_fields='~...'), without which they would come "
-                "from the prior. If that is meant, pass the draws and the model: predict(mcmc.get_samples(), ..., "
-                "model=model)."
+                f"from the prior. If that is meant, say so: predict(..., from_prior={missing})."
             )
-        return Posterior(model, samples, source.num_chains, source._args, source._kwargs, stats)
+        found = Posterior(source.sampler.model, samples, source.num_chains, source._args, source._kwargs, stats)
+        return found if model is None else as_posterior(found, model)
     if not isinstance(source, dict):
         raise TypeError(
             f"source must be an MCMC object, a Posterior or a dict of posterior draws, got {type(source).__name__}."
