@@ -119,7 +119,7 @@ def random_module(
         input_shape: shape of ONE input, without batch: ``(D,)``, or D for short.
         prior: None for ``fan_in()``; ``fan_in(scale)``; ``flat()``; a distribution for every weight; a dict
             from every path to one of these; or a function ``(path, shape)`` to one of these. Distributions
-            are expanded to the weight's shape. Weights with a ``dist.Delta`` prior are constants, and no sites.
+            are expanded to the weight's shape. A weight with a ``dist.Delta`` prior is a constant, a deterministic site.
 
     Returns:
         f, a function of x [M, *input_shape] to what the network gives, [M, K] say.
@@ -281,7 +281,7 @@ def _sample(site, path, network: Network, prior, is_unit):
         hints = {"init": functools.partial(network.draw, path), "scale": _length_scale(law, typical)}
     expanded = _expand(site, law, shape)
     if isinstance(base_law(law), dist.Delta):  # a constant is no random variable: no sampler could move it
-        return expanded.mean.astype(network.weights[path].dtype)
+        return numpyro.deterministic(site, expanded.mean.astype(network.weights[path].dtype))
     try:
         value = numpyro.sample(site, expanded, infer={"fspace": hints})
     except NotImplementedError as error:

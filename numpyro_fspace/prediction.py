@@ -279,7 +279,6 @@ def _sizes(program):
 
 
 def _is_output(site, draw, weights):
-    if site["type"] == "deterministic":
-        return True
-    is_new = site["type"] == "sample" and site["name"] not in draw and not site["infer"].get("is_auxiliary", False)
-    return is_new and not is_weight(site, weights)
+    if site["type"] not in ("sample", "deterministic") or is_weight(site, weights):
+        return False
+    return site["type"] == "deterministic" or not (site["name"] in draw or site["infer"].get("is_auxiliary", False))
