@@ -50,18 +50,15 @@ def check_draws(posterior: Posterior, args, kwargs, inputs, from_prior=()):
     missing = [k for k in free if is_weight(trace[k], weights)]
     if len(missing) < len(free):
         latent_then = _latents_of_fit(posterior)
-        if latent_then is None:
-            needed = _needed(model, draw, args, kwargs, inputs(), trace)
-        else:
-            needed = latent_then
+        needed = _needed(model, draw, args, kwargs, inputs(), trace) if latent_then is None else latent_then
         missing += [k for k in free if k in needed and k not in missing]
     others = sorted(draw.keys() - trace.keys())
     if missing:
         also = f" They hold {others}, which are no sites of the model." if others else ""
         raise ValueError(
-            f"The draws lack the latent sites {missing}, which would come from the prior.{also} Pass the MCMC object or "
-            "the Posterior itself, or all draws (fs.to_arviz leaves weights out unless weights=True). If sites are meant "
-            "to come from the prior, such as those of new rows, name them: from_prior=[...]."
+            f"The draws lack the latent sites {missing}, which would come from the prior.{also} Pass the MCMC object "
+            "or the Posterior itself, or all draws (fs.to_arviz leaves weights out unless weights=True). Sites that "
+            "are meant to come from the prior, such as those of new rows, are named: predict(..., from_prior=[...])."
         )
     if others and len(others) == len(draw):
         raise ValueError(f"The draws hold {others}, which are no sites of the model; it has {sorted(trace)}.")

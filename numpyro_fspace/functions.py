@@ -138,7 +138,7 @@ def sources(fn, values: dict) -> dict:
 
 
 def _origins(program, inputs: list) -> list:
-    """Origins of a program's outputs, given those of its inputs; compiled functions and loops inside are looked into."""
+    """Origins of a program's outputs, given those of its inputs; compiled functions and scans are looked into."""
     origin = dict(zip(program.invars, inputs, strict=True))
 
     def of(variable):

@@ -18,7 +18,7 @@ from numpyro_fspace.arviz_groups import Site, build
 from numpyro_fspace.functions import function_inputs, some_rows
 from numpyro_fspace.handlers import full_plates
 from numpyro_fspace.infer.checkpoint import plain
-from numpyro_fspace.posterior import as_posterior
+from numpyro_fspace.posterior import as_posterior, functions_run
 from numpyro_fspace.prediction import function_and_site_draws, function_draws, log_likelihood
 from numpyro_fspace.sites import is_functional_prior, is_observation, weights_of
 
@@ -121,10 +121,7 @@ def to_arviz(
     posterior |= {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in functions}
     groups = {
         "posterior": posterior,
-        "sample_stats": {
-            SAMPLE_STATS.get(k, k): _by_chain(-v if k == "potential_energy" else v, chains)
-            for k, v in found.stats.items()
-        },
+        "sample_stats": _stats(found),
         "observed_data": given,
         "constant_data": {k: v for k, v in named.items() if not any(_same(v, y) for y in given.values())},
     }
@@ -148,17 +145,21 @@ def _check_arguments(model, args, kwargs):
         ) from error
 
 
-def _groups_of_functions(mcmc):
+def _groups_of_functions(source):
     """Groups of a run that kept functions at some inputs in place of weights."""
-    stats = {k: v for k, v in mcmc.get_extra_fields(group_by_chain=True).items() if not isinstance(v, dict | tuple)}
-    groups = {
-        "posterior": {_clean(k): np.asarray(v) for k, v in mcmc.get_samples(group_by_chain=True).items()},
-        "sample_stats": {
-            SAMPLE_STATS.get(k, k): -np.asarray(v) if k == "potential_energy" else plain(v) for k, v in stats.items()
-        },
-        "constant_data": _probes(mcmc.functions_at),
+    found = functions_run(source)
+    return {
+        "posterior": {_clean(k): _by_chain(np.asarray(v), found.num_chains) for k, v in found.samples.items()},
+        "sample_stats": _stats(found),
+        "constant_data": _probes(found.functions_at),
     }
-    return {k: v for k, v in groups.items() if v}
+
+
+def _stats(found) -> dict:
+    return {
+        SAMPLE_STATS.get(k, k): _by_chain(-v if k == "potential_energy" else v, found.num_chains)
+        for k, v in found.stats.items()
+    }
 
 
 def _trace(model, args, kwargs):
@@ -180,7 +181,11 @@ def _trace(model, args, kwargs):
         first = values(0, substitute_fn=init_to_median)
         known = {k: _known(trace[k]) for k in first}
         again = values(1, data={k: s["value"] for k, s in trace.items() if s["type"] == "sample" and k not in first})
-        return first, known, {k: jnp.all((v == again[k]) | (v != v)) for k, v in first.items()}  # v != v where it is NaN
+        return (
+            first,
+            known,
+            {k: jnp.all((v == again[k]) | (v != v)) for k, v in first.items()},
+        )  # v != v where it is NaN
 
     given, known, is_same = jax.device_get(observed(arrays))
     drawn = sorted(k for k, same in is_same.items() if not same)

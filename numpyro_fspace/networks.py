@@ -119,7 +119,8 @@ def random_module(
         input_shape: shape of ONE input, without batch: ``(D,)``, or D for short.
         prior: None for ``fan_in()``; ``fan_in(scale)``; ``flat()``; a distribution for every weight; a dict
             from every path to one of these; or a function ``(path, shape)`` to one of these. Distributions
-            are expanded to the weight's shape. A weight with a ``dist.Delta`` prior is a constant, a deterministic site.
+            are expanded to the weight's shape. A weight with a ``dist.Delta`` prior is a constant, a deterministic
+            site.
 
     Returns:
         f, a function of x [M, *input_shape] to what the network gives, [M, K] say.

@@ -66,7 +66,7 @@ def predict(
             numbers of them (a convolutional network's, say, of a thousand images), and each row's values depend on
             that row alone, which is tried at one draw. Every argument with as many rows as the longest of ``inputs``
             is cut alike.
-        from_prior: names of latent sites that are drawn from the prior, given the others, in place of the draws, such as
+        from_prior: names of latent sites that come from the prior, given the others, in place of the draws, such as
             the latent values of new rows. All others must be among the draws.
         **kwargs: the model's keyword arguments; those called as an argument above must be given by position.
 
@@ -93,7 +93,10 @@ def predict(
     if input_batch_size is not None:
         check_count(input_batch_size, "input_batch_size")
     from_prior = (from_prior,) if isinstance(from_prior, str) else tuple(from_prior)
-    found, sizes = as_posterior(source, model, from_prior), {"batch_size": batch_size, "input_batch_size": input_batch_size}
+    found, sizes = (
+        as_posterior(source, model, from_prior),
+        {"batch_size": batch_size, "input_batch_size": input_batch_size},
+    )
     return function_and_site_draws(found, key, args, kwargs, inputs, from_prior=from_prior, **sizes)
 
 
@@ -134,7 +137,8 @@ def function_and_site_draws(
         largest = _largest(all_rows, draws, keys, split_arrays(given)[0]) // len(keys)
         room = max(1, num * CHUNK // max(largest, CHUNK))
         size = room if size is None else size
-    axes, mixed = {}, []
+    axes: dict = {}
+    mixed: list = []
     if num > size:
         first = jax.tree.map(lambda a: a[0], draws)
         try:
@@ -199,8 +203,8 @@ def _trace(model, draw, key, args, kwargs):
         if site["type"] == "sample" and name in draw and np.shape(site["value"]) != site["fn"].shape():
             raise ValueError(
                 f"The draws of {name!r} have shape {np.shape(site['value'])}, but the model has {site['fn'].shape()} "
-                "with these arguments. A latent value of each row of the data is known for those rows alone; if the new "
-                f"ones are to come from the prior, say so: from_prior=[{name!r}]."
+                "with these arguments. A latent value of each row of the data is known for those rows alone; if the "
+                f"new ones are to come from the prior, say so: from_prior=[{name!r}]."
             )
     return trace
 
