@@ -115,9 +115,10 @@ def _dataset(variables: dict, axes, coords: dict):
         for axis, dim in enumerate(dims):
             rows, size = kept.get(dim, (np.arange(values.shape[axis]), values.shape[axis]))
             index = _coordinates(dim, coords[dim], rows, size) if dim in coords else rows
-            for other in (dim, f"{dim}_dim", f"{dim}_{name}", f"{name}_dim_{axis - len(axes)}"):
-                is_free = other not in names and (axis < len(axes) or other not in (*variables, *axes))
-                if is_free and np.array_equal(indices.setdefault(other, index), index):
+            if axis >= len(axes) and dim in (*variables, *axes):  # a plate that is called like a variable
+                dim = f"{dim}_dim"
+            for other in (dim, f"{dim}_{name}", f"{name}_dim_{axis - len(axes)}"):
+                if other not in names and np.array_equal(indices.setdefault(other, index), index):
                     break
             names.append(other)
         arrays[name] = (names, values)

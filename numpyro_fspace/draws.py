@@ -37,7 +37,7 @@ def check_draws(posterior: Posterior, args, kwargs, inputs, from_prior=()):
         from_prior: names of latent sites that are meant to come from the prior.
 
     Raises:
-        ValueError: naming the sites and the cure.
+        ValueError: naming the sites and the cure; for draws of another shape than that of their site.
     """
     model, draw = posterior.model, {k: v[0] for k, v in posterior.samples.items()}
     trace = _trace(model, draw, args, kwargs)
@@ -48,10 +48,10 @@ def check_draws(posterior: Posterior, args, kwargs, inputs, from_prior=()):
         raise ValueError(f"from_prior: {unknown} are no latent sites of the model; it has {_latents(trace)}.")
     free = [k for k in free if k not in from_prior]
     missing = [k for k in free if is_weight(trace[k], weights)]
-    if len(missing) < len(free):
+    if free and not missing:
         latent_then = _latents_of_fit(posterior)
         needed = _needed(model, draw, args, kwargs, inputs(), trace) if latent_then is None else latent_then
-        missing += [k for k in free if k in needed and k not in missing]
+        missing = [k for k in free if k in needed]
     others = sorted(draw.keys() - trace.keys())
     if missing:
         also = f" They hold {others}, which are no sites of the model." if others else ""
@@ -79,11 +79,24 @@ def _run(model, values, args, kwargs):
         if site["type"] != "sample" or site["is_observed"]:
             return None
         if site["name"] in values:
-            return values[site["name"]]
+            found = values[site["name"]]
+            if np.shape(found)[1:] != site["fn"].shape():  # a value for each step of a scan, of which the site is one
+                _check_shape(site, np.shape(found))
+            return found
         return jnp.zeros(site["fn"].shape()) if isinstance(base_law(site["fn"]), dist.ImproperUniform) else None
 
     seeded = handlers.seed(full_plates(model), jax.random.key(0))
     return handlers.trace(handlers.substitute(seeded, substitute_fn=value)).get_trace(*args, **kwargs)
+
+
+def _check_shape(site, shape):
+    name, needed = site["name"], site["fn"].shape()
+    if shape != needed:
+        raise ValueError(
+            f"The draws of {name!r} have shape {shape}, but the model has {needed} with these arguments. A latent value "
+            "of each row of the data is known for those rows alone; if the new ones are to come from the prior, say so: "
+            f"from_prior=[{name!r}]."
+        )
 
 
 def _trace(model, draw, args, kwargs) -> dict:
@@ -95,6 +108,9 @@ def _trace(model, draw, args, kwargs) -> dict:
         trace.update(_run(model, draw, *join(arrays)))
 
     jax.eval_shape(run, draw, arrays)
+    for name in draw.keys() & trace.keys():
+        if _is_latent(trace[name]):
+            _check_shape(trace[name], np.shape(trace[name]["value"]))
     return trace
 
 

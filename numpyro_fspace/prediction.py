@@ -198,15 +198,7 @@ def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> di
 def _trace(model, draw, key, args, kwargs):
     """The model at one draw, plates at full size."""
     seeded = handlers.seed(full_plates(condition(model, draw)), key)
-    trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-    for name, site in trace.items():
-        if site["type"] == "sample" and name in draw and np.shape(site["value"]) != site["fn"].shape():
-            raise ValueError(
-                f"The draws of {name!r} have shape {np.shape(site['value'])}, but the model has {site['fn'].shape()} "
-                "with these arguments. A latent value of each row of the data is known for those rows alone; if the "
-                f"new ones are to come from the prior, say so: from_prior=[{name!r}]."
-            )
-    return trace
+    return handlers.trace(seeded).get_trace(*args, **kwargs)
 
 
 def _shared(tree):
