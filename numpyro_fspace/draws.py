@@ -93,9 +93,9 @@ def _check_shape(site, shape):
     name, needed = site["name"], site["fn"].shape()
     if shape != needed:
         raise ValueError(
-            f"The draws of {name!r} have shape {shape}, but the model has {needed} with these arguments. A latent value "
-            "of each row of the data is known for those rows alone; if the new ones are to come from the prior, say so: "
-            f"from_prior=[{name!r}]."
+            f"The draws of {name!r} have shape {shape}, but the model has {needed} with these arguments. A latent "
+            "value of each row of the data is known for those rows alone; if the new ones are to come from the prior, "
+            f"say so: from_prior=[{name!r}]."
         )
 
 

@@ -65,7 +65,7 @@ def test_rows_that_are_mixed_are_not_cut(kind, monkeypatch):
     """Asked for, an error; else the values are those of all rows, however little room there is."""
     model = model_of(MIXING[kind])
     whole = predict(model)["mean"]
-    with pytest.raises(ValueError, match="input_batch_size=5: .*part"):
+    with pytest.raises(ValueError, match=r"input_batch_size=5: .*part"):
         predict(model, input_batch_size=5)
     monkeypatch.setattr(prediction, "CHUNK", 20)
     np.testing.assert_allclose(predict(model)["mean"], whole, rtol=1e-2 if kind == "half precision" else 1e-5)
