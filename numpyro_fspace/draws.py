@@ -54,9 +54,9 @@ def check_draws(posterior: Posterior, args, kwargs, inputs, from_prior=()):
         missing = [k for k in free if k in needed]
     others = sorted(draw.keys() - trace.keys())
     if missing:
-        also = f" They hold {others}, which are no sites of the model." if others else ""
+        subject = f"The draws hold {others}, which are no sites of the model. They" if others else "The draws"
         raise ValueError(
-            f"The draws lack the latent sites {missing}, which would come from the prior.{also} Pass the MCMC object "
+            f"{subject} lack the latent sites {missing}, which would come from the prior. Pass the MCMC object "
             "or the Posterior itself, or all draws (fs.to_arviz leaves weights out unless weights=True). Sites that "
             "are meant to come from the prior, such as those of new rows, are named: predict(..., from_prior=[...])."
         )
