@@ -1,12 +1,12 @@
-"""Groups of arrays as an object of ArviZ: dimensions with names and coordinates, points that do not count left out."""
+"""Groups of arrays as ArviZ wants them: dimensions with names and coordinates, points that do not count left out."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Site", "build"]
+__all__ = ["Site", "datasets"]
 
 #: The axes before those of a variable.
 AXES = {"observed_data": (), "constant_data": ()}
@@ -36,8 +36,8 @@ class Variable(NamedTuple):
     kept: dict
 
 
-def build(groups: dict, sites: dict, dims: dict | None, coords: dict | None) -> Any:
-    """``arviz.InferenceData`` (ArviZ 0.23) or ``xarray.DataTree`` (1.x).
+def datasets(groups: dict, sites: dict, dims: dict | None, coords: dict | None) -> dict:
+    """An ``xarray.Dataset`` for each group that is not empty.
 
     Args:
         groups: by name of group, arrays by name of variable, [C, S, ...] in groups of draws.
@@ -48,9 +48,6 @@ def build(groups: dict, sites: dict, dims: dict | None, coords: dict | None) -> 
     Raises:
         ValueError: for names that are no variables, and coordinates of another length than their dimension.
     """
-    import arviz as az
-    import xarray as xr
-
     dims, coords = dims or {}, {k: np.asarray(v) for k, v in (coords or {}).items()}
     names = {*sites, *(k for group in groups.values() for k in group)}
     unknown = sorted(set(dims) - names)
@@ -63,9 +60,7 @@ def build(groups: dict, sites: dict, dims: dict | None, coords: dict | None) -> 
         variables = {k: variable for k, variable in made.items() if variable is not None}
         if variables:
             found[group] = _dataset(variables, axes, coords)
-    if int(az.__version__.split(".")[0]) >= 1:
-        return xr.DataTree.from_dict(found)
-    return az.InferenceData(**found)
+    return found
 
 
 def _variable(group, name, values, axes, site, dims) -> Variable | None:

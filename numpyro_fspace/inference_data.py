@@ -14,7 +14,7 @@ from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_median
 
 from numpyro_fspace.arguments import split_arrays
-from numpyro_fspace.arviz_groups import Site, build
+from numpyro_fspace.arviz_groups import Site, datasets
 from numpyro_fspace.functions import function_inputs, some_rows
 from numpyro_fspace.handlers import full_plates
 from numpyro_fspace.infer.checkpoint import plain
@@ -92,7 +92,7 @@ def to_arviz(
     if getattr(source, "functions_at", None) is not None:
         if inputs is not None:
             raise ValueError("to_arviz: this run kept its functions at functions_at, and has them at no other inputs.")
-        return build(_groups_of_functions(source), {}, dims, coords)
+        return _build(datasets(_groups_of_functions(source), {}, dims, coords))
     if isinstance(source, dict):
         raise TypeError("to_arviz needs the MCMC object, or fs.Posterior(model, draws, args=(x, y)), not draws alone.")
     found = as_posterior(source)
@@ -133,7 +133,14 @@ def to_arviz(
         groups["posterior_predictive"] = new
     sites = {_clean(k): Site(_plates(s), s["fn"].event_dim if "fn" in s else 0, known.get(k)) for k, s in trace.items()
              if s["type"] in ("sample", "deterministic")}  # fmt: skip
-    return build(groups, sites, dims, coords)
+    return _build(datasets(groups, sites, dims, coords))
+
+
+def _build(groups):
+    import arviz as az
+    import xarray as xr
+
+    return xr.DataTree.from_dict(groups) if int(az.__version__.split(".")[0]) >= 1 else az.InferenceData(**groups)
 
 
 def _check_arguments(model, args, kwargs):
