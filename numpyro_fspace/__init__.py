@@ -21,6 +21,7 @@ from numpyro_fspace.priors import (
     fit_gp,
 )
 from numpyro_fspace.reporting import report
+from numpyro_fspace.saving import save
 from numpyro_fspace.sgmcmc import preconditioners
 from numpyro_fspace.variational import (
     FVIMC,
@@ -83,6 +84,7 @@ __all__ = [
     "random_function",
     "random_module",
     "report",
+    "save",
     "sgmcmc",
     "svi_posterior",
     "to_arviz",

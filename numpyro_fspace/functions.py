@@ -19,6 +19,7 @@ __all__ = [
     "function_values",
     "functions_of",
     "some_rows",
+    "sources",
 ]
 
 
@@ -125,25 +126,45 @@ def evaluate(functions, inputs) -> dict:
 
 def depends_on(fn, values: dict) -> set:
     """Names of the ``values`` that ``fn(values)`` depends on, read off its program (never too few)."""
+    return set().union(*sources(lambda values: {"": fn(values)}, values).values())
+
+
+def sources(fn, values: dict) -> dict:
+    """For each output of ``fn(values)``, a dict, the names of the ``values`` that it depends on (never too few)."""
     names = [{name} for name in sorted(values) for _ in jax.tree.leaves(values[name])]
-    return set().union(*_origins(jax.make_jaxpr(fn)(values).jaxpr, names))
+    program, shapes = jax.make_jaxpr(fn, return_shape=True)(values)
+    found = iter(_origins(program.jaxpr, names))
+    return {name: set().union(*(next(found) for _ in jax.tree.leaves(shapes[name]))) for name in sorted(shapes)}
 
 
 def _origins(program, inputs: list) -> list:
-    """Origins of a program's outputs, given those of its inputs; compiled functions inside are looked into."""
+    """Origins of a program's outputs, given those of its inputs; compiled functions and scans are looked into."""
     origin = dict(zip(program.invars, inputs, strict=True))
 
     def of(variable):
         return set() if hasattr(variable, "val") else origin.get(variable, set())
 
     for equation in program.eqns:
-        sources = [of(variable) for variable in equation.invars]
+        given = [of(variable) for variable in equation.invars]
         if equation.primitive.name in ("jit", "pjit"):
-            found = _origins(equation.params["jaxpr"].jaxpr, sources)
+            found = _origins(equation.params["jaxpr"].jaxpr, given)
+        elif equation.primitive.name == "scan":
+            found = _origins_of_scan(equation.params, given)
         else:
-            found = [set().union(*sources)] * len(equation.outvars)
+            found = [set().union(*given)] * len(equation.outvars)
         origin.update(zip(equation.outvars, found, strict=True))
     return [of(variable) for variable in program.outvars]
+
+
+def _origins_of_scan(params, inputs: list) -> list:
+    """What a step's carry depends on, the next one's depends on too."""
+    first, num_carry = params["num_consts"], params["num_carry"]
+    while True:
+        found = _origins(params["jaxpr"].jaxpr, inputs)
+        carry = [old | new for old, new in zip(inputs[first : first + num_carry], found, strict=False)]
+        if carry == inputs[first : first + num_carry]:
+            return found
+        inputs = [*inputs[:first], *carry, *inputs[first + num_carry :]]
 
 
 def some_rows(x, num: int):

@@ -18,6 +18,7 @@ __all__ = [
     "hooked",
     "hooks",
     "minibatch",
+    "own_keys",
     "points_in_data",
     "without_data",
 ]
@@ -114,6 +115,15 @@ def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
     places = (jax.random.uniform(key_rows, (batch_size,), jnp.float32) * widths).astype(int)
     rows = edges[:-1] + jnp.minimum(places, widths - 1)
     return (rows + jax.random.randint(key_angle, (), 0, size)) % size
+
+
+class own_keys(Messenger):
+    """Counts, as ``num``, the keys that a model asks for itself (``numpyro.prng_key``)."""
+
+    num = 0
+
+    def process_message(self, msg):
+        self.num += msg["type"] == "prng_key"
 
 
 class points_in_data(Messenger):

@@ -19,7 +19,7 @@ from numpyro.infer import init_to_median
 
 from numpyro_fspace.handlers import function_hook, hooked
 from numpyro_fspace.network_kinds import Network, read_network
-from numpyro_fspace.sites import note
+from numpyro_fspace.sites import base_law, note
 from numpyro_fspace.validate import check_positive
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ def random_module(
         input_shape: shape of ONE input, without batch: ``(D,)``, or D for short.
         prior: None for ``fan_in()``; ``fan_in(scale)``; ``flat()``; a distribution for every weight; a dict
             from every path to one of these; or a function ``(path, shape)`` to one of these. Distributions
-            are expanded to the weight's shape.
+            are expanded to the weight's shape. A weight with a ``dist.Delta`` prior is a constant, a deterministic
+            site.
 
     Returns:
         f, a function of x [M, *input_shape] to what the network gives, [M, K] say.
@@ -153,7 +154,7 @@ def random_module(
         return network.apply(weights, x)
 
     f = hooked(name, f, is_network=True)
-    note("network", name, f)
+    note("network", name, f, tuple(weights))
     return f
 
 
@@ -280,6 +281,8 @@ def _sample(site, path, network: Network, prior, is_unit):
     if isinstance(getattr(law.support, "base_constraint", law.support), type(constraints.real)):
         hints = {"init": functools.partial(network.draw, path), "scale": _length_scale(law, typical)}
     expanded = _expand(site, law, shape)
+    if isinstance(base_law(law), dist.Delta):  # a constant is no random variable: no sampler could move it
+        return numpyro.deterministic(site, expanded.mean.astype(network.weights[path].dtype))
     try:
         value = numpyro.sample(site, expanded, infer={"fspace": hints})
     except NotImplementedError as error:
@@ -319,7 +322,6 @@ def _expand(site, law, shape):
 
 def _length_scale(law, typical):
     """The prior's standard deviation if it is normal and known, else the fan-in's guess."""
-    while isinstance(law, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
-        law = law.base_dist
+    law = base_law(law)
     known = isinstance(law, dist.Normal) and not isinstance(law.scale, jax.core.Tracer)
     return law.scale if known else typical

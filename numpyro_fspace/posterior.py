@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["Posterior", "as_posterior"]
+__all__ = ["Posterior", "as_posterior", "functions_run"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +31,10 @@ class Posterior:
         num_chains: in how many chains; 1 for independent draws.
         args, kwargs: the arguments that the model was fitted to.
         stats: fields of the draws, [S, …] each, such as ``diverging``.
+        fit: what ``model`` has beside the code that it was written as: ``"params"``, values of ``numpyro.param`` sites,
+            and ``"centre"``, where its networks are linearised; None if that is not all.
+        functions_at: the inputs of a run that kept functions in place of weights, which ``samples`` then holds; else
+            None.
     """
 
     model: Callable
@@ -39,6 +43,33 @@ class Posterior:
     args: tuple = ()
     kwargs: dict = field(default_factory=dict)
     stats: dict = field(default_factory=dict)
+    fit: dict | None = field(default_factory=dict)
+    functions_at: np.ndarray | dict | None = None
+
+    @classmethod
+    def load(cls, path: str | Path, model: Callable, /, *args, **kwargs) -> Posterior:
+        """The posterior that ``fs.save`` has written.
+
+        Args:
+            path: of the file.
+            model: the model that was fitted, as it was written: what ``fs.svi_posterior`` and
+                ``fs.baselines.laplace`` change in it is in the file.
+            args, kwargs: the arguments it was fitted to; those in the file if there are none here.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is damaged, of another version, or something else.
+            TypeError: ``model`` is no function.
+
+        Example:
+            >>> import numpyro_fspace as fs  # doctest: +SKIP
+            >>> fs.save(mcmc, "run.npz")  # doctest: +SKIP
+            >>> posterior = fs.Posterior.load("run.npz", model)  # in another process, say  # doctest: +SKIP
+            >>> f = fs.predict(posterior, jax.random.key(0), x_new)["f"]  # doctest: +SKIP
+        """
+        from numpyro_fspace.saving import read
+
+        return read(path, model, args, kwargs)
 
     @classmethod
     def from_checkpoint(cls, folder: str | Path, model: Callable, /, *args, **kwargs) -> Posterior:
@@ -81,32 +112,34 @@ class Posterior:
             raise ValueError("samples holds no draws: every array of it has a leading axis of length 0.")
 
 
-def as_posterior(source, model: Callable | None = None) -> Posterior:
-    """The posterior behind an ``MCMC`` object (NumPyro's has not warned of trouble yet), draws or a ``Posterior``."""
+def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, ...] = ()) -> Posterior:
+    """The posterior behind an ``MCMC`` object (NumPyro's has not warned of trouble yet), draws or a ``Posterior``.
+
+    What another ``model`` was fitted to is not known. Sites ``from_prior`` need no draws.
+    """
+    if isinstance(source, NumPyroMCMC | Posterior) and getattr(source, "functions_at", None) is not None:
+        _check_has_run(source)
+        raise ValueError(
+            "This run kept functions in place of weights (functions_at=...); their draws are get_samples(), or samples "
+            "of a Posterior. Run without functions_at for what needs weights."
+        )
     if isinstance(source, Posterior):
-        return source if model is None else replace(source, model=model)
+        return source if model is None else replace(source, model=model, args=(), kwargs={}, fit={})
     if isinstance(source, NumPyroMCMC):
-        if source.last_state is None or np.max(getattr(source.last_state, "i", np.inf)) <= source.num_warmup:
-            raise ValueError("The MCMC object has no draws yet (warm-up makes none): call run first.")
-        if getattr(source, "functions_at", None) is not None:
-            raise ValueError(
-                "This run kept functions in place of weights (functions_at=...); their draws are get_samples(). Run "
-                "without functions_at for what needs weights."
-            )
+        _check_has_run(source)
         if not isinstance(source, MCMC):  # which has said so when it ran
             warn_of_trouble(source)
-        stats = _arrays(source.get_extra_fields())
-        model, samples = source.sampler.model if model is None else model, source.get_samples()
+        stats, samples = _arrays(source.get_extra_fields()), source.get_samples()
         latents = getattr(source.last_state, source.sampler.sample_field)
-        missing = sorted(set(latents) - set(samples)) if isinstance(latents, dict) else []
+        missing = sorted(set(latents) - set(samples) - set(from_prior)) if isinstance(latents, dict) else []
         if missing:
             raise ValueError(
                 f"This run did not keep the draws of {missing} (extra_fields='~...'), without which they would come "
-                "from the prior. If that is meant, pass the draws and the model: predict(mcmc.get_samples(), ..., "
-                "model=model)."
+                f"from the prior. If that is meant, say so: predict(..., from_prior={missing})."
             )
         args, kwargs = beside((source._args, source._kwargs), samples)
-        return Posterior(model, samples, source.num_chains, args, kwargs, stats)
+        found = Posterior(source.sampler.model, samples, source.num_chains, args, kwargs, stats)
+        return found if model is None else as_posterior(found, model)
     if not isinstance(source, dict):
         raise TypeError(
             f"source must be an MCMC object, a Posterior or a dict of posterior draws, got {type(source).__name__}."
@@ -114,6 +147,23 @@ def as_posterior(source, model: Callable | None = None) -> Posterior:
     if model is None:
         raise TypeError("A dict of draws needs the model: pass model=.")
     return Posterior(model, source)
+
+
+def functions_run(source) -> Posterior:
+    """The posterior behind a run that kept functions in place of weights."""
+    if isinstance(source, Posterior):
+        return source
+    _check_has_run(source)
+    stats, (args, kwargs) = _arrays(source.get_extra_fields()), (source._args, source._kwargs)
+    samples, at = source.get_samples(), source.functions_at
+    return Posterior(source.sampler.model, samples, source.num_chains, args, kwargs, stats, functions_at=at)
+
+
+def _check_has_run(source):
+    if isinstance(source, NumPyroMCMC) and (
+        source.last_state is None or np.max(getattr(source.last_state, "i", np.inf)) <= source.num_warmup
+    ):
+        raise ValueError("The MCMC object has no draws yet (warm-up makes none): call run first.")
 
 
 def _arrays(fields: dict) -> dict:

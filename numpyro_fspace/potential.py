@@ -19,7 +19,7 @@ from numpyro.infer.util import constrain_fn, potential_energy
 from numpyro_fspace.arguments import with_rows
 from numpyro_fspace.handlers import fresh_draws, full_plates, function_hook, given_rows, without_data
 from numpyro_fspace.networks import init_to_network
-from numpyro_fspace.sites import active_functional_priors, is_functional_prior, subsampled_plates
+from numpyro_fspace.sites import active_functional_priors, is_functional_prior, is_weight, subsampled_plates, weights_of
 from numpyro_fspace.validate import check_observations, check_sites
 
 __all__ = ["ModelPotential", "base_transform"]
@@ -61,6 +61,7 @@ class ModelPotential:
         self.has_own_noise = fresh.num_own_keys > 0
         self.is_random = self.has_own_noise or self.batches() > 1.0 or fresh.has_random_points
         self.latents = [k for k, s in self.trace.items() if _is_latent(s)]
+        _refuse_substituted(model, self.latents)
 
     @property
     def is_plain(self) -> bool:
@@ -156,7 +157,8 @@ class ModelPotential:
     def num_observed(self) -> float:
         """Observed numbers, those of all minibatches; infinite if the model has a ``factor``, which hides them."""
         sites = [s for s in self.trace.values() if s["type"] == "sample" and s["is_observed"]]
-        sites = [s for s in sites if not is_functional_prior(s)]
+        weights = weights_of(self.trace)
+        sites = [s for s in sites if not is_functional_prior(s) and not is_weight(s, weights)]
         if not all(jnp.size(s["value"]) for s in sites):
             return float("inf")
         scales = [1.0 if s["scale"] is None else jnp.max(s["scale"]) for s in sites]
@@ -208,14 +210,31 @@ class ModelPotential:
 
 
 def _refuse_seeded(model):
-    layer = model
-    while layer is not None:
+    for layer in _layers(model):
         if isinstance(layer, handlers.seed):
             raise ValueError(
                 "The model is wrapped in numpyro.handlers.seed, which would freeze one minibatch and one set "
                 "of measurement points for the whole run. Pass the bare model; the kernel supplies the keys."
             )
-        layer = layer.func if isinstance(layer, functools.partial) else getattr(layer, "fn", None)
+
+
+def _refuse_substituted(model, latents):
+    """Values that ``substitute`` gives to latent sites, which a sampler would move away from them."""
+    for layer in _layers(model):
+        names = sorted(set(latents) & set(layer.data or ())) if isinstance(layer, handlers.substitute) else []
+        if names:
+            raise ValueError(
+                f"The model is wrapped in numpyro.handlers.substitute with values of {names}, which leaves these sites "
+                "latent. To hold them fixed use numpyro.handlers.condition; to start from these values use "
+                "init_strategy=numpyro.infer.init_to_value(values=...)."
+            )
+
+
+def _layers(model):
+    """A model, and what its handlers and partial functions are wrapped around."""
+    while model is not None:
+        yield model
+        model = model.func if isinstance(model, functools.partial) else getattr(model, "fn", None)
 
 
 def _is_latent(site):

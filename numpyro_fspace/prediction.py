@@ -7,7 +7,8 @@ deterministic sites instead of reusing those of the run.
 from __future__ import annotations
 
 import math
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,22 +18,18 @@ from jax.extend.core import subjaxprs
 from numpyro import handlers
 
 from numpyro_fspace.arguments import split_arrays
-from numpyro_fspace.functions import (
-    condition,
-    depends_on,
-    evaluate,
-    function_inputs,
-    function_values,
-    functions_of,
-)
-from numpyro_fspace.handlers import full_plates
+from numpyro_fspace.draws import check_draws
+from numpyro_fspace.functions import condition, evaluate, function_inputs, function_values, functions_of
+from numpyro_fspace.handlers import full_plates, own_keys
 from numpyro_fspace.infer.devices import beside
 from numpyro_fspace.on_demand import errors_as_themselves
 from numpyro_fspace.posterior import as_posterior
+from numpyro_fspace.row_parts import Evaluation, find_axes, take_rows
+from numpyro_fspace.sites import is_observation, is_weight, weights_of
 from numpyro_fspace.validate import check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from jaxtyping import Array, ArrayLike, Float, Key
     from numpyro.infer import MCMC
@@ -54,6 +51,7 @@ def predict(
     inputs: Float[ArrayLike, "N D"] | dict | None = None,
     batch_size: int | None = None,
     input_batch_size: int | None = None,
+    from_prior: Sequence[str] = (),
     **kwargs: Any,
 ) -> dict[str, np.ndarray]:
     """Draws of functions and observations at new inputs, one for each posterior draw.
@@ -68,8 +66,11 @@ def predict(
             the model itself first evaluates each (at the first array among the arguments, where that is random).
         batch_size: draws evaluated together; chosen to bound memory if None.
         input_batch_size: rows evaluated together; if None all, unless one draw would make an array of more than 2²⁵
-            numbers of them (a convolutional network's, say, of a thousand images), and no site depends on all rows
-            at once. Every argument with as many rows as the longest of ``inputs`` is cut alike.
+            numbers of them (a convolutional network's, say, of a thousand images), and each row's values depend on
+            that row alone, which is tried at one draw. Every argument with as many rows as the longest of ``inputs``
+            is cut alike.
+        from_prior: names of latent sites that come from the prior, given the others, in place of the draws, such as
+            the latent values of new rows. All others must be among the draws.
         **kwargs: the model's keyword arguments; those called as an argument above must be given by position.
 
     Returns:
@@ -78,8 +79,9 @@ def predict(
 
     Raises:
         TypeError: if ``source`` is neither, or the model is missing.
-        ValueError: if ``source`` has no draws, kept functions in place of weights or left out latent sites; if
-            ``inputs`` names no function of the model. Errors of the model itself come through.
+        ValueError: if ``source`` has no draws, kept functions in place of weights or lacks latent sites of the model;
+            if ``inputs`` names no function of the model, or ``from_prior`` no latent site; if ``input_batch_size`` is
+            given and the model mixes rows. Errors of the model itself come through.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
@@ -93,87 +95,86 @@ def predict(
     """
     if input_batch_size is not None:
         check_count(input_batch_size, "input_batch_size")
-    return function_and_site_draws(
-        as_posterior(source, model), key, args, kwargs, inputs, batch_size=batch_size, input_batch_size=input_batch_size
+    from_prior = (from_prior,) if isinstance(from_prior, str) else tuple(from_prior)
+    found, sizes = (
+        as_posterior(source, model, from_prior),
+        {"batch_size": batch_size, "input_batch_size": input_batch_size},
     )
+    return function_and_site_draws(found, key, args, kwargs, inputs, from_prior=from_prior, **sizes)
 
 
 def function_and_site_draws(
-    posterior: Posterior, key, args, kwargs, inputs, *, batch_size=None, input_batch_size=None
+    posterior: Posterior, key, args, kwargs, inputs, *, from_prior=(), batch_size=None, input_batch_size=None
 ) -> dict:
     """``predict`` with the model's arguments as a tuple and a dict."""
-    draws, model = posterior.samples, posterior.model
+    draws, model = {k: v for k, v in posterior.samples.items() if k not in from_prior}, posterior.model
+    if not draws:
+        raise ValueError(f"from_prior={list(from_prior)} leaves no draws.")
     args, kwargs, inputs = beside((args, kwargs, inputs), draws)
-    inputs = function_inputs(model, draws, args, kwargs) if inputs is None else _as_arrays(inputs)
 
-    def one_draw(draw, key, args, kwargs, inputs):
-        trace = _trace(model, draw, key, args, kwargs)
-        outputs = {k: s["value"] for k, s in trace.items() if _is_output(s, draw)}
-        given = [k for k in outputs if trace[k]["type"] == "sample" and trace[k]["is_observed"]]
+    @cache
+    def places():
+        return function_inputs(model, draws, args, kwargs) if inputs is None else _as_arrays(inputs)
+
+    check_draws(replace(posterior, samples=draws), args, kwargs, places, from_prior)
+
+    def evaluation(draw, key, args, kwargs, inputs):
+        with (asked := own_keys()):
+            trace = _trace(model, draw, key, args, kwargs)
+        weights = weights_of(trace)
+        found = {k: s["value"] for k, s in trace.items() if _is_output(s, draw, weights)}
+        given = [k for k in found if trace[k]["type"] == "sample" and trace[k]["is_observed"]]
         keys = jax.random.split(jax.random.fold_in(key, 1), len(given))
         # What is observed is drawn anew, and stays what it is for the sites that depend on it (a known noise, inputs).
-        outputs |= {k: trace[k]["fn"](rng_key=key) for k, key in zip(given, keys, strict=True)}
-        return evaluate(functions_of(trace), inputs) | outputs
+        found |= {k: trace[k]["fn"](rng_key=key) for k, key in zip(given, keys, strict=True)}
+        laws = {k: trace[k]["fn"] for k in found if trace[k]["type"] == "sample"}
+        is_noisy = asked.num > 0 or any(k in trace and k not in found for k in from_prior)
+        return Evaluation(evaluate(functions_of(trace), inputs) | found, laws, is_noisy)
 
-    given, keys = _shared((args, kwargs, inputs)), jax.random.split(key, len(jax.tree.leaves(draws)[0]))
+    def one_draw(*given):
+        return evaluation(*given).values
+
+    given, keys = _shared((args, kwargs, places())), jax.random.split(key, len(jax.tree.leaves(draws)[0]))
     all_rows = _compiled(one_draw, given)
-    num = max([0, *(len(x) for x in jax.tree.leaves(inputs))])
-    size = input_batch_size
-    if size is None:
+    num, size = max([0, *(len(x) for x in jax.tree.leaves(places()))]), input_batch_size
+    if size is None or num > size:
         largest = _largest(all_rows, draws, keys, split_arrays(given)[0]) // len(keys)
-        size = max(1, num * CHUNK // max(largest, CHUNK))
-
-    def cut(start):
-        rows = slice(start, start + size)
-        parts = {id(a): a[rows] for a in jax.tree.leaves(given) if np.shape(a)[:1] == (num,)}  # once what is shared
-        return jax.tree.map(lambda a: parts.get(id(a), a), given)
-
+        room = max(1, num * CHUNK // max(largest, CHUNK))
+        size = room if size is None else size
+    axes: dict = {}
+    mixed: list = []
     if num > size:
-        chunk = _compiled(one_draw, cut(0))  # one program for all parts
-        whole, part = (
-            {k: site.shape for k, site in jax.eval_shape(program, draws, keys, split_arrays(some)[0]).items()}
-            for program, some in ((all_rows, given), (chunk, cut(0)))
-        )
-        axes = {k: _changed_axes(whole[k], part[k]) for k in whole}
-        mixed = [k for k, axis in axes.items() if axis and [(whole[k][i], part[k][i]) for i in axis] != [(num, size)]]
-        one = partial(one_draw, jax.tree.map(lambda a: a[0], draws), keys[0])
-        mixed += _depending_on_rows(one, given, num, [k for k, axis in axes.items() if not axis])
+        first = jax.tree.map(lambda a: a[0], draws)
+        try:
+            axes, mixed = find_axes(partial(evaluation, first), given, num, size, room, keys[0])
+        except (TypeError, ValueError) as error:  # of a model that does not take fewer rows
+            if input_batch_size is not None:
+                raise ValueError(
+                    f"input_batch_size={size}: the model cannot be evaluated at a part of the {num} rows ({error}). "
+                    "Leave it None."
+                ) from error
+            mixed = ["the model"]
         if mixed and input_batch_size is not None:
             raise ValueError(
-                f"input_batch_size={size}: {sorted(mixed)} cannot be put together from parts of the {num} rows: they "
-                "depend on all of them at once, or have no axis of them. Leave it None, or the sites out of the model."
+                f"input_batch_size={size}: {mixed} cannot be put together from parts of the {num} rows: they depend on "
+                "all of them at once, on the rows' numbers, or have no axis of them. Leave it None, compute what all "
+                "rows share (a mean, say) outside the model, or leave the sites out of it."
             )
     if num <= size or mixed:
         return map_draws(one_draw, draws, key, *given, batch_size=batch_size, chunk=all_rows)
-    parts = []
+    parts, chunk = [], _compiled(one_draw, take_rows(given, num, slice(size)))  # one program for all parts
     for start in range(0, num, size):
         part_key = jax.random.fold_in(key, start)
-        parts.append(map_draws(one_draw, draws, part_key, *cut(start), batch_size=batch_size, chunk=chunk))
-    return {k: np.concatenate([p[k] for p in parts], axis[0]) if axis else parts[0][k] for k, axis in axes.items()}
-
-
-def _changed_axes(whole: tuple, part: tuple) -> list:
-    """Axes along which two shapes differ: all, if they have not as many."""
-    if len(whole) != len(part):
-        return list(range(min(len(whole), len(part))))
-    return [axis for axis, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b]
-
-
-def _depending_on_rows(run, given, num: int, names: list) -> list:
-    """Which of these outputs of ``run(*given)`` depend on the arrays of ``num`` rows among what is given."""
-    arrays, _, join = split_arrays(given)
-    has_rows = [len(a) == num for a in arrays]
-    rows = [a for a, chosen in zip(arrays, has_rows, strict=True) if chosen]
-
-    def output(name, values):
-        some = iter(values["rows"])
-        return run(*join([next(some) if chosen else a for a, chosen in zip(arrays, has_rows, strict=True)]))[name]
-
-    return [name for name in names if depends_on(partial(output, name), {"rows": rows})]
+        part = take_rows(given, num, slice(start, start + size))
+        parts.append(map_draws(one_draw, draws, part_key, *part, batch_size=batch_size, chunk=chunk))
+    return {k: parts[0][k] if i is None else np.concatenate([p[k] for p in parts], 1 + i) for k, i in axes.items()}
 
 
 def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
     """Draws [S, N, K] of the functions alone, at ``inputs``: nothing of the size of the data is computed for them."""
+
+    inputs = _as_arrays(inputs)
+    check_draws(posterior, args, kwargs, lambda: inputs)
 
     def one_draw(draw, _, args, kwargs, inputs):
         return function_values(posterior.model, draw, args, kwargs, inputs)
@@ -185,12 +186,16 @@ def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
 def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> dict:
     """Pointwise log-likelihood [S, N] of every observed site, at the full data and recomputed functions.
 
-    ``args`` include the targets. The functional prior and other factors are no observations and are left out.
+    ``args`` include the targets. The functional prior and other factors are no observations and are left out, and so
+    are weights that ``numpyro.handlers.condition`` fixes. A point under a mask has log-likelihood 0.
     """
+
+    check_draws(posterior, args, kwargs, dict)
 
     def one_draw(draw, key, args, kwargs, inputs):
         trace = _trace(posterior.model, draw, key, args, kwargs)
-        return {k: s["fn"].log_prob(s["value"]) for k, s in trace.items() if is_observation(s)}
+        weights = weights_of(trace)
+        return {k: s["fn"].log_prob(s["value"]) for k, s in trace.items() if is_observation(s, weights)}
 
     return map_draws(one_draw, posterior.samples, jax.random.key(0), args, kwargs, None, batch_size=batch_size)
 
@@ -198,32 +203,7 @@ def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> di
 def _trace(model, draw, key, args, kwargs):
     """The model at one draw, plates at full size."""
     seeded = handlers.seed(full_plates(condition(model, draw)), key)
-    trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-    _refuse_other_names(trace, draw)
-    for name, site in trace.items():
-        if site["type"] == "sample" and name in draw and np.shape(site["value"]) != site["fn"].shape():
-            raise ValueError(
-                f"The draws of {name!r} have shape {np.shape(site['value'])}, but the model has {site['fn'].shape()} "
-                "with these arguments. A latent value of each row of the data is known for those rows alone."
-            )
-    return trace
-
-
-def _refuse_other_names(trace, draw):
-    """Draws under names that the model does not have, where weights of the model have none."""
-    unknown = sorted(draw.keys() - trace.keys())
-    left = [k for k, s in trace.items() if s["type"] == "sample" and "fspace" in s["infer"] and k not in draw]
-    if unknown and (left or len(unknown) == len(draw)):
-        raise ValueError(
-            f"The draws hold {unknown}, which are no sites of the model; its own {left or sorted(trace)} would come "
-            "from the prior. Give them the names of the model's sites."
-        )
-
-
-def is_observation(site) -> bool:
-    """Whether a trace's site is data under a likelihood (and no factor)."""
-    is_data = site["type"] == "sample" and site["is_observed"]
-    return is_data and not site["infer"].get("is_auxiliary", False)
+    return handlers.trace(seeded).get_trace(*args, **kwargs)
 
 
 def _shared(tree):
@@ -299,7 +279,7 @@ def _sizes(program):
         yield from _sizes(part)
 
 
-def _is_output(site, draw):
-    if site["type"] == "deterministic":
-        return True
-    return site["type"] == "sample" and site["name"] not in draw and not site["infer"].get("is_auxiliary", False)
+def _is_output(site, draw, weights):
+    if site["type"] not in ("sample", "deterministic") or is_weight(site, weights):
+        return False
+    return site["type"] == "deterministic" or not (site["name"] in draw or site["infer"].get("is_auxiliary", False))

@@ -7,7 +7,17 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.primitives import _PYRO_STACK, apply_stack
 
-__all__ = ["FunctionalPriorSite", "active_functional_priors", "is_functional_prior", "note", "subsampled_plates"]
+__all__ = [
+    "FunctionalPriorSite",
+    "active_functional_priors",
+    "base_law",
+    "is_functional_prior",
+    "is_observation",
+    "is_weight",
+    "note",
+    "subsampled_plates",
+    "weights_of",
+]
 
 
 class FunctionalPriorSite(dist.Distribution):
@@ -75,6 +85,29 @@ def is_functional_prior(site) -> bool:
     return isinstance(site.get("fn"), FunctionalPriorSite)
 
 
+def base_law(law):
+    """A distribution without what masks, expands, or joins its numbers to events."""
+    while isinstance(law, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+        law = law.base_dist
+    return law
+
+
+def weights_of(trace) -> tuple[str, ...]:
+    """The names of the weights of a trace's networks."""
+    return tuple(f"{k}.{path}" for k, s in trace.items() if s["type"] == "network" for path in s["weights"])
+
+
+def is_weight(site, weights: tuple[str, ...]) -> bool:
+    """Whether a trace's site is one of these weights, or what a reparametrisation has put in its place."""
+    return site["name"] in weights or site["name"].startswith(tuple(f"{name}_" for name in weights))
+
+
+def is_observation(site, weights: tuple[str, ...]) -> bool:
+    """Whether a trace's site is data under a likelihood: no factor, and no weight that ``handlers.condition`` fixes."""
+    is_data = site["type"] == "sample" and site["is_observed"] and not is_functional_prior(site)
+    return is_data and not site["infer"].get("is_auxiliary", False) and not is_weight(site, weights)
+
+
 def active_functional_priors(trace) -> dict:
     """The ``functional_prior`` sites of a trace that have measurement points: not those under a static mask."""
     return {k: s for k, s in trace.items() if is_functional_prior(s) and s["fn"].x is not None}
@@ -86,7 +119,10 @@ def subsampled_plates(trace) -> dict:
     return {k: (size, batch) for k, (size, batch) in plates.items() if batch not in (None, size)}
 
 
-def note(kind: str, name: str, fn):
-    """Leave a site of type ``kind`` in the trace, which handlers can read and no engine of NumPyro counts."""
+def note(kind: str, name: str, fn, weights: tuple[str, ...] = ()):
+    """Leave a site of type ``kind`` in the trace, which handlers can read and no engine of NumPyro counts.
+
+    ``weights`` are the names of the sites that ``fn`` is made of, without ``name`` and the dot after it.
+    """
     if _PYRO_STACK:
-        apply_stack({"type": kind, "name": name, "fn": fn, "value": jnp.zeros((0,))})
+        apply_stack({"type": kind, "name": name, "fn": fn, "weights": weights, "value": jnp.zeros((0,))})

@@ -8,7 +8,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_fspace.sites import is_functional_prior, subsampled_plates
+from numpyro_fspace.sites import base_law, is_functional_prior, subsampled_plates
 
 __all__ = [
     "check_arguments",
@@ -172,6 +172,11 @@ def check_sites(trace):
             raise ValueError(
                 f"The latent site {name!r} is discrete; stochastic-gradient samplers move continuous sites only. "
                 "Marginalise it out."
+            )
+        if isinstance(base_law(site["fn"]), dist.Delta):
+            raise ValueError(
+                f"The latent site {name!r} has a Delta prior: a constant, which a sampler would move. Write "
+                f"numpyro.deterministic({name!r}, value), or give the value to fs.random_module as prior."
             )
         local = [frame.name for frame in site["cond_indep_stack"] if frame.name in small]
         if local:

@@ -166,3 +166,181 @@ def test_imputed_targets_are_no_rows_drawn_anew():
     y = np.where(np.arange(len(Y)) == 1, np.nan, Y)
     data = fs.to_arviz(fs.Posterior(imputed, draws, args=(X, y)))
     assert names(data, "log_likelihood") == names(data, "observed_data") == {"y"}
+
+
+# ---- points that do not count, plates, weights that are fixed ----------------------------------------------
+
+KNOWN = np.array([True, False, True, True, False, True, True, True])
+HOLES = np.stack([KNOWN, np.ones(8, bool)], 1)
+
+
+def regression(observe):
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal())
+        observe(w * x[:, 0], y)
+
+    return model
+
+
+def export(observe, y, **settings):
+    draws = np.linspace(0.0, 1.0, 40, dtype=np.float32)
+    return fs.to_arviz(fs.Posterior(regression(observe), {"w": draws}, args=(X, y)), **settings)
+
+
+def under(handler):
+    def observe(f, y):
+        with handler(), numpyro.plate("rows", 8):
+            numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+    return observe
+
+
+MASKED = {
+    "handlers.mask": under(lambda: handlers.mask(mask=KNOWN)),
+    "a scale of 0": under(lambda: handlers.scale(scale=jnp.where(KNOWN, 2.0, 0.0))),
+    "dist.mask": lambda f, y: numpyro.sample("y", dist.Normal(f, NOISE).mask(KNOWN), obs=y),
+    "obs_mask": None,
+}
+
+
+def with_obs_mask(x, y=None):
+    w = numpyro.sample("w", dist.Normal())
+    numpyro.sample("y", dist.Normal(w * x[:, 0], NOISE), obs=y, obs_mask=jnp.asarray(KNOWN))
+
+
+@pytest.mark.parametrize("kind", MASKED)
+def test_masked_rows_are_no_data(kind):
+    """Each of the kept rows has the likelihood of its own, and LOO counts them alone."""
+    y = np.where(KNOWN, Y, 99.0).astype(np.float32)
+    if kind == "obs_mask":
+        draws = {"w": np.linspace(0.0, 1.0, 40, dtype=np.float32), "y_unobserved": np.zeros((40, 8), np.float32)}
+        data, name = fs.to_arviz(fs.Posterior(with_obs_mask, draws, args=(X, y))), "y_observed"
+    else:
+        data, name = export(MASKED[kind], y), "y"
+    expected = scipy.stats.norm.logpdf(Y, np.linspace(0.0, 1.0, 40)[:, None] * X[:, 0], NOISE)[:, KNOWN]
+    np.testing.assert_allclose(data["log_likelihood"][name].values[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(data["observed_data"][name].values, Y[KNOWN])
+    assert data["posterior_predictive"][name].shape == (1, 40, 6)
+    (dim,) = data["observed_data"][name].dims
+    for group in ("log_likelihood", "observed_data", "posterior_predictive"):
+        np.testing.assert_array_equal(data[group][name].coords[dim].values, np.flatnonzero(KNOWN))
+    with np.testing.suppress_warnings() as quiet:
+        quiet.filter(UserWarning)
+        assert az.loo(data).n_data_points == 6
+
+
+def test_points_that_are_no_rows_are_listed():
+    def observe(f, y):
+        with handlers.mask(mask=HOLES):
+            numpyro.sample("y", dist.Normal(f[:, None], NOISE).expand([8, 2]), obs=y)
+
+    y = np.where(HOLES, np.stack([Y, 2 * Y], 1), 99.0).astype(np.float32)
+    data = export(observe, y)
+    assert data["log_likelihood"]["y"].shape == (1, 40, 14)
+    np.testing.assert_array_equal(data["observed_data"]["y"].values, y[HOLES])
+    np.testing.assert_array_equal(data["observed_data"]["y"].coords["y_point"].values, np.flatnonzero(HOLES))
+
+
+def test_masked_parts_of_a_point_are_not_observed():
+    """A mask of columns inside to_event: every row still counts, by the columns that are left."""
+
+    def observe(f, y):
+        numpyro.sample("y", dist.Normal(f[:, None], NOISE).expand([8, 2]).mask(HOLES).to_event(1), obs=y)
+
+    y = np.where(HOLES, np.stack([Y, 2 * Y], 1), 99.0).astype(np.float32)
+    data = export(observe, y)
+    assert data["log_likelihood"]["y"].shape == (1, 40, 8)
+    np.testing.assert_array_equal(data["observed_data"]["y"].values, np.where(HOLES, y, np.nan))
+
+
+def test_a_likelihood_that_is_masked_as_a_whole_is_none():
+    data = export(under(lambda: handlers.mask(mask=False)), Y)
+    assert not hasattr(data, "log_likelihood") and not hasattr(data, "observed_data")
+
+
+def two_likelihoods(f, y, mask=True):
+    with numpyro.plate("rows", 8):
+        numpyro.sample("a", dist.Normal(f, NOISE), obs=y)
+        with handlers.mask(mask=mask):
+            numpyro.sample("b", dist.Normal(2.0 * f, NOISE), obs=y)
+
+
+def test_likelihoods_of_one_plate_add_up_by_rows():
+    pointwise = export(two_likelihoods, Y)["log_likelihood"]
+    assert pointwise["a"].dims == pointwise["b"].dims == ("chain", "draw", "rows")
+    assert (pointwise["a"] + pointwise["b"]).shape == (1, 40, 8)
+    both = export(lambda f, y: handlers.mask(two_likelihoods, mask=KNOWN)(f, y), Y)["log_likelihood"]
+    assert (both["a"] + both["b"]).shape == (1, 40, 6)
+    other = export(lambda f, y: two_likelihoods(f, y, KNOWN), Y)["log_likelihood"]  # each has rows of its own
+    assert other["a"].sizes["rows"] == 8 and other["b"].sizes["rows_b"] == 6
+
+
+def nested(x, y=None):
+    with numpyro.plate("groups", 3):
+        effect = numpyro.sample("effect", dist.Normal().expand([3, 2]).to_event(1))
+    with numpyro.plate("outputs", 2, dim=-1), numpyro.plate("rows", len(x), dim=-2):
+        mean = numpyro.deterministic("mean", x * effect.sum(0))
+        numpyro.sample("y", dist.Normal(mean, NOISE), obs=y)
+
+
+def test_dimensions_are_named_after_plates_or_by_hand():
+    posterior = fs.Posterior(nested, {"effect": np.ones((4, 3, 2), np.float32)}, args=(X, np.stack([Y, Y], 1)))
+    data = fs.to_arviz(posterior)
+    assert data["posterior"]["effect"].dims == ("chain", "draw", "groups", "effect_dim_1")
+    assert data["log_likelihood"]["y"].dims == ("chain", "draw", "rows", "outputs")
+    names = {"effect": ["groups", "outputs"], "y": ["time"], "x": ["time"]}
+    coords = {"time": np.arange(8) * 0.5, "outputs": ["u", "v"]}
+    data = fs.to_arviz(posterior, dims=names, coords=coords)
+    assert data["posterior"]["effect"].sel(outputs="v").shape == (1, 4, 3)
+    assert data["observed_data"]["y"].dims == ("time", "outputs") and data["constant_data"]["x"].dims[0] == "time"
+    np.testing.assert_array_equal(data["log_likelihood"]["y"].coords["time"].values, coords["time"])
+
+
+def test_coordinates_of_rows_that_are_left():
+    names = [f"row {i}" for i in range(8)]
+    data = export(MASKED["handlers.mask"], Y, coords={"rows": names})
+    assert list(data["observed_data"]["y"].coords["rows"].values) == [n for n, k in zip(names, KNOWN, strict=True) if k]
+
+
+def test_wrong_names_of_dimensions():
+    with pytest.raises(ValueError, match=r"dims: \['z'\] are no variables; there are"):
+        export(two_likelihoods, Y, dims={"z": ["time"]})
+    with pytest.raises(ValueError, match=r"coords: 'rows' has 8 rows, got coordinates of shape \(2,\)"):
+        export(two_likelihoods, Y, coords={"rows": [0, 1]})
+
+
+def pinned(prior=None, **data):
+    def model(x, y=None):
+        f = fs.random_module("net", nn.Dense(1), input_shape=1, prior=prior)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], NOISE).to_event(1), obs=y)
+
+    return handlers.condition(model, data=data) if data else model
+
+
+def test_a_weight_under_condition_is_no_data():
+    mcmc = run_on(pinned(**{"net.bias": jnp.array([0.3])}))
+    assert set(mcmc.get_samples()) == {"net.kernel"}
+    data = fs.to_arviz(mcmc)
+    assert names(data, "log_likelihood") == names(data, "observed_data") == names(data, "posterior_predictive") == {"y"}
+    values = fs.predict(mcmc, jax.random.key(0), X)
+    assert set(values) == {"net", "y"}
+    expected = mcmc.get_samples()["net.kernel"][:, 0] * X[:, 0] + 0.3
+    np.testing.assert_allclose(values["net"][..., 0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [np.array([0.3]), 0.3, np.array([0.3], np.float16)], ids=["array", "number", "half"])
+def test_a_weight_with_a_delta_prior_stays_where_it_is(value):
+    mcmc = run_on(pinned({"kernel": dist.Normal(), "bias": dist.Delta(value)}))
+    np.testing.assert_allclose(mcmc.get_samples()["net.bias"], np.full((120, 1), 0.3), rtol=1e-3)
+    np.testing.assert_allclose(
+        fs.predict(mcmc, jax.random.key(0), 0.0 * X)["net"], np.full((120, 8, 1), 0.3), rtol=1e-3
+    )
+    assert names(fs.to_arviz(mcmc), "posterior") == {"net"}
+
+
+def test_values_that_would_not_stay_are_refused():
+    with pytest.raises(ValueError, match=r"latent site 'w' has a Delta prior.*numpyro.deterministic\('w', value\)"):
+        run_on(lambda x, y: numpyro.sample("y", dist.Normal(numpyro.sample("w", dist.Delta(0.3)), 1.0), obs=y[0]))
+    substituted = handlers.substitute(pinned(), data={"net.bias": jnp.array([0.3])})
+    with pytest.raises(ValueError, match=r"substitute with values of \['net.bias'\].*numpyro.handlers.condition"):
+        run_on(substituted)

@@ -76,7 +76,9 @@ def test_batches_of_inputs_share_a_program():
 
     x = np.ones((40, 1))
     draws = fs.predict({"w": jnp.ones(3)}, jax.random.key(0), x, model=model, inputs=x, input_batch_size=4)
-    assert draws["y"].shape == (3, 40) and sorted(traced) == [4, 40]  # compiled once; the whole for its shapes alone
+    assert draws["y"].shape == (3, 40)
+    # the whole for its sites, for what depends on what, for its size and as it is tried; the part is compiled once
+    assert sorted(traced) == [4, 4, 40, 40, 40, 40, 40]
 
 
 def test_batches_of_inputs_cut_data_on_disk_too():
@@ -170,7 +172,8 @@ def mapped(x, y=None):
 
 @pytest.mark.parametrize("model", [latent_inputs, mapped])
 def test_functions_at_the_first_array_where_the_model_does_not_say(model):
-    values = fs.predict(DRAWS, KEY, NEW, model=model)
+    new = ["true"] if model is latent_inputs else []
+    values = fs.predict(DRAWS, KEY, NEW, model=model, from_prior=new)
     np.testing.assert_allclose(values["f"], LINES, rtol=1e-5, atol=1e-6)
 
 
@@ -354,10 +357,11 @@ def test_rows_are_cut_where_one_draw_would_make_too_large_an_array(monkeypatch):
 
     x = np.linspace(0.0, 1.0, 40, dtype=np.float32)[:, None]
     whole = fs.predict(DRAWS, KEY, x, model=model, inputs=x)
-    assert traced == [40]  # one trace tells the size and is run
+    assert traced == [40, 40]  # one trace tells the sites, one the size, and is run
     monkeypatch.setattr(prediction, "CHUNK", 10 * 7)
     parts = fs.predict(DRAWS, KEY, x, model=model, inputs=x)
-    assert traced == [40, 40, 10, 10]  # the size, and a program of ten rows of all draws, then of one
+    # ten rows and five of them are tried, and then a program of ten rows of all draws, then of one
+    assert traced == [40, 40, 40, 40, 10, 5, 10, 10, 10]
     np.testing.assert_allclose(parts["mean"], whole["mean"], rtol=1e-6)
 
 

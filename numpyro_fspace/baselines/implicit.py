@@ -91,5 +91,5 @@ def implicit_process(name: str, draw, num_functions: int, key):
         return mean + jnp.tensordot(coefficients, functions - mean, 1) / num_functions**0.5
 
     f = hooked(name, f, is_network=True)
-    note("network", name, f)
+    note("network", name, f, ("coefficients",))
     return f

@@ -121,7 +121,8 @@ def laplace(
     colour, size = _dual(np.concatenate(list(whitened))) if num_values < num_weights else _primal(whitened, num_weights)
     noise = np.asarray(jax.random.normal(key_draws, (num_samples, size)), np.float64)
     weights = problem.mode + scale * colour(noise)
-    return Posterior(linearise(model, problem.centre), problem.draws(weights), args=args, kwargs=kwargs)
+    fit = {"centre": jax.tree.map(np.asarray, problem.centre)}
+    return Posterior(linearise(model, problem.centre), problem.draws(weights), args=args, kwargs=kwargs, fit=fit)
 
 
 def _primal(rows, num_weights):

@@ -301,7 +301,7 @@ class FVIMC:
         params, bijections, _ = self._found()
         samples = self.guide.sample_posterior(key, params, sample_shape=(num_samples,))
         model = compose(linearise(self.model, self.guide.median(params)), bijections)
-        return Posterior(model, jax.tree.map(np.asarray, samples), args=self._args, kwargs=self._kwargs)
+        return Posterior(model, jax.tree.map(np.asarray, samples), args=self._args, kwargs=self._kwargs, fit=None)
 
     def log_prob(self, x: Float[Array, "M D"], f: Float[Array, "... M *K"]) -> Float[Array, ...]:
         r"""log density of function values under the posterior, jointly over the points and outputs.

@@ -55,10 +55,12 @@ def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, *
     check_count(num_samples, "num_samples")
     guide = svi.guide
     model = handlers.substitute(svi.model, data=params)  # the values of its ``numpyro.param`` sites
+    fit = {"params": jax.tree.map(np.asarray, params)}
     if hasattr(guide, "sample_posterior"):
         samples = guide.sample_posterior(key, params, sample_shape=(num_samples,))
     else:
         samples = Predictive(guide, params=params, num_samples=num_samples)(key, *args, **kwargs)
     if isinstance(svi.loss, FunctionalELBO) and svi.loss.linearised:
-        model = linearise(model, guide.median(params))
-    return Posterior(model, jax.tree.map(np.asarray, samples), args=args, kwargs=kwargs)
+        fit["centre"] = jax.tree.map(np.asarray, guide.median(params))
+        model = linearise(model, fit["centre"])
+    return Posterior(model, jax.tree.map(np.asarray, samples), args=args, kwargs=kwargs, fit=fit)

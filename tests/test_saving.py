@@ -1,0 +1,240 @@
+"""save and Posterior.load: one file, the same predictions, nothing damaged or foreign taken for a posterior."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from models import X, Y, linear, random_points, run
+from numpyro.infer import NUTS, SVI, Trace_ELBO
+
+import numpyro_fspace as fs
+
+KEY = jax.random.key(0)
+NEW = np.linspace(-3.0, 3.0, 5, dtype=np.float32)[:, None]
+NET = nn.Sequential([nn.Dense(4), nn.tanh, nn.Dense(1)])
+
+pytestmark = pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning")
+
+
+def network(x, y=None, *, noise=0.5, kind="normal"):
+    f = fs.random_module("net", NET, input_shape=1)
+    law = {"normal": dist.Normal, "laplace": dist.Laplace}[kind]
+    scale = numpyro.param("scale", 1.0)
+    numpyro.sample("y", law(scale * f(x)[:, 0], noise).to_event(1), obs=y)
+
+
+def with_bfloat16(x, y=None):
+    w = numpyro.sample("w", dist.Normal(jnp.zeros((), jnp.bfloat16), jnp.ones((), jnp.bfloat16)))
+    numpyro.sample("y", dist.Normal(w.astype(jnp.float32) * x[:, 0], 1.0).to_event(1), obs=y)
+
+
+def svi_posterior():
+    svi = SVI(network, fs.guides.mean_field(network), optax.adam(0.1), fs.FunctionalELBO(fs.RegularizedKL()))
+    plain = SVI(network, svi.guide, optax.adam(0.1), Trace_ELBO())
+    params = plain.run(KEY, 20, X, Y, progress_bar=False).params
+    return fs.svi_posterior(svi, params, KEY, X, Y, num_samples=7)  # linearised, with the value of a param site
+
+
+def checkpointed(folder):
+    return run(fs.SGHMC(linear(random_points(), batch=4), step_size=0.02), checkpoint=folder, checkpoint_every=2)
+
+
+SOURCES = {
+    "sghmc": lambda _: (linear(), run(fs.SGHMC(linear(), step_size=0.02), num_chains=2, chain_method="vectorized")),
+    "nuts": lambda _: (linear(), run(NUTS(linear()))),
+    "svi": lambda _: (network, svi_posterior()),
+    "ensemble": lambda _: (linear(), fs.baselines.ensemble(linear(), KEY, X, Y, num_members=3, num_updates=5)),
+    "checkpoint": lambda folder: (linear(random_points(), batch=4), checkpointed(folder / "run")),
+    "bfloat16": lambda _: (
+        with_bfloat16,
+        fs.Posterior(with_bfloat16, {"w": jnp.linspace(0, 1, 6, dtype=jnp.bfloat16)}),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_predictions_are_the_same(kind, tmp_path):
+    model, source = SOURCES[kind](tmp_path)
+    fs.save(source, tmp_path / "posterior.npz")
+    found = fs.Posterior.load(tmp_path / "posterior.npz", model)
+    before, after = (fs.predict(given, KEY, NEW) for given in (source, found))
+    assert before.keys() == after.keys()
+    for name in before:
+        np.testing.assert_array_equal(before[name], after[name])
+    if isinstance(source, fs.MCMC):
+        one, other = (fs.to_arviz(given) for given in (source, found))
+        for group in ("posterior", "sample_stats", "log_likelihood", "observed_data"):
+            assert one[group].equals(other[group]), group
+    assert os.listdir(tmp_path).count("posterior.npz") == 1 and not [n for n in os.listdir(tmp_path) if n[0] == "."]
+
+
+def test_functions_kept_in_place_of_weights(tmp_path):
+    def model(x, y=None):
+        f = fs.random_module("net", NET, input_shape=1)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.5).to_event(1), obs=y)
+
+    mcmc = run(fs.SGHMC(model, step_size=0.02), functions_at=NEW)
+    fs.save(mcmc, tmp_path / "f.npz")
+    found = fs.Posterior.load(tmp_path / "f.npz", model)
+    np.testing.assert_array_equal(found.samples["net"], mcmc.get_samples()["net"])
+    one, other = fs.to_arviz(mcmc), fs.to_arviz(found)
+    assert one["posterior"].equals(other["posterior"]) and one["constant_data"].equals(other["constant_data"])
+    with pytest.raises(ValueError, match="kept functions in place of weights"):
+        fs.predict(found, KEY, NEW)
+
+
+def test_another_process_predicts_the_same(tmp_path):
+    mcmc = run(fs.SGHMC(linear(), step_size=0.02))
+    fs.save(mcmc, tmp_path / "posterior.npz")
+    program = """
+import sys, jax, numpy as np, numpyro_fspace as fs
+from models import linear
+new = np.linspace(-3.0, 3.0, 5, dtype=np.float32)[:, None]
+np.save(sys.argv[2], fs.predict(fs.Posterior.load(sys.argv[1], linear()), jax.random.key(0), new)["y"])
+"""
+    tests = str(Path(__file__).parent)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([tests, str(Path(tests).parent)])}
+    command = [sys.executable, "-c", program, tmp_path / "posterior.npz", tmp_path / "y.npy"]
+    subprocess.run(command, check=True, env=env)
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), fs.predict(mcmc, KEY, NEW)["y"])
+
+
+def test_arguments_come_back_as_they_were(tmp_path):
+    key = jax.random.key(3, impl="rbg")
+    args = (np.arange(3.0), jnp.ones(2, jnp.bfloat16), 1, True, 0.1, "a", None, (1, [np.float32(2.0), {"b": key}]))
+    kwargs = {"names": np.array(["ä", "b"]), "big": np.arange(3, dtype=">f4"), "infinite": float("inf")}
+
+    def model(*args, **kwargs):
+        numpyro.sample("w", dist.Normal())
+
+    path = tmp_path / "p"
+    fs.save(fs.Posterior(model, {"w": np.zeros(2)}, args=args, kwargs=kwargs), path)
+    found = fs.Posterior.load(path, model)
+    for before, after in zip(jax.tree.leaves((args, kwargs)), jax.tree.leaves((found.args, found.kwargs)), strict=True):
+        assert type(after) is type(before)
+        if isinstance(before, np.ndarray | jax.Array):
+            assert after.dtype == before.dtype and bool((after == before).all())
+        else:
+            assert after == before
+    given = fs.Posterior.load(path, model, 5.0)
+    assert given.args == (5.0,) and given.kwargs == {}
+
+
+def test_arguments_that_no_file_holds_are_named(tmp_path):
+    for bad in (fs.OnDemand(X), np.array([object()]), {1: 2.0}, np.zeros(2, [("a", "f4")])):
+        posterior = fs.Posterior(linear(), {"w": np.zeros((2, 2))}, args=(X, bad))
+        with pytest.raises(TypeError, match=r"save: argument 1 is of type .*arguments=False"):
+            fs.save(posterior, tmp_path / "p.npz")
+        assert not os.listdir(tmp_path)
+    fs.save(posterior, tmp_path / "p.npz", arguments=False)
+    found = fs.Posterior.load(tmp_path / "p.npz", linear(), X, Y)
+    assert fs.to_arviz(found)["log_likelihood"]["y"].shape == (1, 2, 8)
+
+
+def test_every_flipped_byte_is_found_or_changes_nothing(tmp_path):
+    posterior = fs.Posterior(linear(), {"w": np.arange(6, dtype=np.float32).reshape(3, 2)}, args=(X, Y))
+    path, other = tmp_path / "p.npz", tmp_path / "q.npz"
+    fs.save(posterior, path)
+    content, found = path.read_bytes(), 0
+    for i in range(0, len(content), 3):
+        other.write_bytes(content[:i] + bytes([content[i] ^ 0x10]) + content[i + 1 :])
+        try:
+            loaded = fs.Posterior.load(other, linear())
+        except ValueError as error:
+            assert "damaged" in str(error) or "has format" in str(error)
+            found += 1
+        else:
+            np.testing.assert_array_equal(loaded.samples["w"], posterior.samples["w"])
+            np.testing.assert_array_equal(loaded.args[0], X)
+    assert found > len(content) // 6
+    for size in (0, 10, len(content) // 2, len(content) - 1):
+        other.write_bytes(content[:size])
+        with pytest.raises(ValueError, match="is damaged, or no file of"):
+            fs.Posterior.load(other, linear())
+
+
+class Trap:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def test_other_files_are_refused_and_left_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    posterior = fs.Posterior(linear(), {"w": np.zeros((2, 2))})
+    np.savez("other.npz", w=np.zeros(3))
+    np.savez("trap.npz", header=np.array([Trap()], object))
+    Path("text").write_text("hello")
+    Path("trap").write_bytes(pickle.dumps(Trap()))
+    for name in ("other.npz", "trap.npz", "text", "trap"):
+        before = Path(name).read_bytes()
+        with pytest.raises(ValueError, match=r"is damaged, or no file of fs.save"):
+            fs.Posterior.load(name, linear())
+        with pytest.raises(FileExistsError, match="give another name"):
+            fs.save(posterior, name)
+        assert Path(name).read_bytes() == before
+    assert not Path("executed").exists()
+    with pytest.raises(ValueError, match="is no file"):
+        fs.save(posterior, tmp_path)
+    with pytest.raises(ValueError, match="path is empty"):
+        fs.save(posterior, "")
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        fs.Posterior.load("nothing.npz", linear())
+    with pytest.raises(OSError, match="missing"):
+        fs.save(posterior, "missing/p.npz")
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    path = tmp_path / "p.npz"
+    for value in (1.0, 2.0):
+        fs.save(fs.Posterior(linear(), {"w": np.full((2, 2), value)}), path)
+        assert fs.Posterior.load(path, linear()).samples["w"].max() == value
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        fs.save(fs.Posterior(linear(), {"w": np.full((2, 2), 3.0)}), path)
+    assert os.listdir(tmp_path) == ["p.npz"] and fs.Posterior.load(path, linear()).samples["w"].max() == 2.0
+
+
+def test_a_later_format_says_so(tmp_path, monkeypatch):
+    from numpyro_fspace import saving
+
+    monkeypatch.setattr(saving, "FORMAT", 99)
+    fs.save(fs.Posterior(linear(), {"w": np.zeros((2, 2))}), tmp_path / "p.npz")
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="has format 99, this version reads 1"):
+        fs.Posterior.load(tmp_path / "p.npz", linear())
+
+
+def test_mistakes_are_named(tmp_path):
+    draws = {"w": np.zeros((2, 2))}
+    with pytest.raises(TypeError, match=r"got dict. Make one of them: fs.Posterior\(model, draws"):
+        fs.save(draws, tmp_path / "p")
+    with pytest.raises(ValueError, match="no draws yet"):
+        fs.save(fs.MCMC(fs.SGLD(linear()), num_warmup=1, num_samples=1), tmp_path / "p")
+    with pytest.raises(ValueError, match=r"transformed by networks"):
+        fs.save(fs.Posterior(linear(), draws, fit=None), tmp_path / "p")
+    fs.save(fs.Posterior(linear(), draws), tmp_path / "p")
+    with pytest.raises(TypeError, match="needs the model"):
+        fs.Posterior.load(tmp_path / "p", draws)
+
+
+def test_the_header_can_be_read_without_the_package(tmp_path):
+    fs.save(fs.Posterior(linear(), {"w": np.zeros((2, 2))}, num_chains=2), tmp_path / "p")
+    with np.load(tmp_path / "p") as file:
+        assert json.loads(file["header"].tobytes())["num_chains"] == 2 and file["array_0"].shape == (2, 2)
