@@ -35,6 +35,7 @@ class SGMCMCKernel(MCMCKernel):
 
     sample_field = "z"
     friction: float | None = 0.0  # None is found in warm-up
+    absorbs_noise = False  # whether the sampler takes a GradientNoise
     needs_functional_prior = False
 
     def __init__(
@@ -77,7 +78,7 @@ class SGMCMCKernel(MCMCKernel):
         """The momentum a chain starts with, flat [P] (or empty)."""
 
     @abstractmethod
-    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric):
+    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric, gradient_noise):
         """``num_steps`` gradient steps: ``(position, momentum, Info)``."""
 
     @abstractmethod
@@ -228,6 +229,7 @@ class SGMCMCKernel(MCMCKernel):
             transition=self._transition,
             stable_step_size=self._stable_step_size,
             preconditioner=self.preconditioner,
+            absorbs_noise=self.absorbs_noise,
             control_every=None if model.has_own_noise else self._control_every(model.batches()),
         )
 

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace.infer.adaptation import after_draw, before_draw, steadied
-from numpyro_fspace.infer.warmup import Warmup, WarmupState, drawn_to
+from numpyro_fspace.infer.warmup import NUM_DIRECTIONS, Noise, Warmup, WarmupState, drawn_to
 from numpyro_fspace.infer.xla import flatten
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_variate
+from numpyro_fspace.sgmcmc.gradient_noise import GradientNoise
 
 __all__ = ["Chain", "KernelState"]
 
@@ -76,10 +77,11 @@ class Chain(NamedTuple):
         step_size: fixed step size or schedule; None if warm-up finds it.
         friction: of the sampler; None if warm-up finds it.
         temperature: T of the sampler.
-        transition: the sampler, ``(key, position, momentum, count, potential, step_size, friction, metric) ->
-            (position, momentum, Info)``.
+        transition: the sampler, ``(key, position, momentum, count, potential, step_size, friction, metric,
+            gradient_noise) -> (position, momentum, Info)``.
         stable_step_size: the sampler's step size for a largest curvature λ.
         preconditioner: ``fs.preconditioners`` object.
+        absorbs_noise: whether the sampler takes a ``GradientNoise``.
         control_every: draws between renewals of the control variate's centre; None has no control variate.
     """
 
@@ -93,6 +95,7 @@ class Chain(NamedTuple):
     transition: Callable
     stable_step_size: Callable
     preconditioner: Any
+    absorbs_noise: bool
     control_every: int | None
 
     @property
@@ -130,8 +133,7 @@ class Chain(NamedTuple):
             learned=self.preconditioner.start(position),
             squares=jnp.zeros_like(position) if self.preconditioner.adapts else jnp.zeros((0,), position.dtype),
             num_squares=count,
-            noise_variance=zero,
-            noise_traces=jnp.zeros((2,), position.dtype),
+            noise=Noise.start(position, NUM_DIRECTIONS if self.finds_friction and self.absorbs_noise else 0),
             anchor=position if self.warmup.anchored else position[:0],
         )
         return KernelState(
@@ -241,11 +243,21 @@ class Chain(NamedTuple):
         position, unravel, metric, potential = self.dynamics(state)
         key, key_steps = jax.random.split(state.rng_key)
         step_size = state.warmup.step_size if self.step_size is None else self.step_size
-        friction = self.friction
+        friction, gradient_noise = self.friction, None
         if self.finds_friction:
-            friction = self.warmup.friction(step_size, state.warmup.noise_variance, self.temperature)
+            friction = self.warmup.friction(step_size, state.warmup.noise.rest, self.temperature)
+            if self.absorbs_noise:
+                gradient_noise = GradientNoise(state.warmup.noise.basis, state.warmup.noise.variances)
         new_position, momentum, info = self.transition(
-            key_steps, position, state.momentum, state.count, potential, step_size, friction, metric
+            key_steps,
+            position,
+            state.momentum,
+            state.count,
+            potential,
+            step_size,
+            friction,
+            metric,
+            gradient_noise,
         )
         warmup = state.warmup
         if self.step_size is None:

@@ -95,7 +95,7 @@ class SGLD(SGMCMCKernel):
     def _initial_momentum(self, key, position):
         return jnp.zeros((0,), position.dtype)
 
-    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric):
+    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric, gradient_noise):
         kernel = sgld.build_kernel(has_aux=True)
         state = sgld.SGLDState(position, count)
         state, info = kernel(key, state, potential, step_size, self.num_steps, self.temperature, metric)
@@ -197,11 +197,12 @@ class SGHMC(SGMCMCKernel):
             raise ValueError(f"refresh_every={refresh_every} must divide num_steps={num_steps}.")
         self.refresh_every = refresh_every
         self.integrator = integrator
+        self.absorbs_noise = integrator == "baoab"
 
     def _initial_momentum(self, key, position):
         return sghmc.init(position, key, temperature=self.temperature).momentum
 
-    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric):
+    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric, gradient_noise):
         kernel = sghmc.build_kernel(integrator=self.integrator, has_aux=True)
         state, info = kernel(
             key,
@@ -214,6 +215,7 @@ class SGHMC(SGMCMCKernel):
             metric,
             self.resample_momentum,
             self.refresh_every,
+            gradient_noise,
         )
         return state.position, state.momentum, info
 

@@ -41,10 +41,73 @@ __all__ = ["Warmup", "WarmupState", "drawn_to", "largest_curvature", "leading_cu
 MAX_HEAT = 0.05
 #: What the noise of gradients may add to the temperature where it acts; friction is raised for it.
 MAX_NOISE_HEAT = 4.0
+#: Variance that the noise of one gradient may add to a momentum, over the temperature; the step is shortened for it.
+MAX_KICK = 0.25
 #: Gradients at the end of a draw of burn-in by which their noise is known.
 NUM_GRADIENTS = 4
+#: Directions of their noise that get a friction of their own.
+NUM_DIRECTIONS = 16
 NUM_POWER_ITERATIONS = 40
 NUM_SUBSPACE_ITERATIONS = 3
+
+
+class Noise(NamedTuple):
+    """What warm-up knows of the covariance V of gradients, in the preconditioner's coordinates.
+
+    Attributes:
+        basis: leading directions Q of V, orthonormal, [P, R]; while they are sought, columns Y with Y Yᵀ ≈ Σ V, and
+            zeros before.
+        variances: of the gradient along them, [R]; zeros before they are measured.
+        rest: variance of what is left where it acts, tr V² / tr V (see ``noise_variances``) of (I - Q Qᵀ) V (I - Q Qᵀ).
+        squares: sums of those variances since they were last renewed, [R].
+        traces: the same of tr V and tr V² of what is left, [2].
+        num: draws in these sums.
+    """
+
+    basis: jax.Array
+    variances: jax.Array
+    rest: jax.Array
+    squares: jax.Array
+    traces: jax.Array
+    num: jax.Array
+
+    @classmethod
+    def start(cls, position, num_directions: int) -> Noise:
+        """Nothing is known, at flat ``position`` [P]."""
+        num = min(num_directions, position.size)
+        shapes = (position.size, num), (num,), (), (num,), (2,)
+        return cls(*(jnp.zeros(shape, position.dtype) for shape in shapes), num=jnp.zeros((), int))
+
+    def with_rows(self, rows) -> Noise:
+        """Directions sought with more rows [G, P] of covariance V: the leading singular vectors of old and new."""
+        columns = jnp.concatenate([self.basis, rows.T], axis=1)
+        _, rotation = jnp.linalg.eigh(columns.T @ columns)
+        return self._replace(basis=columns @ rotation[:, : len(rows) - 1 : -1])  # largest first
+
+    def with_directions(self) -> Noise:
+        """Those that were found, and nothing measured along them."""
+        cleared = jax.tree.map(jnp.zeros_like, (self.variances, self.squares, self.traces, self.num))
+        variances, squares, traces, num = cleared
+        return Noise(jnp.linalg.qr(self.basis)[0], variances, self.rest, squares, traces, num)
+
+    def with_measured(self, differences) -> Noise:
+        """Sums with those of one draw's rows [G, P] of covariance V."""
+        along = differences @ self.basis
+        trace, weighted = variances_of_differences(differences - along @ self.basis.T)
+        return self._replace(
+            squares=self.squares + jnp.mean(along**2, axis=0),
+            traces=self.traces + jnp.stack([trace, trace * weighted]),
+            num=self.num + 1,
+        )
+
+    def renewed(self, is_last) -> Noise:
+        """Variances from the sums, which begin anew. At the last time that of the rest may rise alone."""
+        trace, squared = self.traces
+        rest = jnp.where(trace > 0, squared / jnp.where(trace > 0, trace, 1.0), self.rest)
+        rest = jnp.where(is_last, jnp.maximum(rest, self.rest), rest)
+        variances = jnp.where(self.num > 0, self.squares / jnp.maximum(self.num, 1), self.variances)
+        squares, traces, num = jax.tree.map(jnp.zeros_like, (self.squares, self.traces, self.num))
+        return Noise(self.basis, variances.astype(rest.dtype), rest, squares, traces, num)
 
 
 class WarmupState(NamedTuple):
@@ -56,8 +119,7 @@ class WarmupState(NamedTuple):
         step_size: the current step size.
         learned: what the preconditioner is built from.
         squares, num_squares: sum and number of the squared gradients since the last calibration.
-        noise_variance: variance of the gradient's noise where it acts, tr V² / tr V (see ``noise_variances``).
-        noise_traces: sums of tr V and tr V² since it was last renewed [2].
+        noise: of gradients.
         anchor: where the chain starts [P], which an anchored warm start is drawn to; empty [0] without one.
     """
 
@@ -67,8 +129,7 @@ class WarmupState(NamedTuple):
     learned: Learned
     squares: jax.Array
     num_squares: jax.Array
-    noise_variance: jax.Array
-    noise_traces: jax.Array
+    noise: Noise
     anchor: jax.Array
 
 
@@ -157,6 +218,14 @@ class Warmup(NamedTuple):
         A direction of variance v gets ε v / (2γ) above the sampler's own ``temperature``, to leading order.
         """
         return jnp.maximum(1.0, 0.5 * step_size * noise_variance / (MAX_NOISE_HEAT * temperature))
+
+    def steadying(self, step_size, noise_variance, temperature):
+        """Factor on the step size under which noise of this variance adds ``MAX_KICK`` of a temperature at most.
+
+        A kick adds ε² v to the variance of the momentum, which no friction takes away before it has moved the chain.
+        """
+        limit = jnp.sqrt(MAX_KICK * temperature / jnp.where(noise_variance > 0, noise_variance, 1.0))
+        return jnp.where(noise_variance > 0, jnp.minimum(1.0, limit / step_size), 1.0)
 
     def optimiser(self, num_gradients: int):
         """Adam with a cosine schedule over ``num_gradients`` steps."""
@@ -250,7 +319,16 @@ def noise_variances(gradients):
 
     Differences of pairs have covariance 2V and mean zero, and the squared product of two of them the mean 4 tr V².
     """
-    differences = (gradients[::2] - gradients[1::2]) / jnp.sqrt(2.0)
+    return variances_of_differences(differences_of(gradients))
+
+
+def differences_of(gradients):
+    """Rows of covariance V and mean zero [G/2, P], from independent gradients [G, P]."""
+    return (gradients[::2] - gradients[1::2]) / jnp.sqrt(2.0)
+
+
+def variances_of_differences(differences):
+    """``noise_variances`` of gradients with these differences."""
     products = differences @ differences.T
     num = len(products)
     trace = jnp.trace(products) / num

@@ -79,12 +79,13 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False):
 
     Returns:
         ``kernel(key, state, potential_fn, step_size, num_steps=10, friction=1.0, temperature=1.0,
-        metric=Identity(), resample_momentum=False, refresh_every=1) -> (SGHMCState, Info)``. With
+        metric=Identity(), resample_momentum=False, refresh_every=1, gradient_noise=None) -> (SGHMCState, Info)``. With
         ``refresh_every`` = k the thermostat O acts at every k-th step, for a time kε: noise, which on a CPU costs
         more than the gradient of a small network, is drawn k times less often, and the law of the positions keeps
         its order (and its exactness on Gaussians). Keep k ε√λ_max below 2.5: a mode that turns by π between refreshes
         meets them at the same phase, is hardly damped, and collects the noise of gradients. A transition that ends
-        in a non-finite number (or a kinetic temperature above 10⁴) is undone, its momentum drawn afresh.
+        in a non-finite number (or a kinetic temperature above 10⁴) is undone, its momentum drawn afresh. With a
+        ``GradientNoise`` O has more friction along its directions and less noise of its own (``"baoab"``, flat positions).
 
     Raises:
         ValueError: for an unknown integrator.
@@ -103,6 +104,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False):
         metric=Identity(),  # noqa: B008
         resample_momentum=False,
         refresh_every=1,
+        gradient_noise=None,
     ):
         if integrator == "euler":
             refresh_every = 1
@@ -117,7 +119,10 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False):
             """O for a time kε in the middle of the drift ε that follows."""
             gamma = jnp.where(resample_momentum & (t == 0), jnp.inf, friction * refresh_every)
             position = drift(position, momentum, 0.5 * epsilon, metric)
-            momentum = ornstein_uhlenbeck(momentum, noise, epsilon, gamma, temperature)
+            refreshed = ornstein_uhlenbeck(momentum, noise, epsilon, gamma, temperature)
+            if gradient_noise is not None:
+                refreshed += gradient_noise.correction(momentum, noise, epsilon, gamma, temperature, refresh_every)
+            momentum = refreshed
             return drift(position, momentum, -0.5 * epsilon, metric), momentum
 
         def leapfrogs(carry, draws, noise, block):
