@@ -160,10 +160,10 @@ def _learn_noise(chain, i, state):
     is_last = i == chain.num_warmup
     is_time = (i == draws[2]) | (i == draws[3]) | is_last
     noise = jax.lax.cond(is_time, lambda n: n.renewed(is_last), lambda n: n, noise)
-    if chain.absorbs_noise:
-        noise = jax.lax.cond(i == _found_before(draws), lambda n: n.with_directions(), lambda n: n, noise)
     step_size = state.warmup.step_size
     if chain.absorbs_noise:
+        noise = jax.lax.cond(i == draws[2], lambda n: n.without_directions(), lambda n: n, noise)
+        noise = jax.lax.cond(i == _found_before(draws), lambda n: n.with_directions(), lambda n: n, noise)
         factor = chain.warmup.steadying(step_size, jnp.max(noise.variances), chain.temperature)
         step_size = jnp.where(is_time, factor.astype(step_size.dtype), 1.0) * step_size
     return state._replace(warmup=state.warmup._replace(noise=noise, step_size=step_size))

@@ -34,7 +34,7 @@ class KernelState(NamedTuple):
             run; a draw that was undone does not count.
         num_averaged: how many draws that mean is over.
         step_size: the step size used last.
-        friction: the friction used last; 0 for SGLD, which has none.
+        friction: the friction used last, outside of the noise's directions; 0 for SGLD, which has none.
         diverging: whether this draw left the finite numbers (or ran above temperature 10⁴; in warm-up, gained energy
             and was twice as hot as chance allows) and was undone.
         num_diverging: how many draws of the sampling phase were.
@@ -195,6 +195,12 @@ class Chain(NamedTuple):
             )
         return position, unravel, metric, potential
 
+    def gradient_noise(self, state: KernelState) -> GradientNoise | None:
+        """What warm-up knows of the noise of gradients; None if that is not asked or the sampler has no use for it."""
+        if not (self.finds_friction and self.absorbs_noise):
+            return None
+        return GradientNoise(state.warmup.noise.basis, state.warmup.noise.variances)
+
     def _optimise(self, num_draws, state):
         position, unravel, metric, _ = self.dynamics(state)
         key, key_steps, _ = jax.random.split(state.rng_key, 3)
@@ -243,11 +249,9 @@ class Chain(NamedTuple):
         position, unravel, metric, potential = self.dynamics(state)
         key, key_steps = jax.random.split(state.rng_key)
         step_size = state.warmup.step_size if self.step_size is None else self.step_size
-        friction, gradient_noise = self.friction, None
+        friction = self.friction
         if self.finds_friction:
             friction = self.warmup.friction(step_size, state.warmup.noise.rest, self.temperature)
-            if self.absorbs_noise:
-                gradient_noise = GradientNoise(state.warmup.noise.basis, state.warmup.noise.variances)
         new_position, momentum, info = self.transition(
             key_steps,
             position,
@@ -257,7 +261,7 @@ class Chain(NamedTuple):
             step_size,
             friction,
             metric,
-            gradient_noise,
+            self.gradient_noise(state),
         )
         warmup = state.warmup
         if self.step_size is None:

@@ -122,8 +122,9 @@ class SGHMC(SGMCMCKernel):
             a float or an optax schedule of the gradient step is used as it is.
         num_steps: gradient steps per draw.
         friction: γ > 0, relative to the mass, per unit of time. None is 1 or, if warm-up finds the step size and
-            gradients are noisy, as much more as should keep their noise from making the directions it acts on more than
-            five times as hot as the rest.
+            gradients are noisy, more: along the up to eight directions that their noise acts on most, as much as
+            balances it (``integrator="baoab"``), and along all as much as should keep what is left of it from making
+            some more than five times as hot as the rest.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. The mass matrix is (S Sᵀ)⁻¹. None
             is ``rmsprop()`` if warm-up finds the step size, and ``prior_scale()`` if it is given.

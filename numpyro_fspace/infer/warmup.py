@@ -17,9 +17,11 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
    gained energy or was flung up the potential, is undone and halves it. A chain that is hot and gains nothing any more
    (the noise of minibatches, most often) shows in the mean over a quarter of the phase: after the third quarter, and
    after the last, a momentum's step is shortened for it.
-4. **Friction**, all the while, where minibatches or random points make gradients noisy and the kernel gives none: from
-   the middle of burn-in on, what keeps the directions that this noise acts on from being more than five times as hot
-   as the rest (``noise_heat`` of ``fs.report``). More would cool them further, and slow down all others.
+4. **Friction**, all the while, where minibatches or random points make gradients noisy and the kernel gives none. The
+   noise's leading directions are found in the third quarter of burn-in, its variance along them is measured there and
+   in the last: they get a friction of their own that balances it (``sgmcmc.gradient_noise``), and the step is shortened
+   if one kick's noise is too much for any friction. From the middle of burn-in on all others get what keeps those that
+   the rest of the noise acts on from being more than five times as hot. More would slow down the whole chain.
 
 All is frozen when warm-up ends, so the sampling phase is a homogeneous Markov chain.
 """
@@ -39,14 +41,14 @@ __all__ = ["Warmup", "WarmupState", "drawn_to", "largest_curvature", "leading_cu
 
 #: Kinetic temperature above 1, of a stretch of burn-in, for which the step is shortened.
 MAX_HEAT = 0.05
-#: What the noise of gradients may add to the temperature where it acts; friction is raised for it.
+#: What noise outside its leading directions may add to the temperature where it acts; friction is raised for it.
 MAX_NOISE_HEAT = 4.0
 #: Variance that the noise of one gradient may add to a momentum, over the temperature; the step is shortened for it.
 MAX_KICK = 0.25
 #: Gradients at the end of a draw of burn-in by which their noise is known.
 NUM_GRADIENTS = 4
 #: Directions of their noise that get a friction of their own.
-NUM_DIRECTIONS = 16
+NUM_DIRECTIONS = 8
 NUM_POWER_ITERATIONS = 40
 NUM_SUBSPACE_ITERATIONS = 3
 
@@ -77,6 +79,10 @@ class Noise(NamedTuple):
         num = min(num_directions, position.size)
         shapes = (position.size, num), (num,), (), (num,), (2,)
         return cls(*(jnp.zeros(shape, position.dtype) for shape in shapes), num=jnp.zeros((), int))
+
+    def without_directions(self) -> Noise:
+        """Directions sought anew."""
+        return self._replace(basis=jnp.zeros_like(self.basis), variances=jnp.zeros_like(self.variances))
 
     def with_rows(self, rows) -> Noise:
         """Directions sought with more rows [G, P] of covariance V: the leading singular vectors of old and new."""

@@ -85,7 +85,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False):
         its order (and its exactness on Gaussians). Keep k ε√λ_max below 2.5: a mode that turns by π between refreshes
         meets them at the same phase, is hardly damped, and collects the noise of gradients. A transition that ends
         in a non-finite number (or a kinetic temperature above 10⁴) is undone, its momentum drawn afresh. With a
-        ``GradientNoise`` O has more friction along its directions and less noise of its own (``"baoab"``, flat positions).
+        ``GradientNoise`` (``"baoab"``, flat positions) O has more friction along its directions, and less noise.
 
     Raises:
         ValueError: for an unknown integrator.
