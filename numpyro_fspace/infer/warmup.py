@@ -77,8 +77,8 @@ class Noise(NamedTuple):
     def start(cls, position, num_directions: int) -> Noise:
         """Nothing is known, at flat ``position`` [P]."""
         num = min(num_directions, position.size)
-        shapes = (position.size, num), (num,), (), (num,), (2,)
-        return cls(*(jnp.zeros(shape, position.dtype) for shape in shapes), num=jnp.zeros((), int))
+        basis, along, rest, traces = (jnp.zeros(n, position.dtype) for n in ((position.size, num), num, (), 2))
+        return cls(basis, along, rest, along, traces, jnp.zeros((), int))
 
     def without_directions(self) -> Noise:
         """Directions sought anew."""
