@@ -452,8 +452,8 @@ def test_leading_directions_of_noise_are_found_and_measured():
     rows = rows.astype(jnp.float32)
     noise = jax.lax.scan(lambda n, r: (n.with_rows(r), None), Noise.start(jnp.zeros(30), 4), rows[:400])[0]
     noise = noise.with_directions()
-    np.testing.assert_allclose(noise.basis.T @ noise.basis, np.eye(4), atol=1e-5)
-    assert (np.abs(np.sum(noise.basis[:, :2] * axes[:, :2], axis=0)) > 0.99).all()
+    np.testing.assert_allclose(noise.basis @ noise.basis.T, np.eye(4), atol=1e-5)
+    assert (np.abs(np.sum(noise.basis[:2] * axes[:, :2].T, axis=1)) > 0.99).all()
     assert not noise.variances.any()
     noise = jax.lax.scan(lambda n, r: (n.with_measured(r), None), noise, rows[400:])[0].renewed(jnp.array(False))
     np.testing.assert_allclose(noise.variances, [40.0, 9.0, 0.01, 0.01], rtol=5.0 * np.sqrt(2.0 / 800))

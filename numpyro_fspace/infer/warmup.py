@@ -57,10 +57,10 @@ class Noise(NamedTuple):
     """What warm-up knows of the covariance V of gradients, in the preconditioner's coordinates.
 
     Attributes:
-        basis: leading directions Q of V, orthonormal, [P, R]; while they are sought, columns Y with Y Yᵀ ≈ Σ V, and
+        basis: leading directions of V, orthonormal rows Q [R, P]; while they are sought, rows Y with Yᵀ Y ≈ Σ V, and
             zeros before.
         variances: of the gradient along them, [R]; zeros before they are measured.
-        rest: variance of what is left where it acts, tr V² / tr V (see ``noise_variances``) of (I - Q Qᵀ) V (I - Q Qᵀ).
+        rest: variance of what is left where it acts, tr V² / tr V (see ``noise_variances``) of (I - Qᵀ Q) V (I - Qᵀ Q).
         squares: sums of those variances since they were last renewed, [R].
         traces: the same of tr V and tr V² of what is left, [2].
         num: draws in these sums.
@@ -77,7 +77,7 @@ class Noise(NamedTuple):
     def start(cls, position, num_directions: int) -> Noise:
         """Nothing is known, at flat ``position`` [P]."""
         num = min(num_directions, position.size)
-        basis, along, rest, traces = (jnp.zeros(n, position.dtype) for n in ((position.size, num), num, (), 2))
+        basis, along, rest, traces = (jnp.zeros(n, position.dtype) for n in ((num, position.size), num, (), 2))
         return cls(basis, along, rest, along, traces, jnp.zeros((), int))
 
     def without_directions(self) -> Noise:
@@ -86,20 +86,20 @@ class Noise(NamedTuple):
 
     def with_rows(self, rows) -> Noise:
         """Directions sought with more rows [G, P] of covariance V: the leading singular vectors of old and new."""
-        columns = jnp.concatenate([self.basis, rows.T], axis=1)
-        _, rotation = jnp.linalg.eigh(columns.T @ columns)
-        return self._replace(basis=columns @ rotation[:, : len(rows) - 1 : -1])  # largest first
+        both = jnp.concatenate([self.basis, rows])
+        _, rotation = jnp.linalg.eigh(both @ both.T)
+        return self._replace(basis=rotation[:, : len(rows) - 1 : -1].T @ both)  # largest first
 
     def with_directions(self) -> Noise:
         """Those that were found, and nothing measured along them."""
         cleared = jax.tree.map(jnp.zeros_like, (self.variances, self.squares, self.traces, self.num))
         variances, squares, traces, num = cleared
-        return Noise(jnp.linalg.qr(self.basis)[0], variances, self.rest, squares, traces, num)
+        return Noise(jnp.linalg.qr(self.basis.T)[0].T, variances, self.rest, squares, traces, num)
 
     def with_measured(self, differences) -> Noise:
         """Sums with those of one draw's rows [G, P] of covariance V."""
-        along = differences @ self.basis
-        trace, weighted = variances_of_differences(differences - along @ self.basis.T)
+        along = differences @ self.basis.T
+        trace, weighted = variances_of_differences(differences - along @ self.basis)
         return self._replace(
             squares=self.squares + jnp.mean(along**2, axis=0),
             traces=self.traces + jnp.stack([trace, trace * weighted]),

@@ -35,7 +35,7 @@ class GradientNoise(NamedTuple):
     """What is known of the noise of gradients at flat positions [P].
 
     Attributes:
-        basis: orthonormal directions of the noise, in the preconditioner's coordinates, [P, R].
+        basis: orthonormal directions of the noise, in the preconditioner's coordinates, as rows [R, P].
         variances: v of the gradient along them, [R].
     """
 
@@ -49,7 +49,7 @@ class GradientNoise(NamedTuple):
     def damped(self, rows, step_size, friction, temperature):
         """Rows [G, P] of gradients, shortened along the directions so as to heat γ as much as they heat γ_q."""
         factor = jnp.sqrt(friction / self.friction(step_size, friction, temperature))
-        return rows + ((factor - 1.0) * (rows @ self.basis)) @ self.basis.T
+        return rows + ((factor - 1.0) * (rows @ self.basis.T)) @ self.basis
 
     def correction(self, momentum, noise, step_size, friction, temperature, num_kicks):
         """What is added to the result of O (``ornstein_uhlenbeck``, same arguments) before ``num_kicks`` kicks.
@@ -64,4 +64,4 @@ class GradientNoise(NamedTuple):
         fresh = jnp.sqrt(jnp.maximum(-temperature * jnp.expm1(-2.0 * along) - share * kicks, 0.0))
         keep -= jnp.exp(-decay)
         fresh -= jnp.sqrt(-temperature * jnp.expm1(-2.0 * decay))
-        return self.basis @ (keep * (momentum @ self.basis) + fresh * (noise @ self.basis))
+        return (keep * (self.basis @ momentum) + fresh * (self.basis @ noise)) @ self.basis
