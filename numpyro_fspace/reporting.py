@@ -112,7 +112,8 @@ def report(
     With V the covariance of :math:`S^\top \nabla \tilde U` over minibatches and points, a direction in which its
     variance is v gets the temperature :math:`T + \varepsilon v / (2 \gamma)` under SGHMC, and
     :math:`T + \varepsilon v / 2` under SGLD, to leading order. ``noise_share`` takes the mean variance, v = tr V / P,
-    ``noise_heat`` that of the noise's own directions, v = tr V² / tr V.
+    ``noise_heat`` that of the noise's own directions, v = tr V² / tr V. Directions that warm-up gave a friction of
+    their own count with that one.
 
     Args:
         mcmc: an ``MCMC`` object that has run one of our kernels.
@@ -237,6 +238,9 @@ def _probe(kernel, chain, state, key):
         keys = jax.random.split(key_gradients, NUM_GRADIENTS)
         gradients = jax.lax.map(lambda k: metric.scale_gradient(jax.grad(energy)(position, k)), keys)
         friction = state.friction if has_momentum else 1.0
+        gradient_noise = chain.gradient_noise(state)
+        if gradient_noise is not None:
+            gradients = gradient_noise.damped(gradients, step_size, friction, kernel.temperature)
         trace, weighted = noise_variances(gradients)
         variances = trace / position.size, weighted
         share, heat = (step_size * v / (2.0 * friction * kernel.temperature) for v in variances)

@@ -16,9 +16,9 @@ from numpyro_fspace.infer.newton import hessian
 from numpyro_fspace.infer.warmup import (
     NUM_GRADIENTS,
     NUM_POWER_ITERATIONS,
+    differences_of,
     largest_curvature,
     leading_curvatures,
-    noise_variances,
 )
 from numpyro_fspace.infer.xla import flatten
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal
@@ -51,7 +51,7 @@ def before_draw(chain: Chain, i, state: KernelState) -> KernelState:
         again = functools.partial(_calibrate, chain, False, num_iterations=NUM_POWER_ITERATIONS // 4)
         state = jax.lax.cond(is_time, again, lambda s: s, state)
     if chain.finds_friction:
-        state = _learn_noise((i == draws[2]) | (i == draws[3]) | (i == chain.num_warmup), i == chain.num_warmup, state)
+        state = _learn_noise(chain, i, state)
     return state
 
 
@@ -66,7 +66,7 @@ def after_draw(chain: Chain, i, state: KernelState) -> KernelState:
         state = jax.lax.cond(is_learning, lambda s: _collect_square(chain, s), lambda s: s, state)
     if chain.finds_friction:
         is_measuring = (i >= draws[1]) & (i < chain.num_warmup)
-        state = jax.lax.cond(is_measuring, lambda s: _measure_noise(chain, s), lambda s: s, state)
+        state = jax.lax.cond(is_measuring, lambda s: _measure_noise(chain, i, s), lambda s: s, state)
     return state
 
 
@@ -190,21 +190,31 @@ def _cool(chain, is_time, num_draws, state):
     return state._replace(warmup=warmup._replace(step_size=step_size))
 
 
-def _learn_noise(is_time, is_last, state):
-    """``state`` with the variance of the gradient's noise, if it is time, that was measured since the last.
+def _learn_noise(chain, i, state):
+    """``state`` with the noise that was measured made use of, if draw ``i`` is one before which it is time.
 
-    The last measurement may raise it alone: heat is not looked at again, and was as it is under the friction before.
+    The last measurement may raise that of the rest alone: heat is not looked at again, and was as it is under the
+    friction before.
     """
-    warmup = state.warmup
-    trace, squared = warmup.noise_traces
-    known = is_time & (trace > 0)
-    variance = jnp.where(known, squared / jnp.where(known, trace, 1.0), warmup.noise_variance)
-    variance = jnp.where(is_last, jnp.maximum(variance, warmup.noise_variance), variance)
-    traces = jnp.where(is_time, 0.0, warmup.noise_traces)
-    return state._replace(warmup=warmup._replace(noise_variance=variance, noise_traces=traces))
+    draws, noise = chain.calibration_draws, state.warmup.noise
+    is_last = i == chain.num_warmup
+    is_time = (i == draws[2]) | (i == draws[3]) | is_last
+    noise = jax.lax.cond(is_time, lambda n: n.renewed(is_last), lambda n: n, noise)
+    step_size = state.warmup.step_size
+    if chain.absorbs_noise:
+        noise = jax.lax.cond(i == draws[2], lambda n: n.without_directions(), lambda n: n, noise)
+        noise = jax.lax.cond(i == _found_before(draws), lambda n: n.with_directions(), lambda n: n, noise)
+        factor = chain.warmup.steadying(step_size, jnp.max(noise.variances), chain.temperature)
+        step_size = jnp.where(is_time, factor.astype(step_size.dtype), 1.0) * step_size
+    return state._replace(warmup=state.warmup._replace(noise=noise, step_size=step_size))
 
 
-def _measure_noise(chain, state):
+def _found_before(draws):
+    """The draw before which the noise's directions are fixed: they are sought with the final preconditioner."""
+    return (draws[2] + draws[3]) // 2
+
+
+def _measure_noise(chain, i, state):
     """Add what some gradients say of their noise to what the friction is found from.
 
     The key is none that the chain comes to: its draws are the same whether or not this is asked.
@@ -212,11 +222,13 @@ def _measure_noise(chain, state):
     position, _, metric, potential = chain.dynamics(state)
     keys = jax.random.split(jax.random.fold_in(state.rng_key, 2), NUM_GRADIENTS)
     gradients = jax.lax.map(lambda key: jax.grad(lambda w: potential(w, key)[0])(position), keys)
-    trace, weighted = noise_variances(jax.vmap(metric.scale_gradient)(gradients))
-    traces = jnp.stack([trace, trace * weighted])
-    good = jnp.all(jnp.isfinite(traces)) & ~state.diverging
-    warmup = state.warmup
-    return state._replace(warmup=warmup._replace(noise_traces=warmup.noise_traces + jnp.where(good, traces, 0.0)))
+    rows = differences_of(jax.vmap(metric.scale_gradient)(gradients))
+    draws, noise = chain.calibration_draws, state.warmup.noise
+    is_seeking = chain.absorbs_noise & (draws[2] <= i) & (i < _found_before(draws))
+    new = jax.lax.cond(is_seeking, noise.with_rows, noise.with_measured, rows)
+    good = jnp.all(jnp.isfinite(rows)) & ~state.diverging
+    noise = jax.tree.map(lambda new, old: jnp.where(good, new, old), new, noise)
+    return state._replace(warmup=state.warmup._replace(noise=noise))
 
 
 def _collect_square(chain, state):

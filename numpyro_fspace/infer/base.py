@@ -56,6 +56,7 @@ class SGMCMCKernel(MCMCKernel):
 
     sample_field = "z"
     friction: float | None = 0.0  # None is found in warm-up
+    absorbs_noise = False  # whether the sampler takes a GradientNoise
     needs_functional_prior = False
 
     def __init__(
@@ -120,7 +121,9 @@ class SGMCMCKernel(MCMCKernel):
         """The momentum a chain starts with, flat [P] (or empty)."""
 
     @abstractmethod
-    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric, metropolis):
+    def _transition(
+        self, key, position, momentum, count, potential, step_size, friction, metric, metropolis, gradient_noise
+    ):
         """``num_steps`` gradient steps: ``(position, momentum, Info)``."""
 
     @abstractmethod
@@ -303,6 +306,7 @@ class SGMCMCKernel(MCMCKernel):
             metropolis=not self._why_untested(model) if self.metropolis is None else self.metropolis,
             stable_step_size=self._stable_step_size,
             preconditioner=self._preconditioner_of(model),
+            absorbs_noise=self.absorbs_noise,
             control_every=None if model.has_own_noise else self._control_every(model.batches()),
         )
 

@@ -12,10 +12,11 @@ from jax.flatten_util import ravel_pytree
 from numpyro_fspace.infer.adaptation import after_draw, before_draw, steadied, tuned
 from numpyro_fspace.infer.newton import NUM_STEPS, approach
 from numpyro_fspace.infer.plan import Plan
-from numpyro_fspace.infer.warmup import Warmup, WarmupState, drawn_to
+from numpyro_fspace.infer.warmup import NUM_DIRECTIONS, Noise, Warmup, WarmupState, drawn_to
 from numpyro_fspace.infer.xla import flatten
 from numpyro_fspace.potential import ModelPotential
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_variate
+from numpyro_fspace.sgmcmc.gradient_noise import GradientNoise
 
 __all__ = ["Chain", "KernelState"]
 
@@ -35,7 +36,7 @@ class KernelState(NamedTuple):
             run; a draw that was undone does not count.
         num_averaged: how many draws that mean is over.
         step_size: the step size used last.
-        friction: the friction used last; 0 for SGLD, which has none.
+        friction: the friction used last, outside of the noise's directions; 0 for SGLD, which has none.
         accept_prob: acceptance probability of the draw's Metropolis test, the mean over its steps for SGLD; 1 where
             there is no test.
         mean_accept_prob: its mean over the same draws as ``mean_temperature``.
@@ -85,11 +86,12 @@ class Chain(NamedTuple):
         step_size: fixed step size or schedule; None if warm-up finds it.
         friction: of the sampler; None if warm-up finds it.
         temperature: T of the sampler.
-        transition: the sampler, ``(key, position, momentum, count, potential, step_size, friction, metric, metropolis)
-            -> (position, momentum, Info)``.
+        transition: the sampler, ``(key, position, momentum, count, potential, step_size, friction, metric, metropolis,
+            gradient_noise) -> (position, momentum, Info)``.
         metropolis: whether the sampler tests its steps.
         stable_step_size: the sampler's step size for a largest curvature λ.
         preconditioner: ``fs.preconditioners`` object.
+        absorbs_noise: whether the sampler takes a ``GradientNoise``.
         control_every: draws between renewals of the control variate's centre; None has no control variate.
     """
 
@@ -104,6 +106,7 @@ class Chain(NamedTuple):
     metropolis: bool
     stable_step_size: Callable
     preconditioner: Any
+    absorbs_noise: bool
     control_every: int | None
 
     @property
@@ -143,8 +146,7 @@ class Chain(NamedTuple):
             learned=self.preconditioner.start(position),
             squares=self.preconditioner.nothing_seen(position),
             num_squares=count,
-            noise_variance=zero,
-            noise_traces=jnp.zeros((2,), position.dtype),
+            noise=Noise.start(position, NUM_DIRECTIONS if self.finds_friction and self.absorbs_noise else 0),
             anchor=position if self.warmup.anchored else position[:0],
         )
         return KernelState(
@@ -208,6 +210,12 @@ class Chain(NamedTuple):
                 potential, lambda w, key: self.model.data_potential(unravel(w), key), state.control
             )
         return position, unravel, metric, potential
+
+    def gradient_noise(self, state: KernelState) -> GradientNoise | None:
+        """What warm-up knows of the noise of gradients; None if that is not asked or the sampler has no use for it."""
+        if not (self.finds_friction and self.absorbs_noise):
+            return None
+        return GradientNoise(state.warmup.noise.basis, state.warmup.noise.variances)
 
     def _optimise(self, num_draws, state):
         if self.preconditioner.is_dense:
@@ -278,9 +286,18 @@ class Chain(NamedTuple):
         step_size = state.warmup.step_size if self.step_size is None else self.step_size
         friction = self.friction
         if self.finds_friction:
-            friction = self.warmup.friction(step_size, state.warmup.noise_variance, self.temperature)
+            friction = self.warmup.friction(step_size, state.warmup.noise.rest, self.temperature)
         new_position, momentum, info = self.transition(
-            key_steps, position, state.momentum, state.count, potential, step_size, friction, metric, self.metropolis
+            key_steps,
+            position,
+            state.momentum,
+            state.count,
+            potential,
+            step_size,
+            friction,
+            metric,
+            self.metropolis,
+            self.gradient_noise(state),
         )
         warmup = state.warmup
         if self.step_size is None and self.metropolis:

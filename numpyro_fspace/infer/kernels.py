@@ -103,7 +103,9 @@ class SGLD(SGMCMCKernel):
     def _initial_momentum(self, key, position):
         return jnp.zeros((0,), position.dtype)
 
-    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric, metropolis):
+    def _transition(
+        self, key, position, momentum, count, potential, step_size, friction, metric, metropolis, gradient_noise
+    ):
         kernel = sgld.build_kernel(has_aux=True, metropolis=metropolis)
         state = sgld.SGLDState(position, count)
         state, info = kernel(key, state, potential, step_size, self.num_steps, self.temperature, metric)
@@ -130,8 +132,9 @@ class SGHMC(SGMCMCKernel):
             the stability bound); a float or an optax schedule of the gradient step is used as it is.
         num_steps: gradient steps per draw.
         friction: γ > 0, relative to the mass, per unit of time. None is 1 or, if warm-up finds the step size and
-            gradients are noisy, as much more as should keep their noise from making the directions it acts on more than
-            five times as hot as the rest.
+            gradients are noisy, more: along the up to eight directions that their noise acts on most, as much as
+            balances it (``integrator="baoab"``), and along all as much as should keep what is left of it from making
+            some more than five times as hot as the rest.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. The mass matrix is (S Sᵀ)⁻¹. None
             is ``automatic()`` if warm-up finds the step size (``dense()`` for few parameters without a network, else
@@ -233,10 +236,17 @@ class SGHMC(SGMCMCKernel):
         if self.integrator == "baoab" and self.num_steps % self.refresh_every:
             raise ValueError(f"refresh_every={self.refresh_every} must divide num_steps={self.num_steps}.")
 
+    @property
+    def absorbs_noise(self) -> bool:
+        """Whether the thermostat takes account of the noise of gradients."""
+        return self.integrator == "baoab"
+
     def _initial_momentum(self, key, position):
         return sghmc.init(position, key, temperature=self.temperature).momentum
 
-    def _transition(self, key, position, momentum, count, potential, step_size, friction, metric, metropolis):
+    def _transition(
+        self, key, position, momentum, count, potential, step_size, friction, metric, metropolis, gradient_noise
+    ):
         kernel = sghmc.build_kernel(integrator=self.integrator, has_aux=True, metropolis=metropolis)
         state, info = kernel(
             key,
@@ -249,6 +259,7 @@ class SGHMC(SGMCMCKernel):
             metric,
             self.resample_momentum,
             self.refresh_every,
+            gradient_noise,
         )
         return state.position, state.momentum, info
 

@@ -23,9 +23,11 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
    gained energy or was flung up the potential, is undone and halves it. A chain that is hot and gains nothing any more
    (the noise of minibatches, most often) shows in the mean over a quarter of the phase: after the third quarter, and
    after the last, a momentum's step is shortened for it.
-4. **Friction**, all the while, where minibatches or random points make gradients noisy and the kernel gives none: from
-   the middle of burn-in on, what keeps the directions that this noise acts on from being more than five times as hot
-   as the rest (``noise_heat`` of ``fs.report``). More would cool them further, and slow down all others.
+4. **Friction**, all the while, where minibatches or random points make gradients noisy and the kernel gives none. The
+   noise's leading directions are found in the third quarter of burn-in, its variance along them is measured there and
+   in the last: they get a friction of their own that balances it (``sgmcmc.gradient_noise``), and the step is shortened
+   if one kick's noise is too much for any friction. From the middle of burn-in on all others get what keeps those that
+   the rest of the noise acts on from being more than five times as hot. More would slow down the whole chain.
 
 All is frozen when warm-up ends, so the sampling phase is a homogeneous Markov chain.
 """
@@ -45,14 +47,81 @@ __all__ = ["Warmup", "WarmupState", "drawn_to", "largest_curvature", "leading_cu
 
 #: Kinetic temperature above 1, of a stretch of burn-in, for which the step is shortened.
 MAX_HEAT = 0.05
-#: What the noise of gradients may add to the temperature where it acts; friction is raised for it.
+#: What noise outside its leading directions may add to the temperature where it acts; friction is raised for it.
 MAX_NOISE_HEAT = 4.0
+#: Variance that the noise of one gradient may add to a momentum, over the temperature; the step is shortened for it.
+MAX_KICK = 0.25
 #: Gradients at the end of a draw of burn-in by which their noise is known.
 NUM_GRADIENTS = 4
 #: Acceptance probability for which a Metropolis-tested step is shortened.
 TARGET_ACCEPT_PROB = 0.9
+#: Directions of their noise that get a friction of their own.
+NUM_DIRECTIONS = 8
 NUM_POWER_ITERATIONS = 40
 NUM_SUBSPACE_ITERATIONS = 3
+
+
+class Noise(NamedTuple):
+    """What warm-up knows of the covariance V of gradients, in the preconditioner's coordinates.
+
+    Attributes:
+        basis: leading directions of V, orthonormal rows Q [R, P]; while they are sought, rows Y with Yᵀ Y ≈ Σ V, and
+            zeros before.
+        variances: of the gradient along them, [R]; zeros before they are measured.
+        rest: variance of what is left where it acts, tr V² / tr V (see ``noise_variances``) of (I - Qᵀ Q) V (I - Qᵀ Q).
+        squares: sums of those variances since they were last renewed, [R].
+        traces: the same of tr V and tr V² of what is left, [2].
+        num: draws in these sums.
+    """
+
+    basis: jax.Array
+    variances: jax.Array
+    rest: jax.Array
+    squares: jax.Array
+    traces: jax.Array
+    num: jax.Array
+
+    @classmethod
+    def start(cls, position, num_directions: int) -> Noise:
+        """Nothing is known, at flat ``position`` [P]."""
+        num = min(num_directions, position.size)
+        basis, along, rest, traces = (jnp.zeros(n, position.dtype) for n in ((num, position.size), num, (), 2))
+        return cls(basis, along, rest, along, traces, jnp.zeros((), int))
+
+    def without_directions(self) -> Noise:
+        """Directions sought anew."""
+        return self._replace(basis=jnp.zeros_like(self.basis), variances=jnp.zeros_like(self.variances))
+
+    def with_rows(self, rows) -> Noise:
+        """Directions sought with more rows [G, P] of covariance V: the leading singular vectors of old and new."""
+        both = jnp.concatenate([self.basis, rows])
+        _, rotation = jnp.linalg.eigh(both @ both.T)
+        return self._replace(basis=rotation[:, : len(rows) - 1 : -1].T @ both)  # largest first
+
+    def with_directions(self) -> Noise:
+        """Those that were found, and nothing measured along them."""
+        cleared = jax.tree.map(jnp.zeros_like, (self.variances, self.squares, self.traces, self.num))
+        variances, squares, traces, num = cleared
+        return Noise(jnp.linalg.qr(self.basis.T)[0].T, variances, self.rest, squares, traces, num)
+
+    def with_measured(self, differences) -> Noise:
+        """Sums with those of one draw's rows [G, P] of covariance V."""
+        along = differences @ self.basis.T
+        trace, weighted = variances_of_differences(differences - along @ self.basis)
+        return self._replace(
+            squares=self.squares + jnp.mean(along**2, axis=0),
+            traces=self.traces + jnp.stack([trace, trace * weighted]),
+            num=self.num + 1,
+        )
+
+    def renewed(self, is_last) -> Noise:
+        """Variances from the sums, which begin anew. At the last time that of the rest may rise alone."""
+        trace, squared = self.traces
+        rest = jnp.where(trace > 0, squared / jnp.where(trace > 0, trace, 1.0), self.rest)
+        rest = jnp.where(is_last, jnp.maximum(rest, self.rest), rest)
+        variances = jnp.where(self.num > 0, self.squares / jnp.maximum(self.num, 1), self.variances)
+        squares, traces, num = jax.tree.map(jnp.zeros_like, (self.squares, self.traces, self.num))
+        return Noise(self.basis, variances.astype(rest.dtype), rest, squares, traces, num)
 
 
 class WarmupState(NamedTuple):
@@ -66,8 +135,7 @@ class WarmupState(NamedTuple):
         num_tuned: draws since then, by which tuning to the acceptance probability becomes finer.
         learned: what the preconditioner is built from.
         squares, num_squares: sum and number of the squared gradients since the last calibration.
-        noise_variance: variance of the gradient's noise where it acts, tr V² / tr V (see ``noise_variances``).
-        noise_traces: sums of tr V and tr V² since it was last renewed [2].
+        noise: of gradients.
         anchor: where the chain starts [P], which an anchored warm start is drawn to; empty [0] without one.
     """
 
@@ -79,8 +147,7 @@ class WarmupState(NamedTuple):
     learned: Learned
     squares: jax.Array
     num_squares: jax.Array
-    noise_variance: jax.Array
-    noise_traces: jax.Array
+    noise: Noise
     anchor: jax.Array
 
 
@@ -190,6 +257,14 @@ class Warmup(NamedTuple):
         """
         return jnp.maximum(1.0, 0.5 * step_size * noise_variance / (MAX_NOISE_HEAT * temperature))
 
+    def steadying(self, step_size, noise_variance, temperature):
+        """Factor on the step size under which noise of this variance adds ``MAX_KICK`` of a temperature at most.
+
+        A kick adds ε² v to the variance of the momentum, which no friction takes away before it has moved the chain.
+        """
+        limit = jnp.sqrt(MAX_KICK * temperature / jnp.where(noise_variance > 0, noise_variance, 1.0))
+        return jnp.where(noise_variance > 0, jnp.minimum(1.0, limit / step_size), 1.0)
+
     def optimiser(self, num_gradients: int):
         """Adam with a cosine schedule over ``num_gradients`` steps."""
         import optax
@@ -282,7 +357,16 @@ def noise_variances(gradients):
 
     Differences of pairs have covariance 2V and mean zero, and the squared product of two of them the mean 4 tr V².
     """
-    differences = (gradients[::2] - gradients[1::2]) / jnp.sqrt(2.0)
+    return variances_of_differences(differences_of(gradients))
+
+
+def differences_of(gradients):
+    """Rows of covariance V and mean zero [G/2, P], from independent gradients [G, P]."""
+    return (gradients[::2] - gradients[1::2]) / jnp.sqrt(2.0)
+
+
+def variances_of_differences(differences):
+    """``noise_variances`` of gradients with these differences."""
     products = differences @ differences.T
     num = len(products)
     trace = jnp.trace(products) / num

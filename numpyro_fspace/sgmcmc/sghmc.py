@@ -93,13 +93,15 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
 
     Returns:
         ``kernel(key, state, potential_fn, step_size, num_steps=10, friction=1.0, temperature=1.0,
-        metric=Identity(), resample_momentum=False, refresh_every=1) -> (SGHMCState, Info)``. With
+        metric=Identity(), resample_momentum=False, refresh_every=1, gradient_noise=None) -> (SGHMCState, Info)``. With
         ``refresh_every`` = k the thermostat O acts at every k-th step, for a time kε: noise, which on a CPU costs
         more than the gradient of a small network, is drawn k times less often, and the law of the positions keeps
         its order (and its exactness on Gaussians). Keep k ε√λ_max below 2.5: a mode that turns by π between refreshes
         meets them at the same phase, is hardly damped, and collects the noise of gradients. A transition that ends
         in a non-finite number (or a kinetic temperature above 10⁴) is undone, its momentum drawn afresh. With the
-        test, a transition that is rejected reverses its momentum; one that meets NaN is rejected and reported.
+        test, a transition that is rejected reverses its momentum; one that meets NaN is rejected and reported. With a
+        ``GradientNoise`` (``"baoab"`` without a test, flat positions) O has more friction along its directions, and
+        less noise.
 
     Raises:
         ValueError: for an unknown integrator, or a Metropolis test of another one than ``"baoab"``.
@@ -120,6 +122,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
         metric=Identity(),  # noqa: B008
         resample_momentum=False,
         refresh_every=1,
+        gradient_noise=None,
     ):
         if integrator == "euler":
             refresh_every = 1
@@ -134,7 +137,10 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
             """O for a time kε in the middle of the drift ε that follows."""
             gamma = jnp.where(resample_momentum & (t == 0), jnp.inf, friction * refresh_every)
             position = drift(position, momentum, 0.5 * epsilon, metric)
-            momentum = ornstein_uhlenbeck(momentum, noise, epsilon, gamma, temperature)
+            refreshed = ornstein_uhlenbeck(momentum, noise, epsilon, gamma, temperature)
+            if gradient_noise is not None:
+                refreshed += gradient_noise.correction(momentum, noise, epsilon, gamma, temperature, refresh_every)
+            momentum = refreshed
             return drift(position, momentum, -0.5 * epsilon, metric), momentum
 
         def leapfrogs(carry, draws, noise, block):
