@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro import handlers
 
 from numpyro_fspace.arguments import with_rows
@@ -125,25 +126,10 @@ def evaluate(functions, inputs) -> dict:
 
 def depends_on(fn, values: dict) -> set:
     """Names of the ``values`` that ``fn(values)`` depends on, read off its program (never too few)."""
-    names = [{name} for name in sorted(values) for _ in jax.tree.leaves(values[name])]
-    return set().union(*_origins(jax.make_jaxpr(fn)(values).jaxpr, names))
-
-
-def _origins(program, inputs: list) -> list:
-    """Origins of a program's outputs, given those of its inputs; compiled functions inside are looked into."""
-    origin = dict(zip(program.invars, inputs, strict=True))
-
-    def of(variable):
-        return set() if hasattr(variable, "val") else origin.get(variable, set())
-
-    for equation in program.eqns:
-        sources = [of(variable) for variable in equation.invars]
-        if equation.primitive.name in ("jit", "pjit"):
-            found = _origins(equation.params["jaxpr"].jaxpr, sources)
-        else:
-            found = [set().union(*sources)] * len(equation.outvars)
-        origin.update(zip(equation.outvars, found, strict=True))
-    return [of(variable) for variable in program.outvars]
+    names = [name for name in sorted(values) for _ in jax.tree.leaves(values[name])]
+    program = jax.make_jaxpr(fn)(values).jaxpr
+    _, is_used = dce_jaxpr(program, [True] * len(program.outvars))
+    return {name for name, used in zip(names, is_used, strict=True) if used}
 
 
 def some_rows(x, num: int):
