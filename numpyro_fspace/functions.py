@@ -8,7 +8,7 @@ import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro import handlers
 
-from numpyro_fspace.arguments import with_rows
+from numpyro_fspace.arguments import as_numbers, with_rows
 from numpyro_fspace.handlers import full_plates, function_hook
 from numpyro_fspace.sites import is_functional_prior
 
@@ -56,7 +56,7 @@ def function_inputs(model, draws, args, kwargs) -> dict:
 
         def watch(name, fn, _):
             def watched(x):
-                seen.setdefault(name, x)
+                seen.setdefault(name, as_numbers(x, f"The input of {name!r}"))
                 return fn(x)
 
             return watched

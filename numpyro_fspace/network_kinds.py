@@ -185,7 +185,8 @@ def _linen(module, x) -> Network:
 def _nnx(module, x) -> Network:
     from flax import nnx
 
-    graph, params, random, rest = nnx.split(module, nnx.Param, nnx.RngState, ...)
+    graph, params, *others = nnx.split(module, nnx.Param, nnx.RngState, ...)
+    random, rest = others
     weights, rebuild = _by_path(params, drop=1)
 
     def call(weights, random, x):
@@ -193,19 +194,19 @@ def _nnx(module, x) -> Network:
         variables = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, nnx.Variable))
         before = [variable.get_value() for variable in variables]
         out = nnx.merge(graph, rebuild(weights), random, state)(x)
-        changed = {type(v) for v, old in zip(variables, before, strict=True) if v.get_value() is not old}
+        pairs = zip(variables, before, strict=True)
+        changed = sorted({type(v).__name__ for v, old in pairs if v.get_value() is not old})
         if changed:
-            cure = "call module.eval() first"
-            if changed != {nnx.BatchStat}:
-                cure += ", or give a pair (init, apply) that holds the state"
-            raise StatefulError(f"the nnx state {sorted(v.__name__ for v in changed)}, which a call changes", f"{cure}.")
+            cure = "call module.eval() first, or give a pair (init, apply) that holds the state."
+            raise StatefulError(f"the nnx state {changed}, which a call changes", cure)
         return out
 
     # Keys that no value depends on, as those of a recurrent layer's first carry of zeros, are no randomness.
     if jax.tree.leaves(random):
         inputs = {"random": random, "weights": weights, "x": x}
         if "random" in depends_on(lambda given: call(given["weights"], given["random"], given["x"]), inputs):
-            raise StatefulError("an active nnx random stream (dropout)", "call module.eval() first.")
+            cure = "call module.eval() first, and start recurrent layers at a carry of zeros."
+            raise StatefulError("an active nnx random stream (dropout, or a random first carry)", cure)
 
     return Network(weights, lambda weights, x: call(weights, jax.tree.map(lambda leaf: leaf, random), x))
 

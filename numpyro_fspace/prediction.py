@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend.core import subjaxprs
 from numpyro import handlers
 
-from numpyro_fspace.arguments import split_arrays
+from numpyro_fspace.arguments import as_numbers, native, split_arrays
 from numpyro_fspace.functions import (
     condition,
     depends_on,
@@ -27,7 +27,7 @@ from numpyro_fspace.functions import (
 )
 from numpyro_fspace.handlers import full_plates
 from numpyro_fspace.posterior import as_posterior
-from numpyro_fspace.validate import check_count
+from numpyro_fspace.validate import check_count, checked_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,9 +90,14 @@ def predict(
     """
     if input_batch_size is not None:
         check_count(input_batch_size, "input_batch_size")
-    return function_and_site_draws(
-        as_posterior(source, model), key, args, kwargs, inputs, batch_size=batch_size, input_batch_size=input_batch_size
-    )
+    posterior, given = as_posterior(source, model), {} if inputs is None else {"inputs": inputs}
+    draw = partial(function_and_site_draws, posterior, key, args, kwargs, inputs)
+    with checked_arguments(args, kwargs | given, "predict") as trouble:
+        draws = draw(batch_size=batch_size, input_batch_size=input_batch_size)
+        bad = [k for k, v in draws.items() if trouble is not None and not np.isfinite(v).all()]
+        if bad:
+            raise ValueError(f"{bad} are not finite.")
+    return draws
 
 
 def function_and_site_draws(
@@ -229,7 +234,7 @@ def _shared(tree):
         is_array = isinstance(leaf, np.ndarray | jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
         if not is_array or not leaf.ndim:
             return leaf
-        value = jnp.asarray(leaf)
+        value = jnp.asarray(native(leaf))
         for first, other in found:
             if value.dtype == other.dtype and value.shape == other.shape and np.array_equal(value, other):
                 return first
@@ -278,7 +283,7 @@ def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None, chunk=No
 
 
 def _as_arrays(inputs):
-    return {k: jnp.asarray(x) for k, x in inputs.items()} if isinstance(inputs, dict) else jnp.asarray(inputs)
+    return jax.tree.map(lambda x: jnp.asarray(as_numbers(x, "inputs")), inputs)
 
 
 def _largest(chunk, draws, keys, arrays) -> int:

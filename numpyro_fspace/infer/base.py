@@ -18,13 +18,13 @@ from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.infer.chain import Chain
 from numpyro_fspace.infer.warmup import Warmup
 from numpyro_fspace.infer.xla import UNOPTIMISED, chains_together, largest_array
-from numpyro_fspace.potential import ModelPotential
+from numpyro_fspace.potential import ModelPotential, check_gradient
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, prior_scale, rmsprop
 from numpyro_fspace.validate import (
-    check_arguments,
     check_count,
     check_positive,
     check_step_size,
+    checked_arguments,
 )
 
 __all__ = ["SGMCMCKernel"]
@@ -164,9 +164,11 @@ class SGMCMCKernel(MCMCKernel):
 
     def check(self, model_args, model_kwargs):
         """The shapes of the unconstrained parameters; an error for a model or data that cannot be sampled."""
-        check_arguments(model_args, model_kwargs)
-        trace = jax.make_jaxpr(partial(self._checked_params, model_args, model_kwargs), return_shape=True)
-        program, params = trace(jax.random.key(0))  # the model's first evaluation, with what its initial values take
+        with checked_arguments(model_args, model_kwargs) as trouble:
+            trace = jax.make_jaxpr(partial(self._checked_params, model_args, model_kwargs), return_shape=True)
+            program, params = trace(jax.random.key(0))  # the model's first evaluation, with what its start takes
+            if trouble is not None:
+                check_gradient(self._model, model_args, model_kwargs, self.init_strategy)
         self._largest_array = largest_array(program.jaxpr)
         return params
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace.arguments import split_arrays
+from numpyro_fspace.arguments import split_arrays, with_rows
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.chain import KernelState
 from numpyro_fspace.infer.checkpoint import Checkpoint, flat, join_chains, plain_fields
@@ -179,6 +179,7 @@ class MCMC(NumPyroMCMC):
             if isinstance(self.sampler, SGMCMCKernel):
                 self.sampler._goes_on = goes_on
             try:
+                args, kwargs = with_rows((args, kwargs))  # x[rows] works in NUTS's programs too
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
             finally:
                 if isinstance(self.sampler, SGMCMCKernel):
