@@ -78,8 +78,12 @@ class ModelPotential:
         check_observations(self.trace)
         for site in active_functional_priors(self.trace).values():
             law = site["fn"]
-            if hasattr(law.prior, "check") and not isinstance(law.x, jax.core.Tracer):
-                law.prior.check(law.x)
+            x = law.x
+            if isinstance(x, jax.core.Tracer):  # a draw of random points stands for all
+                with jax.ensure_compile_time_eval():
+                    x = law.points(jax.random.key(0))
+            if hasattr(law.prior, "check") and not isinstance(x, jax.core.Tracer):
+                law.prior.check(x)
 
     def init_params(self) -> dict:
         """Unconstrained initial values of the latent sites."""
