@@ -20,6 +20,7 @@ from numpyro.infer.util import constrain_fn, potential_energy
 from numpyro_fspace.arguments import as_numbers, with_rows
 from numpyro_fspace.handlers import fresh_draws, full_plates, function_hook, given_rows, without_data
 from numpyro_fspace.networks import init_to_network
+from numpyro_fspace.primitives import drawn
 from numpyro_fspace.sites import active_functional_priors, is_functional_prior, subsampled_plates
 from numpyro_fspace.validate import check_observations, check_sites
 
@@ -78,12 +79,12 @@ class ModelPotential:
         check_observations(self.trace)
         for site in active_functional_priors(self.trace).values():
             law = site["fn"]
-            x = law.x
+            prior, x = law.prior, law.x
             if isinstance(x, jax.core.Tracer):  # a draw of random points stands for all
                 with jax.ensure_compile_time_eval():
-                    x = law.points(jax.random.key(0))
-            if hasattr(law.prior, "check") and not isinstance(x, jax.core.Tracer):
-                law.prior.check(x)
+                    _, prior, x, *_ = drawn(prior, law.points, jax.random.key(0))
+            if hasattr(prior, "check") and not isinstance(x, jax.core.Tracer):
+                prior.check(x)
 
     def init_params(self) -> dict:
         """Unconstrained initial values of the latent sites."""

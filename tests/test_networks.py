@@ -699,3 +699,48 @@ def test_norm_layers_of_equinox_are_known_by_their_kind():
         return log_density(model, (x,), {}, weights)[0]
 
     np.testing.assert_allclose(density(weights), jax.jit(density)(weights), rtol=1e-6)
+
+
+class Recurrent(nnx.Module):
+    def __init__(self, layer, extra=None):
+        self.layer, self.extra = layer, extra
+
+    def __call__(self, x):
+        h = self.layer(x)[:, -1]
+        return h if self.extra is None else self.extra(h)
+
+
+def cell(kind, **settings):
+    return nnx.RNN(kind(2, 3, rngs=nnx.Rngs(0), **settings))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Recurrent(cell(nnx.GRUCell)),
+        lambda: Recurrent(nnx.Bidirectional(cell(nnx.OptimizedLSTMCell), cell(nnx.SimpleCell))),
+        lambda: Recurrent(cell(nnx.LSTMCell), nnx.Dropout(0.5, deterministic=True, rngs=nnx.Rngs(0))),
+    ],
+    ids=["gru", "bidirectional", "dropout switched off"],
+)
+def test_recurrent_nnx_layers_are_functions_of_weights_and_inputs(make):
+    """Their keys change at a call, and no value depends on them: f is the module's own at its weights."""
+    x, module = np.random.default_rng(0).normal(size=(5, 4, 2)).astype(np.float32), make()
+    network = read_network("net", module, (4, 2))
+    expected = module(jnp.asarray(x))
+    for _ in range(2):
+        np.testing.assert_allclose(network.apply(network.weights, x), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Recurrent(cell(nnx.GRUCell), nnx.Dropout(0.5, rngs=nnx.Rngs(0))),
+        lambda: Recurrent(cell(nnx.GRUCell, carry_init=nnx.initializers.normal(1.0))),
+    ],
+    ids=["dropout", "random carry"],
+)
+@pytest.mark.filterwarnings("ignore:carry_init is provided")
+def test_randomness_of_recurrent_nnx_layers_is_refused(make):
+    with pytest.raises(ValueError, match=r"active nnx random stream.*module\.eval\(\).*carry of zeros"):
+        read_network("net", make(), (4, 2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ import numpy as np
 
 from numpyro_fspace.priors.base import as_real
 from numpyro_fspace.priors.factor import at_compile_time
-from numpyro_fspace.priors.helmholtz import Helmholtz
 from numpyro_fspace.priors.process import GaussianProcess
 
 if TYPE_CHECKING:
@@ -23,27 +21,27 @@ if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
     from tinygp.kernels import Kernel
 
-__all__ = ["GPPrior"]
+__all__ = ["GPPrior", "on_rows"]
+
+
+#: A summand of a smaller share in the variance counts as none.
+NO_SHARE = 1e-6
 
 
 def _as_jax(leaf):
     return jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
 
 
-def _as_callable(kernel):
-    """The kernel with JAX's parameters, as a function of inputs [M, D].
-
-    tinygp's quasiseparable kernels are of one input, and take numbers in place of rows [1].
-    """
+def on_rows(kernel):
+    """The kernel as a function of inputs [M, D]: tinygp's quasiseparable ones take numbers in place of rows [1]."""
     import tinygp
 
     quasisep = tinygp.kernels.quasisep.Quasisep
 
-    def of_rows(node):
+    def of_row(node):
         return tinygp.kernels.Custom(partial(_of_one_input, node)) if isinstance(node, quasisep) else node
 
-    kernel = jax.tree.map(_as_jax, kernel)
-    return jax.tree.map(of_rows, kernel, is_leaf=lambda node: isinstance(node, quasisep))
+    return jax.tree.map(of_row, kernel, is_leaf=lambda node: isinstance(node, quasisep))
 
 
 def _of_one_input(kernel, a, b):
@@ -61,8 +59,6 @@ def _summands(kernel) -> list:
     from tinygp import kernels, transforms
     from tinygp.kernels import quasisep
 
-    if isinstance(kernel, Helmholtz):
-        return kernel.summands()
     if isinstance(kernel, kernels.Sum | quasisep.Sum):
         return _summands(kernel.kernel1) + _summands(kernel.kernel2)
     if isinstance(kernel, kernels.Product | quasisep.Product):
@@ -72,12 +68,6 @@ def _summands(kernel) -> list:
     if isinstance(kernel, around):
         return [dataclasses.replace(kernel, kernel=part) for part in _summands(kernel.kernel)]
     return [kernel]
-
-
-def _mean_variance(kernel, x):
-    """Mean of k(x, x) over points and outputs."""
-    blocks = jax.vmap(lambda a: kernel(a[None], a[None]))(x).reshape(len(x), -1)
-    return blocks[:, :: math.isqrt(blocks.shape[1]) + 1].mean()
 
 
 class GPPrior(GaussianProcess):
@@ -148,8 +138,8 @@ class GPPrior(GaussianProcess):
         super().__init__(num_outputs, nugget)
         self.kernel, self.mean = kernel, mean
         # NumPy parameters, as jit may embed them in the precision it first met them in.
-        self._kernels = tuple(_as_callable(one) for one in kernels)
-        self._summands = tuple([_as_callable(part) for part in _summands(one)] for one in kernels)
+        self._kernels = tuple(on_rows(jax.tree.map(_as_jax, one)) for one in kernels)
+        self._summands = tuple([on_rows(jax.tree.map(_as_jax, part)) for part in _summands(one)] for one in kernels)
 
     def __repr__(self) -> str:
         return f"GPPrior({self.kernel}, nugget={self.nugget}, num_outputs={self.num_outputs})"
@@ -159,8 +149,11 @@ class GPPrior(GaussianProcess):
             return np.ones(1)
 
         def share(x):
-            variances = [jnp.stack([_mean_variance(part, x) for part in parts]) for parts in self._summands]
-            return jnp.stack([one.min() / jnp.where(one.sum() > 0, one.sum(), 1.0) for one in variances])
+            variances = [
+                jnp.stack([part(x).mean() for part in parts]) if parts[1:] else jnp.ones(1) for parts in self._summands
+            ]
+            shares = [one / jnp.where(one.sum() > 0, one.sum(), 1.0) for one in variances]
+            return jnp.stack([jnp.where(one > NO_SHARE, one, 1.0).min() for one in shares])
 
         return at_compile_time(share, x, exact=self.exact)
 

@@ -85,15 +85,6 @@ class Helmholtz:
         blocks = jax.vmap(jax.vmap(covariance, (None, 0)), (0, None))(x1, x2)
         return blocks.swapaxes(1, 2)
 
-    def summands(self) -> list:
-        """The kernels of grad Φ and of rot Ψ, whose sum this is."""
-        return [_unflatten(None, kernels) for kernels in ((self.potential, _zero), (_zero, self.stream))]
-
-
-def _zero(x1, x2):
-    """The kernel of a function that is zero."""
-    return 0.0 * x1[:, :1] * x2[:, 0]
-
 
 def _check_smooth(name, kernel):
     """Compare ∂²k/∂x∂x' at equal inputs and at two pairs 1e-5 apart, unless the kernel's parameters are traced."""

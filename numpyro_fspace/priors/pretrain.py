@@ -44,7 +44,7 @@ class GPFit:
         noise_variance: trained variance of the noise, or the variances that were given, [N] or [N, K].
         losses: negative log marginal likelihood per number in y, before each step.
         params: the trained positive kernel parameters, as passed to the kernel function; those of a tinygp kernel by
-            their number in it, without integers (a polynomial's order), which are held.
+            their number in it, with those that were held (a polynomial's order).
     """
 
     prior: GPPrior
@@ -156,7 +156,7 @@ def fit_gp(
         x, y = x[rows], y[rows]
         noise = noise[rows] if is_known else noise
 
-    kernel_fn, params = kernel_and_params(kernel, params, x, y)
+    kernel_fn, params, held = kernel_and_params(kernel, params, x, y)
     start = {"kernel": params} if is_known else {"kernel": params, "noise": noise}
     floor = NOISE_FLOOR * float(y.var() or 1.0)
 
@@ -191,13 +191,14 @@ def fit_gp(
         )
     values = jax.tree.map(lambda steps: np.exp(steps[best]), path)
     prior = GPPrior(kernel_fn(values["kernel"]), num_outputs=num_outputs)
-    warn_of_indefinite(prior._covariance(x))
+    if np.isfinite(losses[-1]):
+        warn_of_indefinite(prior._covariance(x))
     trained = np.asarray(noise_variance, float) if is_known else float(values["noise"] + floor)
-    return GPFit(prior, trained, losses, values["kernel"])
+    return GPFit(prior, trained, losses, values["kernel"] | held)
 
 
-def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable], dict]:
-    """The kernel as a function of positive parameters, and their start."""
+def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable], dict, dict]:
+    """The kernel as a function of positive parameters, their start, and the parameters that are held."""
     import tinygp
 
     if params and (kernel is None or isinstance(kernel, tinygp.kernels.Kernel)):
@@ -206,7 +207,7 @@ def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable],
             "parameters, and None at median distances: leave params out."
         )
     if kernel is None:
-        return _squared_exponential, _median_start(x, y)
+        return _squared_exponential, _median_start(x, y), {}
     if isinstance(kernel, tinygp.kernels.Kernel):
         leaves, structure = jax.tree_util.tree_flatten_with_path(kernel)
         held = {str(i): leaf for i, (path, leaf) in enumerate(leaves) if _is_held(path, leaf)}
@@ -220,12 +221,12 @@ def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable],
             values = values | held
             return jax.tree.unflatten(structure, [values[str(i)] for i in range(len(leaves))])
 
-        return with_values, params
+        return with_values, params, held
     if isinstance(kernel, type) or not callable(kernel):
         raise TypeError(f"kernel must be None, a tinygp kernel or a function of a dict, got {kernel!r}.")
     if not params:
         raise ValueError("params must give a start for the kernel function: a dict of positive numbers or arrays.")
-    return kernel, {name: as_positive(value, f"params[{name!r}]", ndim=2) for name, value in params.items()}
+    return kernel, {name: as_positive(value, f"params[{name!r}]", ndim=2) for name, value in params.items()}, {}
 
 
 def _is_held(path, leaf) -> bool:

@@ -242,7 +242,7 @@ class GaussianProcess(ABC):
     def _default_nugget(self, x, covariance) -> Float[AnyArray, " B"]:
         """``RELATIVE_NUGGET`` of the mean variance, or of the smallest summand's, which a larger one would drown."""
         share = self.smallest_share(x)
-        if isinstance(share, np.ndarray) and np.any((share > 1e-6) & (share < 0.1 * SMALLEST_SHARE)):
+        if isinstance(share, np.ndarray) and np.any(share < 0.1 * SMALLEST_SHARE):
             warnings.warn(
                 f"A summand of the kernel has {share.min():.1g} of the variance at the points, and the default nugget "
                 f"({RELATIVE_NUGGET * SMALLEST_SHARE:.0e} of it) hides much of it: pass nugget=, a hundredth of the "
