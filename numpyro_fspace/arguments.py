@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import hashlib
+import numbers
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,56 @@ import numpy as np
 
 from numpyro_fspace.on_demand import OnDemand
 
-__all__ = ["frozen", "kept", "split_arrays", "with_rows"]
+__all__ = ["as_numbers", "frozen", "is_table", "kept", "native", "not_numbers", "split_arrays", "with_rows"]
+
+
+def native(array):
+    """A NumPy array as JAX takes it: of the machine's byte order, and at most 64 bits; all else as it is."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
+        return array
+    if isinstance(array, np.ma.MaskedArray):
+        array = array.data
+    dtype = array.dtype.newbyteorder("=")
+    narrow = {np.dtype(np.longdouble): np.float64, np.dtype(np.clongdouble): np.complex128}
+    return array.astype(narrow.get(dtype, dtype), copy=False)
+
+
+def is_table(value) -> bool:
+    """Whether ``value`` is another library's array, a pandas Series say, which NumPy reads and JAX does not."""
+    return hasattr(value, "__array__") and not isinstance(value, type | np.ndarray | np.generic | jax.Array)
+
+
+def not_numbers(array: np.ndarray) -> str | None:
+    """What is wrong with an array that does not hold numbers, and the cure; None if it does."""
+    if np.ma.is_masked(array):
+        return "is a masked array, whose mask would be lost: drop the masked rows, or give them values with .filled()"
+    parts = array.ravel() if array.dtype == object else ()
+    if array.dtype.kind == "M" or any(isinstance(part, datetime.date | np.datetime64) for part in parts):
+        return (
+            f"holds dates (dtype {array.dtype}); encode it as numbers, such as days: "
+            '(x - x[0]) / np.timedelta64(1, "D") with x = np.asarray(x, "datetime64[s]")'
+        )
+    if array.dtype.kind == "m" or any(isinstance(part, datetime.timedelta | np.timedelta64) for part in parts):
+        return f'holds durations (dtype {array.dtype}); encode it as numbers, such as days: x / np.timedelta64(1, "D")'
+    is_number = array.dtype == bool or jnp.issubdtype(array.dtype, jnp.number)
+    return None if is_number else f"has dtype {array.dtype}; encode it as numbers first"
+
+
+def as_numbers(value, name: str):
+    """``value`` as an array of numbers that JAX takes; arrays of JAX, traced ones too, as they are.
+
+    Raises:
+        TypeError: dates, durations, text, other objects, masked values.
+    """
+    if isinstance(value, jax.Array) or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+        return jnp.asarray(value)
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if array.dtype == object and all(isinstance(part, numbers.Number | None) for part in array.ravel()):
+        array = array.astype(np.float64)  # None is NaN
+    trouble = not_numbers(array)
+    if trouble is not None:
+        raise TypeError(f"{name} {trouble}.")
+    return native(array)
 
 
 def split_arrays(tree):
@@ -23,7 +74,7 @@ def split_arrays(tree):
     """
     leaves, structure = jax.tree.flatten(tree)  # the structure tells None from an array
     is_array = [_is_array(leaf) for leaf in leaves]
-    arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
+    arrays = [native(leaf) for leaf, array in zip(leaves, is_array, strict=True) if array]
     others = tuple(None if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
 
     def join(arrays):
@@ -105,4 +156,4 @@ class Rows(np.ndarray):
 
 def with_rows(tree):
     """``tree`` with ``Rows`` in place of NumPy's arrays."""
-    return jax.tree.map(lambda leaf: leaf.view(Rows) if isinstance(leaf, np.ndarray) else leaf, tree)
+    return jax.tree.map(lambda leaf: native(leaf).view(Rows) if isinstance(leaf, np.ndarray) else leaf, tree)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro import handlers
 
-from numpyro_fspace.arguments import with_rows
+from numpyro_fspace.arguments import as_numbers, with_rows
 from numpyro_fspace.handlers import full_plates, function_hook
 from numpyro_fspace.sites import is_functional_prior
 
@@ -56,7 +57,7 @@ def function_inputs(model, draws, args, kwargs) -> dict:
 
         def watch(name, fn, _):
             def watched(x):
-                seen.setdefault(name, x)
+                seen.setdefault(name, as_numbers(x, f"The input of {name!r}"))
                 return fn(x)
 
             return watched
@@ -131,40 +132,15 @@ def depends_on(fn, values: dict) -> set:
 
 def sources(fn, values: dict) -> dict:
     """For each output of ``fn(values)``, a dict, the names of the ``values`` that it depends on (never too few)."""
-    names = [{name} for name in sorted(values) for _ in jax.tree.leaves(values[name])]
+    names = [name for name in sorted(values) for _ in jax.tree.leaves(values[name])]
     program, shapes = jax.make_jaxpr(fn, return_shape=True)(values)
-    found = iter(_origins(program.jaxpr, names))
-    return {name: set().union(*(next(found) for _ in jax.tree.leaves(shapes[name]))) for name in sorted(shapes)}
+    owners = [name for name in sorted(shapes) for _ in jax.tree.leaves(shapes[name])]
 
+    def of(output):
+        _, is_used = dce_jaxpr(program.jaxpr, [owner == output for owner in owners])
+        return {name for name, used in zip(names, is_used, strict=True) if used}
 
-def _origins(program, inputs: list) -> list:
-    """Origins of a program's outputs, given those of its inputs; compiled functions and scans are looked into."""
-    origin = dict(zip(program.invars, inputs, strict=True))
-
-    def of(variable):
-        return set() if hasattr(variable, "val") else origin.get(variable, set())
-
-    for equation in program.eqns:
-        given = [of(variable) for variable in equation.invars]
-        if equation.primitive.name in ("jit", "pjit"):
-            found = _origins(equation.params["jaxpr"].jaxpr, given)
-        elif equation.primitive.name == "scan":
-            found = _origins_of_scan(equation.params, given)
-        else:
-            found = [set().union(*given)] * len(equation.outvars)
-        origin.update(zip(equation.outvars, found, strict=True))
-    return [of(variable) for variable in program.outvars]
-
-
-def _origins_of_scan(params, inputs: list) -> list:
-    """What a step's carry depends on, the next one's depends on too."""
-    first, num_carry = params["num_consts"], params["num_carry"]
-    while True:
-        found = _origins(params["jaxpr"].jaxpr, inputs)
-        carry = [old | new for old, new in zip(inputs[first : first + num_carry], found, strict=False)]
-        if carry == inputs[first : first + num_carry]:
-            return found
-        inputs = [*inputs[:first], *carry, *inputs[first + num_carry :]]
+    return {output: of(output) for output in sorted(shapes)}
 
 
 def some_rows(x, num: int):

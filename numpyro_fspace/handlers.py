@@ -8,6 +8,7 @@ import numpy as np
 from numpyro.handlers import scope
 from numpyro.primitives import _PYRO_STACK, Messenger
 
+from numpyro_fspace.arguments import as_numbers
 from numpyro_fspace.sites import is_functional_prior
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "minibatch",
     "own_keys",
     "points_in_data",
+    "take_observation",
     "without_data",
 ]
 
@@ -47,6 +49,7 @@ class fresh_draws(Messenger):
         return key
 
     def process_message(self, msg):
+        take_observation(msg)
         if msg["type"] == "plate" and msg["value"] is None:
             msg["value"] = minibatch(self.next_key(), *msg["args"], name=msg["name"])
         elif msg["type"] == "prng_key" and msg["value"] is None:
@@ -68,6 +71,7 @@ class full_plates(Messenger):
     """Runs a model with every plate at its full size, whatever its ``subsample_size``."""
 
     def process_message(self, msg):
+        take_observation(msg)
         if msg["type"] == "plate" and msg["value"] is None:
             size = msg["args"][0]
             msg["args"], msg["value"] = (size, size), jnp.arange(size)
@@ -92,6 +96,12 @@ class without_data(Messenger):
     def process_message(self, msg):
         if msg["type"] == "sample" and msg["is_observed"] and not is_functional_prior(msg):
             msg["fn"] = msg["fn"].mask(False)
+
+
+def take_observation(msg):
+    """Make an array of JAX's numbers of a site's observation: of a pandas Series, say, or of a file's byte order."""
+    if msg["type"] == "sample" and hasattr(msg["value"], "__array__"):
+        msg["value"] = as_numbers(msg["value"], f"The observation {msg['name']!r}")
 
 
 def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace.functions import depends_on
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -183,22 +185,30 @@ def _linen(module, x) -> Network:
 def _nnx(module, x) -> Network:
     from flax import nnx
 
-    graph, params, *others = nnx.split(module, nnx.Param, ...)
-    (rest,) = others
+    graph, params, *others = nnx.split(module, nnx.Param, nnx.RngState, ...)
+    random, rest = others
     weights, rebuild = _by_path(params, drop=1)
 
-    def apply(weights, x):
+    def call(weights, random, x):
         state = jax.tree.map(lambda leaf: leaf, rest)  # new variables: those of the module stay untouched
         variables = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, nnx.Variable))
         before = [variable.get_value() for variable in variables]
-        out = nnx.merge(graph, rebuild(weights), state)(x)
+        out = nnx.merge(graph, rebuild(weights), random, state)(x)
         pairs = zip(variables, before, strict=True)
         changed = sorted({type(v).__name__ for v, old in pairs if v.get_value() is not old})
         if changed:
-            raise StatefulError(f"the nnx state {changed}, which a call changes", "call module.eval() first.")
+            cure = "call module.eval() first, or give a pair (init, apply) that holds the state."
+            raise StatefulError(f"the nnx state {changed}, which a call changes", cure)
         return out
 
-    return Network(weights, apply)
+    # Keys that no value depends on, as those of a recurrent layer's first carry of zeros, are no randomness.
+    if jax.tree.leaves(random):
+        inputs = {"random": random, "weights": weights, "x": x}
+        if "random" in depends_on(lambda given: call(given["weights"], given["random"], given["x"]), inputs):
+            cure = "call module.eval() first, and start recurrent layers at a carry of zeros."
+            raise StatefulError("an active nnx random stream (dropout, or a random first carry)", cure)
+
+    return Network(weights, lambda weights, x: call(weights, jax.tree.map(lambda leaf: leaf, random), x))
 
 
 def _equinox(module, x) -> Network:

@@ -17,6 +17,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer import init_to_median
 
+from numpyro_fspace.arguments import as_numbers
 from numpyro_fspace.handlers import function_hook, hooked
 from numpyro_fspace.network_kinds import Network, read_network
 from numpyro_fspace.sites import base_law, note
@@ -148,7 +149,7 @@ def random_module(
     weights = {path: _sample(f"{name}.{path}", path, network, priors[path], path in units) for path in network.weights}
 
     def f(x):
-        x = jnp.asarray(x)
+        x = jnp.asarray(as_numbers(x, f"random_module({name!r}): x"))
         if x.ndim != 1 + len(shape) or x.shape[1:] != shape:
             raise ValueError(_explain_inputs(name, x.shape, shape))
         return network.apply(weights, x)

@@ -11,18 +11,20 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints, transforms
 from numpyro.infer.util import constrain_fn, potential_energy
 
-from numpyro_fspace.arguments import with_rows
+from numpyro_fspace.arguments import as_numbers, with_rows
 from numpyro_fspace.handlers import fresh_draws, full_plates, function_hook, given_rows, without_data
 from numpyro_fspace.networks import init_to_network
+from numpyro_fspace.primitives import drawn
 from numpyro_fspace.sites import active_functional_priors, is_functional_prior, is_weight, subsampled_plates, weights_of
 from numpyro_fspace.validate import check_observations, check_sites
 
-__all__ = ["ModelPotential", "base_transform"]
+__all__ = ["ModelPotential", "base_transform", "check_gradient"]
 
 #: Prior draws from which the scale of a parameter without a closed form is estimated.
 NUM_SCALE_DRAWS = 200
@@ -55,7 +57,7 @@ class ModelPotential:
         _refuse_seeded(model)
         key_init, key_fresh, self._key_scale = jax.random.split(key, 3)
         fresh = fresh_draws(model, key_fresh)
-        initial = handlers.substitute(handlers.seed(fresh, key_init), substitute_fn=init_strategy)
+        initial = handlers.substitute(handlers.seed(fresh, key_init), substitute_fn=_starts(init_strategy))
         self.trace = handlers.trace(initial).get_trace(*self.args, **self.kwargs)
         check_sites(self.trace)
         self.has_own_noise = fresh.num_own_keys > 0
@@ -89,8 +91,12 @@ class ModelPotential:
         check_observations(self.trace)
         for site in active_functional_priors(self.trace).values():
             law = site["fn"]
-            if hasattr(law.prior, "check") and not isinstance(law.x, jax.core.Tracer):
-                law.prior.check(law.x)
+            prior, x = law.prior, law.x
+            if isinstance(x, jax.core.Tracer):  # a draw of random points stands for all
+                with jax.ensure_compile_time_eval():
+                    _, prior, x, *_ = drawn(prior, law.points, jax.random.key(0))
+            if hasattr(prior, "check") and not isinstance(x, jax.core.Tracer):
+                prior.check(x)
 
     def init_params(self) -> dict:
         """Unconstrained initial values of the latent sites."""
@@ -209,6 +215,16 @@ class ModelPotential:
         return constrain
 
 
+def check_gradient(model, args, kwargs, init_strategy=init_to_network):
+    """Raise a ValueError if the gradient of log prior and log likelihood of all data is not finite at the start."""
+    with jax.ensure_compile_time_eval():
+        key = jax.random.key(0)
+        potential = ModelPotential(model, args, kwargs, key=key, init_strategy=init_strategy)
+        gradient = jax.jit(lambda z: potential.data_gradient(z, key))(potential.init_params())
+        if not all(np.isfinite(part).all() for part in jax.tree.leaves(gradient)):
+            raise ValueError("The gradient of the log density is not finite where the chain starts.")
+
+
 def _refuse_seeded(model):
     for layer in _layers(model):
         if isinstance(layer, handlers.seed):
@@ -239,6 +255,38 @@ def _layers(model):
 
 def _is_latent(site):
     return site["type"] == "sample" and not site["is_observed"] and not is_functional_prior(site)
+
+
+def _starts(init_strategy):
+    """``init_strategy`` with arrays of the sites' shapes for its values, as ``init_to_value`` may give a number."""
+
+    def start(site):
+        if not _is_latent(site):
+            return init_strategy(site)
+        law, name = site["fn"], f"The start of the site {site['name']!r}, as init_strategy gives it,"
+        if law.support is None:
+            raise ValueError(
+                f"The law of the latent site {site['name']!r} does not say where it lives: give {type(law).__name__} a "
+                "support, such as support = numpyro.distributions.constraints.real."
+            )
+        value = init_strategy(site)
+        if value is None:
+            return None
+        value = as_numbers(value, name)
+        is_known = not isinstance(value, jax.core.Tracer)
+        value = np.asarray(value) if is_known else value
+        if not isinstance(law, dist.MaskedDistribution):  # whose shape may be that of its mask
+            try:
+                value = (np if is_known else jnp).broadcast_to(value, law.shape())
+            except ValueError:
+                raise ValueError(f"{name} has shape {value.shape}, but the site has {law.shape()}.") from None
+        with jax.ensure_compile_time_eval():
+            inside = law.support(value) if is_known else True
+        if not isinstance(inside, jax.core.Tracer) and not np.all(inside):
+            raise ValueError(f"{name} lies outside of its support ({law.support}): {value}.")
+        return jnp.asarray(value, jnp.result_type(value, float))
+
+    return start
 
 
 def _log_density(site):
@@ -286,9 +334,10 @@ def _prior_scale(site, key):
         base = base.base_dist
     if isinstance(base, dist.Normal):
         return jnp.sqrt(law.variance)
-    if isinstance(base, dist.ImproperUniform):
+    try:
+        draws = biject_to(law.support).inv(law.sample(key, (NUM_SCALE_DRAWS,)))
+    except NotImplementedError:  # an improper law, or one of which only the density is known
         return jnp.ones(())
-    draws = biject_to(law.support).inv(law.sample(key, (NUM_SCALE_DRAWS,)))
     low, high = jnp.quantile(draws, jnp.array([0.25, 0.75]), axis=0)
     scale = (high - low) / 1.349
     return jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1.0)

@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import subjaxprs
 from numpyro import handlers
 
-from numpyro_fspace.arguments import split_arrays
+from numpyro_fspace.arguments import as_numbers, native, split_arrays
 from numpyro_fspace.draws import check_draws
 from numpyro_fspace.functions import condition, evaluate, function_inputs, function_values, functions_of
 from numpyro_fspace.handlers import full_plates, own_keys
@@ -26,7 +26,7 @@ from numpyro_fspace.on_demand import errors_as_themselves
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.row_parts import Evaluation, find_axes, take_rows
 from numpyro_fspace.sites import is_observation, is_weight, weights_of
-from numpyro_fspace.validate import check_count
+from numpyro_fspace.validate import check_count, checked_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,11 +96,14 @@ def predict(
     if input_batch_size is not None:
         check_count(input_batch_size, "input_batch_size")
     from_prior = (from_prior,) if isinstance(from_prior, str) else tuple(from_prior)
-    found, sizes = (
-        as_posterior(source, model, from_prior),
-        {"batch_size": batch_size, "input_batch_size": input_batch_size},
-    )
-    return function_and_site_draws(found, key, args, kwargs, inputs, from_prior=from_prior, **sizes)
+    posterior, given = as_posterior(source, model, from_prior), {} if inputs is None else {"inputs": inputs}
+    sizes = {"batch_size": batch_size, "input_batch_size": input_batch_size}
+    with checked_arguments(args, kwargs | given, "predict") as trouble:
+        draws = function_and_site_draws(posterior, key, args, kwargs, inputs, from_prior=from_prior, **sizes)
+        bad = [k for k, v in draws.items() if trouble is not None and not np.isfinite(v).all()]
+        if bad:
+            raise ValueError(f"{bad} are not finite.")
+    return draws
 
 
 def function_and_site_draws(
@@ -214,7 +217,7 @@ def _shared(tree):
         is_array = isinstance(leaf, np.ndarray | jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
         if not is_array or not leaf.ndim:
             return leaf
-        value = jnp.asarray(leaf)
+        value = jnp.asarray(native(leaf))
         for first, other in found:
             if value.dtype == other.dtype and value.shape == other.shape and np.array_equal(value, other):
                 return first
@@ -263,7 +266,7 @@ def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None, chunk=No
 
 
 def _as_arrays(inputs):
-    return {k: jnp.asarray(x) for k, x in inputs.items()} if isinstance(inputs, dict) else jnp.asarray(inputs)
+    return jax.tree.map(lambda x: jnp.asarray(as_numbers(x, "inputs")), inputs)
 
 
 def _largest(chunk, draws, keys, arrays) -> int:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from numpyro_fspace.measurement import PointSampler
     from numpyro_fspace.priors import FunctionalPrior
 
-__all__ = ["functional_prior"]
+__all__ = ["drawn", "functional_prior"]
 
 
 def functional_prior(
@@ -115,7 +115,7 @@ def functional_prior(
     if points.is_random and key is None:
         _factor(name, FunctionalPriorSite(fn, prior, points, scale=scale))
         return fn
-    x, law, where, known, rows = _drawn(prior, points, key)
+    x, law, where, known, rows = drawn(prior, points, key)
     if not all(hook.density for hook in hooks()):
         _factor(name, FunctionalPriorSite(fn, prior, points, x, jnp.zeros(()), scale))
         return fn
@@ -135,7 +135,7 @@ def functional_prior(
     return one_pass if _goes_through_all_data() else fn
 
 
-def _drawn(prior, points, key):
+def drawn(prior, points, key):
     """Points x, a law with what it calls them, and what is known of them beforehand: a pool and their rows, or none.
 
     The law is the prior and calls them x, or, if the prior can be tabulated, its table, which calls them by their rows.

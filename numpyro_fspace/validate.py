@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.infer.mcmc import MCMCKernel
 
+from numpyro_fspace.arguments import is_table, native, not_numbers
 from numpyro_fspace.sites import base_law, is_functional_prior, subsampled_plates
 
 __all__ = [
@@ -19,6 +22,7 @@ __all__ = [
     "check_positive",
     "check_sites",
     "check_step_size",
+    "checked_arguments",
 ]
 
 
@@ -93,60 +97,115 @@ def check_kernel(sampler):
     )
 
 
-def check_arguments(args: tuple, kwargs: dict):
-    """Arrays given to ``run`` must be non-empty, finite, and survive the cast to JAX's float type.
+@contextmanager
+def checked_arguments(args: tuple, kwargs: dict, of: str = "run"):
+    """``check_arguments`` around a model's first evaluation, which tells whether the model handles what it is given.
+
+    Yields what NaN and infinite values there are, as ``not_finite`` names them, or None: whoever evaluates the model is
+    to raise a ValueError if they reach its density. That, or another error of the model, becomes one that names the
+    argument.
 
     Raises:
-        ValueError: naming the argument, what is wrong with it, and the cure.
+        TypeError, ValueError: naming the argument, what is wrong with it, and the cure.
     """
+    check_arguments(args, kwargs, of=of, finite=False)
+    trouble = not_finite(args, kwargs, of)
+    try:
+        yield trouble
+    except ValueError as error:
+        if trouble is None:
+            raise
+        raise ValueError(trouble) from error
+    except Exception as error:
+        for name, table in _leaves(args, kwargs):
+            if is_table(table):
+                raise TypeError(f"{name} of {of} {_what_of(table)} ({type(error).__name__}: {error})") from error
+        raise
+
+
+def _what_of(table) -> str:
+    """What a model that fails may mind of a table."""
+    trouble = not_numbers(np.asarray(table))
+    if trouble is not None:
+        return f"{trouble}."
+    kind = f"{type(table).__module__.split('.')[0]} {type(table).__name__}"
+    return f"is a {kind}, and the model fails where it computes with it: pass its numbers, .to_numpy()."
+
+
+def check_arguments(args: tuple, kwargs: dict, *, of: str = "run", finite: bool = True):
+    """Arrays given to ``of`` must be non-empty, finite, of numbers, and survive the cast to JAX's float type.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what is wrong with it, and the cure.
+    """
+    for name, leaf in _leaves(args, kwargs):
+        if _is_concrete_array(leaf):
+            _check_array(name, leaf, of)
+        elif is_table(leaf) and np.asarray(leaf).dtype.kind in "biuf":  # of numbers
+            _check_array(name, np.asarray(leaf), of)
+    trouble = not_finite(args, kwargs, of) if finite else None
+    if trouble is not None:
+        raise ValueError(trouble)
+
+
+def not_finite(args: tuple, kwargs: dict, of: str) -> str | None:
+    """The first argument that holds NaN or infinite values, and the cure; None if there is none."""
+    for name, leaf in _leaves(args, kwargs):
+        is_number = isinstance(leaf, float)
+        if not (is_number or _is_concrete_array(leaf) or is_table(leaf)):
+            continue
+        values = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
+        if not jnp.issubdtype(values.dtype, jnp.inexact):
+            continue
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = values.sum()  # takes a third of the time that looking at each value does
+        bad = 0 if np.isfinite(total) else int(np.sum(~np.isfinite(values)))
+        if bad:
+            return (
+                f"{name} of {of} holds {bad} NaN or infinite values; drop those rows, impute them, or write any number "
+                "there and leave it out of the likelihood with numpyro.handlers.mask. (A model that replaces them "
+                "itself, by jnp.where before it computes anything of them, is taken as it is.)"
+            )
+    return None
+
+
+def _leaves(args, kwargs):
+    """The leaves of a model's arguments, each with the name of its argument."""
     named = {f"positional argument {i}": a for i, a in enumerate(args)}
     named |= {f"argument {k!r}": v for k, v in kwargs.items()}
-    for name, leaf in named.items():
-        for array in jax.tree.leaves(leaf):
-            if _is_concrete_array(array):
-                _check_array(name, array)
-            elif hasattr(array, "to_numpy") and np.asarray(array).dtype.kind in "biuf":  # a table of numbers
-                _check_array(name, np.asarray(array))
+    return [(name, leaf) for name, tree in named.items() for leaf in jax.tree.leaves(tree)]
 
 
-def _check_array(name, array):
-    if array.size == 0:
-        raise ValueError(f"{name} of run is empty (shape {array.shape}).")
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+def _check_array(name, array, of):
+    if array.size == 0 and of == "run":
+        raise ValueError(f"{name} of {of} is empty (shape {array.shape}).")
+    if array.size == 0 or not isinstance(array, np.ndarray):
         return
-    if array.dtype.kind in "OUSMm":
-        raise TypeError(f"{name} of run has dtype {array.dtype}; encode it as numbers first.")
+    trouble = not_numbers(array)
+    if trouble is not None:
+        raise TypeError(f"{name} of {of} {trouble}.")
+    array = native(array)
     kept = jax.dtypes.canonicalize_dtype(array.dtype)
-    if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and not np.array_equal(array, array.astype(kept)):
+    if array.dtype.kind in "iu" and not np.array_equal(array, array.astype(kept)):
         raise ValueError(
-            f"{name} of run is {array.dtype} and JAX would cut it to {kept}, which changes it (it holds "
+            f"{name} of {of} is {array.dtype} and JAX would cut it to {kept}, which changes it (it holds "
             f'{array.max()}). Pass it as float, or call jax.config.update("jax_enable_x64", True) first.'
         )
-    if array.dtype.kind != "f":
-        return
-    values = np.asarray(array)
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = values.sum()  # takes a third of the time that looking at each value does
-    bad = 0 if np.isfinite(total) else int(np.sum(~np.isfinite(values)))
-    if bad:
-        raise ValueError(
-            f"{name} of run holds {bad} NaN or infinite values; drop those rows, impute them, or write any "
-            "number there and leave it out of the likelihood with numpyro.handlers.mask."
-        )
-    if isinstance(array, np.ndarray) and array.dtype == np.float64 and not jax.config.jax_enable_x64:
-        _check_float32_is_enough(name, array)
+    if array.dtype == np.float64 and not jax.config.jax_enable_x64:
+        _check_float32_is_enough(name, array, of)
 
 
-def _check_float32_is_enough(name, array):
+def _check_float32_is_enough(name, array, of):
+    rows = np.atleast_1d(array)
+    rows = rows if np.isfinite(rows).all() else np.ma.masked_invalid(rows)
     with np.errstate(over="ignore"):
-        cast = array.astype(np.float32)
-        rows = np.atleast_1d(array)
+        cast = rows.astype(np.float32)
         spread = np.std(rows, axis=0)
-        lost = np.max(np.abs(np.atleast_1d(cast).astype(np.float64) - rows), axis=0)
+        lost = np.max(np.abs(cast.astype(np.float64) - rows), axis=0)
         varies = np.ptp(rows, axis=0) > 0
     if not np.all(np.isfinite(cast)) or np.any(varies & (lost > 1e-3 * spread)):
         raise ValueError(
-            f"{name} of run is float64 and JAX would round it to float32, which loses it (its values are too "
+            f"{name} of {of} is float64 and JAX would round it to float32, which loses it (its values are too "
             'large for their spread). Standardise it, or call jax.config.update("jax_enable_x64", True) first.'
         )
 
@@ -196,21 +255,29 @@ def check_sites(trace):
 
 
 def check_observations(trace):
-    """Observations must have the shape of their likelihood, and lie in its support."""
+    """Observations must have a shape that their likelihood does not widen, and lie in its support."""
     for site in trace.values():
-        if site["type"] != "sample" or not site["is_observed"]:
+        if site["type"] != "sample" or not site["is_observed"] or site["infer"].get("is_auxiliary"):
             continue
         name, value, shape = site["name"], site["value"], tuple(site["fn"].shape())
-        alike = not site["fn"].batch_shape and np.shape(value)[np.ndim(value) - len(shape) :] == shape
-        if site["infer"].get("is_auxiliary"):
-            continue
-        if np.shape(value) != shape and not alike:  # one law for all of them is meant
+        if not _is_law_of_each(site["fn"], np.shape(value)):
             raise ValueError(
                 f"The observation {name!r} has shape {np.shape(value)} but its likelihood has shape {shape}: "
                 "they would broadcast against each other. Squeeze the network's output (f(x).squeeze(-1)) or "
                 "reshape the data."
             )
         _check_support(name, site["fn"], value)
+
+
+def _is_law_of_each(law, shape: tuple) -> bool:
+    """Whether a law, or one law for all rows, is that of values of this shape, none of which counts twice."""
+    event = law.event_shape
+    if shape[len(shape) - len(event) :] != event:
+        return False
+    try:
+        return np.broadcast_shapes(shape, tuple(law.shape())) == shape
+    except ValueError:
+        return False
 
 
 def _check_support(name, law, value):

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points
 from numpyro import handlers
-from numpyro.infer import NUTS
+from numpyro.infer import NUTS, init_to_value
 from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
@@ -82,6 +83,17 @@ def evaluate(prior, points, outputs=None):
     fn = line(jnp.ones(2)) if outputs is None else lambda x: jnp.zeros((len(x), outputs))
     model = with_site(lambda: fs.functional_prior("f", fn, prior, points))
     return start(fs.fSGHMC(model))
+
+
+class NoSupport(dist.Distribution):
+    def log_prob(self, value):
+        return -(value**2)
+
+
+def scaled(x, y=None):
+    s = numpyro.sample("s", dist.HalfNormal(1.0))
+    w = numpyro.sample("w", dist.Normal().expand([2]))
+    numpyro.sample("y", dist.Normal(line(w)(x), s), obs=y)
 
 
 class Sampler:
@@ -248,7 +260,20 @@ CASES = [
     ("integers that do not fit", lambda: start(fs.SGLD(linear()), X, np.full(8, 3_000_000_000)), ValueError,
      "int64 and JAX would cut it to int32.*it holds 3000000000"),
     ("dates", lambda: start(fs.SGLD(linear()), X, np.full(8, "2000-01-01", "datetime64[D]")), TypeError,
-     "encode it as numbers"),
+     r"argument 1 .*dates \(dtype datetime64\[D\]\); encode it as numbers, such as days"),
+    ("durations", lambda: start_model(linear(), np.arange(8)[:, None].astype("timedelta64[s]"), Y), TypeError,
+     "argument 0 .*durations.*days"),
+    ("masked array", lambda: start_model(linear(), X, np.ma.masked_greater(Y, 0.0)), TypeError, "argument 1 .*mask would be lost"),
+    ("bfloat16 NaN", lambda: start_model(linear(), X, jnp.asarray(not_a_number(), jnp.bfloat16)), ValueError, "argument 1 .*1 NaN"),
+    ("predict dates", lambda: fs.predict(DRAWS, KEY, np.full((8, 1), "2000-01-01", "datetime64[s]"), model=linear()),
+     TypeError, "argument 0 of predict holds dates"),
+    ("predict NaN", lambda: fs.predict(DRAWS, KEY, X * np.nan, model=linear()), ValueError, "argument 0 of predict holds 8 NaN"),
+    ("law without support", lambda: start_model(with_site(lambda: numpyro.sample("a", NoSupport()))), ValueError,
+     "'a' does not say where it lives.*NoSupport a support"),
+    ("start outside", lambda: start(fs.SGHMC(scaled, init_strategy=init_to_value(values={"s": -1.0}))), ValueError,
+     "start of the site 's'.*outside of its support.*-1"),
+    ("start shape", lambda: start(fs.SGHMC(linear(), init_strategy=init_to_value(values={"w": np.ones(3)}))), ValueError,
+     r"start of the site 'w'.*shape \(3,\), but the site has \(2,\)"),
     ("predict without model", lambda: fs.predict(DRAWS, KEY, X), TypeError, "pass model="),
     ("predict a list", lambda: fs.predict([DRAWS], KEY, X), TypeError, "MCMC object, a Posterior or a dict.*got list"),
     ("predict ragged", lambda: fs.predict(DRAWS | {"v": jnp.ones(2)}, KEY, X, model=linear()), ValueError,
@@ -383,3 +408,134 @@ def test_draws_under_other_names():
     draws = {"g.kernel": jnp.ones((5, 1, 3)), "g.bias": jnp.ones((5, 3))}
     with pytest.raises(ValueError, match=r"'g.bias', 'g.kernel'.*would come from the prior"):
         fs.predict(draws, jax.random.key(0), jnp.ones((4, 1)), model=classes)
+
+
+# ---- what users bring ----------------------------------------------------------------------------------------
+
+
+def slope(x, y=None, rows=None):
+    """y = w x + N(0, .1²), with x and y as they are or the rows of a plate."""
+    w = numpyro.sample("w", dist.Normal())
+    with numpyro.plate("data", len(x), subsample_size=rows) as chosen:
+        x, y = (x, y) if rows is None else (x[chosen], y[chosen])
+        numpyro.sample("y", dist.Normal(w * jnp.asarray(x), 0.1), obs=y)
+
+
+def mean_of(model, *data, kernel=fs.SGHMC, site="w", **settings):
+    mcmc = fs.MCMC(kernel(model, **settings), num_warmup=100, num_samples=100, progress_bar=False)
+    mcmc.run(jax.random.key(1), *data)
+    return np.asarray(mcmc.get_samples()[site]).mean(0)
+
+
+LINE = np.linspace(-1.0, 1.0, 30)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        pd.Series(0.7 * LINE, index=np.arange(30)[::-1]),
+        (0.7 * LINE).astype(">f8"),
+        (0.7 * LINE).astype(np.longdouble),
+        jnp.asarray(0.7 * LINE, jnp.bfloat16),
+        np.ma.masked_array(0.7 * LINE),
+    ],
+    ids=["Series", "big-endian", "longdouble", "bfloat16", "no mask"],
+)
+def test_observations_of_other_kinds_are_taken(y):
+    assert mean_of(slope, LINE, y) == pytest.approx(0.7, abs=0.05)
+
+
+def test_a_table_that_the_model_cannot_compute_with_is_named():
+    with pytest.raises(TypeError, match=r"argument 1 of run is a pandas Series.*\.to_numpy\(\)"):
+        mean_of(lambda x, y: slope(x, y, rows=5), LINE, pd.Series(LINE))
+    with pytest.raises(TypeError, match="argument 1 of run holds dates"):
+        mean_of(slope, LINE, pd.Series(pd.date_range("2020-01-01", periods=30)))
+
+
+@pytest.mark.parametrize("kernel", [fs.fHMC, fs.fMALA, NUTS])
+def test_kernels_with_a_metropolis_test_take_rows_of_numpy_arrays(kernel):
+    def model(x, y):
+        if kernel is not NUTS:
+            fs.functional_prior("f", lambda x: x[:, 0], Independent(), POINTS)
+        slope(x, y, rows=len(x))
+
+    assert mean_of(model, LINE.astype(">f4"), 0.7 * LINE, kernel=kernel) == pytest.approx(0.7, abs=0.05)
+
+
+GAPS = np.where(np.arange(30) % 7 == 3, np.nan, 0.7 * LINE)
+
+
+def imputed(x, y):
+    w, is_seen = numpyro.sample("w", dist.Normal()), ~jnp.isnan(y)
+    with handlers.mask(mask=is_seen):
+        numpyro.sample("y", dist.Normal(w * jnp.asarray(x), 0.1), obs=jnp.where(is_seen, y, 0.0))
+
+
+def imputed_rows(x, y):
+    w = numpyro.sample("w", dist.Normal())
+    with numpyro.plate("data", len(x), subsample_size=6) as rows, handlers.mask(mask=~jnp.isnan(jnp.asarray(y)[rows])):
+        numpyro.sample("y", dist.Normal(w * x[rows], 0.1), obs=jnp.nan_to_num(y[rows]))
+
+
+@pytest.mark.parametrize("model", [imputed, imputed_rows])
+def test_nan_that_the_model_handles_is_let_through(model):
+    assert mean_of(model, LINE, GAPS) == pytest.approx(0.7, abs=0.05)
+
+
+def late(x, y):
+    """Without NaN in the density, and with NaN in its gradient."""
+    w = numpyro.sample("w", dist.Normal())
+    numpyro.factor("likelihood", jnp.nansum(-50.0 * (jnp.asarray(y) - w * jnp.asarray(x)) ** 2))
+
+
+@pytest.mark.parametrize("model", [slope, late, lambda x, y: slope(x, y, rows=6)], ids=["obs", "gradient", "rows"])
+def test_nan_that_reaches_the_density_or_its_gradient_is_refused(model):
+    with pytest.raises(ValueError, match=r"argument 1 of run holds 4 NaN.*before it computes anything"):
+        start_model(model, LINE, GAPS)
+
+
+class Density(dist.Distribution):
+    """A normal law without a sampler."""
+
+    support, arg_constraints = dist.constraints.real, {}
+
+    def log_prob(self, value):
+        return -0.5 * value**2
+
+
+@pytest.mark.parametrize("prior", [Density(), Density().expand([2]), Density().mask(True)], ids=["one", "two", "mask"])
+def test_a_law_without_a_sampler_is_a_prior(prior):
+    def model(x, y):
+        w = numpyro.sample("w", prior)
+        numpyro.sample("y", dist.Normal(jnp.sum(w) * jnp.asarray(x), 0.1), obs=y)
+
+    assert np.sum(mean_of(model, LINE, 0.7 * LINE)) == pytest.approx(0.7, abs=0.05)
+
+
+@pytest.mark.parametrize("values", [{"w": 1, "s": 1.0}, {"w": [1, 2], "s": np.int64(1)}, {"s": jnp.float32(0.5)}])
+def test_chains_may_start_at_python_numbers(values):
+    params = start(fs.SGHMC(scaled, init_strategy=init_to_value(values=values))).z
+    assert {k: (v.shape, v.dtype) for k, v in params.items()} == {"w": ((2,), np.float32), "s": ((), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("law", "y"),
+    [((2,), (500, 2)), ((), (7, 3)), ((5, 1), (5, 4)), ((4,), (4,))],
+    ids=["rows", "one", "columns", "same"],
+)
+def test_a_law_of_many_observations_is_taken(law, y):
+    def model(y):
+        numpyro.sample("y", dist.Normal(numpyro.sample("w", dist.Normal()) * jnp.ones(law), 1.0), obs=y)
+
+    start_model(model, np.ones(y, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("law", "y"), [((8,), (8, 1)), ((8, 1), (8,)), ((8,), (1,)), ((8,), ()), ((8,), (8, 2))], ids=str
+)
+def test_observations_that_would_count_twice_are_refused(law, y):
+    def model(y):
+        numpyro.sample("y", dist.Normal(numpyro.sample("w", dist.Normal()) * jnp.ones(law), 1.0), obs=y)
+
+    with pytest.raises(ValueError, match=r"'y' has shape .* broadcast against each other"):
+        start_model(model, np.ones(y, np.float32))

@@ -17,6 +17,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, init_to_media
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import initialize_model, log_density
 
+from numpyro_fspace.network_kinds import read_network
 from numpyro_fspace.networks import fan_in, flat, init_to_network, random_module
 
 X = np.linspace(-1.0, 1.0, 10).reshape(5, 2)
@@ -590,7 +591,7 @@ def batch_norm():
         ),
         (lambda: Noisy(False), "dropout.*deterministic=True"),
         (lambda: nnx_with(nnx.BatchNorm, num_features=1), r"\['BatchStat'\].*module\.eval\(\)"),
-        (lambda: nnx_with(nnx.Dropout, rate=0.5), r"\['RngCount'\].*module\.eval\(\)"),
+        (lambda: nnx_with(nnx.Dropout, rate=0.5), r"random stream.*module\.eval\(\)"),
         (lambda: eqx_with(batch_norm()), r"StateIndex 'layer\..*GroupNorm"),
         (lambda: eqx.nn.make_with_state(lambda: eqx_with(batch_norm()))()[0], "StateIndex"),
         (lambda: eqx_with(eqx.nn.Dropout(0.5)), "Dropout 'layer'.*inference_mode"),
@@ -699,3 +700,48 @@ def test_norm_layers_of_equinox_are_known_by_their_kind():
         return log_density(model, (x,), {}, weights)[0]
 
     np.testing.assert_allclose(density(weights), jax.jit(density)(weights), rtol=1e-6)
+
+
+class Recurrent(nnx.Module):
+    def __init__(self, layer, extra=None):
+        self.layer, self.extra = layer, extra
+
+    def __call__(self, x):
+        h = self.layer(x)[:, -1]
+        return h if self.extra is None else self.extra(h)
+
+
+def cell(kind, **settings):
+    return nnx.RNN(kind(2, 3, rngs=nnx.Rngs(0), **settings))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Recurrent(cell(nnx.GRUCell)),
+        lambda: Recurrent(nnx.Bidirectional(cell(nnx.OptimizedLSTMCell), cell(nnx.SimpleCell))),
+        lambda: Recurrent(cell(nnx.LSTMCell), nnx.Dropout(0.5, deterministic=True, rngs=nnx.Rngs(0))),
+    ],
+    ids=["gru", "bidirectional", "dropout switched off"],
+)
+def test_recurrent_nnx_layers_are_functions_of_weights_and_inputs(make):
+    """Their keys change at a call, and no value depends on them: f is the module's own at its weights."""
+    x, module = np.random.default_rng(0).normal(size=(5, 4, 2)).astype(np.float32), make()
+    network = read_network("net", module, (4, 2))
+    expected = module(jnp.asarray(x))
+    for _ in range(2):
+        np.testing.assert_allclose(network.apply(network.weights, x), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Recurrent(cell(nnx.GRUCell), nnx.Dropout(0.5, rngs=nnx.Rngs(0))),
+        lambda: Recurrent(cell(nnx.GRUCell, carry_init=nnx.initializers.normal(1.0))),
+    ],
+    ids=["dropout", "random carry"],
+)
+@pytest.mark.filterwarnings("ignore:carry_init is provided")
+def test_randomness_of_recurrent_nnx_layers_is_refused(make):
+    with pytest.raises(ValueError, match=r"active nnx random stream.*module\.eval\(\).*carry of zeros"):
+        read_network("net", make(), (4, 2))

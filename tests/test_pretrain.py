@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tinygp.kernels import ExpSquared, Matern32
+from tinygp.kernels import ExpSquared, Kernel, Matern32, Polynomial
 
 from numpyro_fspace.priors import GPPrior, fit_gp
 
@@ -195,3 +195,24 @@ def test_warns_of_targets_far_from_zero():
 def test_refuses_other_settings(settings, message):
     with pytest.raises((TypeError, ValueError), match=message):
         fit_gp(None, np.zeros((3, 1)), np.arange(3.0), **settings)
+
+
+@pytest.mark.parametrize("order", [2, 2.0, np.int64(2), jnp.asarray(2)], ids=["int", "float", "NumPy", "JAX"])
+def test_an_order_is_held(order):
+    fit = fit_gp(1.0 * Polynomial(order=order, sigma=1.0), X, Y, num_steps=20)
+    assert fit.params["1"] == 2 and fit.prior.kernel.kernel2.order == 2
+    assert abs(fit.params["0"] - 1.0) > 0.05
+
+
+def test_integers_are_held_but_those_that_stand_for_real_numbers():
+    class Own(Kernel):
+        degree: int
+        is_smooth: bool
+        scale: float
+
+        def evaluate(self, a, b):
+            return jnp.exp(-self.scale * jnp.sum((a - b) ** 2)) * self.degree
+
+    fit = fit_gp(2 * Own(3, True, 1), X, Y, num_steps=20)
+    assert fit.params["1"] == 3 and fit.params["2"] is True
+    assert abs(fit.params["0"] - 2.0) > 0.05 and abs(fit.params["3"] - 1.0) > 0.05

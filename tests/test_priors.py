@@ -9,10 +9,23 @@ import numpy as np
 import pytest
 import scipy.stats
 import tinygp
-from tinygp.kernels import Custom, DotProduct, ExpSquared, Matern32, distance
+from tinygp.kernels import (
+    Cosine,
+    Custom,
+    DotProduct,
+    Exp,
+    ExpSineSquared,
+    ExpSquared,
+    Matern32,
+    Matern52,
+    RationalQuadratic,
+    distance,
+    quasisep,
+)
 
+from numpyro_fspace.measurement import fixed
 from numpyro_fspace.networks import flat, random_function
-from numpyro_fspace.priors import GPPrior, NetworkPrior, StudentTPrior, check_prior, dirichlet_targets
+from numpyro_fspace.priors import GPPrior, NetworkPrior, StudentTPrior, check_prior, dirichlet_targets, fit_gp
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 2))
@@ -62,21 +75,21 @@ def l2(kernel, **parameters):
 
 
 @pytest.mark.parametrize(
-    "kernel, covariance",
+    "kernel, summands",
     [
-        (1.5 * ExpSquared(scale=SCALE) + DotProduct(), 1.5 * rbf(X, X) + X @ X.T),
-        (ExpSquared(scale=SCALE) * DotProduct(), rbf(X, X) * (X @ X.T)),
+        (1.5 * ExpSquared(scale=SCALE) + DotProduct(), [1.5 * rbf(X, X), X @ X.T]),
+        (ExpSquared(scale=SCALE) * DotProduct(), [rbf(X, X) * (X @ X.T)]),
         (
             tinygp.transforms.Linear(np.array([2.0, 0.5]), ExpSquared()),
-            rbf(X * [2.0, 0.5], X * [2.0, 0.5], scale=1.0),
+            [rbf(X * [2.0, 0.5], X * [2.0, 0.5], scale=1.0)],
         ),
-        (Custom(lambda a, b: jnp.exp(-jnp.sum((a - b) ** 2))), rbf(X, X, scale=np.sqrt(0.5))),
+        (Custom(lambda a, b: jnp.exp(-jnp.sum((a - b) ** 2))), [rbf(X, X, scale=np.sqrt(0.5))]),
     ],
     ids=["sum", "product", "ard", "custom"],
 )
-def test_kernels(kernel, covariance):
-    """Sums, products, ARD, custom kernels; the relative nugget is 1e-2 of the points' mean variance."""
-    covariance = covariance + 1e-2 * np.trace(covariance) / len(X) * np.eye(len(X))
+def test_kernels(kernel, summands):
+    """Sums, products, ARD, custom kernels; the nugget is 1e-2 of the points' mean variance, of the smallest summand."""
+    covariance = sum(summands) + 1e-2 * min(map(np.trace, summands)) / len(X) * np.eye(len(X))
     np.testing.assert_allclose(GPPrior(kernel).log_prob(X, F), normal_logpdf(F, 0.0, covariance), rtol=1e-4)
 
 
@@ -480,3 +493,110 @@ def test_dirichlet_targets_match_the_gamma_moments():
 def test_bad_labels(labels, num_classes, concentration, text):
     with pytest.raises(ValueError, match=text):
         dirichlet_targets(labels, num_classes, concentration=concentration)
+
+
+SEASON = 0.5 * ExpSineSquared(scale=1.0, gamma=1.0) * ExpSquared(8.0)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        60.0 * ExpSquared(4.0) + SEASON,
+        (60.0 * ExpSquared(4.0) + SEASON) * ExpSquared(100.0),
+        tinygp.transforms.Subspace(0, SEASON + 60.0 * ExpSquared(4.0)),
+    ],
+    ids=["sum", "product", "subspace"],
+)
+def test_the_default_nugget_does_not_drown_a_small_summand(kernel):
+    """The right period wins by as much as with a nugget of a hundredth of the season's variance."""
+    t = np.linspace(0.0, 4.0, 60)[:, None]
+
+    def right_over_wrong(prior):
+        right, wrong = (0.7 * np.sin(2.0 * np.pi * t[:, 0] / period) for period in (1.0, 0.63))
+        return float(prior.log_prob(t, right) - prior.log_prob(t, wrong))
+
+    assert right_over_wrong(GPPrior(kernel)) > 0.8 * right_over_wrong(GPPrior(kernel, nugget=0.005)) > 100.0
+
+
+def test_a_summand_below_the_default_nugget_is_said_and_one_without_variance_is_none():
+    x = np.linspace(0.0, 1.0, 5)[:, None]
+    with pytest.warns(RuntimeWarning, match="summand of the kernel has 0.0001 of the variance.*pass nugget="):
+        GPPrior(ExpSquared(1.0) + 1e-4 * ExpSquared(0.1)).check(x)
+    nugget = GPPrior(ExpSquared(1.0) + 1e-9 * ExpSquared(0.1)).law(x)[1][0, 0] - 1.0
+    assert nugget == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_table_of_a_sum_has_its_nugget():
+    pool = np.linspace(0.0, 4.0, 30)[:, None]
+    prior, rows = GPPrior(60.0 * ExpSquared(4.0) + SEASON), np.arange(0, 30, 3)
+    f = np.sin(2.0 * np.pi * pool[rows, 0])
+    expected = prior.log_prob(pool[rows], f)
+    np.testing.assert_allclose(prior.tabulated(pool).log_prob(rows[:, None], f), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "plain"),
+    [
+        (quasisep.Matern32(1.3), Matern32(1.3)),
+        (2.0 * quasisep.Matern52(0.7), 2.0 * Matern52(0.7)),
+        (ExpSquared(1.0) + quasisep.Matern32(2.0), ExpSquared(1.0) + Matern32(2.0)),
+        (tinygp.transforms.Linear(2.0, quasisep.Matern32(1.0)), Matern32(0.5)),
+    ],
+    ids=["one", "scaled", "mixed", "transformed"],
+)
+def test_quasiseparable_kernels_are_those_of_the_same_name(kernel, plain):
+    x = np.linspace(0.0, 3.0, 8)[:, None]
+    np.testing.assert_allclose(GPPrior(kernel).moments(x)[1], GPPrior(plain).moments(x)[1], atol=1e-12)
+    np.testing.assert_allclose(GPPrior(kernel).log_prob(x, x[:, 0]), GPPrior(plain).log_prob(x, x[:, 0]), rtol=1e-5)
+
+
+def test_a_quasiseparable_kernel_takes_one_input():
+    with pytest.raises(ValueError, match=r"quasisep.Matern32 is a kernel of one input, and x has 2.*Subspace"):
+        GPPrior(quasisep.Matern32(1.0)).moments(X)
+    column = GPPrior(tinygp.transforms.Subspace(1, quasisep.Matern32(1.0))).moments(X)[1]
+    np.testing.assert_allclose(column, GPPrior(Matern32(1.0)).moments(X[:, 1:])[1], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Matern32(1.0),
+        Matern52(1.0),
+        RationalQuadratic(alpha=1.0),
+        Cosine(1.0),
+        l2(Cosine, scale=1.0),
+        ExpSineSquared(scale=1.0, gamma=1.0),
+        l2(ExpSineSquared, scale=1.0, gamma=1.0),
+    ],
+)
+def test_a_kernel_that_is_no_covariance_in_the_plane_is_named_whatever_the_nugget(kernel):
+    x = np.random.default_rng(3).normal(size=(50, 2))
+    with pytest.warns(
+        RuntimeWarning, match="no covariance: at 50 points.*L2Distance.*Cosine and ExpSineSquared.*Subspace"
+    ):
+        GPPrior(kernel, nugget=50.0).check(x)
+    GPPrior(kernel, nugget=50.0).check(x[:, :1])
+
+
+@pytest.mark.parametrize(
+    "kernel", [l2(Matern32, scale=1.0), l2(RationalQuadratic, alpha=1.0), Exp(1.0), DotProduct(), ExpSquared(5.0)]
+)
+def test_covariances_of_low_rank_or_near_it_are_not_accused(kernel):
+    GPPrior(kernel, nugget=1e-3).check(np.random.default_rng(3).normal(size=(50, 2)))
+
+
+@pytest.mark.parametrize("kind", ["datetime64[s]", "datetime64[ns]", "object"])
+def test_dates_are_refused_wherever_a_prior_takes_numbers(kind):
+    days = (np.datetime64("2020-01-01") + np.arange(5)).astype(kind)
+    prior = GPPrior(ExpSquared(1.0))
+    for call in (
+        lambda: prior.moments(days[:, None]),
+        lambda: prior.log_prob(np.ones((5, 1)), days),
+        lambda: fixed(days[:, None]),
+        lambda: fit_gp(None, days[:, None], np.ones(5)),
+        lambda: fit_gp(None, np.ones((5, 1)), days),
+    ):
+        with pytest.raises(TypeError, match=r"holds dates .*as days"):
+            call()
+    with pytest.raises(TypeError, match=r"holds durations .*as days"):
+        prior.moments((np.arange(5)[:, None]).astype("timedelta64[h]"))

@@ -7,22 +7,25 @@ import numpy as np
 
 from numpyro_fspace.arguments import split_arrays
 from numpyro_fspace.infer.warmup import Warmup
-from numpyro_fspace.potential import ModelPotential
-from numpyro_fspace.validate import check_arguments
+from numpyro_fspace.potential import ModelPotential, check_gradient
+from numpyro_fspace.validate import checked_arguments
 
 __all__ = ["check_model", "check_optimiser", "find_modes"]
 
 
 def check_model(model, args, kwargs, init_strategy) -> dict:
     """Refuse what no mode can be found of; returns the unconstrained latent values' shapes."""
-    check_arguments(args, kwargs)
 
     def start(key):
         potential = ModelPotential(model, args, kwargs, key=key, init_strategy=init_strategy)
         potential.check_data()
         return potential.init_params()
 
-    return jax.eval_shape(start, jax.random.key(0))
+    with checked_arguments(args, kwargs) as trouble:
+        shapes = jax.eval_shape(start, jax.random.key(0))
+        if trouble is not None:
+            check_gradient(model, args, kwargs, init_strategy)
+    return shapes
 
 
 def check_optimiser(optimiser):

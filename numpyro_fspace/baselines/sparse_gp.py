@@ -13,6 +13,7 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
 from numpyro_fspace.priors.factor import is_traced
+from numpyro_fspace.priors.gaussian_process import on_rows
 from numpyro_fspace.priors.pretrain import NOISE_FLOOR, kernel_and_params
 from numpyro_fspace.validate import check_count, check_positive
 
@@ -140,10 +141,14 @@ def fit_svgp(
     check_positive(learning_rate, "learning_rate")
     key_start, key_steps = jax.random.split(key)
     rows = np.asarray(jax.random.permutation(key_start, len(x))[: min(num_inducing, len(x))])
-    kernel_fn, params = kernel_and_params(kernel, params, x, y)
-    found = kernel_fn(params)
+    given_fn, params, _ = kernel_and_params(kernel, params, x, y)
+    found = given_fn(params)
     if not isinstance(found, tinygp.kernels.Kernel):
         raise TypeError(f"fit_svgp: kernel must be, or return, a tinygp kernel, got {type(found).__name__}.")
+
+    def kernel_fn(values):
+        return on_rows(given_fn(values))
+
     spread = np.where(np.ptp(x, 0) > 0, x.std(0), 1.0)
     bound = _Bound(kernel_fn, NOISE_FLOOR * float(y.var() or 1.0), spread)
     logs = {"kernel": params, "noise": as_positive(noise_variance, "noise_variance")}

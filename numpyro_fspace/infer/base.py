@@ -21,13 +21,13 @@ from numpyro_fspace.infer.chain import Chain
 from numpyro_fspace.infer.plan import Plan, one_at_a_time
 from numpyro_fspace.infer.warmup import Warmup
 from numpyro_fspace.infer.xla import UNOPTIMISED, chains_together, is_nested, largest_array
-from numpyro_fspace.potential import ModelPotential
+from numpyro_fspace.potential import ModelPotential, check_gradient
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 from numpyro_fspace.validate import (
-    check_arguments,
     check_count,
     check_positive,
     check_step_size,
+    checked_arguments,
 )
 
 __all__ = ["Checked", "SGMCMCKernel", "check_init_params"]
@@ -230,10 +230,12 @@ class SGMCMCKernel(MCMCKernel):
     def check(self, model_args, model_kwargs) -> Checked:
         """What the model and its data are like; an error for settings, a model or data that cannot be sampled."""
         self._check_settings()
-        check_arguments(model_args, model_kwargs)
         points: dict = {}
-        trace = jax.make_jaxpr(partial(self._checked_params, model_args, model_kwargs, points), return_shape=True)
-        program, params = trace(jax.random.key(0))  # the model's first evaluation, with what its initial values take
+        with checked_arguments(model_args, model_kwargs) as trouble:
+            trace = jax.make_jaxpr(partial(self._checked_params, model_args, model_kwargs, points), return_shape=True)
+            program, params = trace(jax.random.key(0))  # the model's first evaluation, with what its start takes
+            if trouble is not None:
+                check_gradient(self._model, model_args, model_kwargs, self.init_strategy)
         return Checked(params, points, largest_array(program.jaxpr))
 
     def check_start(self, start, state, model_args, model_kwargs):
@@ -258,7 +260,9 @@ class SGMCMCKernel(MCMCKernel):
 
     @one_at_a_time
     def sample(self, state, model_args, model_kwargs):
-        check_arguments(model_args, model_kwargs)  # NumPyro's driver goes on with other data without a word to us
+        with checked_arguments(model_args, model_kwargs) as trouble:  # NumPyro's driver may go on with other data
+            if trouble is not None:
+                check_gradient(self._model, model_args, model_kwargs, self.init_strategy)
         chain = self._chain(model_args, model_kwargs, state.plan.num_warmup)
         if is_prng_key(state.rng_key):
             return chain.draw(state.i, state)

@@ -12,7 +12,7 @@ import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace.arguments import frozen, kept, split_arrays
+from numpyro_fspace.arguments import frozen, kept, split_arrays, with_rows
 from numpyro_fspace.infer.base import SGMCMCKernel, check_init_params
 from numpyro_fspace.infer.chain import KernelState
 from numpyro_fspace.infer.checkpoint import Checkpoint, flat, folder_of, join_chains, plain_fields
@@ -214,6 +214,7 @@ class MCMC(NumPyroMCMC):
             arguments = frozen((structure, others, arrays))
             if arguments != self._arguments:  # NumPyro takes True for 1, and an array changed in place for the same
                 self._arguments, self._cache = arguments, {}
+            args, kwargs = with_rows((args, kwargs))  # x[rows] works in NUTS's programs too
             super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
         if not is_warmup and not is_nested():  # whose heat is no draw's
             one_at_a_time(warn_of_trouble)(self)

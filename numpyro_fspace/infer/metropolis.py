@@ -8,10 +8,11 @@ import jax
 from numpyro.infer import HMC
 from numpyro.util import is_prng_key
 
+from numpyro_fspace.arguments import with_rows
 from numpyro_fspace.networks import init_to_network
-from numpyro_fspace.potential import ModelPotential
+from numpyro_fspace.potential import ModelPotential, check_gradient
 from numpyro_fspace.sites import subsampled_plates
-from numpyro_fspace.validate import check_arguments, check_count
+from numpyro_fspace.validate import check_count, checked_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,8 +83,15 @@ class fHMC(HMC):
 
     def init(self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None):
         model_kwargs = {} if model_kwargs is None else model_kwargs
-        check_arguments(model_args, model_kwargs)
-        potential = ModelPotential(self.model, model_args, model_kwargs, key=jax.random.key(0))
+        with checked_arguments(model_args, model_kwargs) as trouble:
+            potential = ModelPotential(self.model, model_args, model_kwargs, key=jax.random.key(0))
+            self._check(potential)
+            if trouble is not None:
+                check_gradient(self.model, model_args, model_kwargs)
+            return super().init(rng_key, num_warmup, init_params, *with_rows((model_args, model_kwargs)))
+
+    def _check(self, potential):
+        """Refuse a model without a functional prior, or with minibatches."""
         name = type(self).__name__
         if not potential.functional_priors:
             raise ValueError(
@@ -96,12 +104,14 @@ class fHMC(HMC):
                 "with fs.fSGHMC."
             )
         potential.check_data()
-        return super().init(rng_key, num_warmup, init_params, model_args, model_kwargs)
 
     def sample(self, state, model_args, model_kwargs):
         if self.mean_num_steps > 1:
             state = self._random_length(state) if is_prng_key(state.rng_key) else jax.vmap(self._random_length)(state)
-        return super().sample(state, model_args, model_kwargs)
+        return super().sample(state, *with_rows((model_args, model_kwargs)))
+
+    def postprocess_fn(self, args, kwargs):
+        return super().postprocess_fn(*with_rows((args, kwargs)))
 
     def _random_length(self, state):
         rng_key, key = jax.random.split(state.rng_key)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace.arguments import as_numbers
 from numpyro_fspace.priors.factor import is_traced
 
 if TYPE_CHECKING:
@@ -59,19 +59,20 @@ def as_real(value, name: str) -> AnyArray:
     """A float64 NumPy array, or the traced array as it is; integers are cast to float.
 
     Raises:
-        TypeError: not an array of real numbers.
+        TypeError: not an array of real numbers (dates, text, a mask).
         ValueError: NaN or infinity among concrete values.
     """
     if is_traced(value):
         value = jnp.asarray(value)
         return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)
     try:
-        array = np.asarray(value)
-        if array.dtype.kind in "cSU":
-            raise TypeError
-        array = array.astype(np.float64)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be an array of real numbers, got {type(value).__name__}.") from None
+        array = as_numbers(value, name)
+    except (TypeError, ValueError) as error:
+        got = type(value).__name__
+        raise TypeError(f"{name} must be an array of real numbers, got {got}: {error}") from None
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise TypeError(f"{name} must be an array of real numbers, got {array.dtype}.")
+    array = np.asarray(array, np.float64)
     if not np.isfinite(array).all():
         raise ValueError(f"{name} holds NaN or infinity: drop or impute those rows.")
     return array
@@ -99,7 +100,7 @@ def as_values(f, num_points: int, num_outputs: int | None, name: str = "f") -> F
     Raises:
         ValueError: the shape does not fit the points or the prior's ``num_outputs``.
     """
-    f = f if isinstance(f, jax.Array) else np.asarray(f)
+    f = as_numbers(f, name)
     if jnp.issubdtype(f.dtype, jnp.complexfloating):
         raise TypeError(f"{name} must be real, got {f.dtype}.")
     f = f.astype(jnp.promote_types(f.dtype, jnp.float32))  # integers and half precision as float32

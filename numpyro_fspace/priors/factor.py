@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -21,9 +22,28 @@ if TYPE_CHECKING:
     #: Concrete values are NumPy's (float64), traced ones JAX's.
     AnyArray: TypeAlias = np.ndarray | Array
 
-__all__ = ["Factor", "Memory", "as_columns", "as_rows", "at_compile_time", "factorise", "is_traced", "product"]
+__all__ = [
+    "KERNEL_CURE",
+    "Factor",
+    "Memory",
+    "as_columns",
+    "as_rows",
+    "at_compile_time",
+    "factorise",
+    "is_traced",
+    "product",
+    "warn_of_indefinite",
+]
 
 CACHE_SIZE = 8
+#: What helps where a covariance has negative eigenvalues.
+KERNEL_CURE = (
+    "pass a kernel that is positive definite at x: tinygp's Matern and RationalQuadratic kernels take the L1 distance, "
+    "in several inputs give them distance=tinygp.kernels.distance.L2Distance(); Cosine and ExpSineSquared are kernels "
+    "of one input, in several take a product of tinygp.transforms.Subspace(i, kernel)"
+)
+#: A negative eigenvalue of this size, relative to the sum of all, is no rounding error.
+INDEFINITE = 1e-6
 
 
 def is_traced(value) -> bool:
@@ -156,8 +176,25 @@ def _cholesky(covariance: np.ndarray, diagonal: np.ndarray, what: str) -> np.nda
         raise ValueError(
             f"the covariance at x plus {what} {diagonal.min():.3g} is not positive definite: its smallest "
             f"eigenvalue is {smallest:.3g}, its largest {largest:.3g}. Pass a larger {what}, for example "
-            f"{diagonal.min() + max(-2 * smallest, 0) + 1e-6 * abs(largest):.1g}, or correct the kernel."
+            f"{diagonal.min() + max(-2 * smallest, 0) + 1e-6 * abs(largest):.1g}, or correct the kernel: {KERNEL_CURE}."
         ) from None
+
+
+def warn_of_indefinite(covariance: AnyArray, stacklevel: int = 2) -> None:
+    """Warn if one of the concrete covariances [B, M, M] is none, though a nugget or a noise may hide it."""
+    for block in covariance if isinstance(covariance, np.ndarray) else ():
+        size = len(block)
+        try:
+            np.linalg.cholesky(block + INDEFINITE * np.trace(block) * np.eye(size))
+        except np.linalg.LinAlgError:
+            smallest, largest = np.linalg.eigvalsh(block)[[0, -1]]
+            warnings.warn(
+                f"The kernel is no covariance: at {size} points its matrix has the eigenvalue {smallest:.2g} (the "
+                f"largest: {largest:.2g}), which nugget or noise hide. Please {KERNEL_CURE}.",
+                RuntimeWarning,
+                stacklevel=stacklevel + 1,
+            )
+            return
 
 
 def product(left: Float[AnyArray, "*B M N"], right: Float[AnyArray, "*B N R"]) -> Float[AnyArray, "*B M R"]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
@@ -9,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.priors.base import as_real
+from numpyro_fspace.priors.factor import at_compile_time
 from numpyro_fspace.priors.process import GaussianProcess
 
 if TYPE_CHECKING:
@@ -17,11 +21,53 @@ if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
     from tinygp.kernels import Kernel
 
-__all__ = ["GPPrior"]
+__all__ = ["GPPrior", "on_rows"]
+
+
+#: A summand of a smaller share in the variance counts as none.
+NO_SHARE = 1e-6
 
 
 def _as_jax(leaf):
     return jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
+
+
+def on_rows(kernel):
+    """The kernel as a function of inputs [M, D]: tinygp's quasiseparable ones take numbers in place of rows [1]."""
+    import tinygp
+
+    quasisep = tinygp.kernels.quasisep.Quasisep
+
+    def of_row(node):
+        return tinygp.kernels.Custom(partial(_of_one_input, node)) if isinstance(node, quasisep) else node
+
+    return jax.tree.map(of_row, kernel, is_leaf=lambda node: isinstance(node, quasisep))
+
+
+def _of_one_input(kernel, a, b):
+    if jnp.size(a) != 1:
+        name = type(kernel).__name__
+        raise ValueError(
+            f"tinygp.kernels.quasisep.{name} is a kernel of one input, and x has {jnp.size(a)}: take a kernel of "
+            "tinygp.kernels, or one column of x by tinygp.transforms.Subspace(0, kernel)."
+        )
+    return kernel.evaluate(jnp.reshape(a, ()), jnp.reshape(b, ()))
+
+
+def _summands(kernel) -> list:
+    """The kernels whose sum a kernel is: of products of sums too, and of sums of transformed inputs."""
+    from tinygp import kernels, transforms
+    from tinygp.kernels import quasisep
+
+    if isinstance(kernel, kernels.Sum | quasisep.Sum):
+        return _summands(kernel.kernel1) + _summands(kernel.kernel2)
+    if isinstance(kernel, kernels.Product | quasisep.Product):
+        pairs = itertools.product(_summands(kernel.kernel1), _summands(kernel.kernel2))
+        return [dataclasses.replace(kernel, kernel1=one, kernel2=other) for one, other in pairs]
+    around = transforms.Transform, transforms.Linear, transforms.Cholesky, transforms.Subspace, quasisep.Scale
+    if isinstance(kernel, around):
+        return [dataclasses.replace(kernel, kernel=part) for part in _summands(kernel.kernel)]
+    return [kernel]
 
 
 class GPPrior(GaussianProcess):
@@ -38,7 +84,9 @@ class GPPrior(GaussianProcess):
     turn parameters made inside into traced ones.
 
     Distances are the kernel's own: all of tinygp's but ``ExpSquared`` default to the *L1* distance; pass
-    ``distance=tinygp.kernels.distance.L2Distance()`` for the usual isotropic kernel.
+    ``distance=tinygp.kernels.distance.L2Distance()`` for the usual isotropic kernel. In several inputs Matérn 3/2 and
+    5/2 and ``RationalQuadratic`` are covariances with L2 alone, ``Cosine`` and ``ExpSineSquared`` with neither: take a
+    product of ``tinygp.transforms.Subspace(i, kernel)``. Kernels of ``tinygp.kernels.quasisep`` are of one input.
 
     Args:
         kernel: a tinygp kernel (any callable of x1 [M, D], x2 [L, D] to [M, L] will do), or a list of K
@@ -46,7 +94,7 @@ class GPPrior(GaussianProcess):
             the outputs depend on one another.
         mean: a number, an array [K], or a function of x [M, D] to [M] or [M, K].
         nugget: variance added to the covariance's diagonal at the points; None is 1e-2 times their mean
-            variance.
+            variance; of a sum of kernels, 1e-2 times the smallest summand's, and 1e-4 times that of all at least.
         num_outputs: K, for values [M, K]; None for a single output with values [M].
 
     Raises:
@@ -90,10 +138,24 @@ class GPPrior(GaussianProcess):
         super().__init__(num_outputs, nugget)
         self.kernel, self.mean = kernel, mean
         # NumPy parameters, as jit may embed them in the precision it first met them in.
-        self._kernels = tuple(jax.tree.map(_as_jax, one) for one in kernels)
+        self._kernels = tuple(on_rows(jax.tree.map(_as_jax, one)) for one in kernels)
+        self._summands = tuple([on_rows(jax.tree.map(_as_jax, part)) for part in _summands(one)] for one in kernels)
 
     def __repr__(self) -> str:
         return f"GPPrior({self.kernel}, nugget={self.nugget}, num_outputs={self.num_outputs})"
+
+    def smallest_share(self, x):
+        if all(len(parts) == 1 for parts in self._summands):
+            return np.ones(1)
+
+        def share(x):
+            variances = [
+                jnp.stack([part(x).mean() for part in parts]) if parts[1:] else jnp.ones(1) for parts in self._summands
+            ]
+            shares = [one / jnp.where(one.sum() > 0, one.sum(), 1.0) for one in variances]
+            return jnp.stack([jnp.where(one > NO_SHARE, one, 1.0).min() for one in shares])
+
+        return at_compile_time(share, x, exact=self.exact)
 
     def mean_function(self, x):
         shape = (len(x), self.num_outputs or 1)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
-from numpyro_fspace.priors.factor import as_columns, is_traced
+from numpyro_fspace.priors.factor import KERNEL_CURE, as_columns, is_traced, warn_of_indefinite
 from numpyro_fspace.priors.gaussian_process import GPPrior
 from numpyro_fspace.validate import check_count, check_positive
 
@@ -28,14 +28,11 @@ __all__ = ["GPFit", "fit_gp"]
 NOISE_FLOOR = 1e-6
 #: A variance or lengthscale below, or above its inverse, nears the end of single precision, in which kernels are used.
 SMALLEST = 1e-30
+#: What tinygp calls parameters that are real numbers, also where they are written as integers: 2 * ExpSquared(1).
+REAL = ("value", "scale", "gamma", "alpha", "sigma", "factor")
 STEPS_PER_UPDATE = 20
 #: Mean of y, in standard deviations of it, from which on a process of mean zero is a poor one.
 FAR_FROM_ZERO = 3.0
-#: What helps where a covariance has no factor, or no gradient.
-KERNEL_CURE = (
-    "pass a kernel that is positive definite at x (tinygp's Matern kernels take the L1 distance; in several inputs "
-    "give them distance=tinygp.kernels.distance.L2Distance()) and differentiable in all its parameters"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +43,8 @@ class GPFit:
         prior: the zero-mean prior with the trained kernel (not conditioned on the data).
         noise_variance: trained variance of the noise, or the variances that were given, [N] or [N, K].
         losses: negative log marginal likelihood per number in y, before each step.
-        params: the trained positive kernel parameters, as passed to the kernel function.
+        params: the trained positive kernel parameters, as passed to the kernel function; those of a tinygp kernel by
+            their number in it, with those that were held (a polynomial's order).
     """
 
     prior: GPPrior
@@ -94,8 +92,9 @@ def fit_gp(
 
     Args:
         kernel: None for the squared exponential with one lengthscale per input, started at median distances
-            and the variance of y; a tinygp kernel, whose (positive) parameters are the start; or a function
-            of a dict of positive parameters to a kernel as ``GPPrior`` takes it, with ``params`` as the start.
+            and the variance of y; a tinygp kernel, whose (positive) parameters are the start, and whose integers (a
+            polynomial's order) are held; or a function of a dict of positive parameters to a kernel as ``GPPrior``
+            takes it, with ``params`` as the start: all of them are trained, what is to be held is closed over.
         x: inputs [N, D].
         y: targets [N], or [N, K] for K outputs sharing kernel and noise.
         params: start of a kernel function's parameters.
@@ -157,7 +156,7 @@ def fit_gp(
         x, y = x[rows], y[rows]
         noise = noise[rows] if is_known else noise
 
-    kernel_fn, params = kernel_and_params(kernel, params, x, y)
+    kernel_fn, params, held = kernel_and_params(kernel, params, x, y)
     start = {"kernel": params} if is_known else {"kernel": params, "noise": noise}
     floor = NOISE_FLOOR * float(y.var() or 1.0)
 
@@ -178,25 +177,28 @@ def fit_gp(
         losses, path = _adam(loss, logs, num_steps, learning_rate, progress)
     if not np.isfinite(losses).any():
         raise ValueError(
-            f"the marginal likelihood is not finite at the start: {KERNEL_CURE}, or a larger noise_variance."
+            f"the marginal likelihood is not finite at the start: {KERNEL_CURE}; or one that is differentiable in all "
+            "its parameters, or a larger noise_variance."
         )
     best = int(np.nanargmin(losses))
     if not np.isfinite(losses[-1]):
         warnings.warn(
             f"fit_gp: the marginal likelihood is not finite from step {int(np.argmin(np.isfinite(losses)))} of "
-            f"{num_steps} on, and the kernel is hardly trained: {KERNEL_CURE}, a larger noise_variance or a smaller "
-            "learning_rate.",
+            f"{num_steps} on, and the kernel is hardly trained: {KERNEL_CURE}; or one that is differentiable in all "
+            "its parameters, a larger noise_variance or a smaller learning_rate.",
             RuntimeWarning,
             stacklevel=2,
         )
     values = jax.tree.map(lambda steps: np.exp(steps[best]), path)
     prior = GPPrior(kernel_fn(values["kernel"]), num_outputs=num_outputs)
+    if np.isfinite(losses[-1]):
+        warn_of_indefinite(prior._covariance(x))
     trained = np.asarray(noise_variance, float) if is_known else float(values["noise"] + floor)
-    return GPFit(prior, trained, losses, values["kernel"])
+    return GPFit(prior, trained, losses, values["kernel"] | held)
 
 
-def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable], dict]:
-    """The kernel as a function of positive parameters, and their start."""
+def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable], dict, dict]:
+    """The kernel as a function of positive parameters, their start, and the parameters that are held."""
     import tinygp
 
     if params and (kernel is None or isinstance(kernel, tinygp.kernels.Kernel)):
@@ -205,16 +207,34 @@ def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable],
             "parameters, and None at median distances: leave params out."
         )
     if kernel is None:
-        return _squared_exponential, _median_start(x, y)
+        return _squared_exponential, _median_start(x, y), {}
     if isinstance(kernel, tinygp.kernels.Kernel):
-        leaves, structure = jax.tree.flatten(kernel)
-        params = {str(i): as_positive(leaf, f"kernel parameter {i}", ndim=2) for i, leaf in enumerate(leaves)}
-        return lambda values: jax.tree.unflatten(structure, [values[str(i)] for i in range(len(leaves))]), params
+        leaves, structure = jax.tree_util.tree_flatten_with_path(kernel)
+        held = {str(i): leaf for i, (path, leaf) in enumerate(leaves) if _is_held(path, leaf)}
+        params = {
+            str(i): as_positive(leaf, f"kernel parameter {i}", ndim=2)
+            for i, (_, leaf) in enumerate(leaves)
+            if str(i) not in held
+        }
+
+        def with_values(values):
+            values = values | held
+            return jax.tree.unflatten(structure, [values[str(i)] for i in range(len(leaves))])
+
+        return with_values, params, held
     if isinstance(kernel, type) or not callable(kernel):
         raise TypeError(f"kernel must be None, a tinygp kernel or a function of a dict, got {kernel!r}.")
     if not params:
         raise ValueError("params must give a start for the kernel function: a dict of positive numbers or arrays.")
-    return kernel, {name: as_positive(value, f"params[{name!r}]", ndim=2) for name, value in params.items()}
+    return kernel, {name: as_positive(value, f"params[{name!r}]", ndim=2) for name, value in params.items()}, {}
+
+
+def _is_held(path, leaf) -> bool:
+    """Whether a kernel's parameter is not trained: an order, a choice, any integer but a real number written as one."""
+    name, array = jax.tree_util.keystr(path[-1:]).lstrip("."), leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    if not jnp.issubdtype(array.dtype, jnp.number) or name == "order":
+        return True
+    return jnp.issubdtype(array.dtype, jnp.integer) and name not in REAL
 
 
 def _squared_exponential(params: dict) -> Kernel:

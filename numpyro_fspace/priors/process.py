@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from numpyro_fspace.priors.factor import (
     factorise,
     is_traced,
     product,
+    warn_of_indefinite,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["ConditionedGP", "GaussianProcess", "TabulatedGP"]
 
 RELATIVE_NUGGET = 1e-2
+#: The default nugget is no smaller than for a summand of this share in the variance.
+SMALLEST_SHARE = 1e-2
 #: Numbers of a table of covariances, at most: 32 MiB in float32.
 MAX_TABLE = 2**23
 
@@ -46,7 +50,7 @@ class GaussianProcess(ABC):
     Attributes:
         num_outputs: K, or None for a single output whose values are [M].
         nugget: variance added to the covariance's diagonal at the points, or None for 1e-2 times the mean
-            variance there.
+            variance there, of the smallest summand if the kernel is a sum (``smallest_share``).
     """
 
     exact = True  # evaluate mean and covariance in float64 where they are concrete
@@ -63,6 +67,11 @@ class GaussianProcess(ABC):
     @abstractmethod
     def covariance_function(self, x1: Float[ArrayLike, "M D"], x2: Float[ArrayLike, "L D"]) -> Float[Array, "B M L"]:
         """k(x1, x2) without nugget, in one block or K, or in one block [1, M K, L K] of dependent outputs."""
+
+    def smallest_share(self, x: Float[ArrayLike, "M D"]) -> Float[AnyArray, " B"]:
+        """The share in the mean variance at x of the smallest of the independent functions whose sum f is, by block."""
+        del x
+        return np.ones(1)
 
     def log_prob(self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]) -> Float[Array, ""]:
         """log N(f; m(x), k(x, x) + nugget · I), summed over outputs.
@@ -127,7 +136,8 @@ class GaussianProcess(ABC):
         mean, covariance = self.moments(x)
         nugget = self.nugget
         if nugget is None:
-            nugget = RELATIVE_NUGGET * covariance.diagonal(axis1=-2, axis2=-1).mean(-1)[..., None, None]
+            nugget = self._default_nugget(as_inputs(x), covariance)[..., None, None]
+            nugget = nugget if covariance.ndim == 3 else nugget[0]
         xp = np if isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray) else jnp
         return mean, covariance + nugget * xp.eye(covariance.shape[-1])
 
@@ -161,7 +171,9 @@ class GaussianProcess(ABC):
         pool = as_inputs(pool)
         if is_traced(pool) or jax.eval_shape(lambda a: self.covariance_function(a, a), pool).size > MAX_TABLE:
             return None
-        table = self._memory.once(("table", pool), lambda: (self._covariance(pool), self._mean(pool)))
+        table = self._memory.once(
+            ("table", pool), lambda: (self._covariance(pool), self._mean(pool), self.smallest_share(pool))
+        )
         if not all(isinstance(part, np.ndarray) for part in table):
             return None
         return TabulatedGP(self, *table)
@@ -210,7 +222,7 @@ class GaussianProcess(ABC):
         covariance = self._covariance(x)
         size = covariance.shape[-1]
         if nugget is None:
-            nugget = RELATIVE_NUGGET * covariance.diagonal(axis1=-2, axis2=-1).mean(-1)[:, None]
+            nugget = self._default_nugget(x, covariance)[:, None]
         elif nugget.ndim == 2:
             nugget = as_values(nugget, len(x), self.num_outputs, name)
             nugget = nugget.T if size == len(x) else nugget.reshape(1, -1)
@@ -222,7 +234,25 @@ class GaussianProcess(ABC):
         xp = np if concrete else jnp
         blocks = max(len(covariance), len(nugget) if nugget.ndim == 2 else 1)
         covariance = xp.broadcast_to(covariance, (blocks, size, size))
-        return factorise(covariance, xp.broadcast_to(nugget, (blocks, size)), name)
+        factor = factorise(covariance, xp.broadcast_to(nugget, (blocks, size)), name)
+        if self.exact:
+            warn_of_indefinite(covariance)
+        return factor
+
+    def _default_nugget(self, x, covariance) -> Float[AnyArray, " B"]:
+        """``RELATIVE_NUGGET`` of the mean variance, or of the smallest summand's, which a larger one would drown."""
+        share = self.smallest_share(x)
+        if isinstance(share, np.ndarray) and np.any(share < 0.1 * SMALLEST_SHARE):
+            warnings.warn(
+                f"A summand of the kernel has {share.min():.1g} of the variance at the points, and the default nugget "
+                f"({RELATIVE_NUGGET * SMALLEST_SHARE:.0e} of it) hides much of it: pass nugget=, a hundredth of the "
+                "summand's variance, or leave the summand out.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        xp = np if isinstance(share, np.ndarray) and isinstance(covariance, np.ndarray) else jnp
+        variance = covariance.diagonal(axis1=-2, axis2=-1).mean(-1)
+        return RELATIVE_NUGGET * xp.maximum(share, SMALLEST_SHARE) * variance
 
 
 class ConditionedGP(GaussianProcess):
@@ -245,6 +275,9 @@ class ConditionedGP(GaussianProcess):
         self._data = prior._factor(self.x, as_positive(noise_variance, "noise_variance", ndim=2))
         self._weights = self._data.solve(as_columns(y - prior._mean(self.x), self._data.shape))
 
+    def smallest_share(self, x):
+        return self.prior.smallest_share(x)
+
     def mean_function(self, x):
         cross = self.prior.covariance_function(x, self.x)
         return self.prior.mean_function(x) + as_rows(product(cross, self._weights), len(x))
@@ -261,12 +294,16 @@ class TabulatedGP(GaussianProcess):
         law: the law that was tabulated; its nugget is added to the points that are looked up, not to the table.
         covariance: of the pool, in blocks [B, N, N], or [1, N K, N K] of dependent outputs.
         mean: of the pool [N, K].
+        share: of the smallest summand in the variance at the pool, by block.
     """
 
-    def __init__(self, law: GaussianProcess, covariance: np.ndarray, mean: np.ndarray):
+    def __init__(self, law: GaussianProcess, covariance: np.ndarray, mean: np.ndarray, share: np.ndarray):
         super().__init__(law.num_outputs, law.nugget)
         self.exact = law.exact
-        self._tables = covariance, mean
+        self._tables, self._share = (covariance, mean), share
+
+    def smallest_share(self, rows):
+        return self._share
 
     def mean_function(self, rows):
         return jnp.asarray(self._tables[1], float)[rows[:, 0].astype(int)]

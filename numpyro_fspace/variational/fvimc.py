@@ -16,8 +16,8 @@ from numpyro_fspace.infer.kernels import fSGLD
 from numpyro_fspace.infer.mcmc import MCMC
 from numpyro_fspace.infer.warmup import Warmup
 from numpyro_fspace.posterior import Posterior
-from numpyro_fspace.potential import ModelPotential
-from numpyro_fspace.validate import check_arguments, check_count, check_not_negative, check_positive
+from numpyro_fspace.potential import ModelPotential, check_gradient
+from numpyro_fspace.validate import check_count, check_not_negative, check_positive, checked_arguments
 from numpyro_fspace.variational.bijections import Fitted, as_bijections
 from numpyro_fspace.variational.divergences import default_gamma
 from numpyro_fspace.variational.elbo import FunctionalELBO, Problem
@@ -338,15 +338,17 @@ class FVIMC:
 
     def _check(self, key):
         """Refuse what no stage could work with. The guide starts where that of ``SVI.run`` with this key does."""
-        check_arguments(self._args, self._kwargs)
-        potential = ModelPotential(self.model, self._args, self._kwargs, key=key)
+        with checked_arguments(self._args, self._kwargs) as trouble:
+            potential = ModelPotential(self.model, self._args, self._kwargs, key=key)
+            potential.check_data()
+            if trouble is not None:
+                check_gradient(self.model, self._args, self._kwargs)
         names = list(potential.functional_priors)
         if len(names) != 1:
             raise ValueError(
                 f"FVIMC transforms the one function under a fs.functional_prior; the model declares {len(names)} "
                 f"({names}). Add one, or merge them to one function with several outputs."
             )
-        potential.check_data()
         params = None
         if hasattr(self.guide, "get_posterior"):
             svi = SVI(self.model, self.guide, self.optimiser, loss=self.bound(()))
