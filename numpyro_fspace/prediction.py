@@ -26,6 +26,7 @@ from numpyro_fspace.functions import (
     functions_of,
 )
 from numpyro_fspace.handlers import full_plates
+from numpyro_fspace.infer.trouble import warn_of_predictions
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.validate import check_count
 
@@ -90,9 +91,10 @@ def predict(
     """
     if input_batch_size is not None:
         check_count(input_batch_size, "input_batch_size")
-    return function_and_site_draws(
-        as_posterior(source, model), key, args, kwargs, inputs, batch_size=batch_size, input_batch_size=input_batch_size
-    )
+    posterior, sizes = as_posterior(source, model), {"batch_size": batch_size, "input_batch_size": input_batch_size}
+    found = function_and_site_draws(posterior, key, args, kwargs, inputs, **sizes)
+    warn_of_predictions(posterior, args, kwargs, found)
+    return found
 
 
 def function_and_site_draws(

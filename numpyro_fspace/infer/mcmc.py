@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +17,9 @@ from numpyro_fspace.infer.chain import KernelState
 from numpyro_fspace.infer.checkpoint import Checkpoint, flat, join_chains, plain_fields
 from numpyro_fspace.infer.devices import CHAINS, check_mesh, gathered, place
 from numpyro_fspace.infer.identity import describe
-from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.loop import Loop
 from numpyro_fspace.infer.progress import Progress, is_watched
+from numpyro_fspace.infer.trouble import warn_of_draws, warn_of_trouble
 from numpyro_fspace.infer.xla import chains_together, is_worth_dividing
 from numpyro_fspace.validate import check_count
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
     from jaxtyping import Array, ArrayLike, Float, Key
 
-__all__ = ["MCMC", "warn_of_trouble"]
+__all__ = ["MCMC"]
 
 
 class MCMC(NumPyroMCMC):
@@ -185,6 +184,7 @@ class MCMC(NumPyroMCMC):
                     self.sampler._goes_on = False
         if not is_warmup:  # whose heat is no draw's
             warn_of_trouble(self)
+            warn_of_draws(self)
 
     def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
         """NumPyro's, of the functions too where they were kept in place of weights."""
@@ -336,37 +336,3 @@ class MCMC(NumPyroMCMC):
         if self._states_flat is None:  # NumPyro would load draws that lie on disk
             self._states_flat = jax.tree.map(join_chains, self._states)
         return self._states_flat
-
-
-def warn_of_trouble(mcmc):
-    """Warn when draws diverged, or the chain ran hot, in the sampling phase of ``mcmc``."""
-    state = mcmc.last_state
-    if not isinstance(state, KernelState) or isinstance(state.num_diverging, jax.core.Tracer):
-        return
-    num = int(np.sum(state.num_diverging))
-    total = mcmc.num_samples * mcmc.num_chains
-    if num:
-        warnings.warn(
-            f"{num} of {total} draws diverged: a non-finite potential or position; each kept the last good state. "
-            "Use a smaller step_size (or a decaying schedule), a longer warm-up, or a larger nugget in the "
-            "functional prior.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    temperature = np.asarray(state.mean_temperature) / mcmc.sampler.temperature
-    if mcmc.sampler.step_size is None and np.any(np.asarray(state.warmup.step_size) == 0):
-        warnings.warn(
-            "Warm-up found no step size, and the chain stood still: the potential has no positive curvature where the "
-            "chain was. Give the kernel a step_size.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    size = state.scale.shape[-1]
-    tolerance = 0.1 + 4.0 * np.sqrt(2.0 / (size * max(1, mcmc.num_samples)))
-    if isinstance(mcmc.sampler, SGHMC) and np.any(temperature > 1.0 + tolerance):
-        warnings.warn(
-            f"The chain runs hot: mean kinetic temperature {np.max(temperature):.2f} instead of 1, so the draws are "
-            "wider than the posterior. Use a smaller step_size, a larger friction, or larger minibatches.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
