@@ -233,8 +233,8 @@ def doubts(found: Sequence[FunctionDiagnostics], still: np.ndarray) -> list[str]
     if np.nanmax(rhat, initial=0.0) > RHAT_LIMIT:
         lines.append(
             f"R-hat of {_label(names[np.nanargmax(rhat)])} reaches {np.nanmax(rhat):.2f}: {_not_met(num_chains)}. "
-            "Run longer (num_samples, or num_steps for more steps per draw), discard more (num_warmup), and do not read "
-            "its spread."
+            "Run longer (num_samples, or num_steps for more steps per draw), discard more (num_warmup), and do not "
+            "read its spread."
         )
     elif np.nanmin(ess, initial=np.inf) < ESS_LIMIT * num_chains:
         lines.append(

@@ -203,7 +203,8 @@ def judged_draws(model, draws, args, kwargs, *, inputs=None, num_points: int = 1
         sizes = {size for size, _ in subsampled_plates(plan.trace).values()}
         rows = some_rows(np.arange(sizes.pop()), num_points) if len(sizes) == 1 else None
         values = partial(_likelihood_values, model, rows, set(plan.networks) - plan.composed)
-        others = others | _by_chain(values, draws, args, kwargs, None)
+        found = _by_chain(values, draws, args, kwargs, None)
+        others = others | {k: v for k, v in found.items() if (v != v[:1, :1]).any()}  # a known scale is not judged
     return Judged(points_of(functions), points_of(others, MAX_ENTRIES), tuple(left_out))
 
 

@@ -169,7 +169,7 @@ def report(
     posterior, draws = as_posterior(mcmc), mcmc.get_samples(group_by_chain=True)
     judged = judged_draws(posterior.model, draws, args, kwargs, inputs=inputs)
     functions, sites = (None if points is None else diagnose(*points) for points in judged[:2])
-    found_ones = [found for found in (functions, sites) if found is not None]
+    both = [part for part in (functions, sites) if part is not None]
     state, key = mcmc.last_state, jax.random.key(0) if key is None else key
     chain = kernel._chain(args, kwargs)
     acceptance, noise_share, noise_heat = _probe(kernel, chain, state, key)
@@ -186,10 +186,8 @@ def report(
         "drift": _weight_drift(mcmc, kernel, args, kwargs),
         "shortfall": shortfall,
     }
-    size = state.scale.shape[-1]
-    advice = _advice(
-        convergence=_convergence(judged, found_ones), size=size, num_draws=mcmc.num_samples, chance=chance, **found
-    )
+    rest = {"size": state.scale.shape[-1], "num_draws": mcmc.num_samples, "chance": chance}
+    advice = _advice(kernel=kernel, convergence=_convergence(judged, both), **rest, **found)
     return Report(functions, sites, judged.left_out, **found, advice=tuple(advice))
 
 
@@ -295,6 +293,7 @@ def _weight_drift(mcmc, kernel, args, kwargs):
 
 def _advice(
     *,
+    kernel,
     convergence,
     num_diverging,
     temperature,
@@ -310,7 +309,7 @@ def _advice(
 ):
     yield from convergence
     (apart,) = np.nonzero(shortfall > SHORTFALL_LIMIT * chance)
-    if len(apart) and any(line.startswith("R-hat") for line in convergence):
+    if len(apart) and not all(line.startswith("the effective") for line in convergence):
         yield (
             f"the log likelihood of the data is up to {shortfall.max():.4g} lower in some chains "
             f"({', '.join(map(str, apart))}, the first being 0) than in the best, far more than chance allows: a "
@@ -326,7 +325,7 @@ def _advice(
             "step_size, raise friction, enlarge minibatches, or give the noise a tighter prior."
         )
     if configurational is not None:
-        yield from temperature_doubts(configurational)
+        yield from temperature_doubts(kernel, configurational)
     if acceptance < ACCEPTANCE_LIMIT:
         yield (
             f"a Metropolis test would accept {acceptance:.2f} of the draws: the discretisation may bias the law. "

@@ -12,7 +12,7 @@ from numpyro_fspace.convergence import MIN_DRAWS, standstill
 from numpyro_fspace.diagnostics import diagnose, doubts
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.chain import KernelState
-from numpyro_fspace.infer.kernels import SGHMC
+from numpyro_fspace.infer.kernels import SGHMC, SGLD
 from numpyro_fspace.judged import judged_draws, judged_predictions, points_of
 from numpyro_fspace.temperature import configurational_temperature
 
@@ -27,6 +27,8 @@ SHARE = 0.03
 #: Configurational temperatures that are too high, on average and in one direction (where a standard deviation is too
 #: large by a tenth and a fifth), and how many standard errors tell them from chance.
 HOT, HOT_DIRECTION, NUM_ERRORS = 1.2, 1.44, 3.5
+#: What SGLD's own step adds: 1 / (1 - ελ/2) at the step 0.4/λ that warm-up finds.
+SGLD_HEAT = 1.25
 
 
 def warn_of_draws(mcmc):
@@ -88,7 +90,7 @@ def _doubts(mcmc, state):
         found = configurational_temperature(
             mcmc.sampler, by_chain(state), draws, args, kwargs, jax.random.key(0), SHARE
         )
-        lines += [] if found is None else temperature_doubts(found)
+        lines += [] if found is None else temperature_doubts(mcmc.sampler, found)
     return lines
 
 
@@ -97,8 +99,9 @@ def by_chain(state):
     return state if state.potential_energy.ndim else jax.tree.map(lambda a: a[None], state)
 
 
-def temperature_doubts(found) -> list[str]:
-    """A line if a configurational temperature is too high, or too low, by more than chance allows."""
+def temperature_doubts(kernel, found) -> list[str]:
+    """A line if a configurational temperature is too high, or too low, by more than chance (and SGLD's step) allow."""
+    own = SGLD_HEAT if isinstance(kernel, SGLD) and kernel.step_size is None else 1.0
     cure = (
         "Shorten step_size (the half is a good try), enlarge the minibatch, fix the measurement points or take more of "
         "them, or raise friction."
@@ -106,7 +109,7 @@ def temperature_doubts(found) -> list[str]:
     lowest = {"mean": HOT, "leading": HOT_DIRECTION}
     for name, where in (("mean", ""), ("leading", " in the direction that the data determine best")):
         value, error = getattr(found, name), getattr(found, f"{name}_error")
-        if value > lowest[name] and np.log(value) > NUM_ERRORS * error:
+        if value > lowest[name] * own and np.log(value) > NUM_ERRORS * error:
             return [
                 f"the configurational temperature is {value:.2f} times the target's{where}: the draws are too wide, by "
                 f"a factor of about {np.sqrt(value):.2f}, though R-hat may be fine. {cure}"
