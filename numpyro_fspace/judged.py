@@ -285,8 +285,8 @@ def _function_values(model, num_points, draw, _, args, kwargs, at) -> dict:
 
 def _likelihood_values(model, rows, roots, draw, _, args, kwargs, __) -> dict:
     """Parameters of the likelihoods at a draw, where the ``roots`` among the functions take other inputs too."""
-    found = {}
-    kinds = {"": lambda x: x}
+    found: dict = {}
+    kinds: dict = {"": lambda x: x}
     if roots:
         kinds[" at permuted rows"] = lambda x: _permuted(x, len(x)) if _has_columns(x) else x
         kinds[" at widened rows"] = lambda x: _widened(x, len(x)) if _is_real(x) else x

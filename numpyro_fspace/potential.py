@@ -238,7 +238,8 @@ def _in_minibatch(site, trace):
     return any(frame.name in subsampled_plates(trace) for frame in site["cond_indep_stack"])
 
 
-def has_dynamic_support(site):
+def has_dynamic_support(site) -> bool:
+    """Whether the support of a site may depend on other sites."""
     support = site["fn"].support
     while isinstance(support, type(constraints.independent(constraints.real, 1))):
         support = support.base_constraint

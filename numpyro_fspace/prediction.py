@@ -56,6 +56,9 @@ def predict(
 ) -> dict[str, np.ndarray]:
     """Draws of functions and observations at new inputs, one for each posterior draw.
 
+    A ``RuntimeWarning`` tells if the chains of ``source`` have not met in these (R-hat above 1.05; where it has several
+    chains of 100 draws or more).
+
     Args:
         source: an ``MCMC`` object that has run, a ``fs.Posterior`` (of ``fs.svi_posterior``, of a checkpoint, …), or a
             dict of posterior draws [S, …] (then ``model`` is needed).

@@ -46,6 +46,11 @@ class MCMC(NumPyroMCMC):
     interrupted (Ctrl-C) are kept. This is the bar of SGLD, SGHMC, fSGLD and fSGHMC with one chain or vectorised ones;
     else it is NumPyro's.
 
+    **Warnings.** At its end ``run`` warns, once, of R-hat above 1.05, of fewer than 50 effective draws per chain, of a
+    chain that stands still, and of draws that are wider than the posterior (the configurational temperature of our
+    kernels, see ``fs.report``): judged are functions at a few inputs and every latent site that is no weight,
+    of NumPyro's kernels too. Runs of fewer than 200 draws, or 100 that are kept, are trials and not judged.
+
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written as the run goes, a part of
     ``checkpoint_every`` draws at a time. If it is killed, at any moment, the same call (same kernel, numbers, key and
     data) goes on after the last part that was written, to the draws of an undisturbed run, bit for bit on the same
