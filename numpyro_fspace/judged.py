@@ -177,12 +177,16 @@ def judged_draws(model, draws, args, kwargs, *, inputs=None, num_points: int = 1
     step = -(-_num_draws(draws) // MAX_DRAWS)
     draws = {k: v[:, ::-step][:, ::-1] if step > 1 else v for k, v in draws.items()}
     plan = structure(model, {k: v[0, 0] for k, v in draws.items()}, args, kwargs)
-    draws = {k: v for k, v in draws.items() if k in plan.trace and plan.trace[k]["type"] == "sample"}
-    names = _chosen(plan, inputs)
+    latents = {k for k, s in plan.trace.items() if s["type"] == "sample" and not s["is_observed"]}
+    missing = sorted(latents - set(draws) - set(plan.priors))
+    draws = {k: v for k, v in draws.items() if k in latents}
+    names = [] if missing else _chosen(plan, inputs)
     others = {k: v for k, v in draws.items() if k not in plan.weights}
     left_out = [f"{k} (it reaches the data through another function)" for k in plan.networks if k not in plan.direct]
     if plan.weights:
         left_out.append("weights (units can be exchanged)")
+    if missing:
+        left_out.append(f"functions (the draws of {', '.join(missing)} were not kept)")
     on_disk = any(isinstance(leaf, OnDemand) for leaf in jax.tree.leaves((args, kwargs)))
     functions: dict = {}
     if names:
@@ -191,15 +195,17 @@ def judged_draws(model, draws, args, kwargs, *, inputs=None, num_points: int = 1
             ends = {k: np.stack([v[0, 0], v[-1, -1]]) for k, v in draws.items()}
             known = {} if on_disk else function_inputs(model, ends, args, kwargs)
             at = _kinds({k: np.asarray(x) for k, x in known.items() if k in names}, num_points, num_others)
-            left_out += [f"{k} at data (its inputs are not known)" for k in names if k not in known]
+            why = "they are on disk: give inputs=" if on_disk else "its inputs are not known: give inputs="
+            left_out += [f"{k} at the data ({why})" for k in names if k not in known]
         else:
             at = {"": inputs if isinstance(inputs, dict) else dict.fromkeys(names, inputs)}
         values = partial(_function_values, model, num_others if inputs is None else 0)
         found = _by_chain(values, draws, args, kwargs, jax.tree.map(jnp.asarray, at))
         functions = {k: f for name in names for k, f in found.items() if _is_of(k, name)}
-    if plan.needs_likelihood and on_disk:
+    is_likelihood_judged = plan.needs_likelihood and not missing
+    if is_likelihood_judged and on_disk:
         left_out.append("what enters the likelihood (the data are on disk)")
-    elif plan.needs_likelihood:
+    elif is_likelihood_judged:
         sizes = {size for size, _ in subsampled_plates(plan.trace).values()}
         rows = some_rows(np.arange(sizes.pop()), num_points) if len(sizes) == 1 else None
         values = partial(_likelihood_values, model, rows, set(plan.networks) - plan.composed)
@@ -292,7 +298,7 @@ def _likelihood_values(model, rows, roots, draw, _, args, kwargs, __) -> dict:
         kinds[" at widened rows"] = lambda x: _widened(x, len(x)) if _is_real(x) else x
     for kind, change in kinds.items():
         seeded = handlers.seed(condition(model, draw), jax.random.key(0))
-        seeded = full_plates(seeded) if rows is None else given_rows(seeded, rows)
+        seeded = full_plates(seeded) if rows is None else given_rows(seeded, jnp.asarray(rows))
 
         def changed(name, fn, _, change=change):
             return (lambda x: fn(change(x))) if name in roots else fn

@@ -300,3 +300,44 @@ def test_functions_kept_in_place_of_weights_are_judged():
     mcmc = fs.MCMC(kernel, num_warmup=1, num_samples=200, functions_at=x[:3], progress_bar=False)
     with pytest.warns(RuntimeWarning, match="stood still for 200 of 200"):
         mcmc.run(KEY, x, x[:, 0])
+
+
+def test_draws_on_disk_are_judged_like_those_in_memory(tmp_path):
+    rng = np.random.default_rng(0)
+    draws = rng.normal(size=(3, 120, 2, 1)).astype(np.float32)
+    np.save(tmp_path / "draws.npy", draws)
+    on_disk = np.load(tmp_path / "draws.npy", mmap_mode="r")
+    x = rng.normal(size=(30, 2)).astype(np.float32)
+    one, other = (judged_draws(one_network, {"f.kernel": d}, (x, x[:, 0]), {}).functions for d in (draws, on_disk))
+    assert one.names == other.names
+    np.testing.assert_allclose(one.draws, other.draws, rtol=1e-5, atol=1e-5)
+
+
+def test_functions_of_draws_that_were_not_kept_are_left_out():
+    draws = {"sigma": np.ones((2, 120), np.float32)}
+
+    def model(x, y=None):
+        f = fs.random_module("f", nn.Dense(1), input_shape=2)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], numpyro.sample("sigma", dist.HalfNormal(1.0))), obs=y)
+
+    judged = judged_draws(model, draws, (np.zeros((4, 2)), np.zeros(4)), {})
+    assert judged.functions is None and judged.others.names == ("sigma",)
+    assert any("f.bias, f.kernel were not kept" in line for line in judged.left_out)
+
+
+def test_minibatches_and_composed_networks_are_judged_by_rows():
+    def model(x, y=None):
+        trunk, head = (fs.random_module(k, nn.Dense(1), input_shape=1) for k in ("trunk", "head"))
+        with numpyro.plate("data", 40, subsample_size=5):
+            xb, yb = numpyro.subsample(x, event_dim=1), numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(head(jnp.tanh(trunk(xb)))[:, 0], 0.3), obs=yb)
+
+    rng = np.random.default_rng(0)
+    sites = {
+        f"{k}.{part}": (1, 1) if part == "kernel" else (1,) for k in ("trunk", "head") for part in ("kernel", "bias")
+    }
+    draws = {k: rng.normal(size=(2, 120, *shape)).astype(np.float32) for k, shape in sites.items()}
+    judged = judged_draws(model, draws, (np.linspace(-1, 1, 40)[:, None], np.zeros(40)), {})
+    x, w = np.linspace(-1, 1, 40), {k: v.reshape(2, 120, 1) for k, v in draws.items()}
+    f = w["head.kernel"] * np.tanh(w["trunk.kernel"] * x + w["trunk.bias"]) + w["head.bias"]
+    np.testing.assert_allclose(judged.others.draws[..., :40], f, atol=1e-4)
