@@ -13,7 +13,13 @@ import numpy as np
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["convergence"]
+__all__ = ["ESS_LIMIT", "MIN_DRAWS", "RHAT_LIMIT", "convergence", "standstill"]
+
+#: The limits of the package, in tables, advice and warnings alike: of R-hat from above, of effective draws per chain
+#: (bulk and tail) from below. 50 of them make a mean good to a seventh of a standard deviation.
+RHAT_LIMIT, ESS_LIMIT = 1.05, 50
+#: Draws of each chain that have to be kept before a warning is given: with fewer, chance alone exceeds the limits.
+MIN_DRAWS = 100
 
 
 def convergence(x: Float[np.ndarray, "P C S"]) -> Float[np.ndarray, "4 P"]:
@@ -41,6 +47,21 @@ def convergence(x: Float[np.ndarray, "P C S"]) -> Float[np.ndarray, "4 P"]:
     ess_tail = np.minimum(_ess(split <= low), _ess(split <= high))
     mcse_mean = x.std(axis=(1, 2), ddof=1) / np.sqrt(_ess(split))
     return np.stack([rhat, _ess(scores), ess_tail, mcse_mean])
+
+
+def standstill(x: Float[np.ndarray, "P C S"]) -> np.ndarray:
+    """The longest run of draws in which nothing moves, in each chain, ``[C]``.
+
+    Example:
+        >>> standstill(np.array([[[0.0, 1.0, 1.0, 1.0, 2.0]]]))
+        array([3])
+    """
+    stays = (x[..., 1:] == x[..., :-1]).all(axis=0)  # [C, S - 1]
+    longest = run = np.ones(stays.shape[0], int)
+    for stay in stays.T:
+        run = np.where(stay, run + 1, 1)
+        longest = np.maximum(longest, run)
+    return longest
 
 
 def _normal_scores(x: Float[np.ndarray, "P C n"]) -> Float[np.ndarray, "P C n"]:

@@ -7,6 +7,7 @@ inputs instead. The estimators are in :mod:`numpyro_fspace.convergence`.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +15,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_fspace.convergence import convergence
+from numpyro_fspace.convergence import ESS_LIMIT, RHAT_LIMIT, convergence
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Bool, Float
 
-__all__ = ["FunctionDiagnostics", "function_diagnostics"]
+__all__ = ["FunctionDiagnostics", "diagnose", "doubts", "function_diagnostics"]
 
-_RHAT_LIMIT = 1.01  # Vehtari et al. (2021), section 4
-_ESS_LIMIT = 100  # bulk and tail, per chain
+ONE_CHAIN = "one chain; R-hat compares its two halves and cannot see other modes."
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,13 @@ class FunctionDiagnostics:
 
     @property
     def converged(self) -> Bool[np.ndarray, " P"]:
-        """Where R-hat is at most 1.01 and both effective sample sizes are at least 100 per chain, ``[P]``."""
+        """Where R-hat is at most 1.05 and both effective sample sizes are at least 50 per chain, ``[P]``.
+
+        These are the limits of ``fs.report`` and of the warnings of ``fs.MCMC``. Vehtari et al. (2021) ask for 1.01 and
+        100 of results to publish.
+        """
         ess = np.minimum(self.ess_bulk, self.ess_tail)
-        return (self.rhat <= _RHAT_LIMIT) & (ess >= _ESS_LIMIT * self.num_chains)
+        return (self.rhat <= RHAT_LIMIT) & (ess >= ESS_LIMIT * self.num_chains)
 
     def __str__(self) -> str:
         chains = "1 chain" if self.num_chains == 1 else f"{self.num_chains} chains"
@@ -81,7 +85,7 @@ class FunctionDiagnostics:
             self._row("ESS bulk", self.ess_bulk, "{:.0f}", largest=False),
             self._row("ESS tail", self.ess_tail, "{:.0f}", largest=False),
             self._row("MCSE / sd", error, "{:.3f}", largest=True),
-            f"{self.converged.sum()} of {points}: R-hat ≤ {_RHAT_LIMIT} and ESS ≥ {_ESS_LIMIT} per chain.",
+            f"{self.converged.sum()} of {points}: R-hat ≤ {RHAT_LIMIT} and ESS ≥ {ESS_LIMIT} per chain.",
         ]
         return "\n".join(lines + [f"Note: {note}" for note in self.notes])
 
@@ -144,7 +148,10 @@ def function_diagnostics(
         if len(names) != len(labels):
             raise ValueError(f"names has {len(names)} labels, f has {len(labels)} points; they must agree.")
         labels = [str(name) for name in names]
-    return _diagnose(np.moveaxis(draws, 2, 0), tuple(labels))
+    found = diagnose(draws, tuple(labels))
+    for note in _notes_of_trouble(found):
+        warnings.warn(note, UserWarning, stacklevel=2)
+    return found
 
 
 def _as_draws(value: ArrayLike, name: str) -> np.ndarray:
@@ -170,8 +177,10 @@ def _labels(key: str, shape: tuple[int, ...]) -> list[str]:
     return [f"{key}[{', '.join(map(str, index))}]" for index in np.ndindex(*shape)]
 
 
-def _diagnose(draws: Float[np.ndarray, "P C S"], names: tuple[str, ...]) -> FunctionDiagnostics:
+def diagnose(draws: Float[np.ndarray, "C S P"], names: tuple[str, ...]) -> FunctionDiagnostics:
+    """``function_diagnostics`` of numbers under their names, without warnings."""
     eps = np.finfo(draws.dtype).eps if draws.dtype.kind == "f" else 0.0
+    draws = np.moveaxis(draws, 2, 0)
     finite = np.isfinite(draws).all(axis=(1, 2))
     x = np.where(finite[:, None, None], draws, 0).astype(np.float64)
     rounding = 4 * eps * np.abs(x).max(axis=(1, 2))
@@ -185,13 +194,75 @@ def _diagnose(draws: Float[np.ndarray, "P C S"], names: tuple[str, ...]) -> Func
         if block.size:
             stats[2:, block] = convergence(x[block])
     notes = _notes(names, finite, varies, moves)
-    for note in notes:
-        warnings.warn(note, UserWarning, stacklevel=3)
     if x.shape[1] == 1:
-        notes += ("one chain; R-hat compares its two halves and cannot see other modes.",)
+        notes += (ONE_CHAIN,)
     _, num_chains, num_draws = x.shape
     mean, sd, rhat, ess_bulk, ess_tail, mcse_mean = stats
     return FunctionDiagnostics(names, num_chains, num_draws, mean, sd, rhat, ess_bulk, ess_tail, mcse_mean, notes)
+
+
+def doubts(found: Sequence[FunctionDiagnostics], still: np.ndarray) -> list[str]:
+    """What speaks against chains, a line each, in the order of its weight.
+
+    Args:
+        found: diagnostics of the same draws.
+        still: the longest run of draws in which nothing moved, in each chain, [C].
+    """
+    names = [name for part in found for name in part.names]
+    mean, rhat = (np.concatenate([getattr(part, field) for part in found]) for field in ("mean", "rhat"))
+    ess = np.concatenate([np.minimum(part.ess_bulk, part.ess_tail) for part in found])
+    num_chains, num_draws = found[0].num_chains, found[0].num_draws
+    lines = []
+    broken, frozen = np.isnan(mean), np.flatnonzero(still >= max(ESS_LIMIT, num_draws // 10))
+    same = np.isnan(rhat) & ~broken
+    if broken.any():
+        lines.append(
+            f"{_label(names[broken.argmax()])} is NaN or infinite in some draws: a chain diverged. Shorten step_size."
+        )
+    if frozen.size:
+        lines.append(
+            f"{_chains(frozen, num_chains)} stood still for {still.max()} of {num_draws} draws in a row: the step is "
+            "too long to be accepted or too short to be felt, or the chain starts where it cannot move. Let warm-up "
+            "find the step size, or start elsewhere."
+        )
+    elif same.any():
+        lines.append(
+            f"{_label(names[same.argmax()])} is the same in every draw up to rounding: the chains collapsed or never "
+            "moved. Check step_size and the prior."
+        )
+    if np.nanmax(rhat, initial=0.0) > RHAT_LIMIT:
+        lines.append(
+            f"R-hat of {_label(names[np.nanargmax(rhat)])} reaches {np.nanmax(rhat):.2f}: {_not_met(num_chains)}. "
+            "Run longer (num_samples, or num_steps for more steps per draw), discard more (num_warmup), and do not "
+            "read its spread."
+        )
+    elif np.nanmin(ess, initial=np.inf) < ESS_LIMIT * num_chains:
+        lines.append(
+            f"the effective sample size of {_label(names[np.nanargmin(ess)])} falls to {np.nanmin(ess):.0f} "
+            f"({ESS_LIMIT} per chain are wanted): means are rough and quantiles rougher. Run longer, or raise "
+            "num_steps."
+        )
+    return lines
+
+
+def _label(name: str) -> str:
+    """The name of what a point belongs to."""
+    return re.sub(r"\[[\d, ]*\]$", "", name)
+
+
+def _chains(numbers: np.ndarray, num_chains: int) -> str:
+    if num_chains == 1:
+        return "the chain"
+    listed = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
+    return f"chain{'s' if len(numbers) > 1 else ''} {listed} (the first being 0)"
+
+
+def _not_met(num_chains: int) -> str:
+    return "the chains have not met" if num_chains > 1 else "the chain has not settled, as its halves differ"
+
+
+def _notes_of_trouble(found: FunctionDiagnostics) -> list[str]:
+    return [note for note in found.notes if note != ONE_CHAIN]
 
 
 def _notes(names: tuple[str, ...], finite: np.ndarray, varies: np.ndarray, moves: np.ndarray) -> tuple[str, ...]:

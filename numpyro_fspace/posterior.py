@@ -12,7 +12,8 @@ from numpyro.infer import MCMC as NumPyroMCMC
 
 from numpyro_fspace.infer.checkpoint import Checkpoint, join_chains, plain
 from numpyro_fspace.infer.devices import beside
-from numpyro_fspace.infer.mcmc import MCMC, warn_of_trouble
+from numpyro_fspace.infer.mcmc import MCMC
+from numpyro_fspace.infer.trouble import warn_of_trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable

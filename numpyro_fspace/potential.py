@@ -24,7 +24,7 @@ from numpyro_fspace.primitives import drawn
 from numpyro_fspace.sites import active_functional_priors, is_functional_prior, is_weight, subsampled_plates, weights_of
 from numpyro_fspace.validate import check_observations, check_sites
 
-__all__ = ["ModelPotential", "base_transform", "check_gradient"]
+__all__ = ["ModelPotential", "base_transform", "check_gradient", "has_dynamic_support"]
 
 #: Prior draws from which the scale of a parameter without a closed form is estimated.
 NUM_SCALE_DRAWS = 200
@@ -202,7 +202,7 @@ class ModelPotential:
         Deterministic sites inside a subsampled plate differ from minibatch to minibatch and are left out.
         """
         kept = [k for k, s in self.trace.items() if s["type"] == "deterministic" and not _in_minibatch(s, self.trace)]
-        if not kept and not any(_has_dynamic_support(self.trace[k]) for k in self.latents):
+        if not kept and not any(has_dynamic_support(self.trace[k]) for k in self.latents):
             constrained = {k: biject_to(self.trace[k]["fn"].support) for k in self.latents}
             return lambda z: {k: constrained[k](v) for k, v in z.items()}
 
@@ -316,7 +316,8 @@ def _in_minibatch(site, trace):
     return any(frame.name in subsampled_plates(trace) for frame in site["cond_indep_stack"])
 
 
-def _has_dynamic_support(site):
+def has_dynamic_support(site) -> bool:
+    """Whether the support of a site may depend on other sites."""
     support = site["fn"].support
     while isinstance(support, type(constraints.independent(constraints.real, 1))):
         support = support.base_constraint

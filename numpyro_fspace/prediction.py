@@ -22,6 +22,7 @@ from numpyro_fspace.draws import check_draws
 from numpyro_fspace.functions import condition, evaluate, function_inputs, function_values, functions_of
 from numpyro_fspace.handlers import full_plates, own_keys
 from numpyro_fspace.infer.devices import beside
+from numpyro_fspace.infer.trouble import warn_of_predictions
 from numpyro_fspace.on_demand import errors_as_themselves
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.row_parts import Evaluation, find_axes, take_rows
@@ -55,6 +56,9 @@ def predict(
     **kwargs: Any,
 ) -> dict[str, np.ndarray]:
     """Draws of functions and observations at new inputs, one for each posterior draw.
+
+    A ``RuntimeWarning`` tells if the chains of ``source`` have not met in these (R-hat above 1.05; where it has several
+    chains of 100 draws or more).
 
     Args:
         source: an ``MCMC`` object that has run, a ``fs.Posterior`` (of ``fs.svi_posterior``, of a checkpoint, …), or a
@@ -103,6 +107,7 @@ def predict(
         bad = [k for k, v in draws.items() if trouble is not None and not np.isfinite(v).all()]
         if bad:
             raise ValueError(f"{bad} are not finite.")
+    warn_of_predictions(posterior, args, kwargs, draws)
     return draws
 
 

@@ -11,29 +11,31 @@ import numpy as np
 from numpyro.distributions import biject_to, transforms
 from numpyro.infer import MCMC
 
-from numpyro_fspace.diagnostics import FunctionDiagnostics, function_diagnostics
-from numpyro_fspace.functions import function_inputs, some_rows
+from numpyro_fspace.convergence import standstill
+from numpyro_fspace.diagnostics import FunctionDiagnostics, diagnose, doubts
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.devices import beside
 from numpyro_fspace.infer.kernels import SGHMC
+from numpyro_fspace.infer.trouble import MIN_ACCEPT_PROB, by_chain, temperature_doubts
 from numpyro_fspace.infer.warmup import noise_variances
+from numpyro_fspace.judged import judged_draws
 from numpyro_fspace.on_demand import errors_as_themselves
 from numpyro_fspace.posterior import as_posterior
 from numpyro_fspace.potential import base_transform
-from numpyro_fspace.prediction import function_draws
 from numpyro_fspace.sgmcmc.integrators import drift, kick
+from numpyro_fspace.temperature import ConfigurationalTemperature, configurational_temperature
 
 if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float, Key
 
 __all__ = ["Report", "report"]
 
-MAX_POINTS = 100
 NUM_GRADIENTS = 16
 NUM_TRAJECTORIES = 8
 
-RHAT_LIMIT = 1.05
-ESS_LIMIT = 50.0
+#: Of the gradient steps of the run, how many may be spent on its configurational temperature.
+SHARE = 0.2
+
 ACCEPTANCE_LIMIT = 0.3
 NOISE_LIMIT = 0.1
 HEAT_LIMIT = 1.0
@@ -47,12 +49,20 @@ class Report:
     """What ``report`` found; ``print`` it.
 
     Attributes:
-        functions: R-hat, effective sample sizes and moments of f at the probe inputs.
+        functions: R-hat, effective sample sizes and moments of f at the probe inputs; None for a model without one.
+        sites: the same of the latent sites that are no weights, and of what enters a likelihood where several networks
+            make it up; None if there are none.
+        left_out: in words, what of the model is not judged.
         num_diverging: undone draws of the sampling phase, all chains.
         temperature: mean kinetic temperature of each chain relative to the sampler's, [C]; NaN for SGLD, which has
             no momentum.
-        acceptance: the mean acceptance probability a Metropolis test of one draw's steps would have had (one step
-            for SGLD), at the last state of each chain with minibatch and points frozen.
+        configurational: the configurational temperature of the draws relative to the sampler's, on average
+            (``.mean``) and in the direction that the data determine best (``.leading``), with relative standard errors
+            (``.mean_error``, ``.leading_error``): 1 for a law that is sampled rightly, SGLD's too. None if it cannot be
+            had for a fifth of the run's gradients, or the model draws random numbers of its own.
+        acceptance: the mean acceptance probability of the run's Metropolis test; of a run without one, what a test of
+            one draw's steps (one step for SGLD) would have had, at the last state of each chain with minibatch and
+            points frozen.
         noise_share: variance of the stochastic gradient's noise relative to the sampler's own noise, per unit of
             time: the relative excess of temperature that minibatches and random points cause, to leading order, as a
             mean over all directions, as the temperature is.
@@ -65,9 +75,12 @@ class Report:
         advice: one line for each doubt; empty if there is none.
     """
 
-    functions: FunctionDiagnostics
+    functions: FunctionDiagnostics | None
+    sites: FunctionDiagnostics | None
+    left_out: tuple[str, ...]
     num_diverging: int
     temperature: np.ndarray
+    configurational: ConfigurationalTemperature | None
     acceptance: float
     noise_share: float
     noise_heat: float
@@ -77,8 +90,12 @@ class Report:
 
     def __str__(self) -> str:
         temperature = "" if np.isnan(self.temperature).all() else f"temperature {self._range(self.temperature)}, "
-        lines = [
-            str(self.functions),
+        if self.configurational is not None:
+            temperature += f"configurational {self.configurational}, "
+        lines = [] if self.functions is None else [str(self.functions)]
+        lines += [] if self.sites is None else [str(self.sites).replace("Functions", "Sites", 1)]
+        lines += [f"Left out: {'; '.join(self.left_out)}."] if self.left_out else []
+        lines += [
             f"Sampler: {temperature}acceptance {self.acceptance:.2f}, gradient-noise share {self.noise_share:.3f} "
             f"(where it acts {self.noise_heat:.2f}), {self.num_diverging} diverging, "
             f"weight drift × {self._range(self.drift)}",
@@ -102,12 +119,20 @@ def report(
     r"""Judge a run of ``SGLD``, ``SGHMC``, ``fSGLD`` or ``fSGHMC`` in function space.
 
     It looks for each way in which such a run is known to go wrong: chains that have not met (R-hat, effective
-    sample size of f), a chain that is stuck where the data are hardly explained (shortfall of their likelihood), steps
-    that are too long (divergences, kinetic temperature, the acceptance a Metropolis test would have had), minibatches
-    that are too small (the gradient's noise, on average and where it acts), and improper laws (drift of the weights).
+    sample sizes) or stand still, a chain that is stuck where the data are hardly explained (shortfall of their
+    likelihood), steps that are too long (divergences, kinetic and configurational temperature, the acceptance a
+    Metropolis test would have had), minibatches that are too small (the gradient's noise, on average and where it
+    acts), and improper laws (drift of the weights).
 
-    f is every function under a functional prior, or every network of a model without one. Other networks (one of the
-    noise, say) are judged if ``inputs`` names them: parts of a function may be exchanged without changing it.
+    **What is judged.** Every function under a functional prior or, without one, the network that the likelihood is made
+    of: at the data, at measurement points, at rows whose columns come from different rows of the data, and at rows
+    twice as far from the mean, as predictions are wanted elsewhere too. If several networks make up a likelihood, its
+    parameters at the data and at such rows, since parts of a sum can be exchanged. And every latent site that is no
+    weight, so that a model without networks is judged by its sites. What is left out is listed. ``inputs`` names other
+    places, and other networks.
+
+    **Temperature of the draws.** E|Sᵀ∇U|² / E tr Sᵀ∇²U S is T for every law that is sampled rightly. Gradients of all
+    data at up to 256 draws estimate it, as long as they cost less than a fifth of the run's own.
 
     With V the covariance of :math:`S^\top \nabla \tilde U` over minibatches and points, a direction in which its
     variance is v gets the temperature :math:`T + \varepsilon v / (2 \gamma)` under SGHMC, and
@@ -119,8 +144,8 @@ def report(
         mcmc: an ``MCMC`` object that has run one of our kernels.
         *args: the arguments of that run; what it was given if there are none here.
         key: of the probes; ``jax.random.key(0)`` if None.
-        inputs: where f is judged, [N, D], or a dict of them by name of function; as for ``predict`` if None, up to 100
-            rows.
+        inputs: where f is judged, [N, D], or a dict of them by name of function; None is as above, up to 100 rows of
+            the data and 30 points of each other kind.
         **kwargs: the keyword arguments of that run.
 
     Returns:
@@ -128,7 +153,7 @@ def report(
 
     Raises:
         TypeError: if ``mcmc`` ran another kernel.
-        ValueError: if it has not run, or the model has no network or functional prior to judge.
+        ValueError: if it has not run, or ``inputs`` are given for what is no function of the model.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
@@ -147,25 +172,32 @@ def report(
     if not args and not kwargs:
         args, kwargs = mcmc._args, mcmc._kwargs
     args, kwargs = beside((args, kwargs), mcmc.last_state)
-    f = _function_draws(mcmc, args, kwargs, inputs)
-    functions = function_diagnostics(f)
+    posterior, draws = as_posterior(mcmc), mcmc.get_samples(group_by_chain=True)
+    judged = judged_draws(posterior.model, draws, args, kwargs, inputs=inputs)
+    functions, sites = (None if points is None else diagnose(*points) for points in judged[:2])
+    both = [part for part in (functions, sites) if part is not None]
     state, key = mcmc.last_state, jax.random.key(0) if key is None else key
     chain = kernel._chain(args, kwargs)
     acceptance, noise_share, noise_heat = _probe(kernel, chain, state, key)
+    if chain.metropolis:
+        acceptance = float(np.mean(state.mean_accept_prob))
     shortfall, chance = _shortfall(chain, state, key)
     has_momentum = isinstance(kernel, SGHMC)
     temperature = np.atleast_1d(state.mean_temperature) / kernel.temperature
     found = {
-        "functions": functions,
         "num_diverging": int(np.sum(state.num_diverging)),
         "temperature": temperature if has_momentum else np.full_like(temperature, np.nan),
+        "configurational": configurational_temperature(kernel, by_chain(state), draws, args, kwargs, key, SHARE),
         "acceptance": acceptance,
         "noise_share": noise_share,
         "noise_heat": noise_heat,
         "drift": _weight_drift(mcmc, kernel, args, kwargs),
         "shortfall": shortfall,
     }
-    return Report(**found, advice=tuple(_advice(size=state.scale.shape[-1], chance=chance, **found)))
+    rest = {"size": state.scale.shape[-1], "num_draws": mcmc.num_samples, "chance": chance}
+    rest |= {"is_tested": chain.metropolis}
+    advice = _advice(convergence=_convergence(judged, both), **rest, **found)
+    return Report(functions, sites, judged.left_out, **found, advice=tuple(advice))
 
 
 def _checked_kernel(mcmc):
@@ -180,30 +212,10 @@ def _checked_kernel(mcmc):
     return mcmc.sampler
 
 
-def _function_draws(mcmc, args, kwargs, inputs):
-    """Draws of every function of the model at the probe inputs, by name, [C, S, N, K]."""
-    found, potential = as_posterior(mcmc), mcmc.sampler._model_potential(args, kwargs)
-    networks = [k for k, site in potential.trace.items() if site["type"] == "network"]
-    names = list(potential.functional_priors) or networks
-    if isinstance(inputs, dict):  # who asks for a network gets it, though another function has a prior
-        names += [k for k in networks if k in inputs and k not in names]
-    if not names:
-        raise ValueError("The model has no random_module and no functional_prior: there is no f to judge.")
-    if inputs is None:
-        known = function_inputs(found.model, found.samples, args, kwargs)
-        inputs = {k: some_rows(x, MAX_POINTS) for k, x in known.items()}
-        if not inputs:
-            raise ValueError("report needs inputs to judge f at: pass the run's arguments, or inputs=.")
-    elif isinstance(inputs, dict) and not inputs.keys() <= set(names):
-        raise ValueError(f"inputs: report judges {sorted({*names, *networks})}, got inputs of {sorted(inputs)}.")
-    draws = function_draws(found, args, kwargs, inputs)
-    judged = {k: f for name in names for k, f in draws.items() if k == name or k.startswith(f"{name}[")}
-    return {k: f.reshape(mcmc.num_chains, -1, *f.shape[1:]) for k, f in judged.items()}
-
-
-def _by_chain(state):
-    """``state`` with an axis of chains, which that of a single one lacks."""
-    return state if state.potential_energy.ndim else jax.tree.map(lambda a: a[None], state)
+def _convergence(judged, found):
+    """Lines on R-hat, effective sample sizes and chains that stand still."""
+    still = [standstill(np.moveaxis(points.draws, 2, 0)) for points in judged[:2] if points is not None]
+    return doubts(found, np.min(still, axis=0)) if found else []
 
 
 def _shortfall(chain, state, key):
@@ -212,7 +224,7 @@ def _shortfall(chain, state, key):
     Chance is that of a Gaussian posterior at the sampler's temperature T, in which the log likelihood of N numbers has
     the variance T²P/2, or T²N/2 if that is less, at most.
     """
-    model, states = chain.model, _by_chain(state)
+    model, states = chain.model, by_chain(state)
     chance = chain.temperature * np.sqrt(0.5 * min(state.scale.shape[-1], model.num_observed()))
     if states.i.size == 1:  # no data need be read for it
         return np.zeros(1), chance
@@ -269,7 +281,7 @@ def _probe(kernel, chain, state, key):
         keys = jax.random.split(key_trajectories, (2, NUM_TRAJECTORIES))
         return jnp.mean(jax.lax.map(accept, (keys[0], keys[1]))), share, heat
 
-    states = _by_chain(state)
+    states = by_chain(state)
     keys = jax.random.split(key, states.potential_energy.shape[0])
     return tuple(float(jnp.mean(found)) for found in jax.jit(jax.vmap(one_chain))(keys, states))
 
@@ -292,38 +304,45 @@ def _weight_drift(mcmc, kernel, args, kwargs):
 
 
 def _advice(
-    *, functions, num_diverging, temperature, acceptance, noise_share, noise_heat, drift, shortfall, size, chance
+    *,
+    is_tested,
+    convergence,
+    num_diverging,
+    temperature,
+    configurational,
+    acceptance,
+    noise_share,
+    noise_heat,
+    drift,
+    shortfall,
+    size,
+    num_draws,
+    chance,
 ):
-    rhat, ess = functions.max_rhat, functions.min_ess
-    if not rhat <= RHAT_LIMIT:
+    yield from convergence
+    (apart,) = np.nonzero(shortfall > SHORTFALL_LIMIT * chance)
+    if len(apart) and not all(line.startswith("the effective") for line in convergence):
         yield (
-            f"R-hat of f reaches {rhat:.2f}: the chains have not met. Run longer (num_samples, or num_steps for more "
-            "steps per draw), discard more (num_warmup), and do not read the spread of f."
-        )
-        (apart,) = np.nonzero(shortfall > SHORTFALL_LIMIT * chance)
-        if len(apart):
-            yield (
-                f"the log likelihood of the data is up to {shortfall.max():.4g} lower in some chains "
-                f"({', '.join(map(str, apart))}, the first being 0) than in the best, far more than chance allows: a "
-                "chain far below most may be stuck, one far above most may interpolate the data. Leave it out, or run "
-                "again, with another key or a longer num_warmup."
-            )
-    elif not ess >= ESS_LIMIT * functions.num_chains:
-        yield (
-            f"the effective sample size of f falls to {ess:.0f}: means are rough and quantiles rougher. Run longer, or "
-            "raise num_steps."
+            f"the log likelihood of the data is up to {shortfall.max():.4g} lower in some chains "
+            f"({', '.join(map(str, apart))}, the first being 0) than in the best, far more than chance allows: a "
+            "chain far below most may be stuck, one far above most may interpolate the data. Leave it out, or run "
+            "again, with another key or a longer num_warmup."
         )
     if num_diverging:
         yield f"{num_diverging} draws diverged: shorten step_size, warm up longer, or raise the prior's nugget."
-    chance = TEMPERATURE_LIMIT + 4.0 * np.sqrt(2.0 / (size * functions.num_draws))
-    if np.any(temperature > 1.0 + chance):
+    chance = TEMPERATURE_LIMIT + 4.0 * np.sqrt(2.0 / (size * num_draws))
+    if not is_tested and np.any(temperature > 1.0 + chance):
         yield (
             f"kinetic temperature {np.nanmax(temperature):.2f} times the target's: intervals are too wide. Shorten "
             "step_size, raise friction, enlarge minibatches, or give the noise a tighter prior."
         )
-    if acceptance < ACCEPTANCE_LIMIT:
+    if configurational is not None:
+        yield from temperature_doubts(configurational)
+    if is_tested and acceptance < MIN_ACCEPT_PROB:
+        yield f"the Metropolis test accepts {acceptance:.2f} of the steps, too few to move by: shorten step_size."
+    if not is_tested and acceptance < ACCEPTANCE_LIMIT:
         yield (
-            f"a Metropolis test would accept {acceptance:.2f} of the draws: the discretisation may bias the law. "
+            f"a Metropolis test would accept {acceptance:.2f} of the draws: the discretization may bias them. "
             "Compare f with a run at half the step size."
         )
     if noise_share > NOISE_LIMIT:

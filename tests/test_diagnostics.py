@@ -85,7 +85,7 @@ def test_summary_names_the_worst_point():
 
 
 def test_many_chains_need_more_draws_to_converge():
-    draws = autoregression(0.0, 8, 60, 1)  # about 480 effective draws, 800 needed
+    draws = autoregression(0.0, 8, 40, 1)  # about 320 effective draws, 400 needed
     assert not function_diagnostics(draws).converged.any()
 
 

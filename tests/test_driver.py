@@ -20,6 +20,7 @@ from numpyro.infer import NUTS
 import numpyro_fspace as fs
 from numpyro_fspace.infer import mcmc as driver
 from numpyro_fspace.infer.progress import Progress
+from numpyro_fspace.infer.trouble import warn_of_trouble
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -113,7 +114,7 @@ def test_heat_of_a_warm_up_is_no_draw_s():
         mcmc.warmup(KEY, X, Y, init_params=far)
     assert np.all(mcmc.last_state.mean_temperature > 2.0)
     with pytest.warns(RuntimeWarning, match="The chain runs hot"):
-        driver.warn_of_trouble(mcmc)
+        warn_of_trouble(mcmc)
 
 
 def test_a_warm_up_that_failed_leaves_no_trace():

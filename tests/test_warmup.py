@@ -148,6 +148,7 @@ def many_means(y):
 
 
 @pytest.mark.filterwarnings("ignore:The chain runs hot")
+@pytest.mark.filterwarnings("ignore:The draws are doubtful")  # which they are: the chain is kept hot on purpose
 def test_the_noise_of_minibatches_shortens_the_step_in_warm_up_alone():
     """In equilibrium no draw gains energy; the mean temperature tells of the noise."""
     y = np.random.default_rng(0).normal(size=(1000, 50)).astype(np.float32)

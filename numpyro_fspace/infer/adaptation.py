@@ -167,7 +167,7 @@ def _calibrate(chain, may_lengthen, state, num_iterations=NUM_POWER_ITERATIONS):
         may_lengthen = True  # at last calibration it is judged away from where it was made
     if chain.preconditioner.is_dense and not chain.metropolis:
         curvature = DENSE_MARGIN * curvature
-    found = jnp.where(good, chain.stable_step_size(curvature), 0.5 * warmup.step_size)
+    found = jnp.where(good, chain.stable_step_size(curvature, chain.metropolis), 0.5 * warmup.step_size)
     # λ belongs to one minibatch and one set of points; a step that has proved itself is not cut by more than half.
     shortened = jnp.clip(found, 0.5 * warmup.step_size, warmup.step_size)
     step_size = jnp.where(may_lengthen | (warmup.step_size == 0), found, shortened)  # 0 before the first

@@ -127,8 +127,8 @@ class SGMCMCKernel(MCMCKernel):
         """``num_steps`` gradient steps: ``(position, momentum, Info)``."""
 
     @abstractmethod
-    def _stable_step_size(self, curvature):
-        """The step size for largest curvature λ (in the preconditioner's coordinates)."""
+    def _stable_step_size(self, curvature, metropolis):
+        """The step size for largest curvature λ (in the preconditioner's coordinates), tested or not."""
 
     def _default_preconditioner(self):
         return automatic() if self.step_size is None else prior_scale()

@@ -89,7 +89,7 @@ class Chain(NamedTuple):
         transition: the sampler, ``(key, position, momentum, count, potential, step_size, friction, metric, metropolis,
             gradient_noise) -> (position, momentum, Info)``.
         metropolis: whether the sampler tests its steps.
-        stable_step_size: the sampler's step size for a largest curvature λ.
+        stable_step_size: the sampler's step size for a largest curvature λ, ``(λ, metropolis) -> ε``.
         preconditioner: ``fs.preconditioners`` object.
         absorbs_noise: whether the sampler takes a ``GradientNoise``.
         control_every: draws between renewals of the control variate's centre; None has no control variate.

@@ -32,14 +32,14 @@ class SGLD(SGMCMCKernel):
 
     **Target.** exp(-U/T) for the model's own potential, exactly, where U is known exactly (see ``metropolis``). Else as
     ε → 0, with second moments off by O(ε): a standard deviation is too large by a factor 1/√(1 - ελ/2) in a direction
-    of curvature λ, at the step that warm-up finds 1.12 in the stiffest and next to 1 in most others. What noise of the
+    of curvature λ, at the step that warm-up finds 1.05 in the stiffest and next to 1 in most others. What noise of the
     minibatch the control variate leaves adds to that. Minibatches come from
     ``numpyro.plate(..., subsample_size=B)`` and are redrawn at every step.
 
     Args:
         model: a NumPyro model with continuous global latent sites.
-        step_size: ε. None finds it in warm-up (0.4/λ for the largest curvature λ, 0.1/λ with ``dense()``); a float or
-            an optax schedule of the gradient step is used as it is.
+        step_size: ε. None finds it in warm-up: 0.2/λ for the largest curvature λ or, with a Metropolis test, at most
+            0.4/λ. A float or an optax schedule of the gradient step is used as it is.
         num_steps: gradient steps per draw; twice those of ``SGHMC``, as a step keeps no direction.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. None is ``automatic()`` if
@@ -111,8 +111,8 @@ class SGLD(SGMCMCKernel):
         state, info = kernel(key, state, potential, step_size, self.num_steps, self.temperature, metric)
         return state.position, momentum, info
 
-    def _stable_step_size(self, curvature):
-        return 0.4 / curvature
+    def _stable_step_size(self, curvature, metropolis):
+        return (0.4 if metropolis else 0.2) / curvature
 
 
 class SGHMC(SGMCMCKernel):
@@ -128,8 +128,8 @@ class SGHMC(SGMCMCKernel):
 
     Args:
         model: a NumPyro model with continuous global latent sites.
-        step_size: ε. None finds it in warm-up (1/√λ for the largest curvature λ, half of it with ``dense()``; 2/√λ is
-            the stability bound); a float or an optax schedule of the gradient step is used as it is.
+        step_size: ε. None finds it in warm-up: 1/√λ for the largest curvature λ (2/√λ is the stability bound) or, with a
+            Metropolis test, at most that. A float or an optax schedule of the gradient step is used as it is.
         num_steps: gradient steps per draw.
         friction: γ > 0, relative to the mass, per unit of time. None is 1 or, if warm-up finds the step size and
             gradients are noisy, more: along the up to eight directions that their noise acts on most, as much as
@@ -263,7 +263,7 @@ class SGHMC(SGMCMCKernel):
         )
         return state.position, state.momentum, info
 
-    def _stable_step_size(self, curvature):
+    def _stable_step_size(self, curvature, metropolis):
         return 1.0 / jnp.sqrt(curvature)
 
     def _why_untested(self, potential):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +17,10 @@ from numpyro_fspace.infer.chain import KernelState
 from numpyro_fspace.infer.checkpoint import Checkpoint, flat, folder_of, join_chains, plain_fields
 from numpyro_fspace.infer.devices import CHAINS, beside, check_mesh, gathered, place
 from numpyro_fspace.infer.identity import describe
-from numpyro_fspace.infer.kernels import SGHMC
 from numpyro_fspace.infer.loop import Loop
 from numpyro_fspace.infer.plan import one_at_a_time
 from numpyro_fspace.infer.progress import Interruption, Progress, is_watched
+from numpyro_fspace.infer.trouble import warn_of_draws, warn_of_trouble
 from numpyro_fspace.infer.xla import chains_together, is_nested, is_worth_dividing
 from numpyro_fspace.on_demand import errors_as_themselves
 from numpyro_fspace.priors.factor import is_traced
@@ -33,10 +32,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
     from jaxtyping import Array, ArrayLike, Float, Key
 
-__all__ = ["MCMC", "warn_of_trouble"]
-
-#: Mean acceptance probability of a Metropolis-tested chain below which a run warns.
-MIN_ACCEPT_PROB = 0.5
+__all__ = ["MCMC"]
 
 
 class MCMC(NumPyroMCMC):
@@ -59,6 +55,11 @@ class MCMC(NumPyroMCMC):
     next; what was compiled is used again where all that it depends on is the same. One kernel may serve several
     drivers, also in threads. Inside of ``jax.jit`` and ``vmap`` a run is part of their program: without a bar, a check,
     a mesh or a checkpoint.
+
+    **Warnings.** At its end ``run`` warns, once, of R-hat above 1.05, of fewer than 50 effective draws per chain, of a
+    chain that stands still, and of draws that are wider than the posterior (the configurational temperature of our
+    kernels, see ``fs.report``): judged are functions at a few inputs and every latent site that is no weight,
+    of NumPyro's kernels too. Runs of fewer than 200 draws, or 100 that are kept, are trials and not judged.
 
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written as the run goes, a part of
     ``checkpoint_every`` draws at a time. If it is killed, at any moment, the same call (same kernel, numbers, key and
@@ -218,6 +219,7 @@ class MCMC(NumPyroMCMC):
             super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
         if not is_warmup and not is_nested():  # whose heat is no draw's
             one_at_a_time(warn_of_trouble)(self)
+            one_at_a_time(warn_of_draws)(self)
 
     def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
         """NumPyro's, of the functions too where they were kept in place of weights."""
@@ -411,68 +413,3 @@ class MCMC(NumPyroMCMC):
         if self._states_flat is None:  # NumPyro would load draws that lie on disk
             self._states_flat = jax.tree.map(join_chains, self._states)
         return self._states_flat
-
-
-def is_rounded(state) -> bool:
-    """Whether a parameter is known, given the others, to less than ten units in its last place.
-
-    Only the matrix of a dense preconditioner tells.
-    """
-    factor = np.asarray(state.warmup.learned.factor, float)
-    if not factor.size:
-        return False
-    inverse = np.linalg.pinv(np.asarray(state.scale, float)[..., None] * factor)
-    precision = np.sqrt(np.sum(inverse**2, axis=-2))  # its diagonal is that of (S Sᵀ)⁻¹
-    z = np.concatenate([np.reshape(a, (*state.scale.shape[:-1], -1)) for a in jax.tree.leaves(state.z)], -1)
-    return bool(np.any(np.finfo(state.scale.dtype).eps * np.abs(z) * precision > 0.1))
-
-
-def warn_of_trouble(mcmc):
-    """Warn when draws diverged, or the chain ran hot, in the sampling phase of ``mcmc``."""
-    state = mcmc.last_state
-    if not isinstance(state, KernelState) or isinstance(state.num_diverging, jax.core.Tracer):
-        return
-    num = int(np.sum(state.num_diverging))
-    total = mcmc.num_samples * mcmc.num_chains
-    if num:
-        warnings.warn(
-            f"{num} of {total} draws diverged: a non-finite potential or position; each kept the last good state. "
-            "Use a smaller step_size (or a decaying schedule), a longer warm-up, or a larger nugget in the "
-            "functional prior.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    temperature = np.asarray(state.mean_temperature) / mcmc.sampler.temperature
-    if mcmc.sampler.step_size is None and np.any(np.asarray(state.warmup.step_size) == 0):
-        warnings.warn(
-            "Warm-up found no step size, and the chain stood still: the potential has no positive curvature where the "
-            "chain was. Give the kernel a step_size.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    if is_rounded(state):
-        warnings.warn(
-            f"Rounding to {state.scale.dtype} is not small beside the posterior's width for some parameter, so the "
-            "draws are coarse: it is far from 0 and known precisely. Center it (sample its difference from a known "
-            'value), or jax.config.update("jax_enable_x64", True) before anything else.',
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    size = state.scale.shape[-1]
-    tolerance = 0.1 + 4.0 * np.sqrt(2.0 / (size * max(1, mcmc.num_samples)))
-    accept_prob = np.asarray(state.mean_accept_prob)
-    if np.any(accept_prob < MIN_ACCEPT_PROB):
-        warnings.warn(
-            f"The Metropolis test accepts {100 * np.min(accept_prob):.0f} % of the steps, so the chain hardly moves. "
-            "Use a smaller step_size, or leave it None for warm-up to find it.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    is_tested = np.any(accept_prob != 1.0)  # then the draws have the right distribution, whatever the temperature
-    if isinstance(mcmc.sampler, SGHMC) and not is_tested and np.any(temperature > 1.0 + tolerance):
-        warnings.warn(
-            f"The chain runs hot: mean kinetic temperature {np.max(temperature):.2f} instead of 1, so the draws are "
-            "wider than the posterior. Use a smaller step_size, a larger friction, or larger minibatches.",
-            RuntimeWarning,
-            stacklevel=3,
-        )

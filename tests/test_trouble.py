@@ -1,0 +1,340 @@
+"""What runs and predictions are warned of: chains apart, at rest or too wide, wherever they are; and what is not."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from flax import linen as nn
+from models import NOISE, Independent, X, Y, linear, run
+from numpyro.infer import NUTS
+
+import numpyro_fspace as fs
+from numpyro_fspace.convergence import standstill
+from numpyro_fspace.diagnostics import diagnose, doubts
+from numpyro_fspace.infer import trouble
+from numpyro_fspace.judged import judged_draws, structure
+from numpyro_fspace.temperature import ConfigurationalTemperature, configurational_temperature
+
+KEY = jax.random.key(0)
+
+
+def temperature(model, draws, *args, kernel=fs.SGHMC, **settings):
+    """Of given draws [C, S, …], with the preconditioner of a kernel that has hardly run."""
+    kernel = kernel(model, step_size=1e-3, num_steps=2, **settings)
+    mcmc = fs.MCMC(kernel, num_warmup=0, num_samples=1, progress_bar=False)
+    mcmc.run(KEY, *args)
+    num_chains = len(next(iter(draws.values())))
+    state = jax.tree.map(lambda a: jnp.broadcast_to(a, (num_chains, *a.shape)), mcmc.last_state)
+    draws = {k: np.asarray(v, np.float32) for k, v in draws.items()}
+    return configurational_temperature(kernel, state, draws, args, {}, jax.random.key(1), 1e9)
+
+
+def gaussian(precision, mean, shape, factor=1.0, seed=0):
+    """Draws of a Gaussian whose covariance is ``factor`` times the inverse of ``precision``."""
+    noise = np.random.default_rng(seed).normal(size=(*shape, len(mean)))
+    return mean + np.sqrt(factor) * noise @ np.linalg.inv(np.linalg.cholesky(precision))
+
+
+def posterior(x, y, noise, extra=0.0):
+    """Precision and mean of linear regression, weights N(0, 1)."""
+    x = np.asarray(x, np.float64)
+    precision = np.eye(x.shape[1]) + x.T @ x / noise**2 + extra
+    return precision, np.linalg.solve(precision, x.T @ np.asarray(y, np.float64) / noise**2)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_temperature_is_that_of_the_draws(factor, batch):
+    precision, mean = posterior(np.concatenate([np.ones_like(X), X], 1), Y, NOISE)
+    found = temperature(linear(batch=batch), {"w": gaussian(precision, mean, (4, 300), factor)}, X, Y)
+    assert found.mean_error < 0.15 and found.leading_error < 0.2
+    assert abs(np.log(found.mean / factor)) < 4 * found.mean_error
+    assert abs(np.log(found.leading / factor)) < 4 * found.leading_error
+
+
+def test_temperature_at_random_points_is_that_of_their_mean():
+    """Points uniform on [-2, 2], f there N(x, sd²): the mean log prior is quadratic. Their noise is no heat."""
+    sd, num = 0.1, 3
+    precision, mean = posterior(np.concatenate([np.ones_like(X), X], 1), Y, NOISE)
+    mean_square = np.diag([1.0, 4.0 / 3.0]) * num / sd**2
+    shift = mean_square @ np.array([0.0, 1.0])
+    total = precision + mean_square
+    draws = gaussian(total, np.linalg.solve(total, precision @ mean + shift), (4, 300), seed=1)
+    points = fs.measurement.uniform(-2.0, 2.0, num)
+    found = temperature(linear(points, prior=Independent(sd)), {"w": draws}, X, Y)
+    assert found.mean_error < 0.2
+    assert abs(np.log(found.mean)) < 4 * found.mean_error and abs(np.log(found.leading)) < 4 * found.leading_error
+
+
+def test_temperature_of_sites_of_any_support():
+    """The law is the prior (the data are masked), which can be drawn from."""
+
+    def model(y):
+        scale = numpyro.sample("scale", dist.HalfCauchy(2.0))
+        numpyro.sample("p", dist.Dirichlet(jnp.array([2.0, 3.0, 4.0])))
+        numpyro.sample("between", dist.Uniform(0.0, scale))
+        with numpyro.handlers.mask(mask=False):
+            numpyro.sample("y", dist.Normal(scale, 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    scale = np.abs(2.0 * rng.standard_cauchy((4, 300)))
+    draws = {"scale": scale, "p": rng.dirichlet([2, 3, 4], (4, 300)), "between": scale * rng.uniform(size=(4, 300))}
+    found = temperature(model, draws, jnp.ones(()))
+    assert found.mean_error < 0.15 and abs(np.log(found.mean)) < 4 * found.mean_error
+
+
+def test_temperature_names_one_hot_direction_of_a_hundred():
+    rng = np.random.default_rng(0)
+    direction = np.ones(100) / 10.0
+    x = (rng.normal(size=(200, 1)) * direction + 0.3 * rng.normal(size=(200, 100))).astype(np.float32)
+    y = x @ direction
+    precision, mean = posterior(x, y, 0.5)
+    draws = gaussian(precision, mean, (4, 300))
+
+    def model(x, y):
+        w = numpyro.sample("w", dist.Normal().expand([100]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+    found = temperature(model, {"w": draws}, x, y)
+    assert trouble.temperature_doubts(found) == []
+    _, vectors = np.linalg.eigh(precision)
+    hot = draws + (np.sqrt(2.0) - 1.0) * ((draws - mean) @ vectors[:, -1:]) * vectors[:, -1]
+    found = temperature(model, {"w": hot}, x, y)
+    assert abs(np.log(found.leading / 2.0)) < 4 * found.leading_error
+    assert found.mean < 1.2  # which hides it
+    (line,) = trouble.temperature_doubts(found)
+    assert "in the direction that the data determine best" in line
+
+
+def test_temperature_costs_no_more_than_it_may():
+    kernel = fs.SGHMC(linear(), step_size=0.1, num_steps=2)
+    mcmc = fs.MCMC(kernel, num_warmup=0, num_samples=1, progress_bar=False)
+    mcmc.run(KEY, X, Y)
+    state, draws = trouble.by_chain(mcmc.last_state), {"w": np.random.default_rng(0).normal(size=(1, 400, 2))}
+    draws["w"] = draws["w"].astype(np.float32)
+    found = [configurational_temperature(kernel, state, draws, (X, Y), {}, KEY, s) for s in (0.03, 0.06)]
+    assert found[0] is None and found[1] is not None  # 12 and 24 draws: 20 is the least
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "start"),
+    [
+        (1.25, 0.05, "the configurational temperature is 1.25"),
+        (1.25, 0.10, None),  # chance
+        (1.15, 0.01, None),
+        (0.7, 0.05, "the configurational temperature is 0.70"),
+        (0.7, 0.2, None),
+        (float("nan"), float("nan"), None),
+    ],
+)
+def test_limits_of_the_temperature(value, error, start):
+    found = ConfigurationalTemperature(value, 1.0, error, 0.1)
+    lines = trouble.temperature_doubts(found)
+    assert len(lines) == (start is not None) and all(line.startswith(start) for line in lines)
+
+
+def test_a_run_with_too_long_a_step_warns():
+    """SGLD at 1.6/λ of one stiff direction: its variance is five times the target's, R-hat 1."""
+    data = np.concatenate([X] * 20), np.concatenate([Y] * 20)
+    curvature = np.linalg.eigvalsh(posterior(np.concatenate([np.ones_like(data[0]), data[0]], 1), data[1], NOISE)[0])
+    kernel = fs.SGLD(linear(), step_size=1.6 / curvature[-1], num_steps=10)
+    with pytest.warns(RuntimeWarning, match="doubtful: the configurational temperature is"):
+        run(kernel, data=data, num_warmup=50, num_samples=400, num_chains=4, chain_method="vectorized")
+
+
+@pytest.mark.parametrize("num_chains", [1, 2])
+def test_a_frozen_run_warns(num_chains):
+    settings = {"num_chains": num_chains, "chain_method": "vectorized", "num_warmup": 1, "num_samples": 400}
+    kernel = fs.SGLD(linear(), step_size=1e-20, num_steps=1, warmup=fs.Warmup(warm_start=0.0))
+    with pytest.warns(RuntimeWarning, match="stood still for 400 of 400 draws"):
+        run(kernel, **settings)
+    run(kernel, **settings | {"num_samples": 150})  # a trial, which is not judged
+
+
+@pytest.mark.parametrize("num_chains", [1, 2])
+def test_nuts_whose_chains_differ_warns(num_chains):
+    """Two modes far apart: chains that start in one stay there."""
+
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 20.0))
+        numpyro.sample("y", dist.Normal(jnp.abs(mu), 0.1), obs=y)
+
+    settings = {"num_warmup": 100, "num_samples": 200, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = fs.MCMC(NUTS(model), num_chains=num_chains, **settings)
+    start = {"mu": jnp.array([10.0, -10.0])[:num_chains].reshape(num_chains if num_chains > 1 else ())}
+    if num_chains == 1:
+        mcmc.run(KEY, 10.0, init_params=start)
+    else:
+        with pytest.warns(RuntimeWarning, match=r"R-hat of mu reaches .*the chains have not met"):
+            mcmc.run(KEY, 10.0, init_params=start)
+
+
+def rows_and_draws(num_chains=2, num_draws=200):
+    """A linear network whose chains agree in the first of two inputs, and the data vary only there."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=(30, 1)), np.zeros((30, 1))], 1).astype(np.float32)
+    kernel = rng.normal(size=(num_chains, num_draws, 2, 1)).astype(np.float32)
+    kernel[..., 1, 0] += 3.0 * np.arange(num_chains)[:, None]
+    return x, {"f.kernel": kernel}
+
+
+def one_network(x, y=None):
+    f = fs.random_module("f", nn.Dense(1, use_bias=False), input_shape=2)
+    numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1), obs=y)
+
+
+def test_predict_warns_where_chains_differ():
+    x, draws = rows_and_draws()
+    flat = {k: v.reshape(-1, *v.shape[2:]) for k, v in draws.items()}
+    found = fs.Posterior(one_network, flat, num_chains=2)
+    fs.predict(found, KEY, x)  # a warning would be an error
+    with pytest.warns(RuntimeWarning, match=r"At these inputs R-hat of [fy] reaches .*not met"):
+        fs.predict(found, KEY, x[:, ::-1].copy())
+    fs.predict(flat, KEY, x[:, ::-1].copy(), model=one_network)  # no chains are known
+
+
+def test_unseen_directions_are_judged():
+    """The data move along one line: nothing but rows put together from several leaves it."""
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(30, 1)) * np.ones(2)).astype(np.float32)
+    draws = rng.normal(size=(2, 200, 2, 1)).astype(np.float32)
+    draws[1] += np.array([[5.0], [-5.0]], np.float32)  # across the line
+    points = judged_draws(one_network, {"f.kernel": draws}, (x, x[:, 0]), {}).functions
+    (line,) = doubts([diagnose(*points)], standstill(np.moveaxis(points.draws, 2, 0)))
+    assert line.startswith("R-hat of f at permuted rows reaches")
+
+
+def test_what_reaches_the_likelihood_is_judged():
+    def composed(x, y=None):
+        trunk = fs.random_module("trunk", nn.Dense(2), input_shape=2)
+        head = fs.random_module("head", nn.Dense(1), input_shape=2)
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+        numpyro.sample("y", dist.Normal(head(trunk(x))[:, 0], sigma), obs=y)
+
+    def added(x, y=None):
+        parts = [fs.random_module(name, nn.Dense(1), input_shape=1) for name in ("first", "second")]
+        numpyro.sample("y", dist.Normal(sum(f(x[:, i : i + 1]) for i, f in enumerate(parts))[:, 0], 0.3), obs=y)
+
+    x = np.random.default_rng(0).normal(size=(30, 2)).astype(np.float32)
+    for model, sites in ((composed, {"sigma", "y.loc", "y.scale"}), (added, {"y.loc"})):
+        trace = numpyro.handlers.trace(numpyro.handlers.seed(model, KEY)).get_trace(x)
+        latent = {k: s["value"] for k, s in trace.items() if s["type"] == "sample" and k != "y"}
+        rng = np.random.default_rng(1)
+        draws = {k: np.abs(rng.normal(size=(2, 120, *np.shape(v)))).astype(np.float32) for k, v in latent.items()}
+        judged = judged_draws(model, draws, (x, x[:, 0]), {})
+        assert judged.functions is None
+        assert {name.split("[")[0].split(" at ")[0] for name in judged.others.names} == sites
+        kinds = {name.split("[")[0] for name in judged.others.names}
+        assert {"y.loc", "y.loc at permuted rows", "y.loc at widened rows"} - kinds <= {"y.loc at permuted rows"}
+        assert any("trunk" in line for line in judged.left_out) == (model is composed)
+        assert structure(model, latent, (x, x[:, 0]), {}).weights == set(latent) - {"sigma"}
+
+
+def test_a_known_function_of_a_latent_input_is_no_weight():
+    def model(x, y=None):
+        truth = numpyro.sample("truth", dist.Normal(x, 1.0))
+        f = fs.random_module("f", nn.Dense(1), input_shape=1)
+        numpyro.sample("y", dist.Normal(f(truth[:, None])[:, 0], 0.1), obs=y)
+
+    draw = {"truth": np.zeros(5), "f.kernel": np.zeros((1, 1)), "f.bias": np.zeros(1)}
+    plan = structure(model, draw, (np.zeros(5), np.zeros(5)), {})
+    assert plan.weights == {"f.kernel", "f.bias"} and plan.judged == ["f"]
+
+
+def test_entries_that_are_fixed_by_construction_are_not_frozen():
+    def model(y=None):
+        numpyro.sample("root", dist.LKJCholesky(3, 1.0))
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+    draws = np.asarray(dist.LKJCholesky(3, 1.0).sample(KEY, (2, 200)))
+    judged = judged_draws(model, {"root": draws}, (1.0,), {})
+    assert len(judged.others.names) == 5  # of nine: three zeros, and the first is 1
+    assert doubts([diagnose(*judged.others)], np.zeros(2)) == []
+
+
+def test_rejections_are_no_standstill():
+    rng = np.random.default_rng(0)
+    moves = rng.uniform(size=(2, 1000)) < 0.5
+    x = np.take_along_axis(rng.normal(size=(2, 1000)), np.maximum.accumulate(np.where(moves, np.arange(1000), 0), 1), 1)
+    still = standstill(x[None])
+    assert 5 < still.max() < 30
+    found = [diagnose(x[..., None], ("mu",))]
+    assert doubts(found, still) == []
+    assert doubts(found, np.array([1, 100]))[0].startswith("chain 1 (the first being 0) stood still for 100 of 1000")
+
+
+@pytest.mark.parametrize(("num_draws", "start"), [(45, "the effective sample size of f falls to"), (150, None)])
+def test_names_few_effective_draws(num_draws, start):
+    """Fewer than 50 a chain, in any of several tables."""
+    rng = np.random.default_rng(0)
+    parts = [diagnose(rng.normal(size=(2, num_draws, 1)), (name,)) for name in ("f[0]", "f[1]")]
+    lines = doubts(parts, np.zeros(2))
+    assert len(lines) == (start is not None) and all(line.startswith(start) for line in lines)
+
+
+def test_an_error_of_the_judgement_costs_no_run(monkeypatch):
+    monkeypatch.setattr(trouble, "judged_draws", lambda *_, **__: 1 / 0)
+    with pytest.warns(RuntimeWarning, match="could not be judged: ZeroDivisionError"):
+        mcmc = run(fs.SGHMC(linear(), step_size=0.1, num_steps=2), num_warmup=0, num_samples=200)
+    assert mcmc.get_samples()["w"].shape == (200, 2)
+
+
+def test_a_good_run_is_quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(fs.SGHMC(linear()), num_warmup=100, num_samples=400, num_chains=2, chain_method="vectorized")
+
+
+def test_functions_kept_in_place_of_weights_are_judged():
+    x, _ = rows_and_draws()
+    kernel = fs.SGLD(one_network, step_size=1e-20, num_steps=1, warmup=fs.Warmup(warm_start=0.0))
+    mcmc = fs.MCMC(kernel, num_warmup=1, num_samples=200, functions_at=x[:3], progress_bar=False)
+    with pytest.warns(RuntimeWarning, match="stood still for 200 of 200"):
+        mcmc.run(KEY, x, x[:, 0])
+
+
+def test_draws_on_disk_are_judged_like_those_in_memory(tmp_path):
+    rng = np.random.default_rng(0)
+    draws = rng.normal(size=(3, 120, 2, 1)).astype(np.float32)
+    np.save(tmp_path / "draws.npy", draws)
+    on_disk = np.load(tmp_path / "draws.npy", mmap_mode="r")
+    x = rng.normal(size=(30, 2)).astype(np.float32)
+    one, other = (judged_draws(one_network, {"f.kernel": d}, (x, x[:, 0]), {}).functions for d in (draws, on_disk))
+    assert one.names == other.names
+    np.testing.assert_allclose(one.draws, other.draws, rtol=1e-5, atol=1e-5)
+
+
+def test_functions_of_draws_that_were_not_kept_are_left_out():
+    draws = {"sigma": np.ones((2, 120), np.float32)}
+
+    def model(x, y=None):
+        f = fs.random_module("f", nn.Dense(1), input_shape=2)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], numpyro.sample("sigma", dist.HalfNormal(1.0))), obs=y)
+
+    judged = judged_draws(model, draws, (np.zeros((4, 2)), np.zeros(4)), {})
+    assert judged.functions is None and judged.others.names == ("sigma",)
+    assert any("f.bias, f.kernel were not kept" in line for line in judged.left_out)
+
+
+def test_minibatches_and_composed_networks_are_judged_by_rows():
+    def model(x, y=None):
+        trunk, head = (fs.random_module(k, nn.Dense(1), input_shape=1) for k in ("trunk", "head"))
+        with numpyro.plate("data", 40, subsample_size=5):
+            xb, yb = numpyro.subsample(x, event_dim=1), numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(head(jnp.tanh(trunk(xb)))[:, 0], 0.3), obs=yb)
+
+    rng = np.random.default_rng(0)
+    sites = {
+        f"{k}.{part}": (1, 1) if part == "kernel" else (1,) for k in ("trunk", "head") for part in ("kernel", "bias")
+    }
+    draws = {k: rng.normal(size=(2, 120, *shape)).astype(np.float32) for k, shape in sites.items()}
+    judged = judged_draws(model, draws, (np.linspace(-1, 1, 40)[:, None], np.zeros(40)), {})
+    x, w = np.linspace(-1, 1, 40), {k: v.reshape(2, 120, 1) for k, v in draws.items()}
+    f = w["head.kernel"] * np.tanh(w["trunk.kernel"] * x + w["trunk.bias"]) + w["head.bias"]
+    np.testing.assert_allclose(judged.others.draws[..., :40], f, atol=1e-4)
