@@ -56,7 +56,6 @@ class SGMCMCKernel(MCMCKernel):
 
     sample_field = "z"
     friction: float | None = 0.0  # None is found in warm-up
-    absorbs_noise = False  # whether the sampler takes a GradientNoise
     needs_functional_prior = False
 
     def __init__(
@@ -113,6 +112,11 @@ class SGMCMCKernel(MCMCKernel):
     @preconditioner.setter
     def preconditioner(self, preconditioner):
         self._preconditioner = preconditioner
+
+    @property
+    def absorbs_noise(self) -> bool:
+        """Whether the sampler's thermostat takes account of the noise of gradients."""
+        return False
 
     # ---- what a sampler adds -------------------------------------------------------------------
 

@@ -128,8 +128,8 @@ class SGHMC(SGMCMCKernel):
 
     Args:
         model: a NumPyro model with continuous global latent sites.
-        step_size: ε. None finds it in warm-up: 1/√λ for the largest curvature λ (2/√λ is the stability bound) or, with a
-            Metropolis test, at most that. A float or an optax schedule of the gradient step is used as it is.
+        step_size: ε. None finds it in warm-up: 1/√λ for the largest curvature λ (2/√λ is the stability bound) or, with
+            a Metropolis test, at most that. A float or an optax schedule of the gradient step is used as it is.
         num_steps: gradient steps per draw.
         friction: γ > 0, relative to the mass, per unit of time. None is 1 or, if warm-up finds the step size and
             gradients are noisy, more: along the up to eight directions that their noise acts on most, as much as
@@ -238,7 +238,6 @@ class SGHMC(SGMCMCKernel):
 
     @property
     def absorbs_noise(self) -> bool:
-        """Whether the thermostat takes account of the noise of gradients."""
         return self.integrator == "baoab"
 
     def _initial_momentum(self, key, position):

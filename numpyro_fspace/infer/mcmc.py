@@ -114,6 +114,7 @@ class MCMC(NumPyroMCMC):
     """
 
     post_warmup_state: Any  # a property of NumPyro's
+    _cache: Any  # its compiled programs
 
     def __init__(
         self,
