@@ -81,7 +81,7 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
     model = kernel._model_potential(args, kwargs)
     num_chains, num_kept = next(iter(draws.values())).shape[:2]
     is_random = any(law.points.is_random for law in model.functional_priors.values())
-    num_steps = num_chains * (kernel._num_warmup + num_kept) * kernel.num_steps
+    num_steps = num_chains * (state.plan.num_warmup + num_kept) * kernel.num_steps
     cost = 3 * (model.batches() + NUM_SETS) if is_random else 2 * model.batches()
     size = state.scale.shape[-1]
     num = int(min(MAX_DRAWS, num_chains * num_kept, MAX_NUMBERS // size, share * num_steps / cost))
@@ -100,13 +100,13 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
         def one(given):
             draw, offset, chain, key = given
             position, unravel = flatten(_unconstrained(model, draw))
-            metric = kernel.preconditioner.build(scale[chain], jax.tree.map(lambda a: a[chain], learned))
+            metric = kernel._preconditioner_of(model).build(scale[chain], jax.tree.map(lambda a: a[chain], learned))
             z = unravel(position + metric.scale(offset))
             return metric.scale_gradient(ravel_pytree(_gradient(model, z, key, is_random))[0])
 
         return jax.lax.map(one, (draws, offsets, chain, keys))
 
-    compiled = kernel._compiled(gradients, "configurational temperature", static, is_random)
+    compiled = kernel._compiled(gradients, static, "configurational temperature", kernel._settings(), is_random)
 
     def at(rows, offsets, keys):
         given = jax.tree.map(lambda a: a[rows], some)

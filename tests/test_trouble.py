@@ -143,7 +143,7 @@ def test_a_run_with_too_long_a_step_warns():
     """SGLD at 1.6/λ of one stiff direction: its variance is five times the target's, R-hat 1."""
     data = np.concatenate([X] * 20), np.concatenate([Y] * 20)
     curvature = np.linalg.eigvalsh(posterior(np.concatenate([np.ones_like(data[0]), data[0]], 1), data[1], NOISE)[0])
-    kernel = fs.SGLD(linear(), step_size=1.6 / curvature[-1], num_steps=10)
+    kernel = fs.SGLD(linear(), step_size=1.6 / curvature[-1], num_steps=10, metropolis=False)
     with pytest.warns(RuntimeWarning, match="doubtful: the configurational temperature is"):
         run(kernel, data=data, num_warmup=50, num_samples=400, num_chains=4, chain_method="vectorized")
 

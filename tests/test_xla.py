@@ -107,7 +107,7 @@ def test_chains_in_blocks_make_the_draws_of_chains_side_by_side(monkeypatch, ker
         mcmc = fs.MCMC(kernel(regression, step_size=1e-3, num_steps=4), num_warmup=4, num_samples=5, **settings)
         monkeypatch.setattr(xla, "MAX_TOGETHER", int(most * NUM_IN_THE_LARGEST))
         mcmc.run(jax.random.key(0), x, jnp.sin(3 * x[:, 0]))
-        assert mcmc.sampler._largest_array == NUM_IN_THE_LARGEST
+        assert mcmc.last_state.plan.largest_array == NUM_IN_THE_LARGEST
         together.append(xla.chains_together(6, NUM_IN_THE_LARGEST))
         draws.append(mcmc.get_samples(group_by_chain=True)["w"])
     assert together == ([6, 2] if jax.default_backend() == "cpu" else [6, 6])
