@@ -15,7 +15,7 @@ import numpy as np
 from numpyro import handlers
 
 from numpyro_fspace.arguments import with_rows
-from numpyro_fspace.convergence import MIN_DRAWS
+from numpyro_fspace.convergence import MIN_RUN
 from numpyro_fspace.functions import condition, depends_on, evaluate, function_inputs, functions_of, some_rows
 from numpyro_fspace.handlers import full_plates, function_hook, given_rows
 from numpyro_fspace.on_demand import OnDemand
@@ -218,7 +218,7 @@ def judged_predictions(posterior: Posterior, args, kwargs, predictions: dict) ->
     """Functions and observations among ``fs.predict``'s draws [S, …], by chain; None if they cannot be judged."""
     num_chains = posterior.num_chains
     num = len(next(iter(predictions.values()), ()))
-    if num_chains < 2 or num < num_chains * MIN_DRAWS or num % num_chains:
+    if num_chains < 2 or num < num_chains * MIN_RUN or num % num_chains:
         return None
     plan = structure(posterior.model, {k: v[0] for k, v in posterior.samples.items()}, args, kwargs)
     drawn = [k for k, s in plan.trace.items() if s["type"] == "sample" and not is_functional_prior(s)]
@@ -251,16 +251,11 @@ def _kinds(known: dict, num_points: int, num_others: int) -> dict:
     return {
         "": {k: some_rows(x, num_points) for k, x in known.items()},
         " at permuted rows": {k: _permuted(x, num_others) for k, x in known.items() if _has_columns(x)},
-        " at widened rows": {k: _widened(x, num_others) for k, x in known.items() if _is_real(x)},
     }
 
 
 def _has_columns(x) -> bool:
-    return len(x) > 1 and np.size(x) > len(x)
-
-
-def _is_real(x) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
+    return len(x) > 1 and np.size(x[0]) > 1
 
 
 def _permuted(x, num: int):
@@ -268,11 +263,6 @@ def _permuted(x, num: int):
     columns = x.reshape(len(x), -1)
     rows = np.random.default_rng(0).integers(len(x), size=(num, columns.shape[1]))
     return columns[rows, np.arange(columns.shape[1])].reshape(num, *x.shape[1:])
-
-
-def _widened(x, num: int):
-    """``num`` rows of x at twice their distance from the mean of all."""
-    return 2 * some_rows(x, num) - x.mean(axis=0)
 
 
 def _function_values(model, num_points, draw, _, args, kwargs, at) -> dict:
@@ -295,7 +285,6 @@ def _likelihood_values(model, rows, roots, draw, _, args, kwargs, __) -> dict:
     kinds: dict = {"": lambda x: x}
     if roots:
         kinds[" at permuted rows"] = lambda x: _permuted(x, len(x)) if _has_columns(x) else x
-        kinds[" at widened rows"] = lambda x: _widened(x, len(x)) if _is_real(x) else x
     for kind, change in kinds.items():
         seeded = handlers.seed(condition(model, draw), jax.random.key(0))
         seeded = full_plates(seeded) if rows is None else given_rows(seeded, jnp.asarray(rows))

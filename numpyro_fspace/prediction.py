@@ -118,6 +118,7 @@ def function_and_site_draws(
     draws, model = {k: v for k, v in posterior.samples.items() if k not in from_prior}, posterior.model
     if not draws:
         raise ValueError(f"from_prior={list(from_prior)} leaves no draws.")
+    inputs = None if inputs is None else _as_arrays(inputs)
     args, kwargs, inputs = beside((args, kwargs, inputs), draws)
 
     @cache

@@ -154,6 +154,8 @@ def not_finite(args: tuple, kwargs: dict, of: str) -> str | None:
         is_number = isinstance(leaf, float)
         if not (is_number or _is_concrete_array(leaf) or is_table(leaf)):
             continue
+        if not (is_number or is_table(leaf) or jnp.issubdtype(leaf.dtype, jnp.inexact)):
+            continue
         values = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
         if not jnp.issubdtype(values.dtype, jnp.inexact):
             continue

@@ -324,7 +324,7 @@ def test_every_step_has_its_own_minibatch_and_points(kernel):
 def test_a_draw_is_the_algorithm_s(integrator, resample, every):
     """Each setting reaches its place: one draw from the same key is that of ``fs.sgmcmc.sghmc`` with these numbers."""
     settings = {"friction": 2.0, "temperature": 3.0, "integrator": integrator, "resample_momentum": resample}
-    kernel = sghmc(num_steps=4, refresh_every=every, **settings)
+    kernel = sghmc(num_steps=4, refresh_every=every, metropolis=False, **settings)
     state = kernel.init(KEY, 0, {"w": jnp.array([0.5, -0.5])}, (X, Y), {})
     found = kernel.sample(state, (X, Y), {})
     step = algorithm.build_kernel(integrator=integrator)
@@ -444,7 +444,7 @@ def cliff(x, y=None):
 def test_divergences_keep_the_last_good_state_and_are_reported(kernel):
     """Steps of size 3 leave the disc at once: every draw is the start, and who ran or uses the run is told once."""
     settings = {"refresh_every": 1} if kernel is fs.SGHMC else {}
-    made = kernel(cliff, step_size=3.0, num_steps=2, warmup=COLD, **settings)
+    made = kernel(cliff, step_size=3.0, num_steps=2, warmup=COLD, metropolis=False, **settings)
     start = {"w": jnp.array([0.1, 0.2])}
     with pytest.warns(RuntimeWarning, match="4 of 4 draws diverged.*smaller step_size"):
         mcmc = run(made, init_params=start)
@@ -465,7 +465,7 @@ def test_divergences_keep_the_last_good_state_and_are_reported(kernel):
 def test_a_hot_chain_is_reported():
     """Started far from the mode and without warm-up, the fall heats the momentum."""
     with pytest.warns(RuntimeWarning, match="runs hot.*smaller step_size"):
-        run(sghmc(), num_warmup=0, init_params={"w": jnp.array([4.0, 4.0])})
+        run(sghmc(metropolis=False), num_warmup=0, init_params={"w": jnp.array([4.0, 4.0])})
 
 
 def test_cyclical_steps_come_from_optax():

@@ -106,7 +106,7 @@ def test_a_chain_that_comes_to_where_its_step_is_too_long_is_warned_of(key):
         numpyro.sample("y", dist.Normal(w, precision**-0.5).to_event(1), obs=jnp.zeros(100))
 
     def make(num_warmup):
-        kernel = fs.SGHMC(model, preconditioner=fs.preconditioners.prior_scale())
+        kernel = fs.SGHMC(model, preconditioner=fs.preconditioners.prior_scale(), metropolis=False)
         return fs.MCMC(kernel, num_warmup=num_warmup, num_samples=20, progress_bar=False)
 
     warm, mcmc = make(100), make(0)
@@ -275,7 +275,7 @@ def test_an_anchor_keeps_a_random_scale_from_following_the_mode(key):
     x = jnp.linspace(-1.0, 1.0, 20)[:, None]
     kept = []
     for anchored in (False, True):
-        kernel = fs.SGHMC(deep, warmup=fs.Warmup(anchored=anchored))
+        kernel = fs.SGHMC(deep, warmup=fs.Warmup(anchored=anchored), metropolis=False)
         mcmc = fs.MCMC(kernel, num_warmup=60, num_samples=10, progress_bar=False)
         mcmc.run(key, x, jnp.sin(3.0 * x[:, 0]))
         kept.append(float(jnp.mean(mcmc.get_samples()["scale"])))

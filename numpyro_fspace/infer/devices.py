@@ -62,7 +62,7 @@ def beside(tree, draws):
     """
     arrays, _, join = split_arrays(tree)
     mesh = next((m for m in map(_mesh, jax.tree.leaves(draws)) if m is not None), None)
-    is_bound = [isinstance(a, jax.Array) and a.committed for a in arrays]
+    is_bound = [isinstance(a, jax.Array) and not isinstance(a, jax.core.Tracer) and a.committed for a in arrays]
     meshes = [mesh or _mesh(a) if bound else None for a, bound in zip(arrays, is_bound, strict=True)]
     return join([a if m is None else place(a, m) for a, m in zip(arrays, meshes, strict=True)])
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import jax
 import numpy as np
 
-from numpyro_fspace.convergence import MIN_DRAWS, standstill
+from numpyro_fspace.convergence import MIN_DRAWS, MIN_RUN, standstill
 from numpyro_fspace.diagnostics import diagnose, doubts
 from numpyro_fspace.infer.base import SGMCMCKernel
 from numpyro_fspace.infer.chain import KernelState
@@ -25,8 +25,6 @@ __all__ = [
     "warn_of_trouble",
 ]
 
-#: Draws of each chain that make a run which is judged at its end; fewer make a trial.
-MIN_RUN = 200
 #: Rows of the data, and points of each other kind, at which its functions are judged.
 NUM_POINTS, NUM_OTHERS = 30, 15
 #: Of its gradient steps, how many may be spent on its temperature.

@@ -36,8 +36,8 @@ class Info(NamedTuple):
     """What a human wants to know of a transition; nothing of it is needed by the next one.
 
     Attributes:
-        potential_energy: the last estimate of U within the transition.
-        gradient_norm: Euclidean norm of the gradient that came with it.
+        potential_energy: the last estimate of U within the transition; after a Metropolis test, U where the chain is.
+        gradient_norm: Euclidean norm of the last gradient.
         temperature: mean of |p|²/P over the inner steps, 1 in equilibrium at temperature 1 (SGHMC), or
             the mean squared displacement in units of its noise, |Δu|²/(2εP) (SGLD).
         step_size: the step size used last.

@@ -198,6 +198,7 @@ def test_rates_of_the_judge():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The draws are doubtful:RuntimeWarning")  # each simulation is short
 def test_quick():
     """Sixty simulations see a sampler whose noise is √ε in place of √(2ε)."""
     assert joint_p(LINEAR, size=QUICK) > FALSE_ALARM
