@@ -272,7 +272,9 @@ def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None, chunk=No
 
 
 def _as_arrays(inputs):
-    return jax.tree.map(lambda x: jnp.asarray(as_numbers(x, "inputs")), inputs)
+    if isinstance(inputs, dict):
+        return {k: jnp.asarray(as_numbers(x, f"inputs[{k!r}]")) for k, x in inputs.items()}
+    return jnp.asarray(as_numbers(inputs, "inputs"))
 
 
 def _largest(chunk, draws, keys, arrays) -> int:

@@ -154,7 +154,7 @@ def test_the_noise_of_minibatches_shortens_the_step_in_warm_up_alone():
     y = np.random.default_rng(0).normal(size=(1000, 50)).astype(np.float32)
     end = {}
     for warmup in (Uncooled(), fs.Warmup()):
-        kernel = fs.SGHMC(many_means, control_variates=False, warmup=warmup)
+        kernel = fs.SGHMC(many_means, friction=1.0, control_variates=False, warmup=warmup)
         mcmc = fs.MCMC(kernel, num_warmup=200, num_samples=200, progress_bar=False)
         mcmc.run(jax.random.key(0), y, extra_fields=("step_size",))
         assert len(set(mcmc.get_extra_fields()["step_size"].tolist())) == 1

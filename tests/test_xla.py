@@ -88,6 +88,7 @@ def test_the_largest_array_is_found_in_what_a_program_calls():
 @pytest.mark.parametrize(
     ("num_rows", "num_chains", "is_divided"), [(20, 1, False), (20, 2000, True), (20_000, 1, True)]
 )
+@pytest.mark.filterwarnings("ignore:The Metropolis test accepts")  # the step is none for so many rows
 def test_only_large_arrays_are_divided_among_threads(num_rows, num_chains, is_divided):
     settings = {"num_chains": num_chains, "chain_method": "vectorized", "progress_bar": False}
     mcmc = fs.MCMC(fs.SGLD(regression, step_size=1e-4, num_steps=2), num_warmup=0, num_samples=1, **settings)

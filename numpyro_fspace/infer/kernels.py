@@ -134,7 +134,7 @@ class SGHMC(SGMCMCKernel):
         friction: γ > 0, relative to the mass, per unit of time. None is 1 or, if warm-up finds the step size and
             gradients are noisy, more: along the up to eight directions that their noise acts on most, as much as
             balances it (``integrator="baoab"``), and along all as much as should keep what is left of it from making
-            some more than five times as hot as the rest.
+            any more than 1.3 times as hot as the rest.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. The mass matrix is (S Sᵀ)⁻¹. None
             is ``automatic()`` if warm-up finds the step size (``dense()`` for few parameters without a network, else

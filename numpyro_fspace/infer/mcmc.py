@@ -147,6 +147,7 @@ class MCMC(NumPyroMCMC):
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
         self._loops: dict = {}
         self._arguments: Any = None  # of the last run that was NumPyro's
+        self._rows: dict = {}  # NumPy arrays among them, by place, as the model gets them
         self._warmed = None  # the state after a warm-up of this object
 
     def __getstate__(self):
@@ -215,8 +216,13 @@ class MCMC(NumPyroMCMC):
             arrays = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, np.ndarray)]
             arguments = frozen((structure, others, arrays))
             if arguments != self._arguments:  # NumPyro takes True for 1, and an array changed in place for the same
-                self._arguments, self._cache = arguments, {}
-            args, kwargs = with_rows((args, kwargs))  # x[rows] works in NUTS's programs too
+                self._arguments, self._cache, self._rows = arguments, {}, {}
+            # x[rows] works in NUTS's programs too; NumPyro tells arrays by their identity.
+            leaves, structure = jax.tree.flatten((args, kwargs))
+            leaves = [
+                self._rows.setdefault(i, with_rows(a)) if isinstance(a, np.ndarray) else a for i, a in enumerate(leaves)
+            ]
+            args, kwargs = jax.tree.unflatten(structure, leaves)
             super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
         if not is_warmup and not is_nested():  # whose heat is no draw's
             one_at_a_time(warn_of_trouble)(self)

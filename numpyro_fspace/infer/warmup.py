@@ -27,7 +27,7 @@ Three phases, counted in draws (each of ``num_steps`` gradient steps):
    noise's leading directions are found in the third quarter of burn-in, its variance along them is measured there and
    in the last: they get a friction of their own that balances it (``sgmcmc.gradient_noise``), and the step is shortened
    if one kick's noise is too much for any friction. From the middle of burn-in on all others get what keeps those that
-   the rest of the noise acts on from being more than five times as hot. More would slow down the whole chain.
+   the rest of the noise acts on from being more than 1.3 times as hot. More would slow down the whole chain.
 
 All is frozen when warm-up ends, so the sampling phase is a homogeneous Markov chain.
 """
@@ -48,7 +48,7 @@ __all__ = ["Warmup", "WarmupState", "drawn_to", "largest_curvature", "leading_cu
 #: Kinetic temperature above 1, of a stretch of burn-in, for which the step is shortened.
 MAX_HEAT = 0.05
 #: What noise outside its leading directions may add to the temperature where it acts; friction is raised for it.
-MAX_NOISE_HEAT = 4.0
+MAX_NOISE_HEAT = 0.3
 #: Variance that the noise of one gradient may add to a momentum, over the temperature; the step is shortened for it.
 MAX_KICK = 0.25
 #: Gradients at the end of a draw of burn-in by which their noise is known.

@@ -75,6 +75,7 @@ def test_the_law_is_exact(kernel, num_samples):
     assert max(without_prior) > 10  # the comparison would see the functional prior left out
 
 
+@pytest.mark.filterwarnings("ignore:The draws are doubtful:RuntimeWarning")  # one step each makes short moves
 def test_lengths_of_trajectories():
     """fHMC's are uniform up to twice ``num_steps`` (their mean within 4.5 standard errors); fMALA takes one step."""
     numbers = {}
