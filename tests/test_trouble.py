@@ -338,3 +338,10 @@ def test_minibatches_and_composed_networks_are_judged_by_rows():
     x, w = np.linspace(-1, 1, 40), {k: v.reshape(2, 120, 1) for k, v in draws.items()}
     f = w["head.kernel"] * np.tanh(w["trunk.kernel"] * x + w["trunk.bias"]) + w["head.bias"]
     np.testing.assert_allclose(judged.others.draws[..., :40], f, atol=1e-4)
+
+
+def test_warnings_point_to_the_line_that_ran_the_sampler():
+    mcmc = fs.MCMC(fs.SGHMC(linear(), step_size=1e-6), num_warmup=0, num_samples=200, progress_bar=False)
+    with pytest.warns(RuntimeWarning, match="The draws are doubtful") as caught:
+        mcmc.run(KEY, X, Y)
+    assert {one.filename for one in caught} == {__file__}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from contextlib import contextmanager
 
@@ -33,7 +34,15 @@ SHARE = 0.03
 #: large by a tenth and a fifth), and how many standard errors tell them from chance.
 HOT, HOT_DIRECTION, NUM_ERRORS = 1.2, 1.44, 3.5
 #: Mean acceptance probability of a Metropolis-tested chain below which a run warns.
-MIN_ACCEPT_PROB = 0.5
+MIN_ACCEPT_PROB = 0.1
+
+
+def _warn(message: str):
+    """A ``RuntimeWarning`` at the line outside of the package that the call came from."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("numpyro_fspace."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
 def warn_of_draws(mcmc):
@@ -52,7 +61,7 @@ def warn_of_draws(mcmc):
     with _without_harm("The draws of this run"):
         lines = _doubts(mcmc, state)
         if lines:
-            warnings.warn(f"The draws are doubtful: {' Also, '.join(lines)}", RuntimeWarning, stacklevel=3)
+            _warn(f"The draws are doubtful: {' Also, '.join(lines)}")
 
 
 def warn_of_predictions(posterior, args, kwargs, predictions):
@@ -64,7 +73,7 @@ def warn_of_predictions(posterior, args, kwargs, predictions):
         found = diagnose(*points)
         lines = doubts([found], np.zeros(found.num_chains))
         if lines and lines[0].startswith("R-hat"):
-            warnings.warn(f"At these inputs {lines[0]}", RuntimeWarning, stacklevel=3)
+            _warn(f"At these inputs {lines[0]}")
 
 
 @contextmanager
@@ -75,7 +84,7 @@ def _without_harm(what):
     except Warning:  # warnings that somebody turned into errors
         raise
     except Exception as error:
-        warnings.warn(f"{what} could not be judged: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=5)
+        _warn(f"{what} could not be judged: {type(error).__name__}: {error}")
 
 
 def _doubts(mcmc, state):
@@ -148,44 +157,34 @@ def warn_of_trouble(mcmc):
     num = int(np.sum(state.num_diverging))
     total = mcmc.num_samples * mcmc.num_chains
     if num:
-        warnings.warn(
+        _warn(
             f"{num} of {total} draws diverged: a non-finite potential or position; each kept the last good state. "
             "Use a smaller step_size (or a decaying schedule), a longer warm-up, or a larger nugget in the "
-            "functional prior.",
-            RuntimeWarning,
-            stacklevel=3,
+            "functional prior."
         )
     temperature = np.asarray(state.mean_temperature) / mcmc.sampler.temperature
     if mcmc.sampler.step_size is None and np.any(np.asarray(state.warmup.step_size) == 0):
-        warnings.warn(
+        _warn(
             "Warm-up found no step size, and the chain stood still: the potential has no positive curvature where the "
-            "chain was. Give the kernel a step_size.",
-            RuntimeWarning,
-            stacklevel=3,
+            "chain was. Give the kernel a step_size."
         )
     if is_rounded(state):
-        warnings.warn(
+        _warn(
             f"Rounding to {state.scale.dtype} is not small beside the posterior's width for some parameter, so the "
             "draws are coarse: it is far from 0 and known precisely. Center it (sample its difference from a known "
-            'value), or jax.config.update("jax_enable_x64", True) before anything else.',
-            RuntimeWarning,
-            stacklevel=3,
+            'value), or jax.config.update("jax_enable_x64", True) before anything else.'
         )
     accept_prob = np.asarray(state.mean_accept_prob)
     if np.any(accept_prob < MIN_ACCEPT_PROB):
-        warnings.warn(
+        _warn(
             f"The Metropolis test accepts {100 * np.min(accept_prob):.0f} % of the steps, so the chain hardly moves. "
-            "Use a smaller step_size, or leave it None for warm-up to find it.",
-            RuntimeWarning,
-            stacklevel=3,
+            "Use a smaller step_size, or leave it None for warm-up to find it."
         )
     is_tested = np.any(accept_prob != 1.0)  # then the draws have the right distribution, whatever the temperature
     size = state.scale.shape[-1]
     tolerance = 0.1 + 4.0 * np.sqrt(2.0 / (size * max(1, mcmc.num_samples)))
     if isinstance(mcmc.sampler, SGHMC) and not is_tested and np.any(temperature > 1.0 + tolerance):
-        warnings.warn(
+        _warn(
             f"The chain runs hot: mean kinetic temperature {np.max(temperature):.2f} instead of 1, so the draws are "
-            "wider than the posterior. Use a smaller step_size, a larger friction, or larger minibatches.",
-            RuntimeWarning,
-            stacklevel=3,
+            "wider than the posterior. Use a smaller step_size, a larger friction, or larger minibatches."
         )
