@@ -124,7 +124,8 @@ def kept(programs: dict, static, key, program):
     Not if an argument cannot be hashed, or is an object that may be changed in place, of which its hash says nothing.
     """
     objects = [leaf for leaf in static[1] if type(leaf).__hash__ is object.__hash__]
-    if not all(leaf is None or callable(leaf) or isinstance(leaf, OnDemand) for leaf in objects):
+    # A function has a name; a callable object without one may be changed in place too.
+    if not all(leaf is None or hasattr(leaf, "__name__") or isinstance(leaf, OnDemand) for leaf in objects):
         return program
     try:
         return programs.setdefault((static, key), program)

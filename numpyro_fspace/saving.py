@@ -190,6 +190,8 @@ def _checked_path(path) -> Path:
 def _write(path: Path, entries: dict):
     """The whole file or none of it."""
     path = path.resolve()
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: the folder {path.parent} does not exist. Make it first.")
     part = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
         with open(part, "xb") as file:

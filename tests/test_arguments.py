@@ -12,7 +12,7 @@ from numpyro.infer import SVI
 from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
-from numpyro_fspace.arguments import with_rows
+from numpyro_fspace.arguments import kept, split_arrays, with_rows
 
 X = np.linspace(-1.0, 1.0, 20, dtype=np.float32)[:, None]
 Y = np.sin(3.0 * X[:, 0])
@@ -60,3 +60,15 @@ def test_rows_by_numbers_known_and_unknown():
     np.testing.assert_array_equal(jax.vmap(lambda row: x[row])(rows), X[[3, 1]])
     assert isinstance(jax.jit(lambda: x[:, None].size)(), jax.Array)  # known: nothing is traced
     np.testing.assert_allclose(jax.jit(lambda w: x @ w + jnp.tanh(x))(jnp.ones((1, 1))), X + np.tanh(X), rtol=1e-6)
+
+
+def test_a_callable_object_that_may_change_is_not_remembered():
+    class Scale:
+        def __call__(self, x):
+            return x
+
+    for leaf, is_remembered in ((Scale(), False), (jnp.tanh, True), (jax.nn.relu, True), (lambda x: x, True)):
+        programs: dict = {}
+        static = split_arrays(((leaf,), {}))[1]
+        first, second = (kept(programs, static, (), object()) for _ in range(2))
+        assert (first is second) is is_remembered

@@ -378,3 +378,17 @@ def test_ksd_by_blocks_of_draws():
 def test_ksd_refuses(arguments, settings, message):
     with pytest.raises(ValueError, match=message):
         metrics.ksd(*arguments, **settings)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (np.ma.masked_array([0.0, 0.0, 99.0], mask=[0, 0, 1]), "mask would be lost"),
+        (np.array(["2020-01-01", "2020-01-02", "2020-01-03"], "datetime64[D]"), "holds dates"),
+        (np.array([1, 2, 3], "timedelta64[s]"), "holds durations"),
+        (np.array(["1", "2", "3"]), "encode it as numbers"),
+    ],
+)
+def test_what_is_no_number_is_not_scored(values, reason):
+    with pytest.raises(TypeError, match=reason):
+        metrics.rmse(values, np.zeros(3))

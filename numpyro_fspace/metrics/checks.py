@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from numpyro_fspace.arguments import not_numbers
+
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike
 
@@ -13,7 +15,10 @@ if TYPE_CHECKING:
 def as_finite(value: ArrayLike, name: str) -> np.ndarray:
     """``value`` in float64; ValueError where it is empty, not numeric, NaN or infinite."""
     try:
-        array = np.asarray(value)
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        trouble = not_numbers(array)
+        if trouble is not None:
+            raise TypeError(f"it {trouble}")
         if array.dtype.kind == "c":
             raise TypeError("complex numbers")
         array = array.astype(np.float64)
