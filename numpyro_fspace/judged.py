@@ -167,8 +167,7 @@ def judged_draws(model, draws, args, kwargs, *, inputs=None, num_points: int = 1
         args, kwargs: its arguments, with the targets.
         inputs: where functions are judged, [N, …] or a dict of them by name of function. None judges each at
             ``num_points`` of the rows that the model gives it, and at ``num_others`` points of each other kind: the
-            measurement points of its functional prior, rows whose columns come from different rows of the data, and
-            rows at twice their distance from the data's mean.
+            measurement points of its functional prior, and rows whose columns come from different rows of the data.
         num_points, num_others: see ``inputs``.
 
     Raises:
