@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from numpyro_fspace.sgmcmc.base import dot
+
 __all__ = ["ControlVariate", "with_control_variate"]
 
 
@@ -62,7 +64,7 @@ def with_control_variate(potential_fn, data_potential_fn, control: ControlVariat
     def potential(position, key):
         noise = jax.tree.map(jnp.subtract, jax.grad(data_potential_fn)(control.centre, key), control.gradient)
         moved = jax.tree.map(jnp.subtract, position, control.centre)
-        correction = sum(map(jnp.vdot, jax.tree.leaves(noise), jax.tree.leaves(moved)))
+        correction = dot(noise, moved)
         value = potential_fn(position, key)
         return (value[0] - correction, *value[1:]) if isinstance(value, tuple) else value - correction
 
