@@ -19,7 +19,7 @@ PACKAGE = Path("numpyro_fspace")
 TESTS = {
     "sgmcmc": "test_noise test_staging statistical/test_level0_algebra statistical/test_contract test_low_rank "
     "test_control_variates statistical/test_level1_exact_law statistical/test_level1_functional test_kernels",
-    "potential.py": "test_potential test_control_variates statistical/test_contract test_kernels test_driver",
+    "model/potential.py": "test_potential test_control_variates statistical/test_contract test_kernels test_driver",
     "priors": "test_priors test_pretrain test_helmholtz test_calibrated test_lapack test_pools test_properties "
     "test_bad_inputs",
     "metrics": "test_metrics test_langevin test_bad_inputs",

@@ -37,7 +37,7 @@ NAMESPACES = (
     numpyro_fspace,
     numpyro_fspace.baselines,
     numpyro_fspace.guides,
-    numpyro_fspace.measurement,
+    numpyro_fspace.model.measurement,
     numpyro_fspace.metrics,
     numpyro_fspace.preconditioners,
     numpyro_fspace.sgmcmc,

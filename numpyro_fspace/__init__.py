@@ -1,41 +1,15 @@
 """Bayesian neural networks with priors over functions, as NumPyro programs."""
 
-from numpyro_fspace import baselines, datasets, diagnostics, measurement, metrics, sgmcmc
-from numpyro_fspace.convolution import conv_general_dilated
-from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.infer import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD
-from numpyro_fspace.inference_data import to_arviz
-from numpyro_fspace.networks import fan_in, flat, init_to_network, random_function, random_module
-from numpyro_fspace.on_demand import OnDemand
-from numpyro_fspace.plots import plot_functions
-from numpyro_fspace.posterior import Posterior
-from numpyro_fspace.prediction import predict
-from numpyro_fspace.primitives import functional_prior
-from numpyro_fspace.priors import (
-    CalibratedPrior,
-    GPPrior,
-    Helmholtz,
-    NetworkPrior,
-    StudentTPrior,
-    dirichlet_targets,
-    fit_gp,
-)
-from numpyro_fspace.reporting import report
-from numpyro_fspace.saving import save
+import importlib
+import warnings
+
+from numpyro_fspace import baselines, datasets, metrics, model, priors, sgmcmc, variational
+from numpyro_fspace.mcmc import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD, report
+from numpyro_fspace.model import OnDemand, fan_in, functional_prior, measurement, random_module
+from numpyro_fspace.posterior import Posterior, diagnostics, plot_functions, predict, save, to_arviz
+from numpyro_fspace.priors import CalibratedPrior, GPPrior, dirichlet_targets, fit_gp
 from numpyro_fspace.sgmcmc import preconditioners
-from numpyro_fspace.variational import (
-    FVIMC,
-    BridgeWasserstein,
-    FunctionalELBO,
-    PushforwardKL,
-    RegularizedKL,
-    SpectralSteinKL,
-    Wasserstein1,
-    Wasserstein2,
-    guides,
-    linearise,
-    svi_posterior,
-)
+from numpyro_fspace.variational import FVIMC, FunctionalELBO, svi_posterior
 
 __version__ = "0.1.0"
 
@@ -44,23 +18,13 @@ __all__ = [
     "MCMC",
     "SGHMC",
     "SGLD",
-    "BridgeWasserstein",
     "CalibratedPrior",
     "FunctionalELBO",
     "GPPrior",
-    "Helmholtz",
-    "NetworkPrior",
     "OnDemand",
     "Posterior",
-    "PushforwardKL",
-    "RegularizedKL",
-    "SpectralSteinKL",
-    "StudentTPrior",
     "Warmup",
-    "Wasserstein1",
-    "Wasserstein2",
     "baselines",
-    "conv_general_dilated",
     "datasets",
     "diagnostics",
     "dirichlet_targets",
@@ -70,22 +34,48 @@ __all__ = [
     "fSGLD",
     "fan_in",
     "fit_gp",
-    "flat",
-    "function_diagnostics",
     "functional_prior",
-    "guides",
-    "init_to_network",
-    "linearise",
     "measurement",
     "metrics",
+    "model",
     "plot_functions",
     "preconditioners",
     "predict",
-    "random_function",
+    "priors",
     "random_module",
     "report",
     "save",
     "sgmcmc",
     "svi_posterior",
     "to_arviz",
+    "variational",
 ]
+
+#: Names of version 0.1 and where they are now. They go in version 0.3.
+_MOVED = {
+    "BridgeWasserstein": "variational.BridgeWasserstein",
+    "Helmholtz": "priors.Helmholtz",
+    "NetworkPrior": "priors.NetworkPrior",
+    "PushforwardKL": "variational.PushforwardKL",
+    "RegularizedKL": "variational.RegularizedKL",
+    "SpectralSteinKL": "variational.SpectralSteinKL",
+    "StudentTPrior": "priors.StudentTPrior",
+    "Wasserstein1": "variational.Wasserstein1",
+    "Wasserstein2": "variational.Wasserstein2",
+    "conv_general_dilated": "model.conv_general_dilated",
+    "flat": "model.flat",
+    "function_diagnostics": "diagnostics.function_diagnostics",
+    "guides": "variational.guides",
+    "init_to_network": "model.init_to_network",
+    "linearise": "variational.linearize",
+    "random_function": "model.random_function",
+}
+
+
+def __getattr__(name: str):
+    if name not in _MOVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, new = _MOVED[name].partition(".")
+    warnings.warn(f"fs.{name} is now fs.{_MOVED[name]}; the old name goes in 0.3.", DeprecationWarning, stacklevel=2)
+    home = diagnostics if module == "diagnostics" else importlib.import_module(f"{__name__}.{module}")
+    return getattr(home, new)

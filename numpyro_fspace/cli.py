@@ -38,7 +38,7 @@ def _parser():
     from numpyro_fspace import __version__
     from numpyro_fspace.benchmarks.ess import ESS_METHODS
     from numpyro_fspace.benchmarks.problems import SIZES
-    from numpyro_fspace.experiments.catalogue import NAMES, parse_setting
+    from numpyro_fspace.experiments.catalog import NAMES, parse_setting
 
     parser = argparse.ArgumentParser(prog="fspace", description="Bayesian neural networks with priors over functions.")
     parser.add_argument("--version", action="version", version=f"fspace {__version__}")
@@ -119,7 +119,7 @@ def _demo(args):
 
 
 def _list(args):
-    from numpyro_fspace.experiments.catalogue import NAMES, find
+    from numpyro_fspace.experiments.catalog import NAMES, find
 
     for name in NAMES:
         experiment = find(name)
@@ -133,7 +133,7 @@ def _list(args):
 
 
 def _table(args):
-    from numpyro_fspace.experiments.catalogue import find
+    from numpyro_fspace.experiments.catalog import find
     from numpyro_fspace.experiments.tables import table
 
     print(table(find(args.experiment), _records(args)))
@@ -141,7 +141,7 @@ def _table(args):
 
 
 def _figure(args):
-    from numpyro_fspace.experiments.catalogue import find
+    from numpyro_fspace.experiments.catalog import find
 
     picture = find(args.experiment).picture
     if picture is None:
@@ -185,7 +185,7 @@ def _bench(args):
 
 
 def _run(args):
-    from numpyro_fspace.experiments.catalogue import jobs, run
+    from numpyro_fspace.experiments.catalog import jobs, run
     from numpyro_fspace.experiments.records import check, read, write
 
     todo = jobs(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 if os.environ.get("PYTEST_XDIST_WORKER"):
     # Processes that share the cores gain nothing from threads of their own. With one thread, XLA's pool cannot wait
-    # for itself either, as it does in jaxlib 0.10 and 0.11 when two batches of matrices are factorised at once.
+    # for itself either, as it does in jaxlib 0.10 and 0.11 when two batches of matrices are factorized at once.
     os.environ.setdefault("PJRT_NPROC", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -39,7 +39,7 @@ def are_known(flags):
 
 
 def pytest_configure(config):
-    """Programs are compiled without optimisation, here and in processes of tests: most take longer to compile than run.
+    """Programs are compiled without optimization, here and in processes of tests: most take longer to compile than run.
 
     Not for nightly tests, which run long, nor where the environment says otherwise.
     """

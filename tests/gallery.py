@@ -126,8 +126,8 @@ BRIGHTNESS = IMAGES[:, :3].mean((1, 2, 3))
 
 
 CONVOLUTIONS = nn.Sequential([nn.Conv(3, (3, 3)), nn.tanh, lambda h: h.reshape(*h.shape[:-3], -1), nn.Dense(1)])
-DRAW = fs.random_function(CONVOLUTIONS, input_shape=(6, 6, 1))
-IMAGE_PRIOR = fs.NetworkPrior(lambda key, x: DRAW(key, x.reshape(-1, 6, 6, 1)), jax.random.key(0), num_draws=200)
+DRAW = fs.model.random_function(CONVOLUTIONS, input_shape=(6, 6, 1))
+IMAGE_PRIOR = fs.priors.NetworkPrior(lambda key, x: DRAW(key, x.reshape(-1, 6, 6, 1)), jax.random.key(0), num_draws=200)
 
 
 def convolutions(x, y=None):
@@ -181,7 +181,7 @@ def two_priors(x, y=None):
 
 
 def additive(x, y=None):
-    """A generalised additive model: a process on one of two networks, weights' priors alone on the other."""
+    """A generalized additive model: a process on one of two networks, weights' priors alone on the other."""
     first = fs.functional_prior("first", column(mlp("a")), GP, POINTS)
     second = column(mlp("b", prior=fs.fan_in(1.0)))
     with numpyro.plate("data", len(x)):

@@ -12,7 +12,7 @@ import tinygp
 import numpyro_fspace as fs
 from numpyro_fspace.cli import main
 from numpyro_fspace.experiments import ablations, uci
-from numpyro_fspace.experiments.catalogue import parse_setting
+from numpyro_fspace.experiments.catalog import parse_setting
 from numpyro_fspace.experiments.methods import sampler
 from numpyro_fspace.experiments.records import record
 from numpyro_fspace.experiments.regression import PRECONDITIONERS

@@ -12,7 +12,7 @@ from numpyro.infer import SVI
 from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
-from numpyro_fspace.arguments import kept, split_arrays, with_rows
+from numpyro_fspace.model.arguments import kept, split_arrays, with_rows
 
 X = np.linspace(-1.0, 1.0, 20, dtype=np.float32)[:, None]
 Y = np.sin(3.0 * X[:, 0])
@@ -33,8 +33,8 @@ def sampled():
     return mcmc
 
 
-def optimised():
-    svi = SVI(model, fs.guides.mean_field(model), optax.adam(0.01), fs.FunctionalELBO())
+def optimized():
+    svi = SVI(model, fs.variational.guides.mean_field(model), optax.adam(0.01), fs.FunctionalELBO())
     params = svi.run(jax.random.key(0), 3, X, Y, progress_bar=False).params
     return fs.svi_posterior(svi, params, jax.random.key(1), X, Y, num_samples=4)
 
@@ -44,7 +44,7 @@ def ensemble():
 
 
 @pytest.mark.filterwarnings("ignore:The chain runs hot")
-@pytest.mark.parametrize("fit", [sampled, optimised, ensemble])
+@pytest.mark.parametrize("fit", [sampled, optimized, ensemble])
 def test_rows_of_numpy_s_arrays(fit):
     assert np.isfinite(fs.predict(fit(), jax.random.key(3), X)["f"]).all()
 

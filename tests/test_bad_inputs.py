@@ -18,8 +18,8 @@ from numpyro.infer import NUTS, init_to_value
 from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
-from numpyro_fspace.potential import ModelPotential
-from numpyro_fspace.validate import check_arguments
+from numpyro_fspace.model.checks import check_arguments
+from numpyro_fspace.model.potential import ModelPotential
 
 KEY = jax.random.key(0)
 DRAWS = {"w": jnp.ones((3, 2))}
@@ -172,8 +172,8 @@ CASES = [
     ("data empty", lambda: start_model(linear(), X[:0], Y[:0]), ValueError, r"argument 0 of run is empty \(shape \(0, 1"),
     ("data text", lambda: start_model(linear(), X, np.array(["a"] * 8)), TypeError, "argument 1 .*encode it as numbers"),
     ("data objects", lambda: start_model(linear(), X, np.array([None] * 8)), TypeError, "argument 1 .*dtype object"),
-    ("data too large", lambda: start_model(linear(), X.astype(float) * 1e300, Y), ValueError, "float64.*Standardise"),
-    ("timestamps", lambda: start_model(linear(), TIMES, Y), ValueError, "argument 0 .*float32.*Standardise"),
+    ("data too large", lambda: start_model(linear(), X.astype(float) * 1e300, Y), ValueError, "float64.*Standardize"),
+    ("timestamps", lambda: start_model(linear(), TIMES, Y), ValueError, "argument 0 .*float32.*Standardize"),
     ("keyword NaN", lambda: start(fs.SGLD(linear()), X, y=not_a_number()), ValueError, "argument 'y' .*NaN"),
     ("y missing", lambda: start_model(linear(), X), ValueError, r"no observed site.*targets"),
     ("y None", lambda: start_model(linear(), X, None), ValueError, r"no observed site.*y=None"),
@@ -190,7 +190,7 @@ CASES = [
     ("model seeded", lambda: start_model(handlers.seed(linear(), KEY)), ValueError, "handlers.seed.*bare model"),
     ("partial of seeded", lambda: start_model(functools.partial(handlers.seed(linear(), KEY))), ValueError, "bare model"),
     ("discrete latent", lambda: start_model(with_site(lambda: numpyro.sample("k", dist.Bernoulli(0.5)))), ValueError,
-     "'k' is discrete.*Marginalise"),
+     "'k' is discrete.*Marginalize"),
     ("param site", lambda: start_model(with_site(lambda: numpyro.param("a", 1.0))), ValueError,
      "param site 'a'.*Give it a prior"),
     ("local latent", lambda: start_model(local_model), ValueError, "'z' lies inside the subsampled plate 'rows'"),
@@ -228,12 +228,12 @@ CASES = [
      "lists 2 kernels but num_outputs=3"),
     ("num_outputs 0", lambda: gp(num_outputs=0), ValueError, "num_outputs must be a positive integer"),
     ("mean length", lambda: gp(mean=np.ones(3), num_outputs=2), ValueError, "mean has shape .* num_outputs=2"),
-    ("df 0", lambda: fs.StudentTPrior(ExpSquared(), 0.0), ValueError, "df must be positive"),
+    ("df 0", lambda: fs.priors.StudentTPrior(ExpSquared(), 0.0), ValueError, "df must be positive"),
     ("noise 0", lambda: gp().condition(X, Y, 0.0), ValueError, "noise_variance must be positive"),
     ("x [N]", lambda: gp().log_prob(X[:, 0], Y), ValueError, r"x must have shape \[M, D\].*x\[:, None\]"),
     ("f length", lambda: gp().log_prob(X, Y[:3]), ValueError, r"f must have shape \[8\].*got \[3\]"),
-    ("fit_gp tiny x", lambda: fs.fit_gp(None, 1e-38 * X, Y), ValueError, "x gives the kernel a lengthscale of .*e-3.*standardise x"),
-    ("fit_gp huge y", lambda: fs.fit_gp(None, X, 1e19 * Y), ValueError, "y gives the kernel a variance of .*e.3.*standardise y"),
+    ("fit_gp tiny x", lambda: fs.fit_gp(None, 1e-38 * X, Y), ValueError, "x gives the kernel a lengthscale of .*e-3.*standardize x"),
+    ("fit_gp huge y", lambda: fs.fit_gp(None, X, 1e19 * Y), ValueError, "y gives the kernel a variance of .*e.3.*standardize y"),
     ("fit_gp y", lambda: fs.fit_gp(None, X, Y[:3]), ValueError, "y must have shape"),
     # ---- measurement
     ("uniform low ≥ high", lambda: fs.measurement.uniform(1.0, 1.0, 3), ValueError, "low must be below high"),
@@ -297,7 +297,7 @@ CASES = [
     ("data set unknown", lambda: fs.datasets.load_uci("iris"), ValueError, "'iris'.*yacht"),
     ("split out of range", lambda: fs.datasets.load_uci("yacht", 20), ValueError, "split=20 is out of range.*0 to 19"),
     ("split float", lambda: fs.datasets.load_uci("yacht", 1.5), TypeError, "split must be an integer"),
-    ("diagnostics rank", lambda: fs.function_diagnostics(Y), ValueError, r"\[chains, draws, \.\.\.\].*f\[None\]"),
+    ("diagnostics rank", lambda: fs.diagnostics.function_diagnostics(Y), ValueError, r"\[chains, draws, \.\.\.\].*f\[None\]"),
 ]  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from numpyro_fspace.experiments.bandit_agents import (
     process_features,
     spread,
 )
-from numpyro_fspace.potential import ModelPotential
+from numpyro_fspace.model.potential import ModelPotential
 
 needs_data = pytest.mark.skipif(not os.environ.get(DATA_ENV), reason=f"{DATA_ENV} is not set")
 

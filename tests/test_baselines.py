@@ -19,8 +19,8 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_fspace as fs
 from numpyro_fspace.baselines import ensemble, fit_svgp, implicit_process, laplace
-from numpyro_fspace.baselines.linearised_laplace import _dual, _primal, _Problem
-from numpyro_fspace.potential import ModelPotential
+from numpyro_fspace.baselines.linearized_laplace import _dual, _primal, _Problem
+from numpyro_fspace.model.potential import ModelPotential
 
 KEY = jax.random.key(0)
 X = np.array([[-1.0], [-0.4], [0.1], [0.5], [0.9]])
@@ -84,9 +84,9 @@ def bound(model, **settings):
 
 def z_scores(draws, mean, covariance):
     """z of the draws' mean, and of their second moments about the exact mean."""
-    num, centred = len(draws), draws - mean
-    first = centred.mean(0) / np.sqrt(np.diag(covariance) / num)
-    second = centred.T @ centred / num - covariance
+    num, centered = len(draws), draws - mean
+    first = centered.mean(0) / np.sqrt(np.diag(covariance) / num)
+    second = centered.T @ centered / num - covariance
     variances = np.diag(covariance)
     return np.abs(first).max(), np.abs(second / np.sqrt((np.outer(variances, variances) + covariance**2) / num)).max()
 
@@ -169,7 +169,7 @@ def test_draws_of_f_have_the_exact_posterior(points):
     """End to end with minibatches: mean and covariance of f at a grid, and a twin without weight prior is rejected."""
     model = bound(linear, points=points, batch=3)
     schedule = optax.cosine_decay_schedule(0.05, 1500, alpha=1e-4)
-    settings = {"num_updates": 1500, "optimiser": optax.adam(schedule), "num_samples": 4000}
+    settings = {"num_updates": 1500, "optimizer": optax.adam(schedule), "num_samples": 4000}
     posterior = laplace(model, KEY, X.astype(np.float32), Y.astype(np.float32), **settings)
     phi = np.asarray(features(GRID), np.float64)[[0, 3, 5]]
     found = fs.predict(posterior, KEY, GRID[[0, 3, 5]].astype(np.float32))
@@ -188,8 +188,8 @@ def test_draws_of_f_have_the_exact_posterior(points):
 def test_primal_and_dual_are_one_law(key):
     b = np.asarray(jax.random.normal(key, (4, 6)), np.float64)
     wanted = np.linalg.inv(np.eye(6) + b.T @ b)
-    for colour, size in (_primal([b[:1], b[1:]], 6), _dual(b)):
-        root = colour(np.eye(size))
+    for color, size in (_primal([b[:1], b[1:]], 6), _dual(b)):
+        root = color(np.eye(size))
         np.testing.assert_allclose(root.T @ root, wanted, atol=1e-12)
 
 
@@ -281,7 +281,7 @@ def test_the_noise_stays_and_functions_are_linear():
 
 
 class Untouched:
-    """An optimiser that must not be reached."""
+    """An optimizer that must not be reached."""
 
     def init(self, params):
         raise AssertionError("the model was to be refused before")
@@ -316,7 +316,7 @@ def test_laplace_refuses():
         (direct(declared=False), ValueError, "calls no declared function"),
         (direct(None, lambda f, w: dist.Normal(f + w[0], 1.0).to_event(1)), ValueError, r"weights \['w'\] other than"),
         (
-            direct(gp=fs.StudentTPrior(PRIOR.kernel, 5.0, nugget=0.1)),
+            direct(gp=fs.priors.StudentTPrior(PRIOR.kernel, 5.0, nugget=0.1)),
             TypeError,
             "prior StudentTPrior, which is not Gaussian",
         ),
@@ -327,13 +327,13 @@ def test_laplace_refuses():
         (discrete, ValueError, "'z' is discrete"),
     ]:
         with pytest.raises(error, match=match):
-            laplace(model, KEY, x, y, optimiser=Untouched())
+            laplace(model, KEY, x, y, optimizer=Untouched())
     with pytest.raises(ValueError, match="num_samples=0"):
         laplace(linear, KEY, x, y, num_samples=0)
-    with pytest.raises(TypeError, match="optax optimiser"):
-        laplace(linear, KEY, x, y, optimiser=0.1)
+    with pytest.raises(TypeError, match="optax optimizer"):
+        laplace(linear, KEY, x, y, optimizer=0.1)
     with pytest.raises(RuntimeError, match="left the finite numbers"):
-        laplace(linear, KEY, x, y, num_updates=200, optimiser=optax.sgd(10.0))
+        laplace(linear, KEY, x, y, num_updates=200, optimizer=optax.sgd(10.0))
 
 
 def test_too_many_weights_are_refused_at_once(monkeypatch):
@@ -382,7 +382,7 @@ def test_one_member_is_the_first_of_many():
     """Together or alone, with minibatches redrawn at each update."""
     x, y = X.astype(np.float32), Y.astype(np.float32)
     model = bound(curved, batch=2)
-    settings = {"num_updates": 50, "optimiser": optax.sgd(1e-2)}
+    settings = {"num_updates": 50, "optimizer": optax.sgd(1e-2)}
     many = ensemble(model, KEY, x, y, num_members=3, **settings).samples
     for alone, member in ((ensemble(model, KEY, x, y, num_members=1, **settings).samples, 0),):
         for name, value in alone.items():
@@ -396,8 +396,8 @@ def test_ensemble_refuses():
     for settings, match in [({"num_members": 0}, "num_members=0"), ({"num_updates": 0}, "num_updates=0")]:
         with pytest.raises(ValueError, match=match):
             ensemble(curved, KEY, x, y, **settings)
-    with pytest.raises(TypeError, match="optax optimiser"):
-        ensemble(curved, KEY, x, y, optimiser="adam")
+    with pytest.raises(TypeError, match="optax optimizer"):
+        ensemble(curved, KEY, x, y, optimizer="adam")
     with pytest.raises(ValueError, match="no observed site"):
         ensemble(curved, KEY, x)
 
@@ -479,7 +479,7 @@ def test_parameters_of_the_process_are_learned_and_used_in_predictions(inside):
 
 
 def test_draws_of_a_network_and_several_outputs():
-    network = fs.random_function(nn.Dense(2), input_shape=1)
+    network = fs.model.random_function(nn.Dense(2), input_shape=1)
 
     def model(x):
         numpyro.deterministic("value", implicit_process("f", network, 4, KEY)(x))

@@ -21,24 +21,24 @@ GP = fs.GPPrior(tinygp.kernels.ExpSquared(0.6), nugget=0.05)
 
 
 class Linear(fs.priors.GaussianProcess):
-    """The exact law of f = Φw at X for w ~ N(centre, sd²)."""
+    """The exact law of f = Φw at X for w ~ N(center, sd²)."""
 
-    def __init__(self, sd=SD, centre=0.0, features=FEATURES, num_outputs=None):
+    def __init__(self, sd=SD, center=0.0, features=FEATURES, num_outputs=None):
         super().__init__(num_outputs, None)
-        self.sd, self.centre, self.features = sd, centre, features
+        self.sd, self.center, self.features = sd, center, features
 
     def mean_function(self, x):
-        return jnp.broadcast_to(self.centre * self.features.sum(-1)[:, None], (len(x), self.num_outputs or 1))
+        return jnp.broadcast_to(self.center * self.features.sum(-1)[:, None], (len(x), self.num_outputs or 1))
 
     def covariance_function(self, x1, x2):
         return self.sd**2 * (self.features @ self.features.T)[None] * jnp.ones((len(x1), len(x2)))
 
 
-def law_of_f(prior, sd=SD, centre=0.0, features=FEATURES):
-    """Mean and covariance of f(X) under w ~ N(centre, sd²) times exp(log_prob(X, Φw)), which is Gaussian in w."""
+def law_of_f(prior, sd=SD, center=0.0, features=FEATURES):
+    """Mean and covariance of f(X) under w ~ N(center, sd²) times exp(log_prob(X, Φw)), which is Gaussian in w."""
 
     def log_density(w):
-        return prior.log_prob(X, features @ w) - 0.5 * jnp.sum((w - centre) ** 2) / sd**2
+        return prior.log_prob(X, features @ w) - 0.5 * jnp.sum((w - center) ** 2) / sd**2
 
     zero = jnp.zeros(features.shape[1])
     covariance = np.linalg.inv(-jax.hessian(log_density)(zero))
@@ -130,7 +130,9 @@ def test_base_of_a_network_from_draws():
 
     network = nn.Sequential([nn.Dense(64), nn.tanh, nn.Dense(1)])
     x, weights = np.array([[-0.7], [0.0], [0.8]]), fs.fan_in(3.0)
-    base = fs.NetworkPrior(fs.random_function(network, input_shape=1, prior=weights), jax.random.key(0), num_draws=5000)
+    base = fs.priors.NetworkPrior(
+        fs.model.random_function(network, input_shape=1, prior=weights), jax.random.key(0), num_draws=5000
+    )
     gp = fs.GPPrior(tinygp.kernels.ExpSquared(1.0), nugget=0.02)
 
     def model(prior):
@@ -163,14 +165,14 @@ def test_variational_divergences_read_its_law():
         def root(self, x):
             return jnp.linalg.cholesky(covariance)[:, None]
 
-    assert abs(float(fs.RegularizedKL()(Same(), prior, X))) < 1e-6
-    assert float(fs.RegularizedKL()(Same(), fs.GPPrior(tinygp.kernels.ExpSquared(0.3)), X)) > 0.1
+    assert abs(float(fs.variational.RegularizedKL()(Same(), prior, X))) < 1e-6
+    assert float(fs.variational.RegularizedKL()(Same(), fs.GPPrior(tinygp.kernels.ExpSquared(0.3)), X)) > 0.1
 
 
 @pytest.mark.parametrize(
     ("prior", "base", "error", "match"),
     [
-        (fs.StudentTPrior(tinygp.kernels.ExpSquared(), df=3.0), Linear(), TypeError, "prior must be Gaussian"),
+        (fs.priors.StudentTPrior(tinygp.kernels.ExpSquared(), df=3.0), Linear(), TypeError, "prior must be Gaussian"),
         (GP, 3.0, TypeError, "base must be Gaussian"),
         (GP, Linear(num_outputs=2), ValueError, "num_outputs"),
     ],
@@ -190,14 +192,14 @@ def test_a_prior_without_a_factor_is_refused():
 
 @pytest.mark.parametrize("name", ["net", "network"])
 def test_its_own_network_is_no_function_of_the_model(name):
-    """Linearised at its own weights a model keeps its density: the prior's random networks are not replaced."""
+    """Linearized at its own weights a model keeps its density: the prior's random networks are not replaced."""
     from flax import linen as nn
     from numpyro import handlers
     from numpyro.infer.util import log_density
 
     net = nn.Sequential([nn.Dense(5), nn.tanh, nn.Dense(1)])
-    draw = fs.random_function(net, input_shape=1, prior=fs.fan_in(3.0))
-    prior = fs.CalibratedPrior(GP, fs.NetworkPrior(draw, jax.random.key(0), num_draws=100))
+    draw = fs.model.random_function(net, input_shape=1, prior=fs.fan_in(3.0))
+    prior = fs.CalibratedPrior(GP, fs.priors.NetworkPrior(draw, jax.random.key(0), num_draws=100))
 
     def model(x):
         f = fs.random_module(name, net, input_shape=1, prior=fs.fan_in(3.0))
@@ -206,5 +208,5 @@ def test_its_own_network_is_no_function_of_the_model(name):
 
     trace = handlers.trace(handlers.seed(model, 0)).get_trace(X)
     weights = {k: site["value"] for k, site in trace.items() if k.startswith(name + ".")}
-    linearised = log_density(fs.linearise(model, weights), (X,), {}, weights)[0]
-    np.testing.assert_allclose(linearised, log_density(model, (X,), {}, weights)[0], rtol=1e-8)
+    linearized = log_density(fs.variational.linearize(model, weights), (X,), {}, weights)[0]
+    np.testing.assert_allclose(linearized, log_density(model, (X,), {}, weights)[0], rtol=1e-8)

@@ -28,9 +28,10 @@ from models import POINTS, X, Y, linear, random_points
 from numpyro.infer import NUTS, init_to_value
 
 import numpyro_fspace as fs
-from numpyro_fspace.infer.checkpoint import Checkpoint, _difference, _sealed, _write_state, flat
-from numpyro_fspace.infer.identity import describe
-from numpyro_fspace.infer.loop import Loop
+from numpyro_fspace.mcmc.checkpoint import Checkpoint, _write_state, flat
+from numpyro_fspace.mcmc.fingerprint import describe
+from numpyro_fspace.mcmc.loop import Loop
+from numpyro_fspace.posterior.run_files import _difference, sealed
 
 pytestmark = pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning", "ignore::UserWarning")
 
@@ -396,7 +397,7 @@ def resealed(change):
 
 def described(run):
     """A whole ``run.json`` of a run that cannot be."""
-    return lambda data: _sealed({"format": json.loads(data)["format"]} | run)[0]
+    return lambda data: sealed({"format": json.loads(data)["format"]} | run)[0]
 
 
 def npy(array):

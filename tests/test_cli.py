@@ -18,7 +18,7 @@ from numpyro_fspace.benchmarks.peers import contenders
 from numpyro_fspace.benchmarks.problems import Size, data
 from numpyro_fspace.cli import main
 from numpyro_fspace.experiments import methods, one_dimension, uci
-from numpyro_fspace.experiments.catalogue import NAMES, Job, find
+from numpyro_fspace.experiments.catalog import NAMES, Job, find
 from numpyro_fspace.experiments.records import KEYS, distinct, read, record, write
 from numpyro_fspace.experiments.tables import table
 

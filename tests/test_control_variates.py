@@ -1,4 +1,4 @@
-"""Control variates: the corrected gradient has the full one's mean whatever the centre, and little of its noise."""
+"""Control variates: the corrected gradient has the full one's mean whatever the center, and little of its noise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tinygp
 from numpyro.infer import MCMC
 
 import numpyro_fspace as fs
-from numpyro_fspace.handlers import full_plates
+from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_variate
 
 NUM_DATA, BATCH = 24, 4
@@ -38,8 +38,8 @@ def batch_potential(w, key):
     return rows_potential(w, jnp.asarray(BATCHES)[key])
 
 
-def gradients(centre, gradient):
-    potential = with_control_variate(batch_potential, batch_potential, ControlVariate(centre, gradient))
+def gradients(center, gradient):
+    potential = with_control_variate(batch_potential, batch_potential, ControlVariate(center, gradient))
     return jax.vmap(lambda batch: jax.grad(potential)(W, batch))(jnp.arange(len(BATCHES)))
 
 
@@ -48,9 +48,9 @@ def full_gradient(w):
 
 
 @pytest.mark.parametrize("distance", [0.0, 0.1, 3.0])
-def test_mean_is_the_full_gradient_for_every_centre(distance):
-    centre = W + distance
-    assert np.allclose(gradients(centre, full_gradient(centre)).mean(0), full_gradient(W), atol=1e-4)
+def test_mean_is_the_full_gradient_for_every_center(distance):
+    center = W + distance
+    assert np.allclose(gradients(center, full_gradient(center)).mean(0), full_gradient(W), atol=1e-4)
 
 
 def test_a_gradient_of_another_place_is_caught():
@@ -71,7 +71,7 @@ def test_auxiliary_output_passes_through():
     )
     value, aux = potential(W, 0)
     assert aux == "aux"
-    assert np.isclose(value, batch_potential(W, 0))  # the correction is zero at the centre
+    assert np.isclose(value, batch_potential(W, 0))  # the correction is zero at the center
 
 
 def classifier(x, y=None, *, batch=BATCH):
@@ -90,7 +90,7 @@ def chain_of(kernel):
     return kernel._chain((X, LABELS), {})
 
 
-def test_kernel_gradient_is_unbiased_with_random_points_and_a_centre_elsewhere():
+def test_kernel_gradient_is_unbiased_with_random_points_and_a_center_elsewhere():
     """The functional prior's points keep their noise; the mean over many keys is that of the plain estimate."""
     kernel = fs.fSGHMC(classifier, step_size=0.01)
     chain, state = chain_of(kernel), start(kernel)
@@ -104,15 +104,15 @@ def test_kernel_gradient_is_unbiased_with_random_points_and_a_centre_elsewhere()
     assert grads[0].var(0).sum() < 0.5 * grads[1].var(0).sum()
 
 
-def test_centre_is_where_the_chain_is_and_its_gradient_that_of_all_data():
+def test_center_is_where_the_chain_is_and_its_gradient_that_of_all_data():
     kernel = fs.fSGHMC(classifier, step_size=0.01, num_steps=3, control_variates=2)
     state = start(kernel)
-    positions, centres = [state.z["w"]], []
+    positions, centers = [state.z["w"]], []
     for _ in range(4):
         state = kernel.sample(state, (X, LABELS), {})
-        centres.append(state.control.centre)
+        centers.append(state.control.center)
         positions.append(state.z["w"])
-    assert np.allclose(centres, np.array(positions)[[0, 0, 2, 2]])
+    assert np.allclose(centers, np.array(positions)[[0, 0, 2, 2]])
     expected = jax.grad(rows_potential)(positions[2], np.arange(NUM_DATA))
     assert np.allclose(state.control.gradient, expected, atol=1e-4)
 
@@ -120,7 +120,7 @@ def test_centre_is_where_the_chain_is_and_its_gradient_that_of_all_data():
 @pytest.mark.parametrize("max_rows", [1, 5, 6, 24, 2048])
 def test_full_gradient_in_parts(monkeypatch, max_rows):
     """Also where the parts do not divide the data, and where a minibatch is larger than a part."""
-    monkeypatch.setattr("numpyro_fspace.potential.MAX_ROWS", max_rows)
+    monkeypatch.setattr("numpyro_fspace.model.potential.MAX_ROWS", max_rows)
     model = chain_of(fs.fSGHMC(classifier, step_size=0.01)).model
     found = model.data_gradient({"w": W}, jax.random.key(0))["w"]
     assert np.allclose(found, full_gradient(W), atol=1e-4)
@@ -139,7 +139,7 @@ def test_full_gradient_of_two_plates():
     assert np.allclose(found, full_gradient(W), atol=1e-4)
 
 
-def test_continued_run_on_other_data_is_centred_anew():
+def test_continued_run_on_other_data_is_centered_anew():
     kernel = fs.fSGHMC(classifier, step_size=0.01, control_variates=1000)
     mcmc = fs.MCMC(kernel, num_warmup=0, num_samples=2, progress_bar=False)
     mcmc.run(jax.random.key(0), X, LABELS)
@@ -162,20 +162,20 @@ def test_a_continued_run_may_be_the_first_with_a_control_variate():
         mcmc.post_warmup_state = states[-1] if states else None
         mcmc.run(jax.random.key(0), X, LABELS)
         states.append(mcmc.last_state)
-    assert not states[0].control.centre.size and states[1].control.centre.shape == (2,)
+    assert not states[0].control.center.size and states[1].control.center.shape == (2,)
 
 
 @pytest.mark.parametrize(
     ("setting", "batch", "every"),
     [(True, BATCH, 1), (True, 1, 3), (5, BATCH, 5), (False, BATCH, None), (True, None, None), (True, NUM_DATA, None)],
 )
-def test_when_the_centre_is_renewed(setting, batch, every):
+def test_when_the_center_is_renewed(setting, batch, every):
     def model(x, y):
         return classifier(x, y, batch=batch)
 
     kernel = fs.fSGHMC(model, step_size=0.01, num_steps=8, control_variates=setting)
     assert chain_of(kernel).control_every == every
-    assert start(kernel).control.centre.size == (0 if every is None else 2)
+    assert start(kernel).control.center.size == (0 if every is None else 2)
 
 
 def regression(x, y=None):

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 import numpyro_fspace as fs
 
-CONVOLUTIONS = (fs.conv_general_dilated, lax.conv_general_dilated)
+CONVOLUTIONS = (fs.model.conv_general_dilated, lax.conv_general_dilated)
 NUMBERS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 
 
@@ -85,5 +85,5 @@ def test_flax_layers_take_it():
     ours, theirs = (nn.Conv(5, (3, 3), strides=2, conv_general_dilated=conv) for conv in CONVOLUTIONS)
     params = theirs.init(jax.random.key(1), x)
     assert_allclose(ours.apply(params, x), theirs.apply(params, x), rtol=1e-5, atol=1e-5)
-    low = nn.Conv(5, (3, 3), dtype=jnp.bfloat16, conv_general_dilated=fs.conv_general_dilated)
+    low = nn.Conv(5, (3, 3), dtype=jnp.bfloat16, conv_general_dilated=fs.model.conv_general_dilated)
     assert low.apply(params, x).dtype == jnp.bfloat16

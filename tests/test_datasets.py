@@ -488,7 +488,7 @@ def test_arrays_that_are_no_drifters(data_dir, tmp_path, name, change, text):
         datasets.load_drifters(data_dir=tmp_path)
 
 
-# Standardisation
+# Standardization
 
 
 @pytest.fixture
@@ -501,9 +501,9 @@ def raw():
     return x, np.where(train_mask, rng.normal(-5, 0.5, 10), 1e3), train_mask
 
 
-def cut(raw, standardise=True, dtype=np.float64):
+def cut(raw, standardize=True, dtype=np.float64):
     x, y, mask = raw
-    return make_split("a", x, y, mask, split=0, num_splits=1, standardise=standardise, dtype=np.dtype(dtype))
+    return make_split("a", x, y, mask, split=0, num_splits=1, standardize=standardize, dtype=np.dtype(dtype))
 
 
 def test_statistics_come_from_the_training_part(raw):
@@ -518,7 +518,7 @@ def test_statistics_come_from_the_training_part(raw):
     np.testing.assert_allclose(split.x_test[:, :2], [far, far], rtol=1e-13)
 
 
-def test_constant_columns_are_centred_and_not_scaled(raw):
+def test_constant_columns_are_centered_and_not_scaled(raw):
     split = cut(raw)
     assert split.x_scale[2] == 1.0
     np.testing.assert_allclose(split.x_test[:, 2], 0.3, rtol=1e-14)
@@ -537,9 +537,9 @@ def test_raw_values_are_recovered_in_order(raw):
     np.testing.assert_allclose(split.y_test * split.y_scale + split.y_mean, y[~mask], rtol=1e-13)
 
 
-def test_without_standardisation_values_are_raw(raw):
+def test_without_standardization_values_are_raw(raw):
     x, y, mask = raw
-    split = cut(raw, standardise=False)
+    split = cut(raw, standardize=False)
     np.testing.assert_array_equal(split.x_train, x[mask])
     np.testing.assert_array_equal(split.y_test, y[~mask])
     assert (split.y_mean, split.y_scale) == (0.0, 1.0)
@@ -583,12 +583,12 @@ def test_real_uci(data_dir, name):
     np.testing.assert_allclose(split.x_train.mean(axis=0, dtype=np.float64), 0, atol=1e-5)
     np.testing.assert_allclose(split.y_train.std(dtype=np.float64), 1, rtol=1e-5)
     np.testing.assert_allclose(split.y_test * split.y_scale + split.y_mean, y[~train_mask[last]], atol=1e-4)
-    plain = datasets.load_uci(name, last, standardise=False, dtype=np.float64, data_dir=data_dir)
+    plain = datasets.load_uci(name, last, standardize=False, dtype=np.float64, data_dir=data_dir)
     np.testing.assert_array_equal(plain.x_test, x[~train_mask[last]])
 
 
 def test_real_splits_differ(data_dir):
-    tests = [datasets.load_uci("yacht", i, standardise=False, data_dir=data_dir).y_test for i in range(20)]
+    tests = [datasets.load_uci("yacht", i, standardize=False, data_dir=data_dir).y_test for i in range(20)]
     assert len({test.tobytes() for test in tests}) == 20
 
 
@@ -780,8 +780,8 @@ def test_a_sine_beside_a_gap():
 def test_two_moons_without_noise_are_half_circles():
     x, labels = (np.asarray(a) for a in datasets.two_moons(jax.random.key(0), num=201, noise=0.0))
     assert labels.sum() == 101
-    for label, centre, side in ((0, [0.0, 0.0], 1.0), (1, [1.0, 0.5], -1.0)):
-        moon = x[labels == label] - centre
+    for label, center, side in ((0, [0.0, 0.0], 1.0), (1, [1.0, 0.5], -1.0)):
+        moon = x[labels == label] - center
         np.testing.assert_allclose(np.linalg.norm(moon, axis=1), 1.0, atol=1e-5)
         assert (side * moon[:, 1] >= -1e-5).all()
         assert np.ptp(moon[:, 0]) > 1.8
@@ -812,7 +812,7 @@ def test_extrapolation_refuses_bad_arguments():
 
 def test_diabetes_split():
     reference = sklearn.datasets.load_diabetes(scaled=False)
-    first, second = (datasets.load_diabetes(i, standardise=False, dtype=np.float64) for i in (0, 1))
+    first, second = (datasets.load_diabetes(i, standardize=False, dtype=np.float64) for i in (0, 1))
     assert first.x_train.shape == (398, 10)
     assert first.x_test.shape == (44, 10)
     rows = np.concatenate([first.x_train, first.x_test])

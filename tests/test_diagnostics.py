@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from numpyro_fspace.diagnostics import function_diagnostics
+from numpyro_fspace.posterior.diagnostics import function_diagnostics
 
 
 def autoregression(phi, num_chains, num_draws, num_points=6, seed=0):
@@ -186,7 +186,7 @@ def test_a_thousand_points_take_seconds():
         (np.zeros((4, 10, 0)), None, "not be empty"),
         (np.zeros((10, 3, 2)), None, "axes swapped"),
         ({"f": np.zeros((2, 10)), "g": np.zeros((2, 11))}, None, "agree in chains and draws"),
-        ({"f": np.zeros((2, 10))}, ["f"], "labelled by its keys"),
+        ({"f": np.zeros((2, 10))}, ["f"], "labeled by its keys"),
         ({}, None, "empty dict"),
         (np.zeros((2, 10, 3)), ["a", "b"], "names has 2 labels, f has 3 points"),
     ],

@@ -15,7 +15,7 @@ from numpyro.infer.autoguide import AutoBNAFNormal, AutoIAFNormal, AutoMultivari
 from scipy.linalg import sqrtm
 
 import numpyro_fspace as fs
-from numpyro_fspace.variational.laws import LinearisedLaw, SampledLaw
+from numpyro_fspace.variational.pushforward import LinearisedLaw, SampledLaw
 from numpyro_fspace.variational.sampled_divergences import spectral_stein_score, wasserstein1
 
 X = jnp.array([[-1.0], [-0.4], [0.1], [0.5], [0.9]])
@@ -104,23 +104,25 @@ def test_gradient_is_that_of_the_exact_kl():
         return dist.kl_divergence(q, p)
 
     wanted = jax.grad(exact)((LOC, SD))
-    found = kl_gradient(fs.SpectralSteinKL(num_draws=500, noise=noise), (LOC, SD))
+    found = kl_gradient(fs.variational.SpectralSteinKL(num_draws=500, noise=noise), (LOC, SD))
     for got, exact_part in zip(found, wanted, strict=True):
         assert np.linalg.norm(got - exact_part) < 0.15 * np.linalg.norm(exact_part)
 
 
 def test_without_the_entropy_the_gradient_is_another(monkeypatch):
     monkeypatch.setattr("numpyro_fspace.variational.sampled_divergences.spectral_stein_score", lambda f, _: 0.0 * f)
-    crossed = kl_gradient(fs.SpectralSteinKL(num_draws=500, noise=0.1), (LOC, SD))
+    crossed = kl_gradient(fs.variational.SpectralSteinKL(num_draws=500, noise=0.1), (LOC, SD))
     monkeypatch.undo()
-    full = kl_gradient(fs.SpectralSteinKL(num_draws=500, noise=0.1), (LOC, SD))
+    full = kl_gradient(fs.variational.SpectralSteinKL(num_draws=500, noise=0.1), (LOC, SD))
     assert np.linalg.norm(crossed[1] - full[1]) > 1.0
 
 
-@pytest.mark.parametrize("guide", [fs.guides.mean_field, AutoMultivariateNormal, AutoIAFNormal, AutoBNAFNormal])
+@pytest.mark.parametrize(
+    "guide", [fs.variational.guides.mean_field, AutoMultivariateNormal, AutoIAFNormal, AutoBNAFNormal]
+)
 def test_it_finds_the_exact_mean_with_any_guide(guide):
     made = guide(model)
-    loss = fs.FunctionalELBO(fs.SpectralSteinKL(num_draws=40, noise=1e-3), num_particles=10)
+    loss = fs.FunctionalELBO(fs.variational.SpectralSteinKL(num_draws=40, noise=1e-3), num_particles=10)
     svi = SVI(model, made, optax.adam(optax.cosine_decay_schedule(0.03, 1500)), loss)
     result = svi.run(jax.random.key(0), 1500, X, Y, progress_bar=False)
     w = made.sample_posterior(jax.random.key(1), result.params, sample_shape=(2000,))["w"]
@@ -130,16 +132,16 @@ def test_it_finds_the_exact_mean_with_any_guide(guide):
 
 
 def test_a_prior_that_is_not_gaussian():
-    prior = fs.StudentTPrior(tinygp.kernels.ExpSquared(0.7), df=4.0, nugget=0.1)
+    prior = fs.priors.StudentTPrior(tinygp.kernels.ExpSquared(0.7), df=4.0, nugget=0.1)
 
     def divergence_at(shift):
-        centre = LOC.at[0].add(shift)
-        law = SampledLaw(function, lambda key: centre + SD * jax.random.normal(key, (3,)), jax.random.key(0))
-        return fs.SpectralSteinKL()(law, prior, POINTS)
+        center = LOC.at[0].add(shift)
+        law = SampledLaw(function, lambda key: center + SD * jax.random.normal(key, (3,)), jax.random.key(0))
+        return fs.variational.SpectralSteinKL()(law, prior, POINTS)
 
     assert jax.grad(divergence_at)(5.0) > 0.0 > jax.grad(divergence_at)(-5.0)  # back to the prior's mean
     law = LinearisedLaw(function, LOC, lambda rows: rows * SD)
-    for divergence in (fs.Wasserstein2(), fs.RegularizedKL()):
+    for divergence in (fs.variational.Wasserstein2(), fs.variational.RegularizedKL()):
         with pytest.raises(TypeError, match=r"needs a Gaussian prior.*SpectralSteinKL"):
             divergence(law, prior, POINTS)
 
@@ -150,7 +152,7 @@ def test_a_prior_that_is_not_gaussian():
 )
 def test_bad_arguments_are_refused(kwargs, error):
     with pytest.raises(error, match=next(iter(kwargs))):
-        fs.SpectralSteinKL(**kwargs)
+        fs.variational.SpectralSteinKL(**kwargs)
 
 
 # ---- Wasserstein2 --------------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ def gaussian_w2(mean_q, cov_q, mean_p, cov_p):
 def test_wasserstein_is_the_closed_form(num_points, x64):
     """Also where the network's law is degenerate: three weights, seven points."""
     points = jnp.linspace(-1.0, 1.0, num_points)[:, None]
-    found = fs.Wasserstein2()(LinearisedLaw(function, LOC, lambda rows: rows * SD), GP, points)
+    found = fs.variational.Wasserstein2()(LinearisedLaw(function, LOC, lambda rows: rows * SD), GP, points)
     phi = np.asarray(features(points))
     assert np.isclose(found, gaussian_w2(phi @ LOC, (phi * SD**2) @ phi.T, *GP.law(points)), rtol=1e-5)
 
@@ -179,15 +181,15 @@ def test_wasserstein_of_two_outputs_is_the_sum(x64):
         lambda rows: rows * jnp.concatenate([SD, SD]),
     )
     parts = [LinearisedLaw(function, loc, lambda rows: rows * SD) for loc in (LOC, -LOC)]
-    total = sum(fs.Wasserstein2()(part, GP, POINTS) for part in parts)
-    assert np.isclose(fs.Wasserstein2()(both, double, POINTS), total)
+    total = sum(fs.variational.Wasserstein2()(part, GP, POINTS) for part in parts)
+    assert np.isclose(fs.variational.Wasserstein2()(both, double, POINTS), total)
 
 
 def test_wasserstein_has_a_gradient_where_the_law_is_degenerate():
     points = jnp.linspace(-1.0, 1.0, 20)[:, None]
 
     def value(sd):
-        return fs.Wasserstein2()(LinearisedLaw(function, LOC, lambda rows: rows * sd), GP, points)
+        return fs.variational.Wasserstein2()(LinearisedLaw(function, LOC, lambda rows: rows * sd), GP, points)
 
     gradient, step = jax.grad(value)(SD), 1e-2
     numeric = [(value(SD.at[i].add(step)) - value(SD.at[i].add(-step))) / (2 * step) for i in range(3)]
@@ -253,27 +255,27 @@ def test_distance_scales_with_the_values():
 
 
 def descend(divergence, start, num_steps=400):
-    """Mean and sd of independent normal values at two points that minimise the divergence from ``GP``."""
+    """Mean and sd of independent normal values at two points that minimize the divergence from ``GP``."""
     x = jnp.array([[0.0], [3.0]])  # so far apart that the prior's values are independent
 
     def value(params, key):
         law = SampledLaw(lambda w, x: w[:, None], lambda k: params[0] + params[1] * jax.random.normal(k, (2,)), key)
         return divergence(law, GP, x)
 
-    optimiser = optax.adam(optax.cosine_decay_schedule(0.05, num_steps))
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.05, num_steps))
 
     def step(carry, key):
         params, state = carry
-        updates, state = optimiser.update(jax.grad(value)(params, key), state)
+        updates, state = optimizer.update(jax.grad(value)(params, key), state)
         return (optax.apply_updates(params, updates), state), None
 
     keys = jax.random.split(jax.random.key(0), num_steps)
-    (params, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), keys)
+    (params, _), _ = jax.lax.scan(step, (start, optimizer.init(start)), keys)
     return params
 
 
 def test_wasserstein1_draws_a_law_to_the_prior():
-    loc, sd = descend(fs.Wasserstein1(), (jnp.array([2.0, -2.0]), jnp.array([0.2, 3.0])))
+    loc, sd = descend(fs.variational.Wasserstein1(), (jnp.array([2.0, -2.0]), jnp.array([0.2, 3.0])))
     np.testing.assert_allclose(loc, [0.2, 0.2], atol=0.15)
     np.testing.assert_allclose(jnp.abs(sd), np.full(2, np.sqrt(1.1)), atol=0.15)
 
@@ -281,7 +283,10 @@ def test_wasserstein1_draws_a_law_to_the_prior():
 def test_variance_term():
     """It is the sum over points of the differences of the variances."""
     key, f = jax.random.key(0), 2.0 * jax.random.normal(jax.random.key(1), (4000, 3, 1))
-    off, on = (fs.Wasserstein1(variance_weight=w, num_critic_steps=0).between(f, GP, POINTS, key) for w in (0.0, 1.0))
+    off, on = (
+        fs.variational.Wasserstein1(variance_weight=w, num_critic_steps=0).between(f, GP, POINTS, key)
+        for w in (0.0, 1.0)
+    )
     np.testing.assert_allclose(on - off, 3 * (4.0 - 1.1), rtol=0.1)
 
 
@@ -298,7 +303,7 @@ def bridged(x, y=None):
 
 def test_the_bridge_learns_the_prior_and_the_guide_the_posterior_under_it():
     guide = AutoMultivariateNormal(bridged)
-    loss = fs.FunctionalELBO(fs.BridgeWasserstein(strength=10.0), num_particles=10)
+    loss = fs.FunctionalELBO(fs.variational.BridgeWasserstein(strength=10.0), num_particles=10)
     svi = SVI(bridged, guide, optax.adam(optax.cosine_decay_schedule(0.03, 1500)), loss)
     params = svi.run(jax.random.key(0), 1500, X, Y, progress_bar=False).params
     assert 1.5 < params["scale"] < 2.5
@@ -311,8 +316,8 @@ def test_the_bridge_learns_the_prior_and_the_guide_the_posterior_under_it():
 
 def test_without_parameters_the_bridge_s_gradient_is_the_weights_kl():
     """Against the closed form of KL(N(m, s²) ‖ N(0, 1)); the distance does not depend on the guide."""
-    guide = fs.guides.mean_field(model)
-    loss = fs.FunctionalELBO(fs.BridgeWasserstein(num_draws=400))
+    guide = fs.variational.guides.mean_field(model)
+    loss = fs.FunctionalELBO(fs.variational.BridgeWasserstein(num_draws=400))
     given = {"auto_loc": LOC, "auto_scale": SD}
 
     def value(params, loss):
@@ -321,7 +326,7 @@ def test_without_parameters_the_bridge_s_gradient_is_the_weights_kl():
 
     SVI(model, guide, optax.adam(0.1), loss).init(jax.random.key(0), X, Y)
     plain = fs.FunctionalELBO(lambda law, prior, x: 0.0, num_particles=1)
-    plain.linearised = False  # the same draws of the likelihood
+    plain.linearized = False  # the same draws of the likelihood
     found = jax.tree.map(jnp.subtract, jax.grad(value)(given, loss), jax.grad(value)(given, plain))
     np.testing.assert_allclose(found["auto_loc"], LOC, atol=0.1)
     np.testing.assert_allclose(found["auto_scale"], SD - 1.0 / SD, atol=0.15)
@@ -337,19 +342,22 @@ def test_a_bridge_counts_the_weights_once(scale, factor):
             fs.functional_prior("f", lambda x: w * x[:, 0], gp, POINTS, scale=scale)
 
     with pytest.raises(ValueError, match=r"BridgeWasserstein holds the KL.*one functional_prior, with scale=1"):
-        loss = fs.FunctionalELBO(fs.BridgeWasserstein())
-        svi = SVI(scaled, fs.guides.mean_field(scaled), optax.adam(0.1), loss)
+        loss = fs.FunctionalELBO(fs.variational.BridgeWasserstein())
+        svi = SVI(scaled, fs.variational.guides.mean_field(scaled), optax.adam(0.1), loss)
         svi.run(jax.random.key(0), 1, X, progress_bar=False)
 
 
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: fs.Wasserstein1(num_draws=5), "num_draws=5 must be even"),
-        (lambda: fs.Wasserstein1(num_critic_steps=-1), "num_critic_steps"),
-        (lambda: fs.Wasserstein1(variance_weight=-1.0), "variance_weight=-1.0 must not be negative"),
-        (lambda: fs.BridgeWasserstein(strength=0.0), "strength"),
-        (lambda: fs.BridgeWasserstein(distance=2.0), "distance must be an object such as fs.Wasserstein1"),
+        (lambda: fs.variational.Wasserstein1(num_draws=5), "num_draws=5 must be even"),
+        (lambda: fs.variational.Wasserstein1(num_critic_steps=-1), "num_critic_steps"),
+        (lambda: fs.variational.Wasserstein1(variance_weight=-1.0), "variance_weight=-1.0 must not be negative"),
+        (lambda: fs.variational.BridgeWasserstein(strength=0.0), "strength"),
+        (
+            lambda: fs.variational.BridgeWasserstein(distance=2.0),
+            "distance must be an object such as fs.variational.Wasserstein1",
+        ),
     ],
 )
 def test_bad_arguments_of_transport(make, message):
@@ -370,7 +378,7 @@ def test_a_prior_with_random_parameters_is_averaged_over_them():
         f = fs.functional_prior("f", lambda x: features(x) @ w, gp, POINTS)
         numpyro.sample("y", dist.Normal(f(x), 0.5), obs=y)
 
-    guide = fs.guides.mean_field(random_amplitude, init_scale=0.4)
+    guide = fs.variational.guides.mean_field(random_amplitude, init_scale=0.4)
 
     def loss(divergence):
         svi = SVI(random_amplitude, guide, optax.adam(0.01), fs.FunctionalELBO(divergence, num_particles=4000))
@@ -407,7 +415,12 @@ def test_a_prior_that_says_nothing_of_outputs_gets_what_the_function_returns():
             f = fs.functional_prior("f", lambda x: features(x) @ w, prior, POINTS)
             numpyro.sample("y", dist.Normal(f(x), 0.5), obs=y)
 
-        svi = SVI(line, fs.guides.mean_field(line), optax.adam(0.01), fs.FunctionalELBO(fs.SpectralSteinKL()))
+        svi = SVI(
+            line,
+            fs.variational.guides.mean_field(line),
+            optax.adam(0.01),
+            fs.FunctionalELBO(fs.variational.SpectralSteinKL()),
+        )
         return svi.evaluate(svi.init(jax.random.key(0), X, Y), X, Y)
 
     np.testing.assert_allclose(loss(White()), loss(Single()), rtol=1e-6)

@@ -15,7 +15,7 @@ from scipy.stats import multivariate_normal
 from tinygp import kernels
 
 import numpyro_fspace as fs
-from numpyro_fspace.experiments import catalogue
+from numpyro_fspace.experiments import catalog
 
 ROOT = Path(__file__).parent.parent
 #: Numbers of draws and updates, made small: what is checked is that the calls exist and go together.
@@ -155,7 +155,7 @@ def test_links_finds_links():
 def test_every_key_of_a_record_is_explained():
     table = (ROOT / "docs" / "experiments.md").read_text().split("## Records")[1].split("## Results")[0]
     explained = set(re.findall(r"`(\w+)`", table))
-    written = {key for name in catalogue.NAMES for key in catalogue.find(name).columns}
+    written = {key for name in catalog.NAMES for key in catalog.find(name).columns}
     for path in (ROOT / "docs" / "results").glob("*.jsonl"):
         written |= {key for line in path.read_text().splitlines() for key in json.loads(line)}
     names_of_the_run = {"experiment", "dataset", "method", "split", "seed", "version"}

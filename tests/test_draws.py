@@ -55,17 +55,17 @@ def test_an_export_with_weights_is_one():
 
 
 def flat_weights(x, y=None):
-    f = fs.random_module("net", nn.Dense(1), input_shape=1, prior=fs.flat())
+    f = fs.random_module("net", nn.Dense(1), input_shape=1, prior=fs.model.flat())
     numpyro.sample("y", dist.Normal(f(x)[:, 0], NOISE).to_event(1), obs=y)
 
 
-def reparametrised(x, y=None):
+def reparametrized(x, y=None):
     with handlers.reparam(config={"net.kernel": LocScaleReparam(0)}):
         f = fs.random_module("net", nn.Dense(1), input_shape=1)
     numpyro.sample("y", dist.Normal(f(x)[:, 0], NOISE).to_event(1), obs=y)
 
 
-@pytest.mark.parametrize(("model", "name"), [(flat_weights, "net.kernel"), (reparametrised, "net.kernel_decentered")])
+@pytest.mark.parametrize(("model", "name"), [(flat_weights, "net.kernel"), (reparametrized, "net.kernel_decentered")])
 def test_weights_of_any_prior_are_missed(model, name):
     with pytest.raises(ValueError, match=f"lack the latent sites.*'{name}'"):
         fs.predict({"net.bias": np.zeros((3, 1), np.float32)}, KEY, X, model=model)

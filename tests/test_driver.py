@@ -18,9 +18,9 @@ from models import POINTS, X, Y, linear, random_points
 from numpyro.infer import NUTS
 
 import numpyro_fspace as fs
-from numpyro_fspace.infer import mcmc as driver
-from numpyro_fspace.infer.progress import Progress
-from numpyro_fspace.infer.trouble import warn_of_trouble
+from numpyro_fspace.mcmc import driver
+from numpyro_fspace.mcmc.progress import Progress
+from numpyro_fspace.mcmc.warnings import warn_of_trouble
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -190,7 +190,7 @@ def test_constants_in_float64_are_no_loss():
 
 @pytest.mark.parametrize("num_chains", [1, 2])
 def test_a_run_that_goes_on_is_numpyros_and_compiles_nothing(num_chains):
-    """Minibatches and a control variate, whose centre is found anew."""
+    """Minibatches and a control variate, whose center is found anew."""
     ours, theirs = (
         make(c, num_chains=num_chains, options=PLAIN | {"control_variates": 2}) for c in (fs.MCMC, numpyro.infer.MCMC)
     )
@@ -247,7 +247,7 @@ def with_bar(**settings):
 
 @pytest.mark.parametrize("num_chains", [1, 2])
 def test_the_bar_says_what_the_chains_do(watched, capsys, monkeypatch, num_chains):
-    monkeypatch.setattr("numpyro_fspace.infer.progress.INTERVAL", 0.0)  # the smallest parts
+    monkeypatch.setattr("numpyro_fspace.mcmc.progress.INTERVAL", 0.0)  # the smallest parts
     mcmc = with_bar(num_chains=num_chains)
     mcmc.run(KEY, X, Y)
     text = capsys.readouterr().err
@@ -379,7 +379,7 @@ def test_a_model_may_have_randomness_of_its_own():
     mcmc = fs.MCMC(fs.SGHMC(model, num_steps=2), num_warmup=10, num_samples=5, progress_bar=False)
     mcmc.run(KEY, Y)
     assert mcmc.get_samples()["shift"].shape == (5,)
-    assert mcmc.last_state.control.centre.size == 0  # a gradient of all data would be that of one shift
+    assert mcmc.last_state.control.center.size == 0  # a gradient of all data would be that of one shift
 
 
 def test_values_of_arrays_that_a_model_reads_are_explained():
@@ -646,7 +646,7 @@ def test_inside_of_jit_nothing_is_written(tmp_path):
 @pytest.fixture
 def press(monkeypatch):
     """Presses Ctrl-C in the part that makes a draw of this number."""
-    monkeypatch.setattr("numpyro_fspace.infer.progress.INTERVAL", 0.0)  # parts of one draw
+    monkeypatch.setattr("numpyro_fspace.mcmc.progress.INTERVAL", 0.0)  # parts of one draw
     update = Progress.update
 
     def press_at(number):

@@ -42,7 +42,7 @@ def linear(x, y=None):
 
 
 def curved(x, y=None):
-    """f is no linear function of w: its linearised law is another than its own."""
+    """f is no linear function of w: its linearized law is another than its own."""
     w = numpyro.sample("w", dist.Normal(0.5, 1.0))
     f = fs.functional_prior("f", lambda x: 3.0 * jnp.sin(w * x[:, 0]), PRIOR, POINTS)
     numpyro.sample("y", dist.Normal(f(x), SIGMA).to_event(1), obs=y)
@@ -79,7 +79,7 @@ def strong(draws_at, slope=3.0):
 @functools.cache
 def fitted_by_hand(model=linear):
     """A run of one stage, whose result is then given the two bijections."""
-    fvimc = FVIMC(model, num_stages=1, num_updates=1000, optimiser=optax.adam(optax.cosine_decay_schedule(0.1, 1000)))
+    fvimc = FVIMC(model, num_stages=1, num_updates=1000, optimizer=optax.adam(optax.cosine_decay_schedule(0.1, 1000)))
     result = fvimc.run(jax.random.key(0), X, Y, progress_bar=False)
     fvimc.result = result._replace(bijections=strong(X))
     return fvimc
@@ -167,7 +167,9 @@ def test_draws_have_the_density(model):
     posterior = fvimc.posterior(jax.random.key(1), 2000)
     f = fs.predict(posterior, jax.random.key(2), X)["f"][:, 3]
     assert kstest(np.interp(f, grid, cdf), "uniform").pvalue > 1e-5
-    linear_only = compose(fs.linearise(model, fvimc.guide.median(fvimc.result.params)), fvimc.result.bijections[1:])
+    linear_only = compose(
+        fs.variational.linearize(model, fvimc.guide.median(fvimc.result.params)), fvimc.result.bijections[1:]
+    )
     f = fs.predict(posterior.samples, jax.random.key(2), X, model=linear_only)["f"][:, 3]
     assert kstest(np.interp(f, grid, cdf), "uniform").pvalue < 1e-10
 
@@ -175,7 +177,7 @@ def test_draws_have_the_density(model):
 class SquareByDraws:
     """The mean square of the function under the law that a bound works with, by draws."""
 
-    linearised = False
+    linearized = False
 
     def __call__(self, law, prior, x):
         return (law.sample(x, 4000) ** 2).mean()
@@ -221,7 +223,7 @@ def test_bound_of_a_gaussian_divergence_is_exact_for_linear_bijections():
     losses = [bound.loss(jax.random.key(i), fvimc.result.params, curved, fvimc.guide, X, Y) for i in range(2)]
     assert losses[0] == losses[1]
     draws = fvimc.posterior(jax.random.key(0), 4000).samples
-    model = compose(fs.linearise(curved, fvimc.guide.median(fvimc.result.params)), (line,))
+    model = compose(fs.variational.linearize(curved, fvimc.guide.median(fvimc.result.params)), (line,))
     f = fs.predict(draws, jax.random.key(0), POINTS, model=model)["f"]
     mean, root = seen["law"].mean(seen["x"]), seen["law"].root(seen["x"])
     sd = np.sqrt(np.sum(root**2, -1))[:, 0]
@@ -229,7 +231,7 @@ def test_bound_of_a_gaussian_divergence_is_exact_for_linear_bijections():
     np.testing.assert_allclose(f.std(0), sd, rtol=0.05)
 
 
-def test_compose_and_linearise_go_together():
+def test_compose_and_linearize_go_together():
     """F∘f, F∘f_L and (F∘f)_L at the same weights, against their formulas."""
     bijections, w, m = strong(X), 1.3, jnp.array(0.4)
 
@@ -248,10 +250,10 @@ def test_compose_and_linearise_go_together():
     both, both_slope = jax.jvp(lambda w: forward(f(w)), (m,), (jnp.array(w) - m,))
     np.testing.assert_allclose(at(compose(curved, bijections)), forward(f(w))[:, 0], rtol=1e-4)
     np.testing.assert_allclose(
-        at(compose(fs.linearise(curved, {"w": m}), bijections)), forward(value + slope)[:, 0], rtol=1e-4
+        at(compose(fs.variational.linearize(curved, {"w": m}), bijections)), forward(value + slope)[:, 0], rtol=1e-4
     )
-    linearised = fs.linearise(compose(curved, bijections), {"w": m})
-    np.testing.assert_allclose(at(linearised), (both + both_slope)[:, 0], rtol=1e-4)
+    linearized = fs.variational.linearize(compose(curved, bijections), {"w": m})
+    np.testing.assert_allclose(at(linearized), (both + both_slope)[:, 0], rtol=1e-4)
     assert compose(curved, ()) is curved
 
 
@@ -334,7 +336,7 @@ def test_draws_that_are_not_finite_are_refused():
 
 def test_one_stage_is_plain_variational_inference():
     fvimc = run(num_stages=1, num_updates=100)
-    guide = fs.guides.mean_field(linear)
+    guide = fs.variational.guides.mean_field(linear)
     svi = SVI(linear, guide, optax.adam(5e-3), fs.FunctionalELBO())
     plain = svi.run(jax.random.split(jax.random.key(0), 1)[0], 100, X, Y, progress_bar=False)
     for name, value in plain.params.items():
@@ -350,7 +352,7 @@ def three_stages():
         linear,
         num_stages=3,
         guide=AutoMultivariateNormal,
-        optimiser=optax.adam(optax.cosine_decay_schedule(0.03, 2000)),
+        optimizer=optax.adam(optax.cosine_decay_schedule(0.03, 2000)),
         num_updates=2000,
         num_warmup=50,
         num_samples=200,
@@ -437,7 +439,7 @@ def test_transformations_see_the_points_of_several_steps():
 
 
 def test_divergences_by_draws_run():
-    fvimc = run(batched, num_stages=1, num_updates=5, divergence=fs.SpectralSteinKL(num_draws=10))
+    fvimc = run(batched, num_stages=1, num_updates=5, divergence=fs.variational.SpectralSteinKL(num_draws=10))
     assert np.all(np.isfinite(fvimc.result.stages[0].losses))
 
 
@@ -475,7 +477,7 @@ def with_param(x, y=None):
         ({"num_stages": 0}, ValueError, "num_stages=0"),
         ({"num_samples": 0}, ValueError, "num_samples"),
         ({"bijections": ("spline",)}, ValueError, "'linear', 'tanh', 'sigmoid'"),
-        ({"divergence": fs.RegularizedKL}, TypeError, "divergence must be an object"),
+        ({"divergence": fs.variational.RegularizedKL}, TypeError, "divergence must be an object"),
         ({"guide": "mean field"}, TypeError, "guide must be a function of a model"),
         ({"gamma": -1.0}, ValueError, "gamma"),
         ({"blur": -0.1}, ValueError, "blur=-0.1 must not be negative"),
@@ -492,9 +494,9 @@ def test_bad_arguments(settings, error, message):
 @pytest.mark.parametrize(
     ("model", "guide", "error", "message"),
     [
-        (without_prior, fs.guides.mean_field, ValueError, r"functional_prior.*declares 0"),
-        (discrete, fs.guides.mean_field, ValueError, "'k' is discrete"),
-        (with_param, fs.guides.mean_field, ValueError, "param site 'scale'"),
+        (without_prior, fs.variational.guides.mean_field, ValueError, r"functional_prior.*declares 0"),
+        (discrete, fs.variational.guides.mean_field, ValueError, "'k' is discrete"),
+        (with_param, fs.variational.guides.mean_field, ValueError, "param site 'scale'"),
         (linear, AutoIAFNormal, TypeError, r"AutoIAFNormal.*posterior is normal.*guides.mean_field"),
         (linear, AutoDelta, TypeError, r"AutoDelta.*guides.mean_field"),
     ],

@@ -32,7 +32,7 @@ def test_converges_under_fsghmc(name):
     drawn, mcmc = draws_by_chain(name, "fsghmc", num_warmup=num_draws, num_samples=num_draws)
     for f in drawn.values():
         assert np.isfinite(f).all() and f.std() > 0.0
-        assert fs.function_diagnostics(f).max_rhat < 1.1
+        assert fs.diagnostics.function_diagnostics(f).max_rhat < 1.1
     assert not np.any(mcmc.last_state.num_diverging)
 
 
@@ -56,10 +56,10 @@ def test_agrees_with_nuts(name, kernel):
 def test_variational_mean_is_near_the_sampled_one(name):
     """GFSVI's mean of f within a standard deviation and a half of fSGHMC's, median over inputs."""
     case = CASES[name]
-    svi = SVI(case.model, fs.guides.mean_field(case.model), optax.adam(0.01), fs.FunctionalELBO())
+    svi = SVI(case.model, fs.variational.guides.mean_field(case.model), optax.adam(0.01), fs.FunctionalELBO())
     result = svi.run(jax.random.key(0), 2000, *case.data, progress_bar=False)
     posterior = fs.svi_posterior(svi, result.params, jax.random.key(1), *case.data, num_samples=500)
-    inputs = {"first": case.data[0][:, :1]} if name == "additive" else None  # a linearised model does not say
+    inputs = {"first": case.data[0][:, :1]} if name == "additive" else None  # a linearized model does not say
     found = fs.predict(posterior, jax.random.key(2), *case.data[:-1], inputs=inputs)
     sampled, _ = draws_by_chain(name, "fsghmc", num_warmup=1000, num_samples=1000)
     for function, draws in sampled.items():

@@ -12,7 +12,7 @@ import scipy.stats
 from tinygp.kernels import ExpSquared, Matern52, RationalQuadratic, distance
 
 import numpyro_fspace as fs
-from numpyro_fspace.variational.laws import LinearisedLaw
+from numpyro_fspace.variational.pushforward import LinearisedLaw
 
 RNG = np.random.default_rng(0)
 X, F = RNG.normal(size=(6, 2)), RNG.normal(size=(6, 2))
@@ -21,7 +21,7 @@ ROTATION = np.array([[0.0, 1.0], [-1.0, 0.0]])
 
 
 def kernel(potential=VARIANCES[0], stream=VARIANCES[1]):
-    return fs.Helmholtz(*(v * ExpSquared(scale) for v, scale in zip((potential, stream), SCALES, strict=True)))
+    return fs.priors.Helmholtz(*(v * ExpSquared(scale) for v, scale in zip((potential, stream), SCALES, strict=True)))
 
 
 def mixed(x1, x2, variance, scale):
@@ -116,7 +116,7 @@ def test_condition_is_brute_force(noise):
 
 
 def test_student_t_has_one_scale_for_all_values(key):
-    t = fs.StudentTPrior(kernel(), df=4.0, nugget=NUGGET, num_outputs=2)
+    t = fs.priors.StudentTPrior(kernel(), df=4.0, nugget=NUGGET, num_outputs=2)
     value = scipy.stats.multivariate_t(None, covariance() + NUGGET * np.eye(12), df=4.0).logpdf(F.ravel())
     np.testing.assert_allclose(t.log_prob(X, F), value, rtol=1e-4)
     draws = np.asarray(t.sample(key, X, (4000,)), float).reshape(4000, 12)
@@ -131,7 +131,7 @@ def test_training_finds_the_evidence_of_brute_force():
     start = {"stream": 1.3, "scale": 1.1}
 
     def made(params):
-        return fs.Helmholtz(VARIANCES[0] * ExpSquared(SCALES[0]), params["stream"] * ExpSquared(params["scale"]))
+        return fs.priors.Helmholtz(VARIANCES[0] * ExpSquared(SCALES[0]), params["stream"] * ExpSquared(params["scale"]))
 
     for noise in (0.1, np.full((6, 2), 0.1)):
         fit = fs.fit_gp(made, X, y, params=start, noise_variance=noise, num_steps=30)
@@ -169,12 +169,14 @@ def test_divergences_take_the_outputs_together(x64):
     mean, total = (np.asarray(part) for part in prior(mean=0.1).law(x))
     extra = gamma * len(x) * np.eye(8)
     wanted = gaussian_kl(q[0], q[1] + extra, mean.ravel(), total + extra)
-    found = fs.RegularizedKL(gamma)(law_of(weights, sd), prior(mean=0.1), x)
+    found = fs.variational.RegularizedKL(gamma)(law_of(weights, sd), prior(mean=0.1), x)
     np.testing.assert_allclose(found, wanted, rtol=1e-8)
     root = np.linalg.cholesky(total)
     overlap = np.sqrt(np.maximum(np.linalg.eigvalsh(root.T @ q[1] @ root), 0.0)).sum()
     wanted = np.sum((q[0] - mean.ravel()) ** 2) + np.trace(q[1] + total) - 2 * overlap
-    np.testing.assert_allclose(fs.Wasserstein2()(law_of(weights, sd), prior(mean=0.1), x), wanted, rtol=1e-5)
+    np.testing.assert_allclose(
+        fs.variational.Wasserstein2()(law_of(weights, sd), prior(mean=0.1), x), wanted, rtol=1e-5
+    )
 
 
 def test_a_custom_matrix_kernel():
@@ -197,7 +199,7 @@ def test_calibrated_to_a_dependent_law():
     def draw(key, x):
         return 10.0 * x @ jax.random.normal(key, (2, 2))
 
-    base = fs.NetworkPrior(draw, jax.random.key(0), num_draws=500, num_outputs=2, dependent=True)
+    base = fs.priors.NetworkPrior(draw, jax.random.key(0), num_draws=500, num_outputs=2, dependent=True)
     mean, total = (np.asarray(part) for part in base.moments(x))
     assert total.shape == (4, 4)
     assert np.allclose(total, np.cov(np.stack([np.ravel(d) for d in base._fitted(jnp.asarray(x))]).T), rtol=1e-3)
@@ -209,7 +211,7 @@ def test_calibrated_to_a_dependent_law():
     np.testing.assert_allclose(calibrated.log_prob(x, f), wanted, rtol=1e-3)
     np.testing.assert_allclose(calibrated.law(x)[1], law, atol=1e-3)
     assert calibrated.sample(jax.random.key(1), x, (3,)).shape == (3, 2, 2)
-    independent = fs.NetworkPrior(draw, jax.random.key(0), num_draws=500, num_outputs=2)
+    independent = fs.priors.NetworkPrior(draw, jax.random.key(0), num_draws=500, num_outputs=2)
     with pytest.raises(ValueError, match="dependent in prior and base alike"):
         fs.CalibratedPrior(prior(), independent).log_prob(x, f)
 
@@ -217,8 +219,12 @@ def test_calibrated_to_a_dependent_law():
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: fs.Helmholtz(ExpSquared, ExpSquared()), TypeError, "potential must be a tinygp kernel instance"),
-        (lambda: fs.Helmholtz(ExpSquared(), 3.0), TypeError, r"stream must be .* got 3\.0"),
+        (
+            lambda: fs.priors.Helmholtz(ExpSquared, ExpSquared()),
+            TypeError,
+            "potential must be a tinygp kernel instance",
+        ),
+        (lambda: fs.priors.Helmholtz(ExpSquared(), 3.0), TypeError, r"stream must be .* got 3\.0"),
         (lambda: prior().log_prob(X[:, :1], F), ValueError, r"kernel of the plane, got inputs \[6, 1\]"),
         (lambda: prior(num_outputs=None).log_prob(X, F[:, 0]), ValueError, "matrix-valued kernel must return shape"),
         (lambda: prior(num_outputs=3).log_prob(X, np.ones((6, 3))), ValueError, "got .* with num_outputs=3"),
@@ -233,7 +239,7 @@ def test_errors(call, error, text):
 @pytest.mark.parametrize("rough", [Matern52(0.8, distance=distance.L2Distance()), RationalQuadratic(alpha=1.0)])
 def test_a_kernel_whose_derivative_jumps_is_refused(rough):
     with pytest.raises(ValueError, match=r"derivative .* of stream jumps where x' meets x"):
-        fs.Helmholtz(ExpSquared(), rough)
+        fs.priors.Helmholtz(ExpSquared(), rough)
 
 
 def test_parameters_may_be_random():

@@ -17,7 +17,7 @@ from numpyro_fspace.datasets import images, registry
 from numpyro_fspace.datasets.registry import DataNotFoundError, Source
 from numpyro_fspace.experiments import image_problems as problems
 from numpyro_fspace.experiments import images as experiment
-from numpyro_fspace.experiments.catalogue import find
+from numpyro_fspace.experiments.catalog import find
 from numpyro_fspace.experiments.image_networks import NETWORKS
 from numpyro_fspace.experiments.methods import sampler
 

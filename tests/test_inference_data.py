@@ -127,7 +127,7 @@ def test_weights_are_hidden_unless_asked_for(network_run):
     assert names(full, "posterior") == functions | {"net.kernel", "net.bias"}
 
 
-def test_weights_of_a_reparametrised_network_are_hidden_too():
+def test_weights_of_a_reparametrized_network_are_hidden_too():
     def model(x, y=None):
         scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.1))
         with handlers.reparam(config={"net.kernel": LocScaleReparam(0), "net.bias": LocScaleReparam(0)}):

@@ -108,7 +108,7 @@ print(json.dumps(dict(
 
 @pytest.mark.slow
 def test_parallel_chains_in_float64():
-    """On two devices the draws are those of the vectorised chains up to rounding; float64 stays float64 throughout."""
+    """On two devices the draws are those of the vectorized chains up to rounding; float64 stays float64 throughout."""
     root = Path(__file__).parents[1]
     environment = os.environ | {
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2",
@@ -134,7 +134,7 @@ def test_thinning_keeps_every_second_draw(base):
 def with_bar(monkeypatch):
     for name in ("CI", "PYTEST_XDIST_WORKER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("numpyro_fspace.infer.mcmc.is_watched", lambda: True)
+    monkeypatch.setattr("numpyro_fspace.mcmc.driver.is_watched", lambda: True)
     return run(sghmc(), progress_bar=True)
 
 
@@ -351,7 +351,7 @@ def test_the_first_momentum_has_the_temperature():
 def test_chains_start_where_the_strategy_says():
     kernel = sgld(init_strategy=init_to_value(values={"w": jnp.array([3.0, -4.0])}))
     np.testing.assert_array_equal(kernel.init(KEY, 0, None, (X, Y), {}).z["w"], [3.0, -4.0])
-    assert sgld().init_strategy is fs.init_to_network
+    assert sgld().init_strategy is fs.model.init_to_network
 
 
 def test_temperature_scales_the_noise():
@@ -380,7 +380,7 @@ def test_schedules_are_read_at_every_gradient_step(kernel):
 
 
 def test_warm_start_moves_and_can_be_switched_off():
-    """With sampler steps of 1e-7 only the optimiser can move, and it lowers U."""
+    """With sampler steps of 1e-7 only the optimizer can move, and it lowers U."""
     start = {"w": jnp.array([3.0, -3.0])}
     ends = {}
     for name, warmup in [("on", fs.Warmup(warm_start=0.8, learning_rate=0.1)), ("off", COLD)]:

@@ -11,7 +11,7 @@ import pytest
 from numpyro.infer import MCMC
 
 import numpyro_fspace as fs
-from numpyro_fspace.infer.warmup import leading_curvatures
+from numpyro_fspace.mcmc.warmup import leading_curvatures
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, LowRank
 
 SIZE, RANK = 12, 3

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from numpyro_fspace.measurement import PointSampler, as_points, fixed, perturb, subset, uniform, union
+from numpyro_fspace.model.measurement import PointSampler, as_points, fixed, perturb, subset, uniform, union
 
 POOL = np.arange(12.0).reshape(6, 2)
 KEY = jax.random.key(0)
@@ -57,11 +57,11 @@ def test_uniform_fills_its_box():
 
 def test_perturb_is_a_cloud_around_the_rows():
     """Rows equally likely, residuals normal of the given scale in each input; false alarms 1e-5."""
-    centres = 100.0 * POOL
-    draws = many(perturb(centres, [1.0, 3.0], 4), 3000).reshape(-1, 2)
-    nearest = np.argmin(((draws[:, None] - centres) ** 2).sum(-1), axis=1)
+    centers = 100.0 * POOL
+    draws = many(perturb(centers, [1.0, 3.0], 4), 3000).reshape(-1, 2)
+    nearest = np.argmin(((draws[:, None] - centers) ** 2).sum(-1), axis=1)
     assert scipy.stats.chisquare(np.bincount(nearest, minlength=6)).pvalue > 1e-5
-    residual = draws - centres[nearest]
+    residual = draws - centers[nearest]
     for d, scale in enumerate([1.0, 3.0]):
         assert scipy.stats.kstest(residual[:, d] / scale, "norm").pvalue > 1e-5
     assert jax.eval_shape(perturb(POOL, 0.1, 50), KEY).shape == (50, 2)
@@ -76,7 +76,7 @@ def test_union_gives_each_member_its_own_key():
 
 
 def test_fixed_points_stay_concrete_under_jit():
-    """A prior can factorise at trace time, be the sampler made outside or inside, and in a union."""
+    """A prior can factorize at trace time, be the sampler made outside or inside, and in a union."""
 
     @jax.jit
     def traced(key):

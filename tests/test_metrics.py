@@ -201,7 +201,7 @@ def test_entropy_is_scipys_over_the_last_axis():
     assert certain == 0.0 and not np.signbit(certain)
 
 
-def test_probabilities_rounded_to_half_precision_are_renormalised():
+def test_probabilities_rounded_to_half_precision_are_renormalized():
     assert metrics.nll([[0.4998, 0.4998]], [0]) == pytest.approx(np.log(2))
 
 

@@ -17,8 +17,8 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, init_to_media
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import initialize_model, log_density
 
-from numpyro_fspace.network_kinds import read_network
-from numpyro_fspace.networks import fan_in, flat, init_to_network, random_module
+from numpyro_fspace.model.network_adapters import read_network
+from numpyro_fspace.model.networks import fan_in, flat, init_to_network, random_module
 
 X = np.linspace(-1.0, 1.0, 10).reshape(5, 2)
 Y = np.sin(X[:, 0])
@@ -392,7 +392,7 @@ def initial_values(module, seed=0, **options):
     return {k: np.asarray(s["value"]) for k, s in weights_of(trace).items()}
 
 
-def test_initial_values_follow_the_linen_initialiser():
+def test_initial_values_follow_the_linen_initializer():
     layer = nn.Dense(2000, kernel_init=nn.initializers.uniform(0.25), bias_init=nn.initializers.constant(3.0))
     z = initial_values(nn.Sequential([layer, nn.Dense(1)]))
     kernel = z["layers_0.kernel"]
@@ -418,7 +418,7 @@ def test_initial_values_of_a_pair_and_of_flat_weights():
     assert not np.allclose(z0["W"], z1["W"])
 
 
-def test_the_initialiser_is_traced_once_for_all_weights():
+def test_the_initializer_is_traced_once_for_all_weights():
     """Each weight array draws it by a key of its own; tracing a deep network anew for each would be quadratic."""
     calls = []
 
@@ -491,7 +491,7 @@ def test_nuts_starts_from_the_network_and_moves(kind):
     np.testing.assert_allclose(again["f"], samples["f"], rtol=1e-3, atol=1e-4)
 
 
-def test_gradients_of_vectorised_chains(network):
+def test_gradients_of_vectorized_chains(network):
     model = handlers.seed(make_model(network), 0)
     start = {k: s["value"] for k, s in run(make_model(network), X).items() if k.startswith("net.")}
     chains = jax.tree.map(lambda v: jnp.stack([v, v + 0.1]), start)

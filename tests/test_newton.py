@@ -13,8 +13,8 @@ import pytest
 from flax import linen as nn
 
 import numpyro_fspace as fs
-from numpyro_fspace.infer.newton import approach, hessian
-from numpyro_fspace.potential import ModelPotential
+from numpyro_fspace.mcmc.newton import approach, hessian
+from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Dense
 
 

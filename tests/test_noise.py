@@ -7,7 +7,7 @@ import pytest
 from jax.extend.random import threefry_2x32
 from scipy import stats
 
-from numpyro_fspace.sgmcmc.noise import normal_like, normals, threefry
+from numpyro_fspace.sgmcmc.random_normals import normal_like, normals, threefry
 
 WORDS = np.random.default_rng(0).integers(0, 2**32, (2, 1000), dtype=np.uint32)
 
@@ -49,7 +49,7 @@ def test_all_values_are_equally_likely():
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_places_rows_parts_and_keys_are_independent(impl):
-    """Correlations between neighbours of each kind, of the numbers and of their squares; false alarms 2e-5 each."""
+    """Correlations between neighbors of each kind, of the numbers and of their squares; false alarms 2e-5 each."""
     keys = jax.random.split(jax.random.key(3, impl=impl), 50)
     draws = jax.vmap(lambda key: jax.vmap(lambda part: rows(key, jnp.zeros(50), 10, part))(jnp.arange(12)))(keys)
     draws = np.asarray(draws, float)

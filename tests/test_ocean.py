@@ -14,7 +14,7 @@ from tinygp.kernels import ExpSquared
 
 from numpyro_fspace import measurement
 from numpyro_fspace.cli import main
-from numpyro_fspace.experiments.catalogue import find
+from numpyro_fspace.experiments.catalog import find
 from numpyro_fspace.experiments.ocean import CONFIG, _build, velocity_network
 from numpyro_fspace.experiments.records import read
 from numpyro_fspace.experiments.regression import FunctionPosterior, density_scores

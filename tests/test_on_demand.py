@@ -11,8 +11,8 @@ import pytest
 from flax import linen as nn
 
 import numpyro_fspace as fs
-from numpyro_fspace.infer import mcmc as driver
-from numpyro_fspace.on_demand import errors_as_themselves
+from numpyro_fspace.mcmc import driver
+from numpyro_fspace.model.on_demand import errors_as_themselves
 
 NUM, BATCH = 300, 20
 

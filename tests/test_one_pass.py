@@ -12,8 +12,8 @@ import tinygp
 from numpyro.infer.util import log_density, log_likelihood
 
 import numpyro_fspace as fs
-from numpyro_fspace.one_pass import rows_among
-from numpyro_fspace.potential import ModelPotential
+from numpyro_fspace.model.joint_evaluation import rows_among
+from numpyro_fspace.model.potential import ModelPotential
 
 X = jnp.linspace(-1.0, 1.0, 7)[:, None]
 Y = jnp.sin(3.0 * X[:, 0])
@@ -47,7 +47,7 @@ def row_by_row(f, x):
     return jax.lax.map(lambda row: f(row[None])[0], x)
 
 
-def vectorised(f, x):
+def vectorized(f, x):
     return jax.vmap(lambda row: f(row[None])[0])(x)
 
 
@@ -83,10 +83,10 @@ def evaluated(model, key, x=X):
 
 
 def in_two_passes(monkeypatch):
-    monkeypatch.setattr("numpyro_fspace.primitives._goes_through_all_data", lambda: False)
+    monkeypatch.setattr("numpyro_fspace.model.primitives._goes_through_all_data", lambda: False)
 
 
-@pytest.mark.parametrize("use", [at_data, twice, row_by_row, vectorised, in_float16, in_numpy, nowhere])
+@pytest.mark.parametrize("use", [at_data, twice, row_by_row, vectorized, in_float16, in_numpy, nowhere])
 @pytest.mark.parametrize("points", [POINTS, fs.measurement.uniform(-2.0, 2.0, 4)], ids=["fixed", "random"])
 @pytest.mark.parametrize("num_priors", [1, 2])
 def test_the_density_and_its_gradient_are_those_of_two_passes(use, points, num_priors, monkeypatch):

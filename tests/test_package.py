@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import doctest
 import importlib
 import inspect
@@ -66,7 +67,7 @@ def test_import_costs_nothing_beyond_numpyro(imported):
 
 
 def test_import_changes_nothing(imported):
-    """No device is initialised (so no key or array was made), no JAX setting or warning filter is touched."""
+    """No device is initialized (so no key or array was made), no JAX setting or warning filter is touched."""
     assert imported["backend"][0] == imported["backend"][1]
     assert imported["config"] and imported["filters"]
 
@@ -74,10 +75,11 @@ def test_import_changes_nothing(imported):
 # ---- layers ------------------------------------------------------------------------------------------------
 
 
-def imports_of(path):
-    """Top-level names, or dotted names of our own modules, imported anywhere in a file (also in functions)."""
+def imports_of(path, at_once=False):
+    """Top-level names, or dotted names of our own modules, imported anywhere in a file (or when it is imported)."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in tree.body if at_once else ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -101,12 +103,12 @@ def test_the_algorithms_stand_alone():
 @pytest.mark.parametrize(
     "module, allowed",
     [
-        ("arviz", ("inference_data.py",)),
+        ("arviz", ("posterior/inference_data.py",)),
         ("tinygp", ("priors/", "baselines/", "benchmarks/", "experiments/", "cli.py")),
-        ("matplotlib", ("plots.py", "experiments/", "cli.py")),
+        ("matplotlib", ("posterior/plots.py", "experiments/", "cli.py")),
         ("blackjax", ("sgmcmc/", "benchmarks/", "experiments/")),
         ("torch", ("benchmarks/",)),
-        ("equinox", ("network_kinds.py", "experiments/")),
+        ("equinox", ("model/network_adapters.py", "experiments/")),
         ("sklearn", ("datasets/", "experiments/")),
     ],
 )
@@ -115,11 +117,82 @@ def test_optional_packages_stay_in_their_place(module, allowed):
     assert [name for name in where if not name.startswith(allowed)] == []
 
 
-def test_experiments_and_benchmarks_are_on_top():
+#: Each package uses itself and those before it; experiments, benchmarks and the command use public names alone.
+LAYERS = ("_checks", "_xla", "metrics", "datasets", "sgmcmc", "priors", "model", "posterior", "mcmc", "variational")
+LAYERS += ("baselines", "experiments", "benchmarks", "cli")
+#: Modules whose names are public: ``fs.measurement.box``.
+NAMESPACES = ("model.measurement", "posterior.diagnostics", "sgmcmc.preconditioners", "variational.guides")
+
+
+def ours(found):
+    """Dotted names of our own in a set of imports, without the package's."""
+    return {name.removeprefix("numpyro_fspace.") for name in found if name.startswith("numpyro_fspace.")}
+
+
+def test_imports_point_one_way():
     for name, found in FILES.items():
-        if not name.startswith(("experiments/", "benchmarks/", "cli", "__main__")):
-            above = tuple(f"numpyro_fspace.{part}" for part in ("experiments", "benchmarks", "cli"))
-            assert not any(m.startswith(above) for m in found), name
+        layer = name.split("/")[0].removesuffix(".py")
+        if layer in LAYERS:
+            above = LAYERS[LAYERS.index(layer) + 1 :]
+            assert not [m for m in ours(found) if m.split(".")[0] in above], name
+
+
+def test_modules_import_in_no_circle():
+    modules = {"numpyro_fspace." + n.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for n in FILES}
+    graph = {}
+    for name in FILES:
+        module = "numpyro_fspace." + name.removesuffix(".py").replace("/", ".")
+        if not name.endswith("__init__.py"):
+            graph[module] = (imports_of(ROOT / name, at_once=True) & modules) - {module}
+    done: set[str] = set()
+
+    def visit(module, path):
+        assert module not in path, " -> ".join([*path, module])
+        if module not in done:
+            for other in graph.get(module, ()):
+                visit(other, [*path, module])
+            done.add(module)
+
+    for module in graph:
+        visit(module, [])
+
+
+def test_experiments_and_benchmarks_use_public_names():
+    packages = {layer for layer in LAYERS[:11] if not layer.startswith("_")}
+    for name, found in FILES.items():
+        if name.startswith(("experiments/", "benchmarks/")):
+            for dotted in ours(found):
+                package, _, rest = dotted.partition(".")
+                if package in packages - {"datasets", "baselines"} and rest:
+                    is_public = rest in importlib.import_module(f"numpyro_fspace.{package}").__all__
+                    assert is_public or dotted.startswith(NAMESPACES), f"{name} imports {dotted}"
+
+
+def test_the_root_is_a_short_list():
+    assert len([p for p in ROOT.iterdir() if p.name != "__pycache__"]) <= 17
+    assert len([n for n in fs.__all__ if not inspect.ismodule(getattr(fs, n))]) <= 25
+
+
+@pytest.mark.parametrize("name", fs._MOVED)
+def test_names_of_the_last_version_still_work_and_warn(name):
+    with pytest.warns(DeprecationWarning, match=f"fs.{name} is now"):
+        value = getattr(fs, name)
+    assert value.__name__.split(".")[-1] == fs._MOVED[name].split(".")[-1]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: fs.datasets.load_diabetes(standardise=True),
+        lambda: fs.baselines.ensemble(None, None, optimiser=None),
+        lambda: fs.baselines.laplace(None, None, optimiser=None),
+        lambda: fs.FVIMC(None, optimiser=None),
+        lambda: fs.variational.linearize(None, centre={}),
+    ],
+)
+def test_arguments_of_the_last_version_still_work_and_warn(call):
+    with pytest.warns(DeprecationWarning, match="is now"), contextlib.suppress(Exception):
+        call()  # the model is none
 
 
 # ---- the public surface --------------------------------------------------------------------------------------

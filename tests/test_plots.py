@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from scipy import stats
 
-from numpyro_fspace.plots import plot_functions
+from numpyro_fspace.posterior.plots import plot_functions
 
 
 @pytest.fixture
@@ -24,14 +24,14 @@ def draws():
     return x, np.sin(3 * x) + 0.2 * rng.normal(size=(50, 1)) + 0.1 * rng.normal(size=(50, 30))
 
 
-def labelled(ax):
+def labeled(ax):
     artists = [*ax.lines, *ax.collections, *ax.patches]
     return {a.get_label(): a for a in artists if not a.get_label().startswith("_")}
 
 
 def test_mean_and_band_follow_sorted_inputs(ax, draws):
     x, f = draws
-    artists = labelled(plot_functions(x[:, None], f, level=0.8, ax=ax))
+    artists = labeled(plot_functions(x[:, None], f, level=0.8, ax=ax))
     order = np.argsort(x)
     np.testing.assert_allclose(artists["mean"].get_xdata(), x[order])
     np.testing.assert_allclose(artists["mean"].get_ydata(), f.mean(axis=0)[order])
@@ -44,7 +44,7 @@ def test_mean_and_band_follow_sorted_inputs(ax, draws):
 def test_noise_band_follows_sorted_inputs_too(ax, draws):
     x, _ = draws
     f = np.tile(10 * x, (5, 1))
-    vertices = labelled(plot_functions(x, f, noise_draws=f, ax=ax))["90 % of y"].get_paths()[0].vertices
+    vertices = labeled(plot_functions(x, f, noise_draws=f, ax=ax))["90 % of y"].get_paths()[0].vertices
     np.testing.assert_allclose(vertices[:, 1], 10 * vertices[:, 0], atol=1e-12)
 
 
@@ -55,7 +55,7 @@ def test_number_of_draws(ax, draws, asked, shown):
     assert len(ax.lines) == shown + 1  # and the mean
 
 
-def test_everything_optional_is_labelled_once(ax, draws):
+def test_everything_optional_is_labeled_once(ax, draws):
     x, f = draws
     order = np.argsort(x)
     mean, sd = np.cos(x), 0.3 + x**2
@@ -69,7 +69,7 @@ def test_everything_optional_is_labelled_once(ax, draws):
         noise_draws=3 * f,
         ax=ax,
     )
-    artists = labelled(ax)
+    artists = labeled(ax)
     assert set(artists) == {
         "mean", "draws of f", "90 % of f", "90 % of y", "reference", "truth", "data", "far from data"
     }  # fmt: skip
@@ -82,7 +82,7 @@ def test_everything_optional_is_labelled_once(ax, draws):
     assert len(texts) == len(set(texts)) == 8
 
 
-def test_gaps_between_data_are_shaded_and_neighbourhoods_are_not(ax):
+def test_gaps_between_data_are_shaded_and_neighborhoods_are_not(ax):
     x = np.linspace(0, 10, 21)  # reach: .5
     plot_functions(x, np.zeros((5, 21)) + x, x_data=[2.0, 2.8, 6.0, 10.0], y_data=np.zeros(4), ax=ax)
     shaded = [patch.get_window_extent().transformed(ax.transData.inverted()) for patch in ax.patches]
@@ -100,7 +100,7 @@ def test_several_inputs_plot_predicted_against_observed(ax):
     x, y = np.zeros((3, 2)), np.array([0.0, 1.0, 2.0])
     f = np.array([[-1.0, 0.5, 4.0], [1.0, 1.5, 5.0], [0.0, 1.0, 4.5]])
     plot_functions(x, f, y_data=y, ax=ax)
-    artists = labelled(ax)
+    artists = labeled(ax)
     np.testing.assert_allclose(artists["67 % inside 90 % bar"].get_xydata(), [[0.0, 0.0], [1.0, 1.0]])
     np.testing.assert_allclose(artists["33 % outside 90 % bar"].get_xydata(), [[2.0, 4.5]])
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("observed", "predicted")
@@ -110,14 +110,14 @@ def test_bars_of_several_inputs_come_from_noisy_draws(ax):
     x, y = np.zeros((2, 2)), np.array([0.0, 1.0])
     f = np.tile([[0.5, 0.5]], (4, 1)) + np.array([[-0.1], [0.1], [0.0], [0.0]])
     plot_functions(x, f, y_data=y, noise_draws=10 * (f - 0.5) + 0.5, level=0.99, ax=ax)
-    assert "100 % inside 99 % bar" in labelled(ax)
+    assert "100 % inside 99 % bar" in labeled(ax)
 
 
 def test_settings_stay_and_a_given_axes_is_used(ax, draws):
     before = dict(mpl.rcParams)
     assert plot_functions(*draws, ax=ax) is ax
     ax.figure.canvas.draw()
-    assert ax.get_legend().get_window_extent().x0 < ax.get_window_extent().x1  # inside: neighbours may follow
+    assert ax.get_legend().get_window_extent().x0 < ax.get_window_extent().x1  # inside: neighbors may follow
     assert dict(mpl.rcParams) == before
 
 
@@ -132,7 +132,7 @@ def test_a_new_figure_is_made_with_the_legend_beside_it(draws):
 
 
 def test_import_leaves_matplotlib_alone():
-    code = "import sys; import numpyro_fspace.plots; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys; import numpyro_fspace.posterior.plots; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

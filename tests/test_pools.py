@@ -12,7 +12,7 @@ import tinygp
 from numpyro import handlers
 
 import numpyro_fspace as fs
-from numpyro_fspace.handlers import fresh_draws
+from numpyro_fspace.model.handlers import fresh_draws
 
 RNG = np.random.default_rng(0)
 POOL = RNG.uniform(-1.0, 1.0, (30, 2))
@@ -27,9 +27,9 @@ def draws(key, x):
     return x @ jax.random.normal(key, (x.shape[1], 3))
 
 
-NETWORK = fs.NetworkPrior(draw, jax.random.key(0), num_draws=200, nugget=0.1)
+NETWORK = fs.priors.NetworkPrior(draw, jax.random.key(0), num_draws=200, nugget=0.1)
 GP = fs.GPPrior(KERNEL, nugget=0.1)
-HELMHOLTZ = fs.Helmholtz(KERNEL, 2.0 * KERNEL)
+HELMHOLTZ = fs.priors.Helmholtz(KERNEL, 2.0 * KERNEL)
 PRIORS = {
     "one output": GP,
     "relative nugget": fs.GPPrior(KERNEL),
@@ -38,9 +38,9 @@ PRIORS = {
     "two kernels": fs.GPPrior([KERNEL, 2.0 * KERNEL], mean=np.array([0.0, 1.0]), nugget=0.1),
     "dependent outputs": fs.GPPrior(HELMHOLTZ, nugget=0.1, num_outputs=2),
     "conditioned": GP.condition(POOL[:9], POOL[:9, 0], 0.05),
-    "Student": fs.StudentTPrior(KERNEL, df=3.0, nugget=0.1),
+    "Student": fs.priors.StudentTPrior(KERNEL, df=3.0, nugget=0.1),
     "network": NETWORK,
-    "network of three": fs.NetworkPrior(draws, jax.random.key(0), num_draws=200, nugget=0.1, num_outputs=3),
+    "network of three": fs.priors.NetworkPrior(draws, jax.random.key(0), num_draws=200, nugget=0.1, num_outputs=3),
     "calibrated": fs.CalibratedPrior(GP, NETWORK),
 }
 

@@ -32,13 +32,13 @@ def curved(x, y=None, *, functional=True):
 
 
 def fitted(loss, **settings):
-    guide = fs.guides.mean_field(curved)
+    guide = fs.variational.guides.mean_field(curved)
     svi = SVI(curved, guide, optax.adam(0.05), loss, **settings)
     params = svi.run(KEY, 50, X, Y, progress_bar=False).params
     return svi, params, fs.svi_posterior(svi, params, jax.random.key(1), X, Y, num_samples=40)
 
 
-def test_predictions_are_of_the_linearised_function_with_the_learned_parameters():
+def test_predictions_are_of_the_linearized_function_with_the_learned_parameters():
     svi, params, posterior = fitted(fs.FunctionalELBO())
     w, m = posterior.samples["w"], float(svi.guide.median(params)["w"])
     scale, x = float(params["scale"]), X[:, 0]
@@ -48,7 +48,7 @@ def test_predictions_are_of_the_linearised_function_with_the_learned_parameters(
 
 
 def test_a_divergence_by_draws_leaves_the_network_as_it_is():
-    _, params, posterior = fitted(fs.FunctionalELBO(fs.SpectralSteinKL(num_draws=10)))
+    _, params, posterior = fitted(fs.FunctionalELBO(fs.variational.SpectralSteinKL(num_draws=10)))
     expected = float(params["scale"]) * np.sin(posterior.samples["w"][:, None] * X[:, 0])
     np.testing.assert_allclose(fs.predict(posterior, KEY, X)["f"], expected, rtol=1e-3, atol=1e-4)
 

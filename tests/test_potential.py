@@ -15,7 +15,7 @@ import scipy.stats
 from models import NOISE, POINTS, Revealing, X, Y, linear, random_points
 
 import numpyro_fspace as fs
-from numpyro_fspace.potential import ModelPotential
+from numpyro_fspace.model.potential import ModelPotential
 
 W = jnp.array([0.4, -0.7])
 KEYS = jax.random.split(jax.random.key(0), 2000)

@@ -14,8 +14,8 @@ from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points
 from numpyro import handlers
 
 import numpyro_fspace as fs
-from numpyro_fspace import prediction
-from numpyro_fspace.prediction import log_likelihood
+from numpyro_fspace.posterior import prediction
+from numpyro_fspace.posterior.prediction import log_likelihood
 
 KEY = jax.random.key(0)
 NEW = np.linspace(-3.0, 3.0, 5, dtype=np.float32)[:, None]

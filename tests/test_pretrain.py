@@ -36,7 +36,7 @@ def test_reaches_the_optimum_of_sklearn():
 
 def test_loss_is_the_evidence():
     """The closed-form loss and its gradient, against the prior's density and its automatic gradient."""
-    from numpyro_fspace.priors.pretrain import _negative_evidence
+    from numpyro_fspace.priors.fit import _negative_evidence
 
     y = RNG.normal(size=(60, 2))
     fit = fit_gp(ExpSquared(scale=0.7), X, y, noise_variance=0.2, num_steps=1)
@@ -112,7 +112,7 @@ def test_a_constant_column_has_a_lengthscale_of_one_and_no_say():
 
 
 def test_noiseless_and_constant_targets_do_not_break():
-    """The noise floor keeps the factorisation alive, and a constant target has a scale of one."""
+    """The noise floor keeps the factorization alive, and a constant target has a scale of one."""
     for y in (np.sin(X[:, 0]), np.zeros(60)):
         fit = fit_gp(None, X, y, noise_variance=1e-3, learning_rate=0.3, num_steps=200)
         assert np.isfinite(fit.losses).all() and fit.noise_variance > 0

@@ -19,9 +19,9 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 from numpyro.infer.util import log_density
 
 import numpyro_fspace as fs
-from numpyro_fspace.handlers import full_plates, minibatch
-from numpyro_fspace.potential import ModelPotential
-from numpyro_fspace.sites import FunctionalPriorSite, is_functional_prior
+from numpyro_fspace.model.handlers import full_plates, minibatch
+from numpyro_fspace.model.potential import ModelPotential
+from numpyro_fspace.model.sites import FunctionalPriorSite, is_functional_prior
 
 W = jnp.array([0.4, -0.7])
 DRAWS = {"w": jnp.array([[0.4, -0.7], [1.0, 0.0], [0.0, 2.0]])}

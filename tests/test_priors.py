@@ -23,8 +23,8 @@ from tinygp.kernels import (
     quasisep,
 )
 
-from numpyro_fspace.measurement import fixed
-from numpyro_fspace.networks import flat, random_function
+from numpyro_fspace.model.measurement import fixed
+from numpyro_fspace.model.networks import flat, random_function
 from numpyro_fspace.priors import GPPrior, NetworkPrior, StudentTPrior, check_prior, dirichlet_targets, fit_gp
 
 RNG = np.random.default_rng(0)
@@ -174,7 +174,7 @@ def test_parameters_closed_over_by_a_custom_kernel():
 
 
 def test_concrete_covariance_enters_as_a_constant():
-    """The jitted program at concrete x holds no factorisation, and factorises once for all traces."""
+    """The jitted program at concrete x holds no factorization, and factorizes once for all traces."""
     calls = []
 
     def kernel(x1, x2):

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
-from numpyro_fspace.handlers import minibatch
-from numpyro_fspace.validate import check_arguments
+from numpyro_fspace.model.checks import check_arguments
+from numpyro_fspace.model.handlers import minibatch
 
 #: NUMPYRO_FSPACE_EXAMPLES=5 tries five times as many.
 FACTOR = int(os.environ.get("NUMPYRO_FSPACE_EXAMPLES", "1"))
@@ -82,7 +82,7 @@ def test_gaussian_process_density(x, seed, scale, nugget):
 @given(x=inputs(), seed=st.integers(0, 2**31), df=st.sampled_from([0.5, 3.0, 100.0]))
 def test_student_t_density(x, seed, df):
     f = np.random.default_rng(seed).normal(size=len(x))
-    prior = fs.StudentTPrior(ExpSquared(1.0), df, nugget=0.1)
+    prior = fs.priors.StudentTPrior(ExpSquared(1.0), df, nugget=0.1)
     exact = scipy.stats.multivariate_t(np.zeros(len(x)), covariance(x, 1.0, 0.1), df).logpdf(f)
     np.testing.assert_allclose(prior.log_prob(x, f), exact, rtol=1e-4, atol=1e-3)
 
@@ -329,7 +329,7 @@ def test_a_score_is_a_number_or_an_error(name):
 def test_diagnostics_are_numbers_or_an_error(draws):
     """R-hat and ESS are NaN where draws are not finite, or never move, and only there."""
     try:
-        found = fs.function_diagnostics(draws)
+        found = fs.diagnostics.function_diagnostics(draws)
     except REFUSED:
         return
     assert draws.ndim >= 2 and str(found)
@@ -344,6 +344,6 @@ def test_diagnostics_are_numbers_or_an_error(draws):
 @given(seed=st.integers(0, 2**31), shift=st.floats(-1e3, 1e3), scale=st.sampled_from([1e-3, 1.0, 1e3]))
 def test_diagnostics_do_not_depend_on_units(seed, shift, scale):
     draws = np.random.default_rng(seed).normal(size=(2, 200, 2))
-    one, other = fs.function_diagnostics(draws), fs.function_diagnostics(shift + scale * draws)
+    one, other = fs.diagnostics.function_diagnostics(draws), fs.diagnostics.function_diagnostics(shift + scale * draws)
     np.testing.assert_allclose(one.max_rhat, other.max_rhat, rtol=5e-3)  # rounding parts values tied about the median
     np.testing.assert_allclose(one.min_ess, other.min_ess, rtol=0.05)

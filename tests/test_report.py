@@ -13,8 +13,8 @@ from flax import linen as nn
 from numpyro.infer import NUTS
 
 import numpyro_fspace as fs
-from numpyro_fspace import reporting
-from numpyro_fspace.infer.warmup import noise_variances
+from numpyro_fspace.mcmc import reporting
+from numpyro_fspace.mcmc.warmup import noise_variances
 
 NUM_DATA = 64
 
@@ -221,7 +221,7 @@ def test_names_a_drift_of_the_weights(data):
     """A flat prior on thirty weights that the data never see: they walk away."""
     x, y = data
     x = jnp.concatenate([x, jnp.zeros((len(x), 30))], 1)
-    kernel = fs.SGHMC(linear(fs.flat()), step_size=0.03, warmup=fs.Warmup(warm_start=0.0))
+    kernel = fs.SGHMC(linear(fs.model.flat()), step_size=0.03, warmup=fs.Warmup(warm_start=0.0))
     found = fs.report(run(kernel, (x, y), 10, 400), x, y)
     assert (found.drift > 1.2).all()
     assert any("improper" in line for line in found.advice)
@@ -231,7 +231,7 @@ def test_names_steps_a_metropolis_test_would_refuse(data):
     """Near the limit of stability BAOAB is exact on this Gaussian, so nothing but the acceptance can tell."""
     x = jnp.eye(NUM_DATA)
     y = jnp.zeros(NUM_DATA)
-    stiffest = np.sqrt(1.0 + 4.0)  # standardised: prior precision 1, likelihood 1 / .25
+    stiffest = np.sqrt(1.0 + 4.0)  # standardized: prior precision 1, likelihood 1 / .25
     found = fs.report(run(fs.SGHMC(linear(dist.Normal()), step_size=1.8 / stiffest, metropolis=False), (x, y)), x, y)
     assert found.acceptance < 0.3
     assert any("a Metropolis test would accept" in line for line in found.advice)

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_fspace as fs
-from numpyro_fspace import prediction
+from numpyro_fspace.posterior import prediction
 
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(21, 2)).astype(np.float32)
@@ -32,7 +32,7 @@ def half(x):
 
 
 MIXING = {
-    "inputs standardised": lambda x, w: ((x - x.mean(0)) / x.std(0)) @ w,
+    "inputs standardized": lambda x, w: ((x - x.mean(0)) / x.std(0)) @ w,
     "attention": lambda x, w: jax.nn.softmax(x @ x.T) @ (x @ w),
     "cumulative sum": lambda x, w: jnp.cumsum(x @ w),
     "the largest": lambda x, w: x @ w / jnp.abs(x).max(),
@@ -52,7 +52,7 @@ ALONE = {
     "half precision": lambda x, w: jnp.tanh(half(x) @ half(w)).astype(jnp.float32),
     "integers": lambda x, w: jnp.asarray(x[:, 0] * 10, jnp.int32) * w[0],
     "NaN": lambda x, w: jnp.sqrt(x[:, 0]) * w[1],
-    "normalised rows": lambda x, w: (x / jnp.linalg.norm(x, axis=1, keepdims=True)) @ w,
+    "normalized rows": lambda x, w: (x / jnp.linalg.norm(x, axis=1, keepdims=True)) @ w,
 }
 
 
@@ -121,13 +121,13 @@ def test_parts_do_not_draw_apart_what_rows_share(model, monkeypatch):
 
 
 def test_a_network_that_mixes_rows_is_evaluated_whole():
-    class Centred(nn.Module):
+    class Centered(nn.Module):
         @nn.compact
         def __call__(self, x):
             return nn.Dense(1)(x - x.mean(0))
 
     def model(x, y=None):
-        f = fs.random_module("net", Centred(), input_shape=2)
+        f = fs.random_module("net", Centered(), input_shape=2)
         numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1), obs=y)
 
     draws = {"net.Dense_0.kernel": np.ones((3, 2, 1), np.float32), "net.Dense_0.bias": np.zeros((3, 1), np.float32)}

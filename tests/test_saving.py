@@ -42,10 +42,15 @@ def with_bfloat16(x, y=None):
 
 
 def svi_posterior():
-    svi = SVI(network, fs.guides.mean_field(network), optax.adam(0.1), fs.FunctionalELBO(fs.RegularizedKL()))
+    svi = SVI(
+        network,
+        fs.variational.guides.mean_field(network),
+        optax.adam(0.1),
+        fs.FunctionalELBO(fs.variational.RegularizedKL()),
+    )
     plain = SVI(network, svi.guide, optax.adam(0.1), Trace_ELBO())
     params = plain.run(KEY, 20, X, Y, progress_bar=False).params
-    return fs.svi_posterior(svi, params, KEY, X, Y, num_samples=7)  # linearised, with the value of a param site
+    return fs.svi_posterior(svi, params, KEY, X, Y, num_samples=7)  # linearized, with the value of a param site
 
 
 def checkpointed(folder):
@@ -212,7 +217,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
 
 
 def test_a_later_format_says_so(tmp_path, monkeypatch):
-    from numpyro_fspace import saving
+    from numpyro_fspace.posterior import saving
 
     monkeypatch.setattr(saving, "FORMAT", 99)
     fs.save(fs.Posterior(linear(), {"w": np.zeros((2, 2))}), tmp_path / "p.npz")

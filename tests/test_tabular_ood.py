@@ -9,7 +9,7 @@ from numpyro_fspace.cli import main
 from numpyro_fspace.experiments.tabular_ood import strange_rows
 
 
-def test_strange_rows_are_standardised_components(data_dir):
+def test_strange_rows_are_standardized_components(data_dir):
     whole = strange_rows(10_000, 13, 0)
     np.testing.assert_allclose(whole.mean(0), 0.0, atol=1e-3)
     np.testing.assert_allclose(np.cov(whole.T), np.eye(13), atol=1e-2)  # components are uncorrelated

@@ -15,11 +15,11 @@ from models import NOISE, Independent, X, Y, linear, run
 from numpyro.infer import NUTS
 
 import numpyro_fspace as fs
-from numpyro_fspace.convergence import standstill
-from numpyro_fspace.diagnostics import diagnose, doubts
-from numpyro_fspace.infer import trouble
-from numpyro_fspace.judged import judged_draws, structure
-from numpyro_fspace.temperature import ConfigurationalTemperature, configurational_temperature
+from numpyro_fspace.mcmc import warnings as run_warnings
+from numpyro_fspace.posterior.convergence import standstill
+from numpyro_fspace.posterior.diagnostics import diagnose, doubts
+from numpyro_fspace.posterior.judged import judged_draws, structure
+from numpyro_fspace.posterior.temperature import ConfigurationalTemperature, configurational_temperature
 
 KEY = jax.random.key(0)
 
@@ -102,13 +102,13 @@ def test_temperature_names_one_hot_direction_of_a_hundred():
         numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
 
     found = temperature(model, {"w": draws}, x, y)
-    assert trouble.temperature_doubts(found) == []
+    assert run_warnings.temperature_doubts(found) == []
     _, vectors = np.linalg.eigh(precision)
     hot = draws + (np.sqrt(2.0) - 1.0) * ((draws - mean) @ vectors[:, -1:]) * vectors[:, -1]
     found = temperature(model, {"w": hot}, x, y)
     assert abs(np.log(found.leading / 2.0)) < 4 * found.leading_error
     assert found.mean < 1.2  # which hides it
-    (line,) = trouble.temperature_doubts(found)
+    (line,) = run_warnings.temperature_doubts(found)
     assert "in the direction that the data determine best" in line
 
 
@@ -116,7 +116,7 @@ def test_temperature_costs_no_more_than_it_may():
     kernel = fs.SGHMC(linear(), step_size=0.1, num_steps=2)
     mcmc = fs.MCMC(kernel, num_warmup=0, num_samples=1, progress_bar=False)
     mcmc.run(KEY, X, Y)
-    state, draws = trouble.by_chain(mcmc.last_state), {"w": np.random.default_rng(0).normal(size=(1, 400, 2))}
+    state, draws = run_warnings.by_chain(mcmc.last_state), {"w": np.random.default_rng(0).normal(size=(1, 400, 2))}
     draws["w"] = draws["w"].astype(np.float32)
     found = [configurational_temperature(kernel, state, draws, (X, Y), {}, KEY, s) for s in (0.03, 0.06)]
     assert found[0] is None and found[1] is not None  # 12 and 24 draws: 20 is the least
@@ -135,7 +135,7 @@ def test_temperature_costs_no_more_than_it_may():
 )
 def test_limits_of_the_temperature(value, error, start):
     found = ConfigurationalTemperature(value, 1.0, error, 0.1)
-    lines = trouble.temperature_doubts(found)
+    lines = run_warnings.temperature_doubts(found)
     assert len(lines) == (start is not None) and all(line.startswith(start) for line in lines)
 
 
@@ -279,7 +279,7 @@ def test_names_few_effective_draws(num_draws, start):
 
 
 def test_an_error_of_the_judgement_costs_no_run(monkeypatch):
-    monkeypatch.setattr(trouble, "judged_draws", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(run_warnings, "judged_draws", lambda *_, **__: 1 / 0)
     with pytest.warns(RuntimeWarning, match="could not be judged: ZeroDivisionError"):
         mcmc = run(fs.SGHMC(linear(), step_size=0.1, num_steps=2), num_warmup=0, num_samples=200)
     assert mcmc.get_samples()["w"].shape == (200, 2)

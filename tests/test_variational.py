@@ -1,4 +1,4 @@
-"""Function-space variational inference: exact optima, closed forms, linearised models, errors."""
+"""Function-space variational inference: exact optima, closed forms, linearized models, errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMul
 
 import numpyro_fspace as fs
 from numpyro_fspace.variational import divergences, elbo
-from numpyro_fspace.variational.laws import LinearisedLaw
+from numpyro_fspace.variational.pushforward import LinearisedLaw
 
 X = np.array([[-1.0], [-0.4], [0.1], [0.5], [0.9]])
 Y = np.array([0.3, -0.7, 0.2, 1.1, 0.6])
@@ -76,19 +76,19 @@ def optimum(guide_kind, scale=1.0):
     mean, precision = posterior(scale)
     if guide_kind == "mean-field":
         params = {"auto_loc": jnp.asarray(mean), "auto_scale": jnp.asarray(1 / np.sqrt(np.diag(precision)))}
-        return fs.guides.mean_field, params
+        return fs.variational.guides.mean_field, params
     covariance = np.linalg.inv(precision)
     small = 0.5 * np.linalg.eigvalsh(covariance)[0] * np.ones(3)
     factor = np.linalg.cholesky(covariance - np.diag(small)) / np.sqrt(small)[:, None]
     params = {"auto_loc": mean, "auto_cov_factor": factor, "auto_scale": np.sqrt(small)}
-    return lambda model: fs.guides.low_rank(model, 3), {k: jnp.asarray(v) for k, v in params.items()}
+    return lambda model: fs.variational.guides.low_rank(model, 3), {k: jnp.asarray(v) for k, v in params.items()}
 
 
 @pytest.mark.parametrize("guide_kind", ["mean-field", "low-rank"])
 def test_exact_posterior_is_the_optimum(x64, guide_kind):
     """On linear features the gradient of GFSVI's bound is zero at the exact law; faults move the optimum away."""
     make, params = optimum(guide_kind)
-    divergence = fs.RegularizedKL(1e-10)
+    divergence = fs.variational.RegularizedKL(1e-10)
     assert gradient_size(linear, make(linear), params, divergence) < 1e-4
     _, elsewhere = optimum(guide_kind, scale=2.0)
     assert gradient_size(linear, make(linear), elsewhere, divergence) > 0.1, "another prior's optimum"
@@ -103,7 +103,7 @@ def test_exact_posterior_is_the_optimum(x64, guide_kind):
 def test_broken_divergences_are_noticed(x64, monkeypatch):
     """No log determinant, no trace, no mean: each leaves a gradient at the exact optimum."""
     make, params = optimum("mean-field")
-    right = divergences.regularised_kl
+    right = divergences.regularized_kl
 
     def without_mean(difference, *rest):
         return right(0.0 * difference, *rest)
@@ -116,14 +116,14 @@ def test_broken_divergences_are_noticed(x64, monkeypatch):
         return right(-difference, jnp.linalg.cholesky(covariance[0])[:, None], spread, jitter)
 
     for twin in (without_mean, frozen_spread, reverse):
-        monkeypatch.setattr(divergences, "regularised_kl", twin)
-        assert gradient_size(linear, make(linear), params, fs.RegularizedKL(1e-6)) > 0.1, twin.__name__
+        monkeypatch.setattr(divergences, "regularized_kl", twin)
+        assert gradient_size(linear, make(linear), params, fs.variational.RegularizedKL(1e-6)) > 0.1, twin.__name__
 
 
 def test_svi_reaches_the_exact_mean():
     """End to end in float32, in NumPyro's idiom."""
     mean, precision = posterior()
-    guide = fs.guides.mean_field(linear)
+    guide = fs.variational.guides.mean_field(linear)
     svi = SVI(linear, guide, optax.adam(optax.cosine_decay_schedule(0.05, 1500)), fs.FunctionalELBO())
     result = svi.run(jax.random.key(0), 1500, jnp.asarray(X), jnp.asarray(Y), progress_bar=False)
     law = guide.get_posterior(result.params)
@@ -134,7 +134,7 @@ def test_svi_reaches_the_exact_mean():
 def test_a_low_rank_guide_learns_correlations():
     """It reaches the exact covariance, which a factor that starts at 0 would never leave the diagonal for."""
     mean, precision = posterior()
-    guide = fs.guides.low_rank(linear, 3)
+    guide = fs.variational.guides.low_rank(linear, 3)
     svi = SVI(linear, guide, optax.adam(optax.cosine_decay_schedule(0.03, 3000)), fs.FunctionalELBO())
     result = svi.run(jax.random.key(0), 3000, jnp.asarray(X), jnp.asarray(Y), progress_bar=False)
     law = guide.get_posterior(result.params)
@@ -146,7 +146,7 @@ def test_a_low_rank_guide_learns_correlations():
 # ---- divergences -------------------------------------------------------------------------------------------
 
 
-def test_regularised_kl_is_the_kl_between_normals(x64):
+def test_regularized_kl_is_the_kl_between_normals(x64):
     """Two outputs, each with its own covariance; q correlates them. Against NumPyro's KL of the joint laws."""
     rng = np.random.default_rng(0)
     difference, root = rng.normal(size=(3, 2)), rng.normal(size=(3, 2, 7))
@@ -155,11 +155,11 @@ def test_regularised_kl_is_the_kl_between_normals(x64):
     flat = root.swapaxes(0, 1).reshape(6, 7)
     q = dist.MultivariateNormal(difference.T.ravel(), flat @ flat.T + jitter * np.eye(6))
     p = dist.MultivariateNormal(np.zeros(6), jax.scipy.linalg.block_diag(*blocks) + jitter * np.eye(6))
-    value = divergences.regularised_kl(*(jnp.asarray(v) for v in (difference, root, np.stack(blocks))), jitter)
+    value = divergences.regularized_kl(*(jnp.asarray(v) for v in (difference, root, np.stack(blocks))), jitter)
     assert float(value) == pytest.approx(float(dist.kl_divergence(q, p)), rel=1e-10)
 
 
-def test_regularised_kl_converges_with_the_points(x64):
+def test_regularized_kl_converges_with_the_points(x64):
     """At points of a midpoint rule it tends to the divergence of the processes, with an error of 1/M or less."""
     prior = fs.GPPrior(tinygp.kernels.ExpSquared(0.7), nugget=1e-12)
     loc, sd = jnp.array([0.3, -0.5, 0.8]), jnp.array([0.4, 0.7, 0.2])
@@ -167,13 +167,16 @@ def test_regularised_kl_converges_with_the_points(x64):
 
     def at(num_points, divergence=None):
         x = (2.0 * (jnp.arange(num_points) + 0.5) / num_points - 1.0)[:, None]
-        return float((divergence or fs.RegularizedKL(gamma=1e-2))(law, prior, x))
+        return float((divergence or fs.variational.RegularizedKL(gamma=1e-2))(law, prior, x))
 
     sizes = np.array([10, 20, 40, 80])
     errors = np.abs([at(size) - at(800) for size in sizes])
     assert errors[-1] < 1e-3 * at(800)
     assert np.polyfit(np.log(sizes), np.log(errors), 1)[0] < -1.0
-    fixed = [at(size, lambda law, prior, x: fs.RegularizedKL(gamma=1e-2 / len(x))(law, prior, x)) for size in (80, 800)]
+    fixed = [
+        at(size, lambda law, prior, x: fs.variational.RegularizedKL(gamma=1e-2 / len(x))(law, prior, x))
+        for size in (80, 800)
+    ]
     assert fixed[1] > 1.1 * fixed[0]  # without the factor M on γ it goes on growing
 
 
@@ -184,7 +187,7 @@ def test_pushforward_kl_is_the_kl_of_the_weights(x64):
     expected = dist.kl_divergence(law, dist.Normal(jnp.zeros(3), 1.7).to_event(1))
     guide = make(linear)
     bound, _ = prepared(
-        linear, guide, fs.FunctionalELBO(fs.PushforwardKL(1.7, gamma=1e-9)), jnp.asarray(X), jnp.asarray(Y)
+        linear, guide, fs.FunctionalELBO(fs.variational.PushforwardKL(1.7, gamma=1e-9)), jnp.asarray(X), jnp.asarray(Y)
     )
     none, _ = prepared(linear, guide, fs.FunctionalELBO(lambda law, prior, x: 0.0), jnp.asarray(X), jnp.asarray(Y))
     value = bound(params, KEYS[0]) - none(params, KEYS[0])
@@ -200,7 +203,7 @@ def test_pushforward_kl_has_no_unit():
     def value(size):
         scaled = jnp.asarray(size * jacobian)
         law = SimpleNamespace(jacobian=lambda x: scaled, root=lambda x: 0.3 * scaled, loc=loc)
-        return float(fs.PushforwardKL()(law, None, np.zeros((40, 1))))
+        return float(fs.variational.PushforwardKL()(law, None, np.zeros((40, 1))))
 
     assert np.isfinite(value(1.0))
     assert value(1000.0) == pytest.approx(value(1.0), rel=1e-2)
@@ -211,7 +214,7 @@ def test_pushforward_kl_has_no_unit():
 
 def expected_log_likelihood(model, key=KEYS[0], num_particles=1, **changes):
     loss = fs.FunctionalELBO(lambda law, prior, x: 0.0, num_particles=num_particles)
-    guide = fs.guides.mean_field(model, init_scale=0.3)
+    guide = fs.variational.guides.mean_field(model, init_scale=0.3)
     evaluate, params = prepared(model, guide, loss, jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32))
     return -evaluate(params | changes, key)
 
@@ -257,13 +260,13 @@ def with_a_weight_twice(x, y=None):
 
 @pytest.mark.parametrize("model", [with_noise, with_a_second_network, with_a_weight_twice])
 def test_other_latent_values_in_the_likelihood(monkeypatch, model):
-    """In closed form or by draws, and of a correlated guide too, the expectation is that of the linearised model."""
+    """In closed form or by draws, and of a correlated guide too, the expectation is that of the linearized model."""
     size = {with_noise: 4, with_a_second_network: 13, with_a_weight_twice: 3}[model]
     covariance = 0.04 * (0.2 * np.eye(size) + 0.8)
     loss = fs.FunctionalELBO(lambda law, prior, x: 0.0, num_particles=20_000)
     args = jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32)
     for make, changes in (
-        (fs.guides.mean_field, {}),
+        (fs.variational.guides.mean_field, {}),
         (AutoMultivariateNormal, {"auto_scale_tril": jnp.asarray(np.linalg.cholesky(covariance), jnp.float32)}),
     ):
         guide = make(model)
@@ -291,7 +294,7 @@ def test_only_affine_normal_means_are_integrated():
 
 @pytest.mark.parametrize("likelihood", [None, lambda f: dist.Normal(2.0 * f[::-1] + 1.0, SIGMA)])
 def test_large_minibatches_are_estimated_without_bias(monkeypatch, likelihood):
-    """Variances from draws of the linearised network: the closed form in the mean, and no longer without the key."""
+    """Variances from draws of the linearized network: the closed form in the mean, and no longer without the key."""
 
     def model(x, y=None):
         return linear(x, y) if likelihood is None else linear(x, y, likelihood=likelihood)
@@ -308,7 +311,7 @@ def test_minibatches_are_unbiased():
         return linear(x, y, batch=2)
 
     full = expected_log_likelihood(linear)
-    guide = fs.guides.mean_field(batched, init_scale=0.3)
+    guide = fs.variational.guides.mean_field(batched, init_scale=0.3)
     loss = fs.FunctionalELBO(lambda law, prior, x: 0.0)
     evaluate, params = prepared(batched, guide, loss, jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32))
     values = -np.asarray(jax.jit(jax.vmap(lambda key: evaluate(params, key)))(KEYS))
@@ -325,7 +328,7 @@ def test_other_latents_keep_their_prior(x64):
         fs.functional_prior("f", lambda x: features(x) @ w, PRIOR, POINTS)
         numpyro.sample("z", dist.Normal(0.0, 1.0), obs=0.0 * sigma)
 
-    guide = fs.guides.mean_field(model, init_scale=0.3)
+    guide = fs.variational.guides.mean_field(model, init_scale=0.3)
     loss = fs.FunctionalELBO(lambda law, prior, x: 0.0, num_particles=20_000)
     evaluate, params = prepared(model, guide, loss, jnp.asarray(X))
     place = int(guide._unpack_latent(jnp.arange(4))["sigma"])
@@ -347,7 +350,11 @@ def test_parameters_of_the_model_are_learned():
         numpyro.sample("y", dist.Normal(f(x), sigma).to_event(1), obs=y)
 
     evaluate, params = prepared(
-        model, fs.guides.mean_field(model), fs.FunctionalELBO(), jnp.asarray(X, float), jnp.asarray(Y, float)
+        model,
+        fs.variational.guides.mean_field(model),
+        fs.FunctionalELBO(),
+        jnp.asarray(X, float),
+        jnp.asarray(Y, float),
     )
     assert {"lengthscale", "sigma"} <= set(params)
     slope = jax.grad(evaluate)(params, KEYS[0])
@@ -357,7 +364,7 @@ def test_parameters_of_the_model_are_learned():
         assert float(slope[name]) == pytest.approx(float(up - down) / 2e-2, rel=0.05)
 
 
-# ---- linearised models -------------------------------------------------------------------------------------
+# ---- linearized models -------------------------------------------------------------------------------------
 
 
 def network(x, y=None):
@@ -368,7 +375,9 @@ def network(x, y=None):
 
 
 @pytest.mark.parametrize("num_outputs", [1, 2])
-@pytest.mark.parametrize("guide_kind", [fs.guides.mean_field, lambda model: fs.guides.low_rank(model, 2)])
+@pytest.mark.parametrize(
+    "guide_kind", [fs.variational.guides.mean_field, lambda model: fs.variational.guides.low_rank(model, 2)]
+)
 def test_law_of_a_network_is_that_of_the_guides_draws(x64, guide_kind, num_outputs):
     """Every weight with its own spread, though JAX orders a model's arrays by name and a guide by their turn."""
     prior = PRIOR if num_outputs == 1 else fs.GPPrior(PRIOR.kernel, nugget=NUGGET, num_outputs=num_outputs)
@@ -384,7 +393,7 @@ def test_law_of_a_network_is_that_of_the_guides_draws(x64, guide_kind, num_outpu
     size = len(params["auto_loc"])
     spread = params["auto_scale"] * jnp.linspace(0.5, 2.0, size)
     problem = elbo.Problem(model, guide, params | {"auto_scale": spread}, (X, Y), {}, KEYS[0], True)
-    network = fs.linearise(model, problem.centre)
+    network = fs.variational.linearize(model, problem.center)
 
     def values(flat):
         drawn = fs.predict(jax.tree.map(lambda v: v[None], problem.constrain(flat)), KEYS[1], POINTS, model=network)
@@ -398,17 +407,17 @@ def test_law_of_a_network_is_that_of_the_guides_draws(x64, guide_kind, num_outpu
     assert not np.allclose(found @ found.T, jacobian @ covariance[::-1, ::-1] @ jacobian.T, rtol=1e-2)
 
 
-def test_linearised_function_is_the_first_order_expansion():
-    """At the centre it is the function; along a line of weights, its tangent."""
+def test_linearized_function_is_the_first_order_expansion():
+    """At the center it is the function; along a line of weights, its tangent."""
     draws = numpyro.infer.Predictive(network, num_samples=2)(jax.random.key(0), X)
     weights = {k: v for k, v in draws.items() if k.startswith("net")}
-    centre, other = ({k: v[i] for k, v in weights.items()} for i in range(2))
+    center, other = ({k: v[i] for k, v in weights.items()} for i in range(2))
 
     def at(t, model):
-        values = {k: (centre[k] + t * (other[k] - centre[k]))[None] for k in centre}
+        values = {k: (center[k] + t * (other[k] - center[k]))[None] for k in center}
         return fs.predict(values, jax.random.key(0), X, model=model)["f"][0, :, 0]
 
-    linear_model = fs.linearise(network, centre)
+    linear_model = fs.variational.linearize(network, center)
     np.testing.assert_allclose(at(0.0, linear_model), at(0.0, network), atol=1e-6)
     slope = (at(1e-2, network) - at(-1e-2, network)) / 2e-2
     np.testing.assert_allclose(at(1.0, linear_model), at(0.0, network) + slope, atol=2e-3)
@@ -427,11 +436,11 @@ def test_a_network_with_random_points_is_fitted():
             numpyro.sample("y", dist.Normal(f(x).squeeze(-1), 0.1), obs=y)
 
     points = fs.measurement.uniform(-1.0, 1.0, 20)
-    guide = fs.guides.mean_field(model)
+    guide = fs.variational.guides.mean_field(model)
     svi = SVI(model, guide, optax.adam(0.01), fs.FunctionalELBO())
     result = svi.run(jax.random.key(0), 1500, x, y, progress_bar=False)
     draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(200,))
-    linear_model = fs.linearise(model, guide.median(result.params))
+    linear_model = fs.variational.linearize(model, guide.median(result.params))
     new = np.array([[-1.0], [0.0], [1.0]], np.float32)
     f = fs.predict(draws, jax.random.key(2), new, model=linear_model)["f"][..., 0]
     assert np.isfinite(result.losses).all()
@@ -465,18 +474,20 @@ def constrained(x, y=None):
 
 def student(x, y=None):
     w = numpyro.sample("w", dist.Normal())
-    f = fs.functional_prior("f", lambda x: w * x[:, 0], fs.StudentTPrior(tinygp.kernels.ExpSquared(), df=4.0), POINTS)
+    f = fs.functional_prior(
+        "f", lambda x: w * x[:, 0], fs.priors.StudentTPrior(tinygp.kernels.ExpSquared(), df=4.0), POINTS
+    )
     numpyro.sample("y", dist.Normal(f(x), SIGMA).to_event(1), obs=y)
 
 
 @pytest.mark.parametrize(
     "model, guide, error, message",
     [
-        (without_prior, fs.guides.mean_field, ValueError, "no functional_prior"),
-        (constrained, fs.guides.mean_field, ValueError, r"\['w'\]"),
-        (student, fs.guides.mean_field, TypeError, "needs a Gaussian prior"),
-        (linear, AutoDelta, TypeError, "fs.guides.mean_field"),
-        (linear, AutoLaplaceApproximation, TypeError, "fs.guides.mean_field"),
+        (without_prior, fs.variational.guides.mean_field, ValueError, "no functional_prior"),
+        (constrained, fs.variational.guides.mean_field, ValueError, r"\['w'\]"),
+        (student, fs.variational.guides.mean_field, TypeError, "needs a Gaussian prior"),
+        (linear, AutoDelta, TypeError, "fs.variational.guides.mean_field"),
+        (linear, AutoLaplaceApproximation, TypeError, "fs.variational.guides.mean_field"),
     ],
 )
 def test_models_and_guides_that_cannot_be_used(model, guide, error, message):
@@ -487,29 +498,29 @@ def test_models_and_guides_that_cannot_be_used(model, guide, error, message):
 @pytest.mark.parametrize("gamma", [0.0, -1.0, float("nan"), "small"])
 def test_gamma_must_be_positive(gamma):
     with pytest.raises((ValueError, TypeError), match="gamma"):
-        fs.RegularizedKL(gamma)
+        fs.variational.RegularizedKL(gamma)
     with pytest.raises((ValueError, TypeError), match="gamma"):
-        fs.PushforwardKL(gamma=gamma)
+        fs.variational.PushforwardKL(gamma=gamma)
 
 
 def test_other_bad_arguments():
     with pytest.raises(ValueError, match="prior_scale"):
-        fs.PushforwardKL(0.0)
+        fs.variational.PushforwardKL(0.0)
     with pytest.raises(TypeError, match="divergence"):
-        fs.FunctionalELBO(fs.RegularizedKL)
+        fs.FunctionalELBO(fs.variational.RegularizedKL)
     with pytest.raises(ValueError, match="num_particles"):
         fs.FunctionalELBO(num_particles=0)
     with pytest.raises(ValueError, match="rank"):
-        fs.guides.low_rank(linear, 0)
+        fs.variational.guides.low_rank(linear, 0)
     with pytest.raises(ValueError, match="init_scale"):
-        fs.guides.mean_field(linear, init_scale=0.0)
-    with pytest.raises(KeyError, match="centre"):
-        fs.predict({"w": jnp.zeros((1, 3))}, KEYS[0], X, model=fs.linearise(linear, {}))
+        fs.variational.guides.mean_field(linear, init_scale=0.0)
+    with pytest.raises(KeyError, match="center"):
+        fs.predict({"w": jnp.zeros((1, 3))}, KEYS[0], X, model=fs.variational.linearize(linear, {}))
 
 
 def test_numpyros_own_bound_still_reads_the_model():
     """``Trace_ELBO`` sees the functional prior as a factor, as before."""
-    result = run_one_step(linear, fs.guides.mean_field(linear), Trace_ELBO())
+    result = run_one_step(linear, fs.variational.guides.mean_field(linear), Trace_ELBO())
     assert np.isfinite(result.losses).all()
 
 
@@ -529,15 +540,15 @@ def scoped(inner):
 
 @pytest.mark.parametrize("inner", [True, False])
 def test_functions_go_by_their_names_in_scopes(inner):
-    """Each function is linearised by itself, and Laplace's law is the same under other names."""
+    """Each function is linearized by itself, and Laplace's law is the same under other names."""
     model, (first, second) = scoped(inner)
-    centre = {f"{first}.w": jnp.array([0.5]), f"{second}.w": jnp.array([-1.0])}
-    draws = {k: v[None] for k, v in centre.items()}
-    values = fs.predict(draws, jax.random.key(0), X, model=fs.linearise(model, centre), inputs=X)
+    center = {f"{first}.w": jnp.array([0.5]), f"{second}.w": jnp.array([-1.0])}
+    draws = {k: v[None] for k, v in center.items()}
+    values = fs.predict(draws, jax.random.key(0), X, model=fs.variational.linearize(model, center), inputs=X)
     np.testing.assert_allclose(values[first][0], np.sinh(0.5 * X[:, 0]), rtol=1e-5)
     np.testing.assert_allclose(values[second][0], np.sinh(-X[:, 0]), rtol=1e-5)
     found = fs.baselines.laplace(model, jax.random.key(0), X, Y, num_samples=200).samples
-    assert min(float(jnp.std(found[k])) for k in centre) > 0.01
+    assert min(float(jnp.std(found[k])) for k in center) > 0.01
 
 
 def test_a_scoped_functional_prior_is_fitted():
@@ -545,7 +556,7 @@ def test_a_scoped_functional_prior_is_fitted():
     inside = numpyro.handlers.scope(linear, prefix="a", divider=".")
     losses = []
     for model in (linear, inside):
-        svi = SVI(model, fs.guides.mean_field(model), optax.adam(0.05), loss=plain)
+        svi = SVI(model, fs.variational.guides.mean_field(model), optax.adam(0.05), loss=plain)
         losses.append(float(svi.evaluate(svi.init(jax.random.key(0), X, Y), X, Y)))
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
@@ -571,7 +582,7 @@ def test_a_mask_silences_a_functional_prior(off):
         numpyro.sample("y", dist.Normal(f(x), SIGMA).to_event(1), obs=y)
 
     def loss(model):
-        svi = SVI(model, fs.guides.mean_field(model), optax.adam(0.05), loss=fs.FunctionalELBO())
+        svi = SVI(model, fs.variational.guides.mean_field(model), optax.adam(0.05), loss=fs.FunctionalELBO())
         return float(svi.evaluate(svi.init(jax.random.key(0), X, Y), X, Y))
 
     def spread(model):
@@ -593,6 +604,6 @@ def test_observations_that_broadcast_are_refused():
         with numpyro.plate("data", len(x)):
             numpyro.sample("y", dist.Normal(f(x)[:, None], SIGMA), obs=y)
 
-    svi = SVI(model, fs.guides.mean_field(model), optax.adam(0.05), loss=fs.FunctionalELBO())
+    svi = SVI(model, fs.variational.guides.mean_field(model), optax.adam(0.05), loss=fs.FunctionalELBO())
     with pytest.raises(ValueError, match=r"observation 'y' has shape \(5,\) but its likelihood has shape \(5, 5\)"):
         svi.evaluate(svi.init(jax.random.key(0), X, Y), X, Y)

@@ -16,9 +16,9 @@ from flax import linen as nn
 from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
-from numpyro_fspace.infer.adaptation import _cooled
-from numpyro_fspace.infer.warmup import MAX_KICK, MAX_NOISE_HEAT, Noise, largest_curvature
-from numpyro_fspace.potential import ModelPotential
+from numpyro_fspace.mcmc.adaptation import _cooled
+from numpyro_fspace.mcmc.warmup import MAX_KICK, MAX_NOISE_HEAT, Noise, largest_curvature
+from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity
 
 
@@ -37,7 +37,7 @@ def test_largest_curvature_is_that_of_the_preconditioned_hessian(scale, key):
 
 def test_phases():
     warmup = fs.Warmup(warm_start=0.3)
-    assert warmup.num_optimiser_draws(1000) == 300
+    assert warmup.num_optimizer_draws(1000) == 300
     assert warmup.calibration_draws(1000) == [300, 475, 650, 825]
     assert warmup.calibration_draws(0) == []
     assert fs.Warmup(warm_start=0.0).calibration_draws(8) == [0, 2, 4, 6]
@@ -204,14 +204,14 @@ def test_warm_start_moves_locations_and_holds_scales(key):
     def potential(w, k):
         return model(unravel(w), k)
 
-    def optimise(mask):
-        state = fs.Warmup(learning_rate=0.1).optimiser(500).init(position)
+    def optimize(mask):
+        state = fs.Warmup(learning_rate=0.1).optimizer(500).init(position)
         arguments = (key, position, state, potential, model(model.init_params(), key), Identity(), 500, 500)
-        found, _, (value, _) = fs.Warmup(learning_rate=0.1).optimise(*arguments, mask)
+        found, _, (value, _) = fs.Warmup(learning_rate=0.1).optimize(*arguments, mask)
         np.testing.assert_allclose(value, potential(found, key)[0], rtol=1e-3)  # at the step before
         return unravel(found)
 
-    held, free = optimise(flat_mask), optimise(jnp.ones_like(flat_mask))
+    held, free = optimize(flat_mask), optimize(jnp.ones_like(flat_mask))
     start = unravel(position)
     np.testing.assert_array_equal(held["spread"], start["spread"])
     np.testing.assert_array_equal(held["rate"], start["rate"])

@@ -9,7 +9,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
-from numpyro_fspace.infer import xla
+from numpyro_fspace import _xla as xla
 
 TREE = {"bias": jnp.arange(3.0), "scale": jnp.ones(()), "weights": jnp.arange(6.0).reshape(2, 3) / 7.0}
 

@@ -6,21 +6,22 @@ from typing import Any
 
 import jax
 
-from numpyro_fspace.baselines.mode import check_model, check_optimiser, find_modes
-from numpyro_fspace.networks import init_to_network
-from numpyro_fspace.posterior import Posterior
-from numpyro_fspace.validate import check_count
+from numpyro_fspace._checks import check_count, renamed_argument
+from numpyro_fspace.baselines.mode import check_model, check_optimizer, find_modes
+from numpyro_fspace.model.networks import init_to_network
+from numpyro_fspace.posterior.posterior import Posterior
 
 __all__ = ["ensemble"]
 
 
+@renamed_argument("optimiser", "optimizer")
 def ensemble(
     model,
     key,
     *args: Any,
     num_members: int = 10,
     num_updates: int = 5000,
-    optimiser=None,
+    optimizer=None,
     init_strategy=init_to_network,
     **kwargs: Any,
 ) -> Posterior:
@@ -29,9 +30,9 @@ def ensemble(
     .. math:: w_e = \arg\max_w \big[\log p(y \mid f(\cdot\,; w)) + \log p_0(w)
               + \textstyle\sum_j \text{scale}_j \log P_0(f(X_M))\big] \text{ near } w_e^{(0)}
 
-    The members stand for draws; no law is targeted. All latent values are optimised, the noise too, in the
+    The members stand for draws; no law is targeted. All latent values are optimized, the noise too, in the
     unconstrained space of the samplers. Minibatches, and random measurement points, are drawn afresh at each update;
-    then log P0 enters through its mean. All members are optimised together, in one compiled program.
+    then log P0 enters through its mean. All members are optimized together, in one compiled program.
 
     Hold the scale of the weights' prior: the joint mode of a sampled scale and its weights is where both are zero.
 
@@ -41,15 +42,15 @@ def ensemble(
         *args: the model's arguments.
         num_members: E.
         num_updates: gradient steps of each member.
-        optimiser: an optax optimiser; None is Adam, its learning rate decayed from 0.01 by a cosine.
-        init_strategy: where members start, a NumPyro init strategy; networks start from their own initialiser.
+        optimizer: an optax optimizer; None is Adam, its learning rate decayed from 0.01 by a cosine.
+        init_strategy: where members start, a NumPyro init strategy; networks start from their own initializer.
         **kwargs: the model's keyword arguments.
 
     Returns:
         A :class:`~numpyro_fspace.Posterior` of E draws, for ``fs.predict`` and ``fs.to_arviz``.
 
     Raises:
-        ValueError, TypeError: for a count that is not a positive integer, an optimiser that is none, or a model that
+        ValueError, TypeError: for a count that is not a positive integer, an optimizer that is none, or a model that
             the samplers refuse (no latent, discrete latent or ``param`` sites, no observations).
         RuntimeError: a member left the finite numbers.
 
@@ -70,8 +71,8 @@ def ensemble(
     """
     check_count(num_members, "num_members")
     check_count(num_updates, "num_updates")
-    check_optimiser(optimiser)
+    check_optimizer(optimizer)
     check_model(model, args, kwargs, init_strategy)
     keys = jax.vmap(lambda e: jax.random.fold_in(key, e))(jax.numpy.arange(num_members))
-    settings = {"num_updates": num_updates, "optimiser": optimiser, "init_strategy": init_strategy}
+    settings = {"num_updates": num_updates, "optimizer": optimizer, "init_strategy": init_strategy}
     return Posterior(model, find_modes(model, keys, args, kwargs, **settings), args=args, kwargs=kwargs)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 from numpyro import handlers
 
-from numpyro_fspace.arguments import with_rows
-from numpyro_fspace.handlers import full_plates, function_hook
+from numpyro_fspace.model.arguments import with_rows
+from numpyro_fspace.model.handlers import full_plates, function_hook
 
 __all__ = ["declared_functions", "run_with_outputs"]
 

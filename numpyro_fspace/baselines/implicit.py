@@ -8,9 +8,9 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_fspace.handlers import hooked
-from numpyro_fspace.sites import note
-from numpyro_fspace.validate import check_count
+from numpyro_fspace._checks import check_count
+from numpyro_fspace.model.handlers import hooked
+from numpyro_fspace.model.sites import note
 
 __all__ = ["implicit_process"]
 
@@ -24,14 +24,14 @@ def implicit_process(name: str, draw, num_functions: int, key):
     **Law.** Given the draws f_s, f is a Gaussian process with their empirical mean and covariance (with 1/S): the
     variational implicit process, a Gaussian process in place of the implicit one. The coefficients are the
     latent site ``"{name}.coefficients"``; any engine infers them. The paper's is NumPyro's
-    ``SVI(model, AutoMultivariateNormal(model), optimiser, RenyiELBO(alpha=0.5))``; ``Trace_ELBO()`` is its
+    ``SVI(model, AutoMultivariateNormal(model), optimizer, RenyiELBO(alpha=0.5))``; ``Trace_ELBO()`` is its
     limit α → 1. Parameters of the process, ``numpyro.param`` sites in ``draw`` or in the model around it, are learned
     along.
 
     Args:
         name: of the function; ``fs.predict`` gives it under this name.
         draw: ``draw(key, x [M, D])``, the values at x, [M] or [M, K], of the function that ``key`` draws, such as
-            ``fs.random_function`` gives. The outputs of one function share its coefficient.
+            ``fs.model.random_function`` gives. The outputs of one function share its coefficient.
         num_functions: S, at least 2.
         key: of the S functions. The same at every call, so it belongs outside of the model or is a constant in it.
 
@@ -50,7 +50,7 @@ def implicit_process(name: str, draw, num_functions: int, key):
         >>> def model(x, y=None):
         ...     scale = numpyro.param("scale", 1.0, constraint=dist.constraints.positive)
         ...     net = nn.Sequential([nn.Dense(10), nn.tanh, nn.Dense(1)])
-        ...     draw = fs.random_function(net, input_shape=1, prior=fs.fan_in(scale))
+        ...     draw = fs.model.random_function(net, input_shape=1, prior=fs.fan_in(scale))
         ...     f = implicit_process("f", draw, 20, jax.random.key(0))
         ...     numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1).to_event(1), obs=y)
         >>> x = jax.numpy.linspace(-1.0, 1.0, 10)[:, None]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from numpyro_fspace.arguments import split_arrays
-from numpyro_fspace.infer.warmup import Warmup
-from numpyro_fspace.potential import ModelPotential, check_gradient
-from numpyro_fspace.validate import checked_arguments
+from numpyro_fspace.mcmc.warmup import Warmup
+from numpyro_fspace.model.arguments import split_arrays
+from numpyro_fspace.model.checks import checked_arguments
+from numpyro_fspace.model.potential import ModelPotential, check_gradient
 
-__all__ = ["check_model", "check_optimiser", "find_modes"]
+__all__ = ["check_model", "check_optimizer", "find_modes"]
 
 
 def check_model(model, args, kwargs, init_strategy) -> dict:
@@ -28,27 +28,27 @@ def check_model(model, args, kwargs, init_strategy) -> dict:
     return shapes
 
 
-def check_optimiser(optimiser):
-    """None, or an optax optimiser."""
-    if optimiser is not None and not (hasattr(optimiser, "init") and hasattr(optimiser, "update")):
-        raise TypeError(f"optimiser must be an optax optimiser such as optax.adam(1e-2), got {optimiser!r}.")
+def check_optimizer(optimizer):
+    """None, or an optax optimizer."""
+    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(f"optimizer must be an optax optimizer such as optax.adam(1e-2), got {optimizer!r}.")
 
 
-def find_modes(model, keys, args, kwargs, *, num_updates, optimiser, init_strategy) -> dict:
-    """Values of latent and deterministic sites at a mode, one for each of ``keys`` [E], all optimised together.
+def find_modes(model, keys, args, kwargs, *, num_updates, optimizer, init_strategy) -> dict:
+    """Values of latent and deterministic sites at a mode, one for each of ``keys`` [E], all optimized together.
 
     The density is that of the unconstrained values, the one that the samplers see. Minibatches and measurement points
     are drawn afresh at each update.
 
     Args:
-        optimiser: an optax optimiser; None is Adam, its learning rate decayed from 0.01 by a cosine.
+        optimizer: an optax optimizer; None is Adam, its learning rate decayed from 0.01 by a cosine.
 
     Raises:
-        RuntimeError: an optimisation left the finite numbers.
+        RuntimeError: an optimization left the finite numbers.
     """
     import optax
 
-    optimiser = Warmup().optimiser(num_updates) if optimiser is None else optimiser
+    optimizer = Warmup().optimizer(num_updates) if optimizer is None else optimizer
     arrays, _, join = split_arrays((args, kwargs))
     latents = check_model(model, args, kwargs, init_strategy)
 
@@ -60,13 +60,13 @@ def find_modes(model, keys, args, kwargs, *, num_updates, optimiser, init_strate
         def update(carry, key):
             z, state = carry
             gradient = jax.grad(lambda z: potential(z, key)[0])(z)
-            change, state = optimiser.update(gradient, state, z)
+            change, state = optimizer.update(gradient, state, z)
             return (optax.apply_updates(z, change), state), None
 
         start = potential.init_params()
         if num_updates == 0:
             return potential.constrain_fn()(start)
-        carry = (start, optimiser.init(start))
+        carry = (start, optimizer.init(start))
         (z, _), _ = jax.lax.scan(update, carry, jax.random.split(key_updates, num_updates))
         return potential.constrain_fn()(z)
 
@@ -75,7 +75,7 @@ def find_modes(model, keys, args, kwargs, *, num_updates, optimiser, init_strate
     num_bad = int(len(keys) - np.logical_and.reduce(finite).sum())
     if num_bad:
         raise RuntimeError(
-            f"{num_bad} of {len(keys)} optimisations left the finite numbers: pass an optimiser with a smaller "
+            f"{num_bad} of {len(keys)} optimizations left the finite numbers: pass an optimizer with a smaller "
             "learning rate, or one that clips gradients."
         )
     return modes

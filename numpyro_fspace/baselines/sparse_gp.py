@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
+from numpyro_fspace._checks import check_count, check_positive
+from numpyro_fspace.priors._cholesky import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
-from numpyro_fspace.priors.factor import is_traced
+from numpyro_fspace.priors.fit import NOISE_FLOOR, kernel_and_params
 from numpyro_fspace.priors.gaussian_process import on_rows
-from numpyro_fspace.priors.pretrain import NOISE_FLOOR, kernel_and_params
-from numpyro_fspace.validate import check_count, check_positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +95,7 @@ def fit_svgp(
     with q(v) = N(m, R Rᵀ) and μ = E_q f. Kernel parameters, noise, Z, m and R climb the bound together by Adam, in
     float64 whatever JAX's setting; kernel parameters and noise by their logarithms. At the end q takes a natural
     gradient step of length one on all data, which for Gaussian noise is the best q there is. Several outputs share
-    kernel, noise and R. Standardise x and y first.
+    kernel, noise and R. Standardize x and y first.
 
     Args:
         kernel: None for the squared exponential with one lengthscale per input, started at median distances and the
@@ -175,7 +175,7 @@ def fit_svgp(
 
 @dataclass(frozen=True, eq=False)
 class _Bound:
-    """The lower bound as a function of the optimiser's state: logs, inducing inputs in units of spread, q(v)."""
+    """The lower bound as a function of the optimizer's state: logs, inducing inputs in units of spread, q(v)."""
 
     kernel_fn: Callable
     noise_floor: float
@@ -201,7 +201,7 @@ class _Bound:
         return 0.5 * (jnp.sum(mean**2) + mean.shape[1] * (jnp.sum(root**2) - len(root) - log_det))
 
     def best(self, state, x, y):
-        """``state`` with the q(v) that maximises the bound on all data."""
+        """``state`` with the q(v) that maximizes the bound on all data."""
         kernel, noise, inducing, factor = self.unpack(state)
 
         @jax.jit
@@ -226,7 +226,7 @@ def _train(bound, state, x, y, key, num_steps, batch_size, learning_rate):
     """Adam on minibatches: the state at the end and the losses [num_steps]."""
     import optax
 
-    optimiser = optax.adam(optax.cosine_decay_schedule(learning_rate, num_steps, alpha=0.01))
+    optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, num_steps, alpha=0.01))
     num_data = len(x)
 
     def loss(state, x, y):
@@ -240,10 +240,10 @@ def _train(bound, state, x, y, key, num_steps, batch_size, learning_rate):
             if batch_size < num_data:
                 rows = jax.random.randint(key, (batch_size,), 0, num_data)
             value, gradient = jax.value_and_grad(loss)(state, x[rows], y[rows])
-            change, moments = optimiser.update(gradient, moments)
+            change, moments = optimizer.update(gradient, moments)
             return (optax.apply_updates(state, change), moments), value
 
-        (state, _), losses = jax.lax.scan(step, (state, optimiser.init(state)), jax.random.split(key, num_steps))
+        (state, _), losses = jax.lax.scan(step, (state, optimizer.init(state)), jax.random.split(key, num_steps))
         return state, losses
 
     return train(state, x, y)

@@ -9,15 +9,14 @@ import numpy as np
 import optax
 from numpyro.infer import NUTS
 
-from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.experiments.methods import KERNELS
 from numpyro_fspace.experiments.regression import build_model
 from numpyro_fspace.experiments.uci import CONFIG, prepare
-from numpyro_fspace.infer import MCMC, Warmup, fSGLD
+from numpyro_fspace.mcmc import MCMC, Warmup, fSGLD, report
 from numpyro_fspace.metrics import rmse
-from numpyro_fspace.networks import init_to_network
-from numpyro_fspace.prediction import predict
-from numpyro_fspace.reporting import report
+from numpyro_fspace.model import init_to_network
+from numpyro_fspace.posterior import predict
+from numpyro_fspace.posterior.diagnostics import function_diagnostics
 from numpyro_fspace.sgmcmc.preconditioners import identity
 
 __all__ = ["ESS_METHODS", "bench_ess"]
@@ -30,7 +29,7 @@ NUM_NUTS = (200, 200)
 def bench_ess(method: str, repeat: int = 0, *, quick: bool = False) -> dict:
     """One record: how many effective draws of f at the test inputs ``method`` makes of its gradients and seconds.
 
-    A 2×50 tanh network on boston, split 0, the functional prior of ``fspace run uci``; four chains, vectorised.
+    A 2×50 tanh network on boston, split 0, the functional prior of ``fspace run uci``; four chains, vectorized.
     Samplers run at their defaults, ``fsgld_paper`` with the papers' schedule (10⁻³, times .9 every 5000 steps, in the
     weights' own units; divided by ten until no draw diverges and a Metropolis test would accept half of the steps, for
     with longer ones it draws from another law, easily), ``nuts`` with NumPyro's defaults and trees of at most

@@ -42,16 +42,16 @@ def contenders(problem: Size, x, y) -> dict[str, Callable]:
 
 def _sgd(problem: Size, x, y) -> Callable:
     """optax's SGD: the floor, a gradient and an update without noise."""
-    log_density, optimiser = _log_density(problem), optax.sgd(STEP_SIZE)
+    log_density, optimizer = _log_density(problem), optax.sgd(STEP_SIZE)
 
     def step(state, key):
         weights, inner = state
         gradient = jax.grad(lambda w: -log_density(w, _batch(problem, x, y, key)))(weights)
-        updates, inner = optimiser.update(gradient, inner)
+        updates, inner = optimizer.update(gradient, inner)
         return optax.apply_updates(weights, updates), inner
 
     start = params(problem)
-    return _scanned(step, (start, optimiser.init(start)), problem.num_draws, NUM_STEPS, lambda state: state[0])
+    return _scanned(step, (start, optimizer.init(start)), problem.num_draws, NUM_STEPS, lambda state: state[0])
 
 
 def _log_density(problem):

@@ -19,10 +19,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from tqdm.auto import tqdm
 
 from numpyro_fspace import measurement
-from numpyro_fspace.infer import MCMC, Warmup
-from numpyro_fspace.infer.progress import is_watched
-from numpyro_fspace.networks import fan_in, random_module
-from numpyro_fspace.primitives import functional_prior
+from numpyro_fspace.mcmc import MCMC, Warmup
+from numpyro_fspace.model import fan_in, functional_prior, random_module
 from numpyro_fspace.priors import GPPrior
 from numpyro_fspace.sgmcmc.preconditioners import identity
 
@@ -175,7 +173,7 @@ def turns(runs: dict[Any, Callable], repeat: int, *, quick: bool) -> tuple[dict,
     """By name: seconds of the first run; median seconds, on the wall and of all cores, of seven turns A B C A B C …"""
     times: dict[str, list] = {name: [] for name in runs}
     num_turns = 2 if quick else NUM_TURNS
-    with tqdm(total=len(runs) * (1 + num_turns), disable=not is_watched(), leave=False) as bar:
+    with tqdm(total=len(runs) * (1 + num_turns), disable=None, leave=False) as bar:
 
         def timed(name, key):
             bar.set_postfix_str(str(name))

@@ -16,8 +16,8 @@ import numpy as np
 
 from numpyro_fspace.benchmarks.peers import contenders
 from numpyro_fspace.benchmarks.problems import NUM_STEPS, SIZES, clock, compiled_afresh, data, params, sampler, turns
-from numpyro_fspace.infer import SGHMC, fSGHMC
-from numpyro_fspace.on_demand import OnDemand
+from numpyro_fspace.mcmc import SGHMC, fSGHMC
+from numpyro_fspace.model import OnDemand
 
 __all__ = ["NUM_CHAINS", "NUM_ROWS", "bench_chains", "bench_memory", "bench_rows", "bench_start"]
 
@@ -28,7 +28,7 @@ NUM_ROWS = (10**3, 10**5, 10**7)
 
 
 def bench_chains(repeat: int = 0, *, quick: bool = False) -> dict:
-    """One record: by the number of chains, vectorised, the seconds of a draw of SGHMC (40 gradient steps) of each.
+    """One record: by the number of chains, vectorized, the seconds of a draw of SGHMC (40 gradient steps) of each.
 
     The 1-100-100-1 network with 20 data, and the 2×50 network with 9 inputs and minibatches of 64; ``over_one`` divides
     by the time of one chain. The time of a draw is that of the draws which a run has more than one of a single draw;

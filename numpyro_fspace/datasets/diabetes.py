@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from numpyro_fspace._checks import renamed_argument
 from numpyro_fspace.datasets.split import Split, check_dtype, check_split, make_split
 
 if TYPE_CHECKING:
@@ -14,14 +15,15 @@ if TYPE_CHECKING:
 NUM_SPLITS = 20
 
 
-def load_diabetes(split: int = 0, *, standardise: bool = True, dtype: DTypeLike = np.float32) -> Split:
-    """One random 90/10 split of the diabetes data, standardised on its training part.
+@renamed_argument("standardise", "standardize")
+def load_diabetes(split: int = 0, *, standardize: bool = True, dtype: DTypeLike = np.float32) -> Split:
+    """One random 90/10 split of the diabetes data, standardized on its training part.
 
     The data come with scikit-learn: no file is looked for, nothing is downloaded.
 
     Args:
         split: number of the split, 0 to 19; it seeds the random choice of the 44 test rows.
-        standardise: whether inputs and targets get mean 0 and standard deviation 1 over the training part.
+        standardize: whether inputs and targets get mean 0 and standard deviation 1 over the training part.
         dtype: floating point type of the arrays.
 
     Returns:
@@ -55,6 +57,6 @@ def load_diabetes(split: int = 0, *, standardise: bool = True, dtype: DTypeLike 
         train_mask,
         split=split,
         num_splits=NUM_SPLITS,
-        standardise=standardise,
+        standardize=standardize,
         dtype=dtype,
     )

@@ -66,7 +66,7 @@ class Drifters(NamedTuple):
     Attributes:
         x: positions of the drifters, longitude and latitude in degrees, [20, 2].
         y: their velocities, eastward and northward in m/s, [20, 2].
-        grid: centres of the grid's cells, [544, 2], longitude running first.
+        grid: centers of the grid's cells, [544, 2], longitude running first.
         currents: mean velocities in them, [544, 2].
         shape: the grid's numbers of latitudes and longitudes, (16, 34).
     """

@@ -67,13 +67,13 @@ IMAGE_NAMES = (*_IDX, "cifar10", "cifar10_subset", "svhn")
 NUM_SVHN = 800
 #: Classes of every set with labels.
 NUM_CLASSES = 10
-#: Bytes of a record of CIFAR-10: the label, and 32 × 32 pixels, colour by colour.
+#: Bytes of a record of CIFAR-10: the label, and 32 × 32 pixels, color by color.
 CIFAR10_RECORD = 1 + 3 * 32 * 32
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Images:
-    """Images and their classes, as they are published: bytes from 0 to 255, rows from above, colours last.
+    """Images and their classes, as they are published: bytes from 0 to 255, rows from above, colors last.
 
     Args:
         name: name of the data set.
@@ -105,7 +105,7 @@ def load_images(name: str, *, data_dir: str | os.PathLike[str] | None = None) ->
     ``kmnist``          0            10 000  28×28×1   cursive Japanese characters; the test part alone
     ``cifar10``         50 000       10 000  32×32×3   things and animals
     ``cifar10_subset``  12 000       5 000   32×32×3   a **subset** of ``cifar10``: 1200 and 500 of each class
-    ``svhn``            800          0       32×32×3   the **first 800** training images of house numbers, unlabelled
+    ``svhn``            800          0       32×32×3   the **first 800** training images of house numbers, unlabeled
     =================== ============ ======= ========= ===============================================================
 
     Downloaded files come under the terms of their sources: Fashion-MNIST MIT, KMNIST CC BY-SA 4.0, SVHN

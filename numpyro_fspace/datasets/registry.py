@@ -207,7 +207,7 @@ def _verify(source: Source, parts: Sequence[bytes]) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: into a temporary neighbour, then renamed."""
+    """Write a file whole or not at all: into a temporary neighbor, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=".part")
     try:

@@ -1,4 +1,4 @@
-"""A regression data set cut into a training and a test part, standardised on the training part."""
+"""A regression data set cut into a training and a test part, standardized on the training part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Split:
     """Training and test parts of a data set, as NumPy arrays.
 
     Raw values are ``x * x_scale + x_mean`` and ``y * y_scale + y_mean``: a root mean squared error in raw
-    units is ``y_scale`` times the standardised one, a log predictive density is lower by ``log(y_scale)``.
+    units is ``y_scale`` times the standardized one, a log predictive density is lower by ``log(y_scale)``.
 
     Args:
         name: name of the data set.
@@ -28,9 +28,9 @@ class Split:
         x_test: test inputs ``[T, D]``.
         y_test: test targets ``[T]``.
         x_mean: subtracted from the raw inputs ``[D]``.
-        x_scale: the centred inputs were divided by it ``[D]``.
+        x_scale: the centered inputs were divided by it ``[D]``.
         y_mean: subtracted from the raw targets.
-        y_scale: the centred targets were divided by it.
+        y_scale: the centered targets were divided by it.
         num_splits: how many splits the data set has.
     """
 
@@ -113,21 +113,21 @@ def make_split(
     *,
     split: int,
     num_splits: int,
-    standardise: bool,
+    standardize: bool,
     dtype: np.dtype,
 ) -> Split:
-    """Cut raw rows by a mask; with ``standardise``, subtract the training mean and divide by the training sd.
+    """Cut raw rows by a mask; with ``standardize``, subtract the training mean and divide by the training sd.
 
-    Columns that are constant on the training part are centred and left unscaled. The statistics are
+    Columns that are constant on the training part are centered and left unscaled. The statistics are
     computed in float64.
 
     Returns:
-        The split; without ``standardise`` its means are 0 and its scales 1.
+        The split; without ``standardize`` its means are 0 and its scales 1.
     """
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     x_mean, x_scale = np.zeros(x.shape[1]), np.ones(x.shape[1])
     y_mean, y_scale = np.zeros(()), np.ones(())
-    if standardise:
+    if standardize:
         x_mean, x_scale = _moments(x[train_mask])
         y_mean, y_scale = _moments(y[train_mask])
     x, y = ((x - x_mean) / x_scale).astype(dtype), ((y - y_mean) / y_scale).astype(dtype)

@@ -25,7 +25,7 @@ def extrapolation(
         noise: standard deviation of the observation noise.
 
     Returns:
-        Inputs ``[N, 1]`` and targets ``[N]``, ``N = 2 * num_per_side``, not standardised.
+        Inputs ``[N, 1]`` and targets ``[N]``, ``N = 2 * num_per_side``, not standardized.
 
     Raises:
         ValueError: if ``num_per_side`` is below 1 or ``noise`` is negative.

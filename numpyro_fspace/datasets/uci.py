@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from numpyro_fspace._checks import renamed_argument
 from numpyro_fspace.datasets.registry import Source, load
 from numpyro_fspace.datasets.split import Split, check_dtype, check_split, make_split, read_npz
 
@@ -96,15 +97,16 @@ def _check_indices(what: str, indices: np.ndarray, size: int) -> None:
         raise ValueError(f"{what}: indices must be distinct and lie in 0 to {size - 1}.")
 
 
+@renamed_argument("standardise", "standardize")
 def load_uci(
     name: str,
     split: int = 0,
     *,
     data_dir: str | os.PathLike[str] | None = None,
-    standardise: bool = True,
+    standardize: bool = True,
     dtype: DTypeLike = np.float32,
 ) -> Split:
-    """One split of a UCI regression data set, standardised on its training part.
+    """One split of a UCI regression data set, standardized on its training part.
 
     The random 90/10 splits are those published with the data, 20 a set (protein: 5). In ``energy`` the
     target is the heating load and the cooling load is not among the inputs. ``boston`` is kept for
@@ -116,7 +118,7 @@ def load_uci(
         split: number of the split, from 0.
         data_dir: directory that holds ``uci/<name>.npz``; None looks in ``NUMPYRO_FSPACE_DATA`` and the
             user's cache, and downloads the public files otherwise.
-        standardise: whether inputs and targets get mean 0 and standard deviation 1 over the training part.
+        standardize: whether inputs and targets get mean 0 and standard deviation 1 over the training part.
         dtype: floating point type of the arrays.
 
     Returns:
@@ -157,6 +159,6 @@ def load_uci(
         train_mask[split],
         split=split,
         num_splits=num_splits,
-        standardise=standardise,
+        standardize=standardize,
         dtype=dtype,
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_fspace import metrics
 from numpyro_fspace.experiments import uci
-from numpyro_fspace.experiments.catalogue import Experiment, Job, parse_setting
+from numpyro_fspace.experiments.catalog import Experiment, Job, parse_setting
 from numpyro_fspace.experiments.uci import UCIConfig
 
 __all__ = ["EXPERIMENT"]
@@ -77,12 +77,12 @@ def picture(records):
     variants = {name: values for name, values in VARIANTS.items() if name in changed}
     num_rows = 1 + len(variants) // 3
     figure, axes = plt.subplots(num_rows, 3, figsize=(10.5, 3.1 * num_rows), layout="constrained", squeeze=False)
-    colours = plt.get_cmap("viridis")(np.linspace(0.0, 0.85, 4))
+    colors = plt.get_cmap("viridis")(np.linspace(0.0, 0.85, 4))
     for ax, (name, values) in zip(axes.flat, variants.items(), strict=False):
-        ax.plot([0, 1], [0, 1], color="grey", lw=0.6)
+        ax.plot([0, 1], [0, 1], color="gray", lw=0.6)
         _calibration(ax, records, sampler, "default", color="black", lw=2.0)
-        for value, colour in zip(values, colours, strict=False):
-            _calibration(ax, records, f"{sampler}:{name}={value}", str(value), color=colour)
+        for value, color in zip(values, colors, strict=False):
+            _calibration(ax, records, f"{sampler}:{name}={value}", str(value), color=color)
         ax.set(title=name, xlabel="level", ylabel="share of targets inside", aspect="equal", xlim=(0, 1), ylim=(0, 1))
         ax.legend(frameon=False, fontsize="small")
     last, *spare = axes.flat[len(variants) :]
@@ -101,9 +101,9 @@ def _calibration(ax, records, method, label, **style):
 def _traces(ax, line):
     """f at some test points: a shade for each chain."""
     trace, draw = np.array(line["curves"]["trace"]), line["curves"]["draw"]  # [points, draws, chains]
-    for values, colour in zip(trace, ("#0072B2", "#D55E00", "#009E73"), strict=True):
+    for values, color in zip(trace, ("#0072B2", "#D55E00", "#009E73"), strict=True):
         for number, chain in enumerate(values.T):
-            ax.plot(draw, chain, color=colour, lw=0.7, alpha=1.0 / (1 + number))
+            ax.plot(draw, chain, color=color, lw=0.7, alpha=1.0 / (1 + number))
     ax.set(title=f"f at {len(trace)} test points, {trace.shape[2]} chains", xlabel="draw", ylabel="f")
 
 

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace import measurement
+from numpyro_fspace._checks import check_count, check_positive
 from numpyro_fspace.datasets import load_mushroom
 from numpyro_fspace.experiments import tables
 from numpyro_fspace.experiments.bandit_agents import METHODS, Agent, Buffer, build_agent
-from numpyro_fspace.experiments.catalogue import Experiment, Job, Settings, check_activation
+from numpyro_fspace.experiments.catalog import Experiment, Job, Settings, check_activation
 from numpyro_fspace.priors import GPPrior, fit_gp
-from numpyro_fspace.validate import check_count, check_positive
 
 __all__ = ["EXPERIMENT"]
 
@@ -50,14 +50,14 @@ class Config(Settings):
         num_steps: gradients after each interaction.
         num_chains: of a sampler, each of which chooses and then moves in its turn.
         num_warmup: draws of a chain's warm-up; where one ends the next begins.
-        control_variates: whether a sampler's gradients are corrected by those at a centre.
+        control_variates: whether a sampler's gradients are corrected by those at a center.
         friction: of the Hamiltonian samplers; it takes away the heat of minibatches.
         num_points: measurement points.
         fixed_points: whether they are drawn once; else afresh for each gradient.
         num_pretrain: mushrooms eaten before, whose rewards give the unit; the measurement points are among them.
         num_gp_steps: of Adam on the kernel's parameters, by the same rewards; 0 leaves the kernel a guess.
         nugget: variance of the functional prior beyond the process, in variances of the process.
-        learning_rate: of Adam, for the methods that optimise.
+        learning_rate: of Adam, for the methods that optimize.
     """
 
     QUICK: ClassVar[Mapping[str, object]] = {
@@ -231,9 +231,9 @@ def picture(records: Sequence[Mapping]) -> Any:
             if not lines:
                 continue
             regrets = np.array([curves["regret"] for curves in lines])
-            interaction, colour = lines[0]["interaction"], f"C{number}"
-            ax.fill_between(interaction, regrets.min(0), regrets.max(0), color=colour, alpha=0.15, lw=0)
-            ax.plot(interaction, regrets.mean(0), color=colour, label=label)
+            interaction, color = lines[0]["interaction"], f"C{number}"
+            ax.fill_between(interaction, regrets.min(0), regrets.max(0), color=color, alpha=0.15, lw=0)
+            ax.plot(interaction, regrets.mean(0), color=color, label=label)
         ax.set(title=f"harm with probability {PATTERNS[dataset]}", xlabel="interactions")
     tops = [line["regret"] for line in records if line["method"] != "uniform"]
     axes.flat[0].set(ylabel="cumulative regret", ylim=(0.0, 1.05 * max(tops, default=records[0]["regret"])))

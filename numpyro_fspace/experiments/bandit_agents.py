@@ -14,12 +14,10 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta
 
-from numpyro_fspace.experiments.catalogue import hidden_layers
+from numpyro_fspace.experiments.catalog import hidden_layers
 from numpyro_fspace.experiments.methods import KERNELS
-from numpyro_fspace.functions import function_values
-from numpyro_fspace.infer import SGHMC, Warmup
-from numpyro_fspace.networks import fan_in, init_to_network, random_module
-from numpyro_fspace.primitives import functional_prior
+from numpyro_fspace.mcmc import SGHMC, Warmup
+from numpyro_fspace.model import fan_in, function_values, functional_prior, init_to_network, random_module
 from numpyro_fspace.variational import FunctionalELBO, RegularizedKL, SpectralSteinKL, mean_field
 
 if TYPE_CHECKING:
@@ -209,7 +207,7 @@ def sampler_agent(method: str, config: Config, model, x) -> Agent:
     return Agent(start, learn, promises(model, x, lambda key, states, buffer: chain(states, buffer.num).z))
 
 
-def optimising_agent(config: Config, model, x, guide, loss, epsilon: float) -> Agent:
+def optimizing_agent(config: Config, model, x, guide, loss, epsilon: float) -> Agent:
     """A guide that Adam goes on fitting as the buffer grows."""
     import optax
 
@@ -246,8 +244,8 @@ def build_agent(method: str, config: Config, x, prior, points, noise_sd: float, 
     if method in EPSILON:
         model = build(functional=False)
         guide = AutoDelta(model, init_loc_fn=init_to_network)
-        return optimising_agent(config, model, x, guide, Trace_ELBO(), EPSILON[method])
+        return optimizing_agent(config, model, x, guide, Trace_ELBO(), EPSILON[method])
     divergence = DIVERGENCES[method]
     model = build(functional=divergence is not None)
     loss = Trace_ELBO() if divergence is None else FunctionalELBO(divergence)
-    return optimising_agent(config, model, x, mean_field(model), loss, 0.0)
+    return optimizing_agent(config, model, x, mean_field(model), loss, 0.0)

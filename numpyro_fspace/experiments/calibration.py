@@ -7,10 +7,10 @@ import numpy as np
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import extrapolation, extrapolation_grid
-from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.methods import METHODS, fit
 from numpyro_fspace.experiments.regression import Config
+from numpyro_fspace.posterior.diagnostics import function_diagnostics
 from numpyro_fspace.priors import GPFit, GPPrior
 
 __all__ = ["EXPERIMENT"]

@@ -15,7 +15,7 @@ import numpyro.distributions as dist
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import load_co2
-from numpyro_fspace.experiments.catalogue import Experiment, Job, hidden_layers
+from numpyro_fspace.experiments.catalog import Experiment, Job, hidden_layers
 from numpyro_fspace.experiments.figures import panels
 from numpyro_fspace.experiments.methods import METHODS, fit
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, random_functions, scores
@@ -25,7 +25,7 @@ __all__ = ["EXPERIMENT", "circle"]
 
 #: The first year that is not seen.
 CUT = 1985.0
-#: Where the marginal likelihood is climbed from: variances of standardised values, lengthscales in years.
+#: Where the marginal likelihood is climbed from: variances of standardized values, lengthscales in years.
 START = {"trend": 10.0, "trend_scale": 40.0, "season": 0.3, "season_scale": 150.0, "roughness": 0.5}
 START_NOISE = 2e-3
 
@@ -69,7 +69,7 @@ def circle(x, roughness: float):
 
 
 class Problem(NamedTuple):
-    """Years since 1985 and standardised values, seen and held out, with the GP trained on what was seen."""
+    """Years since 1985 and standardized values, seen and held out, with the GP trained on what was seen."""
 
     x: np.ndarray
     y: np.ndarray
@@ -175,8 +175,8 @@ def _panel(ax, curves):
     """Mean and 90 % band of f; dashed, the exact GP's band; dots, what was seen (black) and what was not (orange)."""
     seen, year = curves["x"] < 0.0, CUT + curves["x"]
     ax.axvline(CUT, color="0.6", lw=0.8)
-    for rows, colour in ((seen, "black"), (~seen, "#D55E00")):
-        ax.plot(year[rows], curves["co2"][rows], ".", color=colour, ms=2)
+    for rows, color in ((seen, "black"), (~seen, "#D55E00")):
+        ax.plot(year[rows], curves["co2"][rows], ".", color=color, ms=2)
     ax.fill_between(year, curves["low"], curves["high"], color="#0072B2", alpha=0.3, lw=0)
     ax.plot(year, curves["mean"], color="#0072B2", lw=0.9)
     for name in ("gp_low", "gp_high"):

@@ -13,11 +13,11 @@ import numpy as np
 
 from numpyro_fspace import measurement
 from numpyro_fspace.datasets import extrapolation
-from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.methods import KERNELS, METHODS, driver, fit, sampler
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, build_model
-from numpyro_fspace.prediction import predict
+from numpyro_fspace.posterior import predict
+from numpyro_fspace.posterior.diagnostics import function_diagnostics
 from numpyro_fspace.priors import GPFit, GPPrior
 
 __all__ = ["EXPERIMENT", "CoverageConfig"]

@@ -13,13 +13,10 @@ import numpyro.distributions as dist
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import load_diabetes
-from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.infer import MCMC, fSGHMC
-from numpyro_fspace.inference_data import to_arviz
-from numpyro_fspace.networks import random_module
-from numpyro_fspace.plots import plot_functions
-from numpyro_fspace.prediction import predict
-from numpyro_fspace.primitives import functional_prior
+from numpyro_fspace.mcmc import MCMC, fSGHMC
+from numpyro_fspace.model import functional_prior, random_module
+from numpyro_fspace.posterior import plot_functions, predict, to_arviz
+from numpyro_fspace.posterior.diagnostics import function_diagnostics
 from numpyro_fspace.priors import fit_gp
 
 __all__ = ["run_demo"]
@@ -59,7 +56,7 @@ def run_demo(out: str | Path, *, quick: bool = False):
     print()
     _print_scores(gp, x, y, x_test, y_test, f, np.asarray(mcmc.get_samples()["sigma"]), draws["y"])
     axes = plot_functions(x_test, f, y_data=y_test, noise_draws=draws["y"])
-    axes.set_title("Diabetes progression (standardised), held-out patients")
+    axes.set_title("Diabetes progression (standardized), held-out patients")
     axes.figure.savefig(out / "diabetes.png", dpi=120, bbox_inches="tight")  # type: ignore[union-attr]
     to_arviz(mcmc).to_netcdf(str(out / "diabetes.nc"), engine="h5netcdf")
     print(f"\nWrote {out / 'diabetes.png'} and {out / 'diabetes.nc'} after {time.perf_counter() - start:.0f} s.")

@@ -7,7 +7,7 @@ import numpy as np
 
 from numpyro_fspace import measurement
 from numpyro_fspace.datasets import extrapolation, extrapolation_grid, extrapolation_truth
-from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.figures import panels
 from numpyro_fspace.experiments.methods import METHODS
 from numpyro_fspace.experiments.one_dimension import COLUMNS, Problem, judge, panel

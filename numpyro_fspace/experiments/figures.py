@@ -47,7 +47,7 @@ def panels(
         ax.set_title(line["method"] if title is None else title(line))
     for ax in axes.flat[len(records) :]:
         ax.set_axis_off()
-    labelled = {label: part for ax in axes.flat for part, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    if labelled:
-        figure.legend(labelled.values(), labelled, loc="outside lower center", ncols=len(labelled))
+    labeled = {label: part for ax in axes.flat for part, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    if labeled:
+        figure.legend(labeled.values(), labeled, loc="outside lower center", ncols=len(labeled))
     return figure

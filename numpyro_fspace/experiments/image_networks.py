@@ -10,8 +10,8 @@ import functools
 import jax
 from flax import linen as nn
 
-from numpyro_fspace.convolution import conv_general_dilated
-from numpyro_fspace.experiments.catalogue import hidden_layers
+from numpyro_fspace.experiments.catalog import hidden_layers
+from numpyro_fspace.model import conv_general_dilated
 
 __all__ = ["NETWORKS"]
 

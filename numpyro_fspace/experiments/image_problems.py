@@ -35,7 +35,7 @@ NUM_TURNED, ANGLES = 300, tuple(range(0, 181, 15))
 
 
 class Problem(NamedTuple):
-    """Images as rows of standardised pixels, and the trained GP.
+    """Images as rows of standardized pixels, and the trained GP.
 
     Attributes:
         x, labels: training images [N, D] and classes [N].
@@ -63,7 +63,7 @@ class Problem(NamedTuple):
 def prepare(
     dataset: str, seed: int, num_train: int | None, num_test: int | None, num_gp_points: int, num_gp_steps: int
 ) -> Problem:
-    """Load images, standardise their pixels by the training part, train the GP; remembered for the next method.
+    """Load images, standardize their pixels by the training part, train the GP; remembered for the next method.
 
     The kernel is the squared exponential with one lengthscale for all pixels, started at √D, the root mean square
     distance being √(2D).

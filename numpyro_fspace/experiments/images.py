@@ -12,14 +12,14 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_fspace import metrics
+from numpyro_fspace._checks import check_positive
 from numpyro_fspace.datasets.images import IMAGE_NAMES, image_sources
-from numpyro_fspace.diagnostics import function_diagnostics
 from numpyro_fspace.experiments import regression, tables
-from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.image_networks import NETWORKS
 from numpyro_fspace.experiments.image_problems import ANGLES, NUM_CLASSES, POINTS, STRANGE, measurement_points, prepare
 from numpyro_fspace.experiments.methods import VARIATIONAL, fit
-from numpyro_fspace.validate import check_positive
+from numpyro_fspace.posterior.diagnostics import function_diagnostics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -230,7 +230,7 @@ _SAMPLERS = {
     "fsghmc": ((1.64, 0.931), (11.91, 0.880), (31.99, 0.717)),
 }
 #: Cinquin and Bamler, table 2, points "random": mean over draws of the log probability, accuracy, ECE, OOD accuracy.
-_OPTIMISED = {
+_OPTIMIZED = {
     "gfsvi": ((-0.033, 0.992, 0.002, 0.921), (-0.260, 0.910, 0.020, 0.853)),
     "bbb": ((-0.078, 0.990, 0.021, 0.928), (-0.290, 0.913, 0.010, 0.805)),
 }
@@ -264,7 +264,7 @@ EXPERIMENT = Experiment(
         },
         **{
             (dataset, method): {"gibbs": g, "error": round(100 * (1 - a), 2), "ece": e, "ood_accuracy": o}
-            for method, rows in _OPTIMISED.items()
+            for method, rows in _OPTIMIZED.items()
             for dataset, (g, a, e, o) in zip(("mnist", "fashion_mnist"), rows, strict=True)
         },
     },

@@ -16,9 +16,9 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_fspace import metrics
-from numpyro_fspace.experiments.catalogue import Experiment, Job, Settings, check_activation
+from numpyro_fspace.experiments.catalog import Experiment, Job, Settings, check_activation
 from numpyro_fspace.experiments.network_laws import BIAS, SCORES, gaussian_score, infinite_kernels, root
-from numpyro_fspace.networks import fan_in, random_module
+from numpyro_fspace.model import fan_in, random_module
 
 __all__ = ["EXPERIMENT", "LangevinConfig"]
 
@@ -279,14 +279,14 @@ def picture(records):
     datasets = list(dict.fromkeys(line["dataset"] for line in records))
     methods = [method for method in EXPERIMENT.methods if any(line["method"] == method for line in records)]
     shades = plt.get_cmap("viridis")(np.linspace(0.0, 0.85, len(WIDTHS)))
-    colours = dict(zip(EXPERIMENT.methods, ["black", *shades], strict=True))
+    colors = dict(zip(EXPERIMENT.methods, ["black", *shades], strict=True))
     size = (4 * 3.2, 2.7 * len(datasets) + 0.4)
     figure, axes = plt.subplots(len(datasets), 1 + len(SHOWN), figsize=size, squeeze=False, layout="constrained")
     for row, dataset in zip(axes, datasets, strict=True):
         for method in methods:
             lines = [line for line in records if line["dataset"] == dataset and line["method"] == method]
             for line in lines[:1]:
-                _draw(row, line["curves"], colours[method], method, dashed=method == "function")
+                _draw(row, line["curves"], colors[method], method, dashed=method == "function")
         row[0].set(xscale="log", yscale="log", xlabel="iteration", ylabel="√KSD² (dotted: exact draws)", title=dataset)
         for ax, iteration in zip(row[1:], SHOWN, strict=True):
             ax.set(ylim=(-5.0, 4.0), title=f"80 % of f after {iteration}")
@@ -295,10 +295,10 @@ def picture(records):
     return figure
 
 
-def _draw(axes, curves, colour, label, *, dashed):
-    style = {"color": colour, "lw": 1.2, "ls": "--" if dashed else "-"}
+def _draw(axes, curves, color, label, *, dashed):
+    style = {"color": color, "lw": 1.2, "ls": "--" if dashed else "-"}
     axes[0].plot(curves["iterations"][1:], curves["ksd"][1:], label=label, **style)
-    axes[0].axhline(curves["floor"][-1], color=colour, lw=0.6, ls=":")
+    axes[0].axhline(curves["floor"][-1], color=color, lw=0.6, ls=":")
     for ax, low, high in zip(axes[1:], curves["low"], curves["high"], strict=True):
         for edge in (low, high):
             ax.plot(curves["grid"], edge, **style)

@@ -11,11 +11,10 @@ import numpy as np
 
 from numpyro_fspace.baselines import ensemble, fit_svgp, laplace
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, build_model
-from numpyro_fspace.infer import MCMC, SGHMC, SGLD, Warmup, fSGHMC, fSGLD
-from numpyro_fspace.networks import init_to_network
-from numpyro_fspace.prediction import predict
+from numpyro_fspace.mcmc import MCMC, SGHMC, SGLD, Warmup, fSGHMC, fSGLD, report
+from numpyro_fspace.model import init_to_network
+from numpyro_fspace.posterior import predict
 from numpyro_fspace.priors import GPFit
-from numpyro_fspace.reporting import report
 from numpyro_fspace.sgmcmc import preconditioners
 from numpyro_fspace.variational import (
     FVIMC,
@@ -82,7 +81,7 @@ def fit(
     Args:
         method: its name.
         config: every number of the run.
-        gp: the trained GP: functional prior, units of the inputs, centre of the noise's prior.
+        gp: the trained GP: functional prior, units of the inputs, center of the noise's prior.
         points: measurement points.
         x, y: training data.
         x_new: where the posterior is wanted.
@@ -100,7 +99,7 @@ def fit(
         return _sample(method, config, build, data, x_new, key, progress)
     start = time.perf_counter()
     key_fit, key_predict = jax.random.split(key)
-    engine = _ENGINES.get(method) or (_hybrid if method in HYBRIDS else _optimise)
+    engine = _ENGINES.get(method) or (_hybrid if method in HYBRIDS else _optimize)
     posterior, name, num_gradients = engine(method, config, build, data, key_fit, progress)
     seconds = time.perf_counter() - start
     f = _squeeze(predict(posterior, key_predict, x_new, inputs=x_new)[name])
@@ -131,7 +130,7 @@ def sampler(method, model, config):
 
 
 def driver(kernel, config, *, progress: bool = False) -> MCMC:
-    """The chains of a config, vectorised."""
+    """The chains of a config, vectorized."""
     return MCMC(
         kernel,
         num_warmup=config.num_warmup,
@@ -178,7 +177,7 @@ def _sample(method, config, build, data, x_new, key, progress):
 # Each of the following gives a Posterior, the name of its function and its number of gradients.
 
 
-def _optimise(method, config, build, data, key, progress):
+def _optimize(method, config, build, data, key, progress):
     from numpyro.infer import SVI, Trace_ELBO
 
     divergence = DIVERGENCES[method]
@@ -205,7 +204,7 @@ def _hybrid(method, config, build, data, key, progress):
         num_stages=NUM_STAGES,
         divergence=HYBRIDS[method],
         guide=_guide(method),
-        optimiser=_adam(config, num_updates),
+        optimizer=_adam(config, num_updates),
         kernel=functools.partial(fSGLD, warmup=Warmup(warm_start=0.0), num_steps=HYBRID_STEPS),
         num_transform_steps=num_updates,
         **settings,
@@ -255,7 +254,7 @@ _ENGINES = {"laplace": _laplace, "ensemble": _ensemble, "vip": _implicit}
 
 def works_by_draws(method: str) -> bool:
     """Whether a method's divergence compares draws of functions, not Gaussian laws."""
-    return not getattr((DIVERGENCES | HYBRIDS).get(method), "linearised", True)
+    return not getattr((DIVERGENCES | HYBRIDS).get(method), "linearized", True)
 
 
 def _guide(method):

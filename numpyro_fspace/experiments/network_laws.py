@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.variational.sampled_divergences import spectral_stein_score
+from numpyro_fspace.variational import spectral_stein_score
 
 __all__ = ["BIAS", "SCORES", "gaussian_score", "infinite_kernels", "mixture_score", "root", "spectral_score"]
 

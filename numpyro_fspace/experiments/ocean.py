@@ -15,10 +15,10 @@ import numpyro.distributions as dist
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import load_drifters
-from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.experiments.catalogue import Experiment, Job, hidden_layers
+from numpyro_fspace.experiments.catalog import Experiment, Job, hidden_layers
 from numpyro_fspace.experiments.methods import fit
 from numpyro_fspace.experiments.regression import Config, density_scores, random_functions
+from numpyro_fspace.posterior.diagnostics import function_diagnostics
 from numpyro_fspace.priors import GPFit, GPPrior, Helmholtz, fit_gp
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ def prepare(num_gp_steps: int):
     return data, gp
 
 
-def velocity_network(config: Config, centre, lengthscale: float, speed: float):
+def velocity_network(config: Config, center, lengthscale: float, speed: float):
     """``(init, apply)`` of s (grad Φ + rot Ψ)((x - c) / ℓ), Φ and Ψ networks, for ``fs.random_module``.
 
     Args:
         config: hidden widths and activation of either network.
-        centre: c [2], in degrees.
+        center: c [2], in degrees.
         lengthscale: ℓ in degrees, the unit of the networks' inputs.
         speed: s in m/s, the unit of their slopes.
     """
@@ -107,7 +107,7 @@ def velocity_network(config: Config, centre, lengthscale: float, speed: float):
             potential, stream = slope("potential", place), slope("stream", place)
             return speed * jnp.stack([potential[0] + stream[1], potential[1] - stream[0]])
 
-        return jax.vmap(velocity)((x - centre) / lengthscale)
+        return jax.vmap(velocity)((x - center) / lengthscale)
 
     return init, apply
 
@@ -115,8 +115,8 @@ def velocity_network(config: Config, centre, lengthscale: float, speed: float):
 def _build(config: Config, gp: GPFit, points, *, functional: bool):
     """The two networks, a log-normal noise prior and, if ``functional``, the trained GP as prior on their field."""
     speed = float(np.sqrt(gp.params["potential"] + gp.params["stream"]))
-    centre = np.asarray(points(jax.random.key(0))).mean(0)
-    network = velocity_network(config, centre, float(gp.params["stream_scale"]), speed)
+    center = np.asarray(points(jax.random.key(0))).mean(0)
+    network = velocity_network(config, center, float(gp.params["stream_scale"]), speed)
     function = random_functions(config, network, gp.prior, points, functional=functional, dependent=True)
     log_noise = 0.5 * float(np.log(gp.noise_variance))
 

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from numpyro_fspace import measurement, metrics
-from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.experiments.catalogue import Job
+from numpyro_fspace.experiments.catalog import Job
 from numpyro_fspace.experiments.methods import VARIATIONAL, VARIATIONAL_NUGGET, fit
 from numpyro_fspace.experiments.regression import Config, scores
-from numpyro_fspace.measurement import PointSampler
+from numpyro_fspace.model.measurement import PointSampler
+from numpyro_fspace.posterior.diagnostics import function_diagnostics
 from numpyro_fspace.priors import GPFit, GPPrior
 
 __all__ = ["COLUMNS", "Problem", "judge", "panel"]

@@ -16,13 +16,11 @@ from numpyro.infer.reparam import LocScaleReparam
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.baselines import implicit_process
-from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.experiments.catalogue import Settings, check_activation, hidden_layers
-from numpyro_fspace.infer import Warmup
-from numpyro_fspace.networks import fan_in, random_module
-from numpyro_fspace.primitives import functional_prior
+from numpyro_fspace.experiments.catalog import Settings, check_activation, hidden_layers
+from numpyro_fspace.mcmc import Report, Warmup
+from numpyro_fspace.model import fan_in, functional_prior, random_module
+from numpyro_fspace.posterior.diagnostics import function_diagnostics
 from numpyro_fspace.priors import CalibratedPrior, GPFit, NetworkPrior
-from numpyro_fspace.reporting import Report
 
 __all__ = [
     "Config",
@@ -51,22 +49,22 @@ class Config(Settings):
         num_steps: gradient steps of a draw of our kernels; None is the kernel's own number.
         step_size: of our kernels, held; None lets warm-up find it.
         preconditioner: of our kernels, a name in ``fs.preconditioners``.
-        warm_start: fraction of the warm-up that their optimiser takes.
+        warm_start: fraction of the warm-up that their optimizer takes.
         anchored: whether it is drawn to where the chain started, in place of the mode of the weights' prior.
         batch_size: minibatch; None is the full data.
         weight_scale: sd of a weight's prior times √fan-in.
         weight_scale_sd: sd of the log-normal prior of ``weight_scale``, which is then sampled; 0 keeps it fixed.
-        centred: whether weights of a random scale are sampled themselves, of which thousands pin that scale down, or
+        centered: whether weights of a random scale are sampled themselves, of which thousands pin that scale down, or
             as standard ones times the scale.
         weight_sd: if given, the sd of every weight's prior instead.
-        learned_prior: whether the scale (or sd) of the weights' prior is optimised, for each array of weights.
+        learned_prior: whether the scale (or sd) of the weights' prior is optimized, for each array of weights.
         num_functions: if given, the function is an implicit process of so many draws of the network
             (``fs.baselines.implicit_process``), in place of the network itself.
         max_lengthscale: cap on the GP's lengthscales, in whose units the network reads its inputs.
         calibrated: whether the functional prior takes the network's own law into account (``fs.CalibratedPrior``); the
             measurement points must then be fixed.
         noise_sd: sd of the log-normal prior of the noise, around the trained GP's.
-        noise_factor: factor on that centre: a prior that is mistaken about the noise.
+        noise_factor: factor on that center: a prior that is mistaken about the noise.
         num_updates, learning_rate: of Adam, with a cosine decay, for the variational methods.
         num_gp_steps: of Adam on the kernel's parameters, where it is trained.
     """
@@ -92,7 +90,7 @@ class Config(Settings):
     batch_size: int | None = None
     weight_scale: float = 1.0
     weight_scale_sd: float = 0.0
-    centred: bool = True
+    centered: bool = True
     weight_sd: float | None = None
     learned_prior: bool = False
     num_functions: int | None = None
@@ -145,7 +143,7 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
 
     Args:
         config: widths and minibatch.
-        gp: the trained GP: kernel of the functional prior, scale of the inputs, centre of the noise prior.
+        gp: the trained GP: kernel of the functional prior, scale of the inputs, center of the noise prior.
         points: measurement points.
         functional: whether the model declares the functional prior.
     """
@@ -194,7 +192,7 @@ def random_functions(config: Config, network, prior, points, *, functional: bool
 
     def random_network(num_inputs):
         prior = weights()
-        with handlers.reparam(config={} if config.centred or not _has_random_scale(config) else _non_centred):
+        with handlers.reparam(config={} if config.centered or not _has_random_scale(config) else _non_centered):
             return random_module("net", network, input_shape=(num_inputs,), prior=prior)
 
     def draw(key, x):
@@ -222,7 +220,7 @@ def _has_random_scale(config):
     return bool(config.weight_scale_sd) and config.weight_sd is None and not config.learned_prior
 
 
-def _non_centred(site):
+def _non_centered(site):
     """Weights as their scale times standard ones."""
     return None if site["name"].endswith("_decentered") else LocScaleReparam(0)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from numpyro_fspace.experiments.catalogue import Experiment
+from numpyro_fspace.experiments.catalog import Experiment
 from numpyro_fspace.experiments.records import distinct
 
 __all__ = ["table"]

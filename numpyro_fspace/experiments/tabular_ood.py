@@ -11,7 +11,7 @@ from numpyro_fspace.datasets import UCI_NAMES, load_images, load_uci
 from numpyro_fspace.datasets.images import image_sources
 from numpyro_fspace.datasets.uci import UCI_SPLITS
 from numpyro_fspace.experiments import uci
-from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.methods import METHODS
 from numpyro_fspace.experiments.uci import UCIConfig
 
@@ -44,7 +44,7 @@ def run(job: Job[UCIConfig]) -> dict:
 def strange_rows(num: int, num_inputs: int, seed: int) -> np.ndarray:
     """Rows that belong to no table: leading principal components of handwritten digits, each of mean 0 and sd 1.
 
-    The paper takes rows of the songs of UCI (YearPredictionMSD), 90 features, standardised in the same way. The test
+    The paper takes rows of the songs of UCI (YearPredictionMSD), 90 features, standardized in the same way. The test
     digits of MNIST are another real set with features enough for every table.
     """
     rows = np.random.default_rng(seed).permutation(len(_components()))[:num]
@@ -53,7 +53,7 @@ def strange_rows(num: int, num_inputs: int, seed: int) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _components(num: int = 20) -> np.ndarray:
-    """The first principal components of MNIST's test digits, [10 000, num], standardised."""
+    """The first principal components of MNIST's test digits, [10 000, num], standardized."""
     pixels = load_images("mnist").test.reshape(10_000, -1).astype(np.float64)
     pixels -= pixels.mean(0)
     directions = np.linalg.eigh(pixels.T @ pixels)[1][:, ::-1][:, :num]

@@ -11,11 +11,11 @@ import numpyro.distributions as dist
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import two_moons
-from numpyro_fspace.diagnostics import function_diagnostics
-from numpyro_fspace.experiments.catalogue import Experiment, Job, hidden_layers
+from numpyro_fspace.experiments.catalog import Experiment, Job, hidden_layers
 from numpyro_fspace.experiments.figures import panels
 from numpyro_fspace.experiments.methods import METHODS, fit
 from numpyro_fspace.experiments.regression import Config, random_functions
+from numpyro_fspace.posterior.diagnostics import function_diagnostics
 from numpyro_fspace.priors import GPPrior, dirichlet_targets, fit_gp
 
 __all__ = ["EXPERIMENT"]
@@ -120,9 +120,9 @@ def _panel(ax, curves):
     plane, shape = _grid(NUM_GRID), (NUM_GRID, NUM_GRID)
     first, second, probs = (part.reshape(shape) for part in (plane[:, 0], plane[:, 1], curves["probs"]))
     ax.contourf(first, second, probs, levels=np.linspace(0.0, 1.0, 11), cmap="RdBu")
-    for label, colour in ((0, "#8b0000"), (1, "#00008b")):
+    for label, color in ((0, "#8b0000"), (1, "#00008b")):
         seen = curves["x"][curves["labels"] == label].T
-        ax.scatter(*seen, s=8, color=colour, edgecolors="white", linewidths=0.3, label=f"class {label}")
+        ax.scatter(*seen, s=8, color=color, edgecolors="white", linewidths=0.3, label=f"class {label}")
 
 
 EXPERIMENT = Experiment(

@@ -1,4 +1,4 @@
-"""UCI regression on the classic 90/10 splits, standardised on the training part."""
+"""UCI regression on the classic 90/10 splits, standardized on the training part."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ import numpy as np
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import UCI_NAMES, Split, load_uci
 from numpyro_fspace.datasets.uci import UCI_SPLITS
-from numpyro_fspace.experiments.catalogue import Experiment, Job
+from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.methods import METHODS, VARIATIONAL, VARIATIONAL_NUGGET, fit, works_by_draws
 from numpyro_fspace.experiments.regression import Config, FunctionPosterior, scores, training_points
-from numpyro_fspace.measurement import PointSampler
-from numpyro_fspace.priors import GPFit, GPPrior, fit_gp
-from numpyro_fspace.priors.pretrain import kernel_and_params
+from numpyro_fspace.model.measurement import PointSampler
+from numpyro_fspace.priors import GPFit, GPPrior, fit_gp, median_start
 
 __all__ = ["CONFIG", "EXPERIMENT", "UCIConfig", "fit_split", "prepare", "results"]
 
@@ -60,10 +59,10 @@ FULL_BATCH, BATCH = 2000, 500
 #: Points the GP is trained on; points it is conditioned on.
 NUM_TRAINING, NUM_CONDITIONING = 1000, 1500
 #: Measurement points of a variational method, drawn anew at each step: nothing else tells it of the prior, so half of
-#: them are training inputs and half lie around them, at this distance in standardised inputs. A divergence by draws
+#: them are training inputs and half lie around them, at this distance in standardized inputs. A divergence by draws
 #: gets the papers' number: a Wasserstein distance adds up over the points, and at many it outweighs the data.
 NUM_DRAWN, NUM_DRAWN_BY_DRAWS, SPREAD = 500, 40, 0.5
-#: How far the mean of the noise may be from its prior's centre, in sd of that prior, before a run says so.
+#: How far the mean of the noise may be from its prior's center, in sd of that prior, before a run says so.
 MAX_NOISE_SHIFT = 5.0
 #: Nugget of the functional prior beyond the GP's noise, in variances of the process: how far the network may stray.
 NUGGET = 0.1
@@ -84,7 +83,7 @@ def run(job: Job[UCIConfig]) -> dict:
 
     The GP (squared exponential with a lengthscale per input, noise) is trained by marginal likelihood on up to 1000
     training points and conditioned on up to 1500. Its kernel is the functional prior at up to 300 training
-    inputs, its lengthscales are the units of the network's inputs, its noise centres the noise's prior.
+    inputs, its lengthscales are the units of the network's inputs, its noise centers the noise's prior.
     """
     return results(job, *fit_split(job))
 
@@ -153,12 +152,12 @@ def results(job: Job[UCIConfig], problem: Problem, posterior: FunctionPosterior)
 
 def _noise_advice(noise: float, gp: GPFit, config: UCIConfig) -> list[str]:
     """A line where the noise has left its prior: a function that interpolates, or one that fits nothing."""
-    centre = config.noise_factor * math.sqrt(gp.noise_variance)
-    shift = math.log(noise / centre) / config.noise_sd
+    center = config.noise_factor * math.sqrt(gp.noise_variance)
+    shift = math.log(noise / center) / config.noise_sd
     if abs(shift) <= MAX_NOISE_SHIFT:
         return []
     side, what = ("below", "f interpolates training rows") if shift < 0 else ("above", "f fits the data badly")
-    where = f"{abs(shift):.0f} sd of its prior {side} that prior's centre {centre:.3g}"
+    where = f"{abs(shift):.0f} sd of its prior {side} that prior's center {center:.3g}"
     return [f"The noise is {noise:.3g}, {where}: {what}, or the prior is wrong."]
 
 
@@ -201,13 +200,13 @@ def _train(kernel, x, y, num_steps, key):
     def scaled(params):
         return params["variance"] * tinygp.transforms.Linear(1.0 / params["lengthscale"], unit)
 
-    start = kernel_and_params(None, None, x, y)[1]
+    start = median_start(x, y)
     # The parameters that are kept are those before a step: with one step, the start itself.
     settings = {"num_steps": max(1, num_steps), "learning_rate": 0.1, "max_points": NUM_TRAINING, "key": key}
     return fit_gp(scaled, x, y, params=start, noise_variance=0.1, **settings)
 
 
-#: Published RMSE on standardised targets, 90/10 splits: Wu et al. (the first four), their FVIMC; and the roots of the
+#: Published RMSE on standardized targets, 90/10 splits: Wu et al. (the first four), their FVIMC; and the roots of the
 #: mean squared errors of Cinquin and Bamler, table 7 (five folds, 72 % of the rows for training; their FVI is fbnn).
 PUBLISHED_RMSE = {
     "sgld": (1.09, 1.23, 1.10, 1.04, 1.08, 1.20, 1.12),

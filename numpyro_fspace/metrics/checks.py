@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_fspace.arguments import not_numbers
+from numpyro_fspace._checks import not_numbers
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike

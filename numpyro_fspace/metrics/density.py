@@ -160,12 +160,12 @@ def gaussian_mixture_lpd(
 
 
 def to_raw_units(rmse: float, lpd: float, y_std: float) -> tuple[float, float]:
-    r"""Scores of standardised targets, :math:`(y - \bar y) / s`, in the units of ``y``.
+    r"""Scores of standardized targets, :math:`(y - \bar y) / s`, in the units of ``y``.
 
     Args:
-        rmse: root mean squared error on the standardised scale.
-        lpd: mean log (predictive) density on the standardised scale.
-        y_std: the training targets' standard deviation :math:`s` that standardised them, positive.
+        rmse: root mean squared error on the standardized scale.
+        lpd: mean log (predictive) density on the standardized scale.
+        y_std: the training targets' standard deviation :math:`s` that standardized them, positive.
 
     Returns:
         ``(rmse * y_std, lpd - log(y_std))``.

@@ -88,7 +88,7 @@ def gaussian_coverage(
     """
     from scipy.special import ndtri
 
-    z = _standardise(y, mean, variance)[0]
+    z = _standardize(y, mean, variance)[0]
     return float(np.mean(np.abs(z) <= ndtri((1 + as_level(level)) / 2)))
 
 
@@ -162,12 +162,12 @@ def gaussian_crps(
     """
     from scipy.special import ndtr
 
-    z, sd = _standardise(y, mean, variance)
+    z, sd = _standardize(y, mean, variance)
     density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
     return float(np.mean(sd * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / np.sqrt(np.pi))))
 
 
-def _standardise(y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def _standardize(y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     y = as_vector(y, "y")
     sd = np.sqrt(positive(per_point(variance, "variance", len(y)), "variance"))
     return (y - per_point(mean, "mean", len(y))) / sd, sd

@@ -8,11 +8,11 @@ network; ``CalibratedPrior`` is a Gaussian prior relative to it. ``Helmholtz`` i
 from numpyro_fspace.priors.base import FunctionalPrior, check_prior
 from numpyro_fspace.priors.calibrated import CalibratedPrior
 from numpyro_fspace.priors.dirichlet import dirichlet_targets
+from numpyro_fspace.priors.fit import GPFit, fit_gp, median_start
+from numpyro_fspace.priors.gaussian import ConditionedGP, GaussianProcess
 from numpyro_fspace.priors.gaussian_process import GPPrior
 from numpyro_fspace.priors.helmholtz import Helmholtz
 from numpyro_fspace.priors.network import NetworkPrior
-from numpyro_fspace.priors.pretrain import GPFit, fit_gp
-from numpyro_fspace.priors.process import ConditionedGP, GaussianProcess
 from numpyro_fspace.priors.student_t import StudentTPrior
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "check_prior",
     "dirichlet_targets",
     "fit_gp",
+    "median_start",
 ]

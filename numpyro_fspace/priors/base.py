@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.arguments import as_numbers
-from numpyro_fspace.priors.factor import is_traced
+from numpyro_fspace._checks import as_numbers
+from numpyro_fspace.priors._cholesky import is_traced
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Key
 
-    from numpyro_fspace.priors.factor import AnyArray
+    from numpyro_fspace.priors._cholesky import AnyArray
 
 __all__ = ["FunctionalPrior", "as_inputs", "as_positive", "as_real", "as_values", "check_prior"]
 

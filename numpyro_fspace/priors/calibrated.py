@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace.priors._cholesky import Memory, as_columns, as_rows, product
 from numpyro_fspace.priors.base import as_inputs, as_values
-from numpyro_fspace.priors.factor import Memory, as_columns, as_rows, product
-from numpyro_fspace.priors.process import GaussianProcess
+from numpyro_fspace.priors.gaussian import GaussianProcess
 
 if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float, Key
 
-    from numpyro_fspace.priors.factor import AnyArray
+    from numpyro_fspace.priors._cholesky import AnyArray
 
 __all__ = ["CalibratedPrior"]
 
@@ -58,9 +58,10 @@ class CalibratedPrior:
 
     Args:
         prior: P0, a Gaussian prior (``fs.GPPrior``); its nugget counts.
-        base: Q, a Gaussian law of the network's functions: ``fs.NetworkPrior`` of ``fs.random_function``. It is
-            evaluated once for fixed points, and for random ones out of a pool (``fs.measurement.subset``); for others
-            at each gradient.
+        base: Q, a Gaussian law of the network's functions: ``fs.priors.NetworkPrior`` of
+            ``fs.model.random_function``. It is evaluated once for fixed points, and for random ones out of a pool
+            (``fs.measurement.subset``); for others at
+            each gradient.
 
     Raises:
         TypeError: prior or base is not Gaussian.
@@ -70,9 +71,9 @@ class CalibratedPrior:
     Example:
         >>> import jax, tinygp, flax.linen as nn, numpyro_fspace as fs
         >>> network = nn.Sequential([nn.Dense(50), nn.tanh, nn.Dense(1)])
-        >>> draw = fs.random_function(network, input_shape=1, prior=fs.fan_in(3.0))
+        >>> draw = fs.model.random_function(network, input_shape=1, prior=fs.fan_in(3.0))
         >>> gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.3), nugget=0.01)
-        >>> prior = fs.CalibratedPrior(gp, fs.NetworkPrior(draw, jax.random.key(0)))
+        >>> prior = fs.CalibratedPrior(gp, fs.priors.NetworkPrior(draw, jax.random.key(0)))
         >>> prior.log_prob(jax.numpy.linspace(-1, 1, 20)[:, None], jax.numpy.zeros(20)).shape
         ()
 
@@ -83,7 +84,8 @@ class CalibratedPrior:
         for name, law in {"prior": prior, "base": base}.items():
             if not isinstance(law, GaussianProcess):
                 raise TypeError(
-                    f"CalibratedPrior: {name} must be Gaussian (fs.GPPrior, fs.NetworkPrior), got {type(law).__name__}."
+                    f"CalibratedPrior: {name} must be Gaussian (fs.GPPrior, fs.priors.NetworkPrior), "
+                    f"got {type(law).__name__}."
                 )
         if prior.num_outputs != base.num_outputs:
             raise ValueError(
@@ -159,7 +161,7 @@ class CalibratedPrior:
         if covariance.shape[-1] != factor.shape[-1]:
             raise ValueError(
                 "CalibratedPrior: outputs must be dependent in prior and base alike; with a matrix-valued kernel the "
-                "base is fs.NetworkPrior(..., dependent=True)."
+                "base is fs.priors.NetworkPrior(..., dependent=True)."
             )
         half = factor.whiten(covariance)
         white = factor.whiten(half.swapaxes(-1, -2))

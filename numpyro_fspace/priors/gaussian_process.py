@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace.priors._cholesky import at_compile_time
 from numpyro_fspace.priors.base import as_real
-from numpyro_fspace.priors.factor import at_compile_time
-from numpyro_fspace.priors.process import GaussianProcess
+from numpyro_fspace.priors.gaussian import GaussianProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,7 +77,7 @@ class GPPrior(GaussianProcess):
     ``moments`` and ``condition`` speak of the function itself, without nugget. The nugget bounds the
     stiffness that the prior brings to a sampler: curvature in f is at most 1 / nugget.
 
-    If x and the kernel's parameters are concrete, the covariance is factorised once per x, in float64, and
+    If x and the kernel's parameters are concrete, the covariance is factorized once per x, in float64, and
     ``log_prob`` costs one product with a constant matrix. Kernel, mean and nugget may also hold traced values
     (kernel parameters sampled in a NumPyro model): the factor is then part of the program, in its precision,
     and a covariance without one gives NaN. Build a prior with fixed parameters outside the model, as jit may
@@ -90,8 +90,8 @@ class GPPrior(GaussianProcess):
 
     Args:
         kernel: a tinygp kernel (any callable of x1 [M, D], x2 [L, D] to [M, L] will do), or a list of K
-            of them, one per output. A matrix-valued kernel, a callable to [M, K, L, K] such as ``fs.Helmholtz``, makes
-            the outputs depend on one another.
+            of them, one per output. A matrix-valued kernel, a callable to [M, K, L, K] such as
+            ``fs.priors.Helmholtz``, makes the outputs depend on one another.
         mean: a number, an array [K], or a function of x [M, D] to [M] or [M, K].
         nugget: variance added to the covariance's diagonal at the points; None is 1e-2 times their mean
             variance; of a sum of kernels, 1e-2 times the smallest summand's, and 1e-4 times that of all at least.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.priors.factor import at_compile_time
+from numpyro_fspace.priors._cholesky import at_compile_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ class Helmholtz:
     Example:
         >>> import jax, jax.numpy as jnp, numpyro_fspace as fs
         >>> from tinygp.kernels import ExpSquared
-        >>> kernel = fs.Helmholtz(0.1 * ExpSquared(1.0), ExpSquared(2.0))
+        >>> kernel = fs.priors.Helmholtz(0.1 * ExpSquared(1.0), ExpSquared(2.0))
         >>> prior = fs.GPPrior(kernel, num_outputs=2)
         >>> x = jnp.array([[0.0, 0.0], [1.0, 0.5]])
         >>> kernel(x, x).shape, prior.sample(jax.random.key(0), x).shape

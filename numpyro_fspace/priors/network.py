@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_fspace.priors.base import as_inputs, as_values
-from numpyro_fspace.priors.process import GaussianProcess
+from numpyro_fspace.priors.gaussian import GaussianProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jaxtyping import Array, ArrayLike, Float, Key
 
-    from numpyro_fspace.priors.factor import AnyArray
+    from numpyro_fspace.priors._cholesky import AnyArray
 
 __all__ = ["NetworkPrior"]
 
@@ -33,8 +33,8 @@ class NetworkPrior(GaussianProcess):
     ``num_draws``: take several draws per measurement point (and dependent output). The nugget fills the rest.
 
     Args:
-        draw: draws one function and evaluates it, (key, x [M, D]) to [M] or [M, K], as ``fs.random_function`` makes
-            it; the same key must give the same function at every x.
+        draw: draws one function and evaluates it, (key, x [M, D]) to [M] or [M, K], as ``fs.model.random_function``
+            makes it; the same key must give the same function at every x.
         key: of the functions that ``log_prob`` is fitted to.
         num_draws: how many.
         nugget: as for ``GPPrior``.

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float, Key
     from tinygp.kernels import Kernel
 
-    from numpyro_fspace.priors.factor import AnyArray
-    from numpyro_fspace.priors.process import GaussianProcess
+    from numpyro_fspace.priors._cholesky import AnyArray
+    from numpyro_fspace.priors.gaussian import GaussianProcess
 
 __all__ = ["StudentTPrior"]
 
@@ -72,8 +72,8 @@ class StudentTPrior:
         x = as_inputs(x)
         square, half_log_det = self.gaussian.whitened_square(x, f)
         df, size = jnp.asarray(self.df, square.dtype), len(x) * (self.num_outputs or 1) // len(square)
-        normaliser = gammaln((df + size) / 2) - gammaln(df / 2) - 0.5 * size * jnp.log(df * jnp.pi)
-        return (normaliser - half_log_det - 0.5 * (df + size) * jnp.log1p(square / df)).sum()
+        normalizer = gammaln((df + size) / 2) - gammaln(df / 2) - 0.5 * size * jnp.log(df * jnp.pi)
+        return (normalizer - half_log_det - 0.5 * (df + size) * jnp.log1p(square / df)).sum()
 
     def sample(
         self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()

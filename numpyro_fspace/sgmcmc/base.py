@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.sgmcmc.noise import normals
+from numpyro_fspace.sgmcmc.random_normals import normals
 
 __all__ = [
     "Info",

@@ -247,7 +247,7 @@ def identity() -> Preconditioner:
 
 
 def prior_scale() -> Preconditioner:
-    """S = diag(prior standard deviations), the default for a given step size: standardised parameters.
+    """S = diag(prior standard deviations), the default for a given step size: standardized parameters.
 
     A parameter with prior N(μ, s²) moves as u = w/s, so one step size serves layers of every fan-in. For a network's
     weight whose prior is not normal, or has a sampled scale, s is 1/√fan-in; for other sites that of a normal prior,
@@ -260,7 +260,7 @@ def rmsprop() -> Preconditioner:
     """S = diag(s · max(1, v)^(-1/4)), the default for networks: prior scales s, shrunk where gradients are large.
 
     v is the mean of (s ∂U/∂w)² at the draws of a quarter of burn-in, which estimates the diagonal of the Hessian in
-    standardised parameters (E[∇U ∇Uᵀ] = E[∇²U] under exp(-U), plus the noise of the minibatch). Then S Sᵀ = s²/√v is
+    standardized parameters (E[∇U ∇Uᵀ] = E[∇²U] under exp(-U), plus the noise of the minibatch). Then S Sᵀ = s²/√v is
     the preconditioner of pSGLD, but estimated twice, over the first and the second quarter, and frozen, so that the
     target stays exact without pSGLD's correction term.
 

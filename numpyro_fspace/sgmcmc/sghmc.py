@@ -1,7 +1,7 @@
 r"""Stochastic-gradient Hamiltonian Monte Carlo (SGHMC) as a pure algorithm.
 
 Underdamped Langevin dynamics dw = S p dt, dp = -Sᵀ∇U dt - γ p dt + √(2γT) dB, whose stationary law is
-exp(-U(w)/T) N(p; 0, T I). Two discretisations:
+exp(-U(w)/T) N(p; 0, T I). Two discretizations:
 
 * ``"baoab"`` (default): drift ε/2, exact Ornstein–Uhlenbeck ε, drift ε/2, kick ε, with one gradient per step. Up
   to half a kick at the very first and last step this is kick ε/2, drift ε/2, O, drift ε/2, kick ε/2 (BAOAB), so
@@ -16,7 +16,7 @@ exp(-U(w)/T) N(p; 0, T I). Two discretisations:
 path Ψ O Ψ … O Ψ with Ψ = k leapfrog steps (kick ε/2, drift ε, kick ε/2). O keeps N(p; 0, T I) and is reversible with
 respect to it, Ψ keeps volumes and is reversible, and the path reads the same backwards; so it is accepted with
 probability min(1, exp(-Δ/T)), Δ being the energy U + |p|²/2 gained in the Ψ's alone. After a rejection the momentum is
-reversed. With the momentum redrawn in every transition this is MALT; else it is generalised HMC with a path for a step.
+reversed. With the momentum redrawn in every transition this is MALT; else it is generalized HMC with a path for a step.
 
 References: T. Chen, E. Fox, C. Guestrin (2014), *Stochastic gradient Hamiltonian Monte Carlo*;
 A. M. Horowitz (1991), *A generalized guided Monte Carlo algorithm*; L. Riou-Durand, J. Vogrinc (2022), *Metropolis
@@ -44,10 +44,10 @@ from numpyro_fspace.sgmcmc.base import (
     squared_norm,
     step_size_at,
 )
+from numpyro_fspace.sgmcmc.hoisting import stage
 from numpyro_fspace.sgmcmc.integrators import add, drift, kick, ornstein_uhlenbeck
-from numpyro_fspace.sgmcmc.noise import normal_like
 from numpyro_fspace.sgmcmc.preconditioners import Identity
-from numpyro_fspace.sgmcmc.staging import stage
+from numpyro_fspace.sgmcmc.random_normals import normal_like
 
 __all__ = ["INTEGRATORS", "SGHMCState", "as_top_level_api", "build_kernel", "init"]
 

@@ -32,9 +32,9 @@ from numpyro_fspace.sgmcmc.base import (
     squared_norm,
     step_size_at,
 )
+from numpyro_fspace.sgmcmc.hoisting import stage
 from numpyro_fspace.sgmcmc.integrators import euler_maruyama
 from numpyro_fspace.sgmcmc.preconditioners import Identity
-from numpyro_fspace.sgmcmc.staging import stage
 
 __all__ = ["SGLDState", "as_top_level_api", "build_kernel", "init"]
 

@@ -1,12 +1,17 @@
 """Function-space variational inference on the models that the samplers read."""
 
+from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.variational import guides
 from numpyro_fspace.variational.divergences import PushforwardKL, RegularizedKL, Wasserstein2
 from numpyro_fspace.variational.elbo import FunctionalELBO
 from numpyro_fspace.variational.fvimc import FVIMC
 from numpyro_fspace.variational.guides import low_rank, mean_field
-from numpyro_fspace.variational.linearise import linearise
-from numpyro_fspace.variational.sampled_divergences import BridgeWasserstein, SpectralSteinKL, Wasserstein1
+from numpyro_fspace.variational.sampled_divergences import (
+    BridgeWasserstein,
+    SpectralSteinKL,
+    Wasserstein1,
+    spectral_stein_score,
+)
 from numpyro_fspace.variational.svi import svi_posterior
 
 __all__ = [
@@ -19,8 +24,9 @@ __all__ = [
     "Wasserstein1",
     "Wasserstein2",
     "guides",
-    "linearise",
+    "linearize",
     "low_rank",
     "mean_field",
+    "spectral_stein_score",
     "svi_posterior",
 ]

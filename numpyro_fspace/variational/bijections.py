@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.validate import check_choice, check_count
+from numpyro_fspace._checks import check_choice, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ def _bias_network(hidden: tuple[int, ...], num_outputs: int):
 
 @dataclass(frozen=True)
 class Bijection(ABC):
-    """What the bijections share: biases b(x), networks of the standardised inputs.
+    """What the bijections share: biases b(x), networks of the standardized inputs.
 
     Args:
         hidden: widths of the networks' hidden layers.

@@ -1,7 +1,7 @@
 """Divergences between the law that a guide gives a function and its prior, at measurement points.
 
 A divergence is a callable ``(law, prior, x) -> D``. ``law`` is a ``LinearisedLaw``: the Gaussian law of the
-linearised function under the guide, by its ``mean(x)`` [M, K], ``root(x)`` [M, K, R] (whose product with its
+linearized function under the guide, by its ``mean(x)`` [M, K], ``root(x)`` [M, K, R] (whose product with its
 transpose is the covariance), ``jacobian(x)`` [M, K, P] and ``loc``, the mean of the weights [P]. Those that need
 draws of the function only are in ``sampled_divergences``.
 """
@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_fspace.validate import check_positive
+from numpyro_fspace._checks import check_positive
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-__all__ = ["PushforwardKL", "RegularizedKL", "Wasserstein2", "regularised_kl"]
+__all__ = ["PushforwardKL", "RegularizedKL", "Wasserstein2", "regularized_kl"]
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class RegularizedKL:
     def __call__(self, law, prior, x) -> Float[Array, ""]:
         difference, root, prior_covariance = _compared(self, law, prior, x)
         jitter = len(x) * default_gamma(self.gamma, difference.dtype)
-        return regularised_kl(difference, root, prior_covariance, jitter)
+        return regularized_kl(difference, root, prior_covariance, jitter)
 
 
 @dataclass(frozen=True)
 class PushforwardKL:
-    r"""TFSVI's divergence: the KL to the law that a prior of the weights gives the same linearised function.
+    r"""TFSVI's divergence: the KL to the law that a prior of the weights gives the same linearized function.
 
     .. math:: \mathrm{KL}\big(N(f(X_M; m), J S J^\top + \gamma M I) \,\big\|\,
               N(f(X_M; m) - J m, \sigma_p^2 J J^\top + \gamma M I)\big)
@@ -92,7 +92,7 @@ class PushforwardKL:
         covariance = gram(flat)
         unit = jax.lax.stop_gradient(jnp.diagonal(covariance).mean()) if self.gamma is None else 1.0
         jitter = num_points * default_gamma(self.gamma, flat.dtype) * unit
-        return regularised_kl(difference, root, covariance[None], jitter)
+        return regularized_kl(difference, root, covariance[None], jitter)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Wasserstein2:
               - 2\, \mathrm{tr}\big(\Sigma_P^{1/2} \Sigma_Q \Sigma_P^{1/2}\big)^{1/2}
 
     It is finite where a KL is not, so nothing need be added to either law; Σ_P includes the prior's nugget. What
-    maximises the bound is a posterior of generalised variational inference, not that of Bayes' rule.
+    maximizes the bound is a posterior of generalized variational inference, not that of Bayes' rule.
 
     Raises:
         TypeError: the prior is not Gaussian.
@@ -133,7 +133,7 @@ def _compared(divergence, law, prior, x):
     if not hasattr(prior, "law"):
         raise TypeError(
             f"{type(divergence).__name__} needs a Gaussian prior such as fs.GPPrior; {type(prior).__name__} is known "
-            "by its log density and draws only. fs.SpectralSteinKL() takes any prior."
+            "by its log density and draws only. fs.variational.SpectralSteinKL() takes any prior."
         )
     mean, root = law.mean(x), law.root(x)
     prior_mean, covariance = (jnp.asarray(part, mean.dtype) for part in prior.law(x))
@@ -160,7 +160,7 @@ def gram(rows: Float[Array, "M P"]) -> Float[Array, "M M"]:
 gram.defvjp(lambda rows: (gram(rows), rows), lambda rows, g: ((g + g.T) @ rows,))
 
 
-def regularised_kl(
+def regularized_kl(
     difference: Float[Array, "M K"], root: Float[Array, "M K R"], covariance: Float[Array, "K M M"], jitter: float
 ) -> Float[Array, ""]:
     """KL(N(m_q, A Aᵀ + c I) ‖ N(m_p, Σ + c I)) for K independent outputs of p.

@@ -13,15 +13,16 @@ from numpyro.distributions.util import scale_and_mask, sum_rightmost
 from numpyro.infer import ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation
 
-from numpyro_fspace.arguments import with_rows
-from numpyro_fspace.functions import depends_on
-from numpyro_fspace.handlers import fresh_draws, function_hook
-from numpyro_fspace.potential import base_transform
-from numpyro_fspace.sites import active_functional_priors, is_functional_prior
-from numpyro_fspace.validate import check_count, check_observations
+from numpyro_fspace._checks import check_count
+from numpyro_fspace.model.arguments import with_rows
+from numpyro_fspace.model.checks import check_observations
+from numpyro_fspace.model.functions import depends_on
+from numpyro_fspace.model.handlers import fresh_draws, function_hook
+from numpyro_fspace.model.linearized import function_of, linearize
+from numpyro_fspace.model.potential import base_transform
+from numpyro_fspace.model.sites import active_functional_priors, is_functional_prior
 from numpyro_fspace.variational.divergences import RegularizedKL
-from numpyro_fspace.variational.laws import LinearisedLaw, SampledLaw, as_normal, entropy, mean_and_spread
-from numpyro_fspace.variational.linearise import function_of, linearise
+from numpyro_fspace.variational.pushforward import LinearisedLaw, SampledLaw, as_normal, entropy, mean_and_spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ __all__ = ["FunctionalELBO"]
 
 
 #: Largest Jacobian at a minibatch, values of the function times weights; beyond it the variances in the Gaussian
-#: likelihood are estimated, without bias, by so many draws of the linearised network.
+#: likelihood are estimated, without bias, by so many draws of the linearized network.
 MAX_ENTRIES, NUM_STEPS = 2**21, 8
 
 
@@ -40,14 +41,14 @@ class FunctionalELBO(ELBO):
     .. math:: L(q) = \tfrac{N}{B} \sum_b E_q[\log p(y_b \mid f_L(x_b; w))] - \sum_j \text{scale}_j\, D_j(Q \,\|\, P_0)
               - \mathrm{KL}(q(\theta) \,\|\, p(\theta))
 
-    f_L is the network linearised around the guide's mean m, so that w ~ q = N(m, S) makes it a Gaussian process
+    f_L is the network linearized around the guide's mean m, so that w ~ q = N(m, S) makes it a Gaussian process
     Q = GP(f(·; m), J S Jᵀ). **The divergence takes the place of the weights' own prior**: for the latent values that a
     function under a ``functional_prior`` depends on, the prior that the model writes is left out, and D(Q‖P0) at the
     measurement points of the step stands for it. The other latent values θ (noise, …) keep their prior.
 
-    The model must use the function that ``functional_prior`` returns: it is that one which is linearised.
+    The model must use the function that ``functional_prior`` returns: it is that one which is linearized.
 
-    A divergence that needs draws only (``linearised = False``) leaves the network as it is: f in place of f_L
+    A divergence that needs draws only (``linearized = False``) leaves the network as it is: f in place of f_L
     everywhere, and any guide over the flat latent values will do.
 
     A Gaussian likelihood whose mean is an affine function of one network's values is integrated in closed form (where
@@ -55,8 +56,9 @@ class FunctionalELBO(ELBO):
     other by ``num_particles`` draws of the weights.
 
     Args:
-        divergence: ``fs.RegularizedKL()`` (the default: GFSVI), ``fs.PushforwardKL()`` (TFSVI), ``fs.Wasserstein2()``
-            (GWI), ``fs.SpectralSteinKL()`` (FBNN), or any callable ``(law, prior, x) -> D``.
+        divergence: ``fs.variational.RegularizedKL()`` (the default: GFSVI), ``fs.variational.PushforwardKL()``
+            (TFSVI), ``fs.variational.Wasserstein2()`` (GWI), ``fs.variational.SpectralSteinKL()`` (FBNN), or any
+            callable ``(law, prior, x) -> D``.
         num_particles: draws of the latent values, for expectations without closed form.
 
     Raises:
@@ -74,8 +76,8 @@ class FunctionalELBO(ELBO):
         ...     with numpyro.plate("data", x.shape[0]):
         ...         numpyro.sample("y", dist.Normal(f(x), 0.1), obs=y)
         >>> x = jnp.linspace(-1.0, 1.0, 10)[:, None]
-        >>> guide = fs.guides.mean_field(model)
-        >>> svi = SVI(model, guide, optax.adam(0.05), loss=fs.FunctionalELBO(fs.RegularizedKL()))
+        >>> guide = fs.variational.guides.mean_field(model)
+        >>> svi = SVI(model, guide, optax.adam(0.05), loss=fs.FunctionalELBO(fs.variational.RegularizedKL()))
         >>> result = svi.run(jax.random.key(0), 300, x, x[:, 0] ** 2, progress_bar=False)
         >>> bool(jnp.abs(guide.median(result.params)["w"][2] - 1.0) < 0.2)
         True
@@ -89,18 +91,18 @@ class FunctionalELBO(ELBO):
         super().__init__(num_particles=num_particles)
         self.divergence = RegularizedKL() if divergence is None else divergence
         if isinstance(self.divergence, type) or not callable(self.divergence):
-            raise TypeError(f"divergence must be an object such as fs.RegularizedKL(), got {divergence!r}.")
-        self.linearised = getattr(self.divergence, "linearised", True)
+            raise TypeError(f"divergence must be an object such as fs.variational.RegularizedKL(), got {divergence!r}.")
+        self.linearized = getattr(self.divergence, "linearized", True)
 
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
         key_model, key_law, key_draws = jax.random.split(rng_key, 3)
-        problem = Problem(model, guide, param_map, args, kwargs, key_model, self.linearised)
+        problem = Problem(model, guide, param_map, args, kwargs, key_model, self.linearized)
         if getattr(self.divergence, "holds_weights", False):
             problem.check_plain(type(self.divergence).__name__)
         keys = jax.random.split(key_draws, self.num_particles)
         divergence = 0.0
         for i, name in enumerate(problem.functions):
-            law = problem.law(name) if self.linearised else problem.sampled(name, jax.random.fold_in(key_law, i))
+            law = problem.law(name) if self.linearized else problem.sampled(name, jax.random.fold_in(key_law, i))
 
             def at_draw(key, name=name, law=law):
                 site = problem.prior_given_draw(name, key)
@@ -108,7 +110,7 @@ class FunctionalELBO(ELBO):
 
             divergence += jnp.mean(jax.vmap(at_draw)(keys))
         rest = jax.vmap(problem.rest_given_draw)(keys)
-        likelihood = jax.vmap(problem.closed_form)(keys) if self.linearised else None
+        likelihood = jax.vmap(problem.closed_form)(keys) if self.linearized else None
         if likelihood is None:
             likelihood = jax.vmap(problem.likelihood_given_draw)(keys)
         expected = jnp.mean(rest + likelihood)
@@ -118,30 +120,30 @@ class FunctionalELBO(ELBO):
 class Problem:
     """One step's model, guide and randomness: what the terms of the bound are made of."""
 
-    def __init__(self, model, guide, params, args, kwargs, key, linearised):
+    def __init__(self, model, guide, params, args, kwargs, key, linearized):
         is_point = isinstance(guide, AutoLaplaceApproximation)  # a normal law only once it has been trained
         if is_point or not hasattr(guide, "get_posterior") or not hasattr(guide, "prototype_trace"):
             raise TypeError(
                 f"FunctionalELBO needs a guide over the flat latent values, got {type(guide).__name__}: use "
-                "fs.guides.mean_field(model), or another of NumPyro's AutoContinuous guides."
+                "fs.variational.guides.mean_field(model), or another of NumPyro's AutoContinuous guides."
             )
         self.model = handlers.substitute(model, data=params)  # the values of its ``numpyro.param`` sites
-        self.args, self.kwargs, self.key, self.linearised = with_rows(args), with_rows(kwargs), key, linearised
+        self.args, self.kwargs, self.key, self.linearized = with_rows(args), with_rows(kwargs), key, linearized
         self.unpack = guide._unpack_latent  # NumPyro offers no public name for the order of the flat values
         self.posterior = guide.get_posterior(params)
         self.normal = as_normal(self.posterior)
         if self.normal is not None:
             self.loc, self.spread = mean_and_spread(self.normal)
-        elif linearised:
+        elif linearized:
             raise TypeError(
                 f"FunctionalELBO: this divergence needs a guide whose posterior is normal, {type(guide).__name__} is "
-                "not: use fs.guides.mean_field(model) or fs.guides.low_rank(model, rank)."
+                "not: use fs.variational.guides.mean_field(model) or fs.variational.guides.low_rank(model, rank)."
             )
         else:
             self.loc = self.posterior.sample(key)
         self.sites = {name: guide.prototype_trace[name] for name in self.unpack(self.loc)}
-        self.centre = self.constrain(self.loc)
-        sites = self.trace(self.model, self.centre)
+        self.center = self.constrain(self.loc)
+        sites = self.trace(self.model, self.center)
         check_observations(sites)
         self.functions = active_functional_priors(sites)
         self.num_networks = sum(s["type"] == "network" for s in sites.values())
@@ -152,9 +154,9 @@ class Problem:
         used = set().union(*(self._dependencies(name) for name in self.functions))
         self.used = sorted(used)
         bad = sorted(name for name in used if not _is_real(self.sites[name]))
-        if bad and linearised:
+        if bad and linearized:
             raise ValueError(
-                f"FunctionalELBO: the functions depend on {bad}, which are not real-valued; reparametrise."
+                f"FunctionalELBO: the functions depend on {bad}, which are not real-valued; reparametrize."
             )
         self.rest = [name for name in self.sites if name not in used]
         if self.rest and self.normal is None:
@@ -205,7 +207,7 @@ class Problem:
             key,
             lambda key, x: self._evaluate(name, self._prior_values(used, key), x),
             lambda key: self._kl_terms(used, key),
-            function_of(self.model, name, self.args, self.kwargs, self.centre)(self.functions[name]["fn"].x).ndim == 1,
+            function_of(self.model, name, self.args, self.kwargs, self.center)(self.functions[name]["fn"].x).ndim == 1,
         )
 
     def prior_given_draw(self, name, key):
@@ -213,12 +215,12 @@ class Problem:
         if not self.rest:
             return self.functions[name]
         draw = self.constrain(self.draw(key))
-        values = {k: draw[k] if k in self.rest else v for k, v in self.centre.items()}
+        values = {k: draw[k] if k in self.rest else v for k, v in self.center.items()}
         return self.trace(self.model, values)[name]
 
     def _prior_values(self, used, key):
         """A draw of the latent values ``used`` from the prior that the model writes."""
-        rest = {k: v for k, v in self.centre.items() if k not in used}
+        rest = {k: v for k, v in self.center.items() if k not in used}
         run = handlers.seed(handlers.substitute(self.model, data=rest), key)
         with handlers.block(), function_hook(None, density=False):
             trace = handlers.trace(run).get_trace(*self.args, **self.kwargs)
@@ -237,7 +239,7 @@ class Problem:
 
     def _dependencies(self, name) -> set:
         x = self.functions[name]["fn"].x
-        return depends_on(lambda values: self._evaluate(name, values, x), self.centre)
+        return depends_on(lambda values: self._evaluate(name, values, x), self.center)
 
     def draw(self, key):
         """Flat values from q."""
@@ -270,7 +272,7 @@ class Problem:
     def likelihood_given_draw(self, key):
         """log p(y | f_L, θ), or log p(y | f, θ), at a draw of q."""
         values = self.constrain(self.draw(key))
-        model = linearise(self.model, self.centre) if self.linearised else self.model
+        model = linearize(self.model, self.center) if self.linearized else self.model
         data = _observed(self.trace(model, values))
         return sum(_log_prob(site) for site in data.values())
 
@@ -284,9 +286,9 @@ class Problem:
             return None
         (name,) = self.functions
         draw = self.constrain(self.draw(key))
-        values = {k: draw[k] if k in self.rest else v for k, v in self.centre.items()}
+        values = {k: draw[k] if k in self.rest else v for k, v in self.center.items()}
         calls = []
-        model = linearise(self.model, self.centre) if self.num_networks > 1 else self.model  # θ may be a network's
+        model = linearize(self.model, self.center) if self.num_networks > 1 else self.model  # θ may be a network's
 
         def observed(shift):
             """Observed sites when the function returns f(x; m) + shift."""
@@ -323,7 +325,7 @@ class Problem:
             laws = [_normal(site) for site in _observed(self.trace(model, values | weights, hold)).values()]
             return [(law.loc, law.scale) for law in laws]
 
-        if depends_on(held, {name: self.centre[name] for name in self.used}):
+        if depends_on(held, {name: self.center[name] for name in self.used}):
             return None
         if depends_on(lambda v: moments(v["shift"])[1], {"shift": start}):
             return None

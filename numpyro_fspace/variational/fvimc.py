@@ -12,18 +12,19 @@ import numpyro.distributions as dist
 from numpyro.infer import SVI
 from tqdm.auto import tqdm
 
-from numpyro_fspace.infer.kernels import fSGLD
-from numpyro_fspace.infer.mcmc import MCMC
-from numpyro_fspace.infer.warmup import Warmup
-from numpyro_fspace.posterior import Posterior
-from numpyro_fspace.potential import ModelPotential, check_gradient
-from numpyro_fspace.validate import check_count, check_not_negative, check_positive, checked_arguments
+from numpyro_fspace._checks import check_count, check_not_negative, check_positive, renamed_argument
+from numpyro_fspace.mcmc.driver import MCMC
+from numpyro_fspace.mcmc.kernels import fSGLD
+from numpyro_fspace.mcmc.warmup import Warmup
+from numpyro_fspace.model.checks import checked_arguments
+from numpyro_fspace.model.linearized import function_of, linearize
+from numpyro_fspace.model.potential import ModelPotential, check_gradient
+from numpyro_fspace.posterior.posterior import Posterior
 from numpyro_fspace.variational.bijections import Fitted, as_bijections
 from numpyro_fspace.variational.divergences import default_gamma
 from numpyro_fspace.variational.elbo import FunctionalELBO, Problem
 from numpyro_fspace.variational.guides import mean_field
-from numpyro_fspace.variational.laws import as_normal
-from numpyro_fspace.variational.linearise import function_of, linearise
+from numpyro_fspace.variational.pushforward import as_normal
 from numpyro_fspace.variational.transformation import TStage, compose, fit_transformation, log_density
 
 if TYPE_CHECKING:
@@ -90,27 +91,28 @@ class FVIMC:
 
     .. math:: \log q(y) = \log N\big(F^{-1}(y); f(x; m), J S J^\top\big) + \log |\det \partial F^{-1} / \partial y|,
 
-    and a T-stage maximises the mean of that over the draws of the M-stage at measurement points (with some white noise
+    and a T-stage maximizes the mean of that over the draws of the M-stage at measurement points (with some white noise
     on both, see ``blur``).
 
-    **One law.** Q is the law of the network *linearised* around m, f_L(x; w) = f(x; m) + J(x; m)(w - m). ``posterior``
+    **One law.** Q is the law of the network *linearized* around m, f_L(x; w) = f(x; m) + J(x; m)(w - m). ``posterior``
     draws F∘f_L and ``log_prob`` is its density. A V-stage fits
 
-    * the same law, if the divergence works by draws (``linearised = False``): both the divergence and the likelihood
+    * the same law, if the divergence works by draws (``linearized = False``): both the divergence and the likelihood
       see F∘f_L. (Under ``SVI`` such a divergence leaves the network as it is; here it does not, even for K = 1.)
-    * its Gaussian approximation GP(F(f(·; m)), F′J S Jᵀ F′), F linearised at f(·; m) along with f, if the divergence
+    * its Gaussian approximation GP(F(f(·; m)), F′J S Jᵀ F′), F linearized at f(·; m) along with f, if the divergence
       needs a Gaussian law. For linear bijections the two are the same, for others to first order in the spread of q.
 
     M-stages sample the network itself, F∘f, and their target is that of ``fs.fSGLD``: the prior that the model gives
-    its weights multiplies, whereas V-stages leave it out. With a wide prior of the weights, or ``fs.flat()`` (the
+    its weights multiplies, whereas V-stages leave it out. With a wide prior of the weights, or ``fs.model.flat()`` (the
     paper's choice), the stages agree.
 
     Args:
         model: a NumPyro model with one ``functional_prior`` (use the function that it returns) and continuous latents.
         num_stages: K, V- and M-stages together, odd; 1 is variational inference alone.
-        divergence: that of the V-stages, any that ``fs.FunctionalELBO`` takes; ``fs.RegularizedKL()`` if None.
-        guide: ``model -> guide`` with a normal posterior, such as ``fs.guides.mean_field``.
-        optimiser: from optax, for the V-stages; started afresh in each, while the guide goes on from its parameters.
+        divergence: that of the V-stages, any that ``fs.FunctionalELBO`` takes; None is
+            ``fs.variational.RegularizedKL()``.
+        guide: ``model -> guide`` with a normal posterior, such as ``fs.variational.guides.mean_field``.
+        optimizer: from optax, for the V-stages; started afresh in each, while the guide goes on from its parameters.
         num_updates: steps of a V-stage.
         num_particles: of the V-stages' bound.
         kernel: ``model -> kernel`` for the M-stages; None is ``fs.fSGLD`` without warm start, as the chain is to start
@@ -121,13 +123,13 @@ class FVIMC:
         num_transform_steps, transform_learning_rate: of Adam in the T-stages.
         num_points: at most so many distinct measurement points are used by a T-stage, those of several steps where the
             points are random and one step draws fewer. The biases b(x) are networks of the inputs, and with several
-            inputs they need many points. A T-stage factorises a matrix of the side points × outputs.
+            inputs they need many points. A T-stage factorizes a matrix of the side points × outputs.
         blur: τ ≥ 0, white noise in the T-stages, of a share τ of their own mean variances on both Q and the draws; 0 is
             the paper's. Q varies in few directions. With τ = 0 what the draws do in the others decides the scale of F,
             which widens the law of a V-stage where it should narrow it to that of the draws. As both get their share,
             laws that a linear F carries into one another still are.
-        gamma: γ > 0; M γ is added to the variances of Q at M points, as by ``fs.RegularizedKL``, here relative to Q's
-            mean variance where that is above 1. None is 1e-10 in float64 and 1e-6 in float32.
+        gamma: γ > 0; M γ is added to the variances of Q at M points, as by ``fs.variational.RegularizedKL``, here
+            relative to Q's mean variance where that is above 1. None is 1e-10 in float64 and 1e-6 in float32.
 
     Raises:
         ValueError, TypeError: for arguments of the wrong kind or range; and, at ``run`` before anything is fitted, for
@@ -156,6 +158,7 @@ class FVIMC:
     MCMC in function space*, section 3 and algorithm 1.
     """
 
+    @renamed_argument("optimiser", "optimizer")
     def __init__(
         self,
         model: Callable,
@@ -163,7 +166,7 @@ class FVIMC:
         num_stages: int = 5,
         divergence: Callable | None = None,
         guide: Callable = mean_field,
-        optimiser=None,
+        optimizer=None,
         num_updates: int = 1000,
         num_particles: int = 1,
         kernel: Callable | None = None,
@@ -194,7 +197,7 @@ class FVIMC:
         self.model, self.num_stages, self._make_guide = model, num_stages, guide
         self.bound = functools.partial(_StageBound, divergence, num_particles)
         self.bound(())  # refuses a wrong divergence
-        self.optimiser = _adam() if optimiser is None else optimiser
+        self.optimizer = _adam() if optimizer is None else optimizer
         self.kernel = functools.partial(fSGLD, warmup=Warmup(warm_start=0.0)) if kernel is None else kernel
         self.num_updates, self.num_warmup, self.num_samples = num_updates, num_warmup, num_samples
         self.bijections = as_bijections(bijections)
@@ -243,7 +246,7 @@ class FVIMC:
         return result
 
     def _variational(self, key, params, bijections, progress_bar) -> VStage:
-        svi = SVI(self.model, self.guide, self.optimiser, loss=self.bound(bijections))
+        svi = SVI(self.model, self.guide, self.optimizer, loss=self.bound(bijections))
         found = svi.run(
             key, self.num_updates, *self._args, progress_bar=progress_bar, init_params=params, **self._kwargs
         )
@@ -300,7 +303,7 @@ class FVIMC:
         check_count(num_samples, "num_samples")
         params, bijections, _ = self._found()
         samples = self.guide.sample_posterior(key, params, sample_shape=(num_samples,))
-        model = compose(linearise(self.model, self.guide.median(params)), bijections)
+        model = compose(linearize(self.model, self.guide.median(params)), bijections)
         return Posterior(model, jax.tree.map(np.asarray, samples), args=self._args, kwargs=self._kwargs, fit=None)
 
     def log_prob(self, x: Float[Array, "M D"], f: Float[Array, "... M *K"]) -> Float[Array, ...]:
@@ -321,7 +324,7 @@ class FVIMC:
         x, f = jnp.asarray(x), jnp.asarray(f)
         problem = self._problem(params)
         (name,) = problem.functions
-        function = function_of(self.model, name, self._args, self._kwargs, problem.centre)
+        function = function_of(self.model, name, self._args, self._kwargs, problem.center)
         shape = jax.eval_shape(function, x).shape
         if f.shape[f.ndim - len(shape) :] != shape or f.ndim < len(shape):
             raise ValueError(f"log_prob: f has shape {f.shape}, the function's values at x have shape [..., {shape}].")
@@ -351,12 +354,13 @@ class FVIMC:
             )
         params = None
         if hasattr(self.guide, "get_posterior"):
-            svi = SVI(self.model, self.guide, self.optimiser, loss=self.bound(()))
+            svi = SVI(self.model, self.guide, self.optimizer, loss=self.bound(()))
             params = svi.get_params(svi.init(key, *self._args, **self._kwargs))
         if params is None or as_normal(self.guide.get_posterior(params)) is None:
             raise TypeError(
                 f"guide made a {type(self.guide).__name__}; FVIMC needs one whose posterior is normal over the flat "
-                "latent values: guide=fs.guides.mean_field, or functools.partial(fs.guides.low_rank, rank=...)."
+                "latent values: guide=fs.variational.guides.mean_field, or "
+                "functools.partial(fs.variational.guides.low_rank, rank=...)."
             )
         self._problem(params)
 
@@ -385,8 +389,8 @@ class FVIMC:
 class _StageBound(FunctionalELBO):
     """The bound of a V-stage, whose function is F∘f.
 
-    ``FunctionalELBO`` linearises F∘f as a whole where its divergence needs a Gaussian law; where it works by draws, F
-    is applied to the linearised network.
+    ``FunctionalELBO`` linearizes F∘f as a whole where its divergence needs a Gaussian law; where it works by draws, F
+    is applied to the linearized network.
     """
 
     def __init__(self, divergence, num_particles, bijections):
@@ -394,8 +398,8 @@ class _StageBound(FunctionalELBO):
         self.bijections = bijections
 
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
-        if not self.linearised:
-            model = linearise(model, guide.median(param_map))
+        if not self.linearized:
+            model = linearize(model, guide.median(param_map))
         model = compose(model, self.bijections)
         return super().loss_with_mutable_state(rng_key, param_map, model, guide, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Gaussian guides over all latent values of a model, started at the networks' own initialisers.
+"""Gaussian guides over all latent values of a model, started at the networks' own initializers.
 
 They are NumPyro's, under names that say what they are; any guide whose ``get_posterior(params)`` is a normal or
 low-rank normal law serves ``fs.FunctionalELBO`` alike.
@@ -10,8 +10,8 @@ import jax
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoLowRankMultivariateNormal
 
-from numpyro_fspace.networks import init_to_network
-from numpyro_fspace.validate import check_count, check_positive
+from numpyro_fspace._checks import check_count, check_positive
+from numpyro_fspace.model.networks import init_to_network
 
 __all__ = ["low_rank", "mean_field"]
 
@@ -22,7 +22,7 @@ INIT_FACTOR = 1e-2
 
 
 def mean_field(model, *, init_scale: float = INIT_SCALE):
-    """q(w) = N(m, diag(s²)): NumPyro's ``AutoDiagonalNormal``, with m from ``fs.init_to_network``.
+    """q(w) = N(m, diag(s²)): NumPyro's ``AutoDiagonalNormal``, with m from ``fs.model.init_to_network``.
 
     Args:
         model: a NumPyro model with continuous latent sites.

@@ -1,6 +1,6 @@
 """Divergences by draws, between the network itself and its prior, at measurement points.
 
-A divergence is a callable ``(law, prior, x) -> D`` with the attribute ``linearised = False``; ``law`` is then a
+A divergence is a callable ``(law, prior, x) -> D`` with the attribute ``linearized = False``; ``law`` is then a
 ``SampledLaw``: ``sample(x, num_draws)`` [S, M, K] draws the function, ``key`` is for whatever else is drawn,
 ``sample_prior(x, num_draws)`` and ``weights_kl(num_draws)`` speak of the weights' own prior.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.validate import check_count, check_not_negative, check_positive
+from numpyro_fspace._checks import check_count, check_not_negative, check_positive
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Key
@@ -33,7 +33,7 @@ class Wasserstein1:
               + v \sum_m |\mathrm{var}_Q f(x_m) - \mathrm{var}_{P_0} f(x_m)|
 
     The distance alone says little of the spread in many dimensions, hence the second term. Any prior that can be drawn
-    from will do, and any continuous guide. What maximises the bound is a posterior of generalised variational
+    from will do, and any continuous guide. What maximizes the bound is a posterior of generalized variational
     inference, not that of Bayes' rule.
 
     The critic φ is a linear and a radial function, which is best for laws that differ by a shift and a scale, plus a
@@ -60,7 +60,7 @@ class Wasserstein1:
     variance_weight: float = 1.0
     num_critic_steps: int = 20
     width: int = 32
-    linearised = False
+    linearized = False
 
     def __post_init__(self):
         check_count(self.num_draws, "num_draws", 4)
@@ -109,12 +109,12 @@ class BridgeWasserstein:
     distance: Wasserstein1 = field(default_factory=Wasserstein1)
     strength: float = 1.0
     num_draws: int = 4
-    linearised = False
+    linearized = False
     holds_weights = True  # the KL of all weights is part of it
 
     def __post_init__(self):
         if not hasattr(self.distance, "between"):
-            raise TypeError(f"distance must be an object such as fs.Wasserstein1(), got {self.distance!r}.")
+            raise TypeError(f"distance must be an object such as fs.variational.Wasserstein1(), got {self.distance!r}.")
         check_positive(self.strength, "strength")
         check_count(self.num_draws, "num_draws")
 
@@ -136,9 +136,9 @@ def wasserstein1(
     import optax
 
     fixed_f, fixed_g = jax.lax.stop_gradient((f, g))
-    centre = jnp.mean(fixed_g, 0)
-    size = jnp.sqrt(jnp.mean((fixed_f - centre) ** 2) + jnp.mean((fixed_g - centre) ** 2)) + jnp.finfo(f.dtype).tiny
-    train_f, train_g = (fixed_f[::2] - centre) / size, (fixed_g[::2] - centre) / size
+    center = jnp.mean(fixed_g, 0)
+    size = jnp.sqrt(jnp.mean((fixed_f - center) ** 2) + jnp.mean((fixed_g - center) ** 2)) + jnp.finfo(f.dtype).tiny
+    train_f, train_g = (fixed_f[::2] - center) / size, (fixed_g[::2] - center) / size
     # The start is the best critic for two laws that differ by a shift and a scale, φ(u) = a·u + b|u|.
     shift, scale = train_f.mean(0) - train_g.mean(0), _length(train_f).mean() - _length(train_g).mean()
     whole = _length(jnp.append(shift, scale))
@@ -165,17 +165,17 @@ def wasserstein1(
         apart = critic(params, train_f).mean() - critic(params, train_g).mean()
         return CRITIC_PENALTY * jnp.mean(excess(params, between) ** 2) - apart
 
-    optimiser = optax.adam(CRITIC_RATE)
+    optimizer = optax.adam(CRITIC_RATE)
 
     def step(carry, key):
         params, state = carry
-        updates, state = optimiser.update(jax.grad(loss)(params, key), state)
+        updates, state = optimizer.update(jax.grad(loss)(params, key), state)
         return (optax.apply_updates(params, updates), state), None
 
     keys = jax.random.split(jax.random.fold_in(key, 1), num_steps)
-    (params, _), _ = jax.lax.scan(step, (params, optimiser.init(params)), keys)
+    (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), keys)
     params = jax.lax.stop_gradient(params)
-    test_f, test_g = (f[1::2] - centre) / size, (g[1::2] - centre) / size
+    test_f, test_g = (f[1::2] - center) / size, (g[1::2] - center) / size
     both = jax.lax.stop_gradient(jnp.concatenate([test_f, test_g]))
     too_steep = 1.0 + jnp.max(excess(params, both))
     return size * (critic(params, test_f).mean() - critic(params, test_g).mean()) / too_steep
@@ -217,7 +217,7 @@ class SpectralSteinKL:
     num_draws: int = 100
     noise: float = 1e-2
     explained: float = 0.99
-    linearised = False
+    linearized = False
 
     def __post_init__(self):
         check_count(self.num_draws, "num_draws", 2)

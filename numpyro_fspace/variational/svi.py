@@ -9,10 +9,10 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import Predictive
 
-from numpyro_fspace.posterior import Posterior
-from numpyro_fspace.validate import check_count
+from numpyro_fspace._checks import check_count
+from numpyro_fspace.model.linearized import linearize
+from numpyro_fspace.posterior.posterior import Posterior
 from numpyro_fspace.variational.elbo import FunctionalELBO
-from numpyro_fspace.variational.linearise import linearise
 
 __all__ = ["svi_posterior"]
 
@@ -20,8 +20,8 @@ __all__ = ["svi_posterior"]
 def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, **kwargs: Any) -> Posterior:
     """Draws from what NumPyro's ``SVI`` has fitted.
 
-    If the loss is a ``fs.FunctionalELBO`` whose divergence speaks of the linearised network, so does the posterior's
-    model: that process is what was fitted (``fs.linearise``).
+    If the loss is a ``fs.FunctionalELBO`` whose divergence speaks of the linearized network, so does the posterior's
+    model: that process is what was fitted (``fs.variational.linearize``).
 
     Args:
         svi: NumPyro's ``SVI`` object.
@@ -46,7 +46,7 @@ def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, *
         ...     f = fs.functional_prior("f", lambda x: w * x[:, 0], gp, x)
         ...     numpyro.sample("y", dist.Normal(f(x), 0.1).to_event(1), obs=y)
         >>> x = jax.numpy.linspace(-1.0, 1.0, 10)[:, None]
-        >>> svi = SVI(model, fs.guides.mean_field(model), optax.adam(0.05), loss=fs.FunctionalELBO())
+        >>> svi = SVI(model, fs.variational.guides.mean_field(model), optax.adam(0.05), loss=fs.FunctionalELBO())
         >>> result = svi.run(jax.random.key(0), 100, x, x[:, 0], progress_bar=False)
         >>> posterior = fs.svi_posterior(svi, result.params, jax.random.key(1), x, x[:, 0], num_samples=50)
         >>> fs.predict(posterior, jax.random.key(2), x)["f"].shape
@@ -60,7 +60,7 @@ def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, *
         samples = guide.sample_posterior(key, params, sample_shape=(num_samples,))
     else:
         samples = Predictive(guide, params=params, num_samples=num_samples)(key, *args, **kwargs)
-    if isinstance(svi.loss, FunctionalELBO) and svi.loss.linearised:
-        fit["centre"] = jax.tree.map(np.asarray, guide.median(params))
-        model = linearise(model, fit["centre"])
+    if isinstance(svi.loss, FunctionalELBO) and svi.loss.linearized:
+        fit["center"] = jax.tree.map(np.asarray, guide.median(params))
+        model = linearize(model, fit["center"])
     return Posterior(model, jax.tree.map(np.asarray, samples), args=args, kwargs=kwargs, fit=fit)

@@ -11,7 +11,7 @@ import numpy as np
 import numpyro.distributions as dist
 from tqdm.auto import tqdm
 
-from numpyro_fspace.handlers import function_hook
+from numpyro_fspace.model.handlers import function_hook
 from numpyro_fspace.variational.bijections import Fitted
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def compose(model: Callable, bijections: Sequence[Fitted]) -> Callable:
     r"""``model`` with F_k∘…∘F_1∘f in place of the function f under its functional prior.
 
     Args:
-        model: a NumPyro model that declares functional priors; ``fs.linearise(model, centre)`` for F∘f_L.
+        model: a NumPyro model that declares functional priors; ``fs.variational.linearize(model, center)`` for F∘f_L.
         bijections: F_1, …, F_k.
 
     Returns:
@@ -123,7 +123,7 @@ def fit_transformation(
     gaussian, draws = _blurred(key_noise, gaussian, draws, blur)
     size = draws[0].size
     schedule = optax.cosine_decay_schedule(learning_rate, num_steps, alpha=0.01)
-    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
 
     def fit(bijection, key, draws):
         def loss(params):
@@ -134,12 +134,12 @@ def fit_transformation(
             params, state, best, lowest = carry
             value, gradient = jax.value_and_grad(loss)(params)
             best = jax.tree.map(lambda new, old: jnp.where(value < lowest, new, old), params, best)
-            update, state = optimiser.update(gradient, state)
+            update, state = optimizer.update(gradient, state)
             carry = optax.apply_updates(params, update), state, best, jnp.fmin(value, lowest)
             return carry, size * value
 
         params = bijection.init(key, x, draws)
-        start = params, optimiser.init(params), params, jnp.full((), jnp.inf, draws.dtype)
+        start = params, optimizer.init(params), params, jnp.full((), jnp.inf, draws.dtype)
         (_, _, best, lowest), losses = jax.lax.scan(step, start, length=num_steps)
         return bijection.cover(best, x, draws), size * lowest, losses
 

@@ -88,12 +88,12 @@ def draw_linear(num, rng):
 def draw_network(num, rng, num_chains=10, thinning=20):
     """Draws of the weights by chains of NUTS without data, so far apart that they are nearly independent."""
     settings = {"num_samples": thinning * -(-num // num_chains), "num_chains": num_chains, "thinning": thinning}
-    kernel = NUTS(handlers.block(NETWORK.model, hide=["y"]), init_strategy=fs.init_to_network)
+    kernel = NUTS(handlers.block(NETWORK.model, hide=["y"]), init_strategy=fs.model.init_to_network)
     mcmc = MCMC(kernel, num_warmup=500, chain_method="vectorized", progress_bar=False, **settings)
     mcmc.run(jax.random.key(rng.integers(2**31)), X)
     draws = mcmc.get_samples()
     f = fs.predict(draws, jax.random.key(0), X_NEW, model=NETWORK.model)["net"]
-    found = fs.function_diagnostics(f.reshape(num_chains, -1, len(X_NEW)))
+    found = fs.diagnostics.function_diagnostics(f.reshape(num_chains, -1, len(X_NEW)))
     assert found.max_rhat < 1.05
     assert found.ess_bulk.min() > 0.7 * len(f), "draws of the prior are not independent"
     rows = rng.permutation(len(f))[:num]
@@ -150,7 +150,7 @@ def ranks(problem, kernel, num, seed=0, num_samples=200, num_chains=2):
     among, at_truth = np.concatenate(among, -1), np.concatenate(at_truth, -1)
     thinned = among[:, :: total // (NUM_DRAWS + 1)][:, :NUM_DRAWS]
     f = new["net"][:50].reshape(-1, num_chains, num_samples, len(X_NEW))
-    ess = np.median([fs.function_diagnostics(one).ess_bulk for one in f]) / total
+    ess = np.median([fs.diagnostics.function_diagnostics(one).ess_bulk for one in f]) / total
     return np.sum(thinned < at_truth[:, None], 1), ess
 
 

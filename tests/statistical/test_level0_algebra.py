@@ -156,7 +156,7 @@ def test_functional_prior_is_not_scaled_inside_the_plate(key):
     import tinygp
 
     import numpyro_fspace as fs
-    from numpyro_fspace.potential import ModelPotential
+    from numpyro_fspace.model.potential import ModelPotential
 
     target = TARGETS["minibatch, fixed points"]
     prior = fs.GPPrior(tinygp.kernels.ExpSquared(target.lengthscale), nugget=target.nugget)
@@ -179,8 +179,8 @@ def test_functional_prior_is_not_scaled_inside_the_plate(key):
 def test_draws_of_the_potential_have_their_law(key):
     """With real keys, (minibatch, measurement set) over all 30 outcomes: χ², false alarms 1e-5.
 
-    The sets are equally likely. The minibatch takes a row of each of two runs on a circle of five: neighbours come
-    together half as often as others. Rejects minibatch and points drawn from one key; an index favoured by 20 %
+    The sets are equally likely. The minibatch takes a row of each of two runs on a circle of five: neighbors come
+    together half as often as others. Rejects minibatch and points drawn from one key; an index favored by 20 %
     gives p < 1e-5.
     """
     target = TARGETS["minibatch, random points"]

@@ -49,17 +49,17 @@ def functions(kernel, num_warmup, num_samples, seed):
 
 @pytest.fixture(scope="module")
 def oracle():
-    return functions(NUTS(model, init_strategy=fs.init_to_network), 300, 800, 0)
+    return functions(NUTS(model, init_strategy=fs.model.init_to_network), 300, 800, 0)
 
 
 def compare(f, oracle, bias):
     """Largest error of mean and sd of f over the probes, in units of what chance and ``bias`` (in sd) allow."""
-    ours, theirs = (fs.function_diagnostics(draws) for draws in (f, oracle))
+    ours, theirs = (fs.diagnostics.function_diagnostics(draws) for draws in (f, oracle))
     assert theirs.max_rhat < 1.05, "the oracle has not converged"
     assert ours.max_rhat < 1.05
     mean_error = np.abs(ours.mean - theirs.mean) / (5 * np.hypot(ours.mcse_mean, theirs.mcse_mean) + bias * theirs.sd)
-    # The sd's own Monte Carlo error, from the effective size of the centred squares.
-    squares = [fs.function_diagnostics((d - d.mean((0, 1))) ** 2) for d in (f, oracle)]
+    # The sd's own Monte Carlo error, from the effective size of the centered squares.
+    squares = [fs.diagnostics.function_diagnostics((d - d.mean((0, 1))) ** 2) for d in (f, oracle)]
     mcse_sd = np.hypot(*(s.mcse_mean / (2 * d.sd) for s, d in zip(squares, (ours, theirs), strict=True)))
     sd_error = np.abs(ours.sd - theirs.sd) / (5 * mcse_sd + bias * theirs.sd)
     return mean_error.max(), sd_error.max()

@@ -54,8 +54,8 @@ def error_of_moments(kernel, num_samples):
     )
     mcmc.run(jax.random.key(0), X, Y)
     f = fs.predict(mcmc, jax.random.key(1), X)["net"].reshape(4, num_samples, len(X))
-    found = fs.function_diagnostics(f)
-    squares = fs.function_diagnostics((f - f.mean((0, 1))) ** 2)
+    found = fs.diagnostics.function_diagnostics(f)
+    squares = fs.diagnostics.function_diagnostics((f - f.mean((0, 1))) ** 2)
     assert found.max_rhat < 1.05
 
     def errors(functional):
@@ -92,7 +92,7 @@ def test_lengths_of_trajectories():
 
 @pytest.mark.parametrize("kernel", [fs.fHMC, fs.fMALA])
 def test_chains_start_from_the_network(kernel):
-    assert kernel(model)._init_strategy is fs.init_to_network
+    assert kernel(model)._init_strategy is fs.model.init_to_network
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_refuses_models_without_a_fixed_density(kernel, settings, message):
         mcmc.run(jax.random.key(0), X, Y, **settings)
 
 
-def test_refuses_arguments_it_cannot_honour():
+def test_refuses_arguments_it_cannot_honor():
     with pytest.raises(TypeError, match="one step per draw"):
         fs.fMALA(model, num_steps=3)
     with pytest.raises(TypeError, match="model must be a NumPyro model"):

@@ -25,7 +25,7 @@ def known_options():
 
 
 def quick_jit(fn, *, is_busy=False):
-    """``jax.jit`` with the compiler's optimisations off, or nearly so for programs that are busy for a second."""
+    """``jax.jit`` with the compiler's optimizations off, or nearly so for programs that are busy for a second."""
     options = dict(known_options())
     if is_busy and "xla_backend_optimization_level" in options:
         options["xla_backend_optimization_level"] = 1

@@ -155,7 +155,7 @@ class AffineMap:
         Args:
             quadratics: the draws h [n, num_draws, P, P], g [n, num_draws, P].
             settings, faults: numbers.
-            state, noise: where to linearise.
+            state, noise: where to linearize.
         """
         state = jnp.zeros(self.run.num_state) if state is None else state
         noise = jnp.zeros(self.run.num_noise) if noise is None else noise

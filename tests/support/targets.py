@@ -154,7 +154,7 @@ class LinearFeatures:
 
     def model_potential(self, *, key):
         """The library's potential of the model, random as it is in use; position {"w": [4]}."""
-        from numpyro_fspace.potential import ModelPotential
+        from numpyro_fspace.model.potential import ModelPotential
 
         points = self.random_points if len(self.pool) > 1 else self.pool[0]
         return ModelPotential(self.model(points), key=key)

@@ -1,0 +1,145 @@
+"""Checks of single arguments: numbers, counts, choices, arrays. They use nothing else of the package."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import numbers
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = [
+    "as_numbers",
+    "check_choice",
+    "check_count",
+    "check_not_negative",
+    "check_positive",
+    "check_step_size",
+    "is_table",
+    "native",
+    "not_numbers",
+    "renamed_argument",
+]
+
+
+def check_positive(value, name: str, *, allow_inf: bool = False):
+    """``value`` must be a positive number."""
+    if isinstance(value, jax.core.Tracer):
+        return
+    if not isinstance(value, int | float | np.number | jax.Array | np.ndarray) or jnp.ndim(value) != 0:
+        raise TypeError(f"{name} must be a positive number, got {value!r}.")
+    if not float(value) > 0 or (not allow_inf and not np.isfinite(float(value))):
+        raise ValueError(f"{name}={value} must be positive{'' if allow_inf else ' and finite'}.")
+
+
+def check_not_negative(value, name: str):
+    """``value`` must be 0 or a positive number."""
+    if isinstance(value, int | float | np.number) and value == 0:
+        return
+    try:
+        check_positive(value, name)
+    except ValueError:
+        raise ValueError(f"{name}={value} must not be negative, and finite.") from None
+
+
+def check_count(value, name: str, minimum: int = 1):
+    """``value`` must be an integer of at least ``minimum``."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an integer ≥ {minimum}, got {value!r}.")
+    if value < minimum:
+        raise ValueError(f"{name}={value} must be at least {minimum}.")
+
+
+def check_choice(value, name: str, choices):
+    """``value`` must be one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}.")
+
+
+def check_step_size(step_size):
+    """None (found in warm-up), a positive number, or a schedule that starts with one."""
+    if step_size is None:
+        return
+    if not callable(step_size):
+        check_positive(step_size, "step_size")
+        return
+    try:
+        first = step_size(0)
+    except Exception as error:
+        raise TypeError(
+            "step_size is callable but step_size(0) failed; give a number or an optax schedule "
+            f"(a function of the gradient step): {error}"
+        ) from error
+    check_positive(first, "step_size(0)")
+
+
+def as_numbers(value, name: str):
+    """``value`` as an array of numbers that JAX takes; arrays of JAX, traced ones too, as they are.
+
+    Raises:
+        TypeError: dates, durations, text, other objects, masked values.
+    """
+    if isinstance(value, jax.Array) or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+        return jnp.asarray(value)
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if array.dtype == object and all(isinstance(part, numbers.Number | None) for part in array.ravel()):
+        array = array.astype(np.float64)  # None is NaN
+    trouble = not_numbers(array)
+    if trouble is not None:
+        raise TypeError(f"{name} {trouble}.")
+    return native(array)
+
+
+def native(array):
+    """A NumPy array as JAX takes it: of the machine's byte order, and at most 64 bits; all else as it is."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
+        return array
+    if isinstance(array, np.ma.MaskedArray):
+        array = array.data
+    dtype = array.dtype.newbyteorder("=")
+    narrow = {np.dtype(np.longdouble): np.float64, np.dtype(np.clongdouble): np.complex128}
+    return array.astype(narrow.get(dtype, dtype), copy=False)
+
+
+def is_table(value) -> bool:
+    """Whether ``value`` is another library's array, a pandas Series say, which NumPy reads and JAX does not."""
+    return hasattr(value, "__array__") and not isinstance(value, type | np.ndarray | np.generic | jax.Array)
+
+
+def not_numbers(array: np.ndarray) -> str | None:
+    """What is wrong with an array that does not hold numbers, and the cure; None if it does."""
+    if np.ma.is_masked(array):
+        return "is a masked array, whose mask would be lost: drop the masked rows, or give them values with .filled()"
+    parts = array.ravel() if array.dtype == object else ()
+    if array.dtype.kind == "M" or any(isinstance(part, datetime.date | np.datetime64) for part in parts):
+        return (
+            f"holds dates (dtype {array.dtype}); encode it as numbers, such as days: "
+            '(x - x[0]) / np.timedelta64(1, "D") with x = np.asarray(x, "datetime64[s]")'
+        )
+    if array.dtype.kind == "m" or any(isinstance(part, datetime.timedelta | np.timedelta64) for part in parts):
+        return f'holds durations (dtype {array.dtype}); encode it as numbers, such as days: x / np.timedelta64(1, "D")'
+    is_number = array.dtype == bool or jnp.issubdtype(array.dtype, jnp.number)
+    return None if is_number else f"has dtype {array.dtype}; encode it as numbers first"
+
+
+def renamed_argument(old: str, new: str):
+    """A function that takes its argument ``new`` by the name of version 0.1 too, and warns."""
+
+    def decorate(fn):
+        @functools.wraps(fn)
+        def wrapped(*args, **kwargs):
+            if old in kwargs:
+                warnings.warn(
+                    f"{fn.__name__}: the argument {old}= is now {new}=; the old name goes in 0.3.",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+                kwargs[new] = kwargs.pop(old)
+            return fn(*args, **kwargs)
+
+        return wrapped
+
+    return decorate

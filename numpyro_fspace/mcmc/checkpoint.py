@@ -1,0 +1,218 @@
+"""A run's draws and state written to disk: a run that was killed goes on where it was.
+
+``posterior/run_files.py`` says which files these are, and reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import uuid
+import warnings
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_fspace.posterior.run_files import RunFiles, hash_of, is_key, plain, sealed
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["Checkpoint", "flat", "plain_fields"]
+
+#: How the text begins that a process leaves in the lock that it holds.
+OWNER = b"process "
+
+#: What helps against an error of writing; anything else is the folder's fault.
+CURES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or ask for a larger quota",
+    errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
+}
+
+
+class Checkpoint(RunFiles):
+    """The files of one run, written inside ``with``, by one process.
+
+    Raises:
+        ValueError: the directory holds another run, files of another format, or damaged ones.
+        OSError: it cannot be written to, or another process writes to it.
+    """
+
+    def __enter__(self):
+        with self._explained():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = _open_lock(self.directory / ".lock")
+        try:
+            self._take_lock()
+            self._refuse_others()  # written since by another process
+            with self._explained():
+                self._make_files()
+        except BaseException:
+            self._lock.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self._lock.close()  # and with it the lock is given back, as it is when the process dies
+
+    def save(self, num_kept: int, num_made: int, state, part: dict | None = None):
+        """Write the last draws [C, n, …] by name, if there are any, and then the state that counts them."""
+        with self._explained():
+            checks = self._checks.copy()
+            for row, name in enumerate(self._paths()):
+                if part and name in part:
+                    values = part[name]
+                    self._put(name, num_kept - values.shape[1], values)
+                    checks[row] = [zlib.crc32(v.tobytes(), int(c)) for v, c in zip(values, checks[row], strict=True)]
+            arrays: dict[str, Any] = {f"leaf_{i}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+            arrays |= {"num_kept": num_kept, "num_made": num_made, "run": self._mark, "checks": checks}
+            digests: list[str] = []
+            self._write("state.npz", lambda file: digests.append(_write_state(file, arrays)))
+            self._checks, self._checked = checks, digests[0]
+
+    def _take_lock(self):
+        try:
+            if fcntl is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.seek(0)
+            owner = self._lock.read().decode(errors="replace") or "another process"
+            raise BlockingIOError(
+                error.errno,
+                f"{owner} is writing this run; wait until it ends, or give another directory",
+                str(self.directory),
+            ) from None
+        except OSError:  # a file system without locks
+            return
+        with self._explained():
+            self._lock.truncate(0)
+            self._lock.write(OWNER + f"{os.getpid()} on {socket.gethostname()}".encode())
+
+    def _make_files(self):
+        for rest in self.directory.glob(".*.np[yz]-*"):  # of a write that was killed
+            rest.unlink()
+        if not (self.directory / "run.json").exists():
+            content, self._mark = sealed(self._run | {"id": uuid.uuid4().hex})
+            self._write("run.json", lambda file: file.write(content))
+        saved = self._saved()
+        if saved is not None:
+            self._checks = saved["checks"]
+            return
+        specs = {name: self._spec(name) for name in self._paths()}
+        size = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in specs.values())
+        free = shutil.disk_usage(self.directory).free
+        if size > free:
+            warnings.warn(
+                f"The draws will take {size / 1e9:.3g} GB, and the disk of checkpoint={str(self.directory)!r} has "
+                f"{free / 1e9:.3g} GB free.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+        self._checks = np.zeros((len(specs), self._num_chains()), np.uint32)
+        for row, (name, (dtype, shape)) in enumerate(specs.items()):
+            header = _header(dtype, shape)
+            self._checks[row] = zlib.crc32(header)
+            length = len(header) + dtype.itemsize * int(np.prod(shape))
+            self._write(self._paths()[name].name, lambda file, h=header, n=length: (file.write(h), file.truncate(n)))
+
+    def _put(self, name, start, values):
+        """Rows of every chain into their places. By writing: on a full disk, a mapped file would end the process."""
+        path, (_, shape), offset = self._paths()[name], self._spec(name), self._map(name)[1]
+        row = self._row_size(name)
+        with open(path, "r+b") as file:
+            for chain, rows in enumerate(values):
+                file.seek(offset + (chain * shape[1] + start) * row)
+                file.write(rows.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _write(self, name, write):
+        """The whole file or none of it."""
+        handle, part = tempfile.mkstemp(dir=self.directory, prefix=f".{name}-")
+        try:
+            with os.fdopen(handle, "w+b") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, self.directory / name)
+        except BaseException:
+            Path(part).unlink(missing_ok=True)
+            raise
+
+    @contextlib.contextmanager
+    def _explained(self):
+        try:
+            yield
+        except OSError as error:
+            cure = CURES.get(error.errno, "give a folder that can be written to")
+            raise OSError(
+                error.errno,
+                f"the checkpoint could not be written ({error.strerror or error}): {cure}. What was written before is "
+                "intact, and the same call goes on from there",
+                str(self.directory),
+            ) from error
+
+
+def flat(states: dict) -> dict:
+    """Fields of a state by name; a field that is a dict has the names of its sites after a slash."""
+    parts = {
+        k: {f"{k}/{site}": a for site, a in v.items()} if isinstance(v, dict) else {k: v} for k, v in states.items()
+    }
+    return {name: value for part in parts.values() for name, value in part.items()}
+
+
+def plain_fields(states: dict) -> dict:
+    """Fields that a file can hold."""
+    bad = [k for k, v in states.items() if not isinstance(v, jax.Array | dict)]
+    if bad:
+        raise ValueError(f"extra_fields={bad} are no arrays; with a checkpoint name their parts, as 'a.b'.")
+    return {k: jax.random.key_data(v) if is_key(v) else v for k, v in states.items()}
+
+
+def _open_lock(path):
+    """The file of the lock, opened to read and write. Never another file: what it holds is replaced.
+
+    Raises:
+        ValueError: if what has its name is a link, or no lock.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, through which another file would be written: remove it.")
+    file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+    found = os.fstat(file.fileno())
+    is_ours = stat.S_ISREG(found.st_mode) and found.st_nlink <= 1
+    if not is_ours or file.read(len(OWNER)) not in (b"", OWNER):
+        file.close()
+        raise ValueError(f"{path} is no lock of a run: move it away.")
+    return file
+
+
+def _header(dtype, shape) -> bytes:
+    """How a ``.npy`` file of such an array begins."""
+    file = io.BytesIO()
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue()
+
+
+def _write_state(file, arrays) -> str:
+    """An ``.npz`` file that ends with a SHA-256 of what comes before, as the comment of the archive; returns it."""
+    np.savez(file, **arrays)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.comment = bytes(64)
+    digest = hash_of(file)
+    file.write(digest.encode())
+    return digest

@@ -1,0 +1,308 @@
+"""SGLD, SGHMC, fSGLD and fSGHMC as NumPyro kernels.
+
+The functional kernels are the same algorithms; they require that the model declares a
+``functional_prior``, whose measurement points (like every ``plate``'s minibatch) are redrawn at each
+gradient step. Each draw takes ``num_steps`` gradient steps inside one compiled loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+
+from numpyro_fspace._checks import check_choice, check_count, check_positive
+from numpyro_fspace.mcmc.base import SGMCMCKernel
+from numpyro_fspace.model.networks import init_to_network
+from numpyro_fspace.sgmcmc import sghmc, sgld
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpyro_fspace.mcmc.warmup import Warmup
+    from numpyro_fspace.sgmcmc.preconditioners import Preconditioner
+
+__all__ = ["SGHMC", "SGLD", "fSGHMC", "fSGLD"]
+
+
+class SGLD(SGMCMCKernel):
+    r"""Stochastic-gradient Langevin dynamics for a NumPyro model.
+
+    .. math:: w \leftarrow w - \varepsilon\, S S^\top \nabla \tilde U(w) + \sqrt{2 \varepsilon T}\, S \xi
+
+    **Target.** exp(-U/T) for the model's own potential, exactly, where U is known exactly (see ``metropolis``). Else as
+    ε → 0, with second moments off by O(ε): a standard deviation is too large by a factor 1/√(1 - ελ/2) in a direction
+    of curvature λ, at the step that warm-up finds 1.05 in the stiffest and next to 1 in most others. What noise of the
+    minibatch the control variate leaves adds to that. Minibatches come from
+    ``numpyro.plate(..., subsample_size=B)`` and are redrawn at every step.
+
+    Args:
+        model: a NumPyro model with continuous global latent sites.
+        step_size: ε. None finds it in warm-up: 0.2/λ for the largest curvature λ or, with a Metropolis test, at most
+            0.4/λ. A float or an optax schedule of the gradient step is used as it is.
+        num_steps: gradient steps per draw; twice those of ``SGHMC``, as a step keeps no direction.
+        temperature: T > 0.
+        preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. None is ``automatic()`` if
+            warm-up finds the step size (``dense()`` for few parameters without a network, else ``rmsprop()``), and
+            ``prior_scale()`` if it is given.
+        control_variates: with minibatches, correct each gradient by the minibatch's error at a center where the full
+            gradient is known (``fs.sgmcmc.control_variates``). True renews the center every
+            ⌈N / (B · num_steps)⌉ draws, which makes a step cost three gradients at most; an integer renews it every so
+            many draws; False does not. Models that draw random numbers of their own get none.
+        metropolis: whether each gradient step is accepted or rejected by a Metropolis test (MALA), which makes
+            exp(-U/T) the exact target. None tests wherever U is known exactly (no minibatches, fixed measurement
+            points, no random numbers of the model's own) and ε is a number; True requires that.
+        warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
+        init_strategy: where chains start; networks from their own initializer by default.
+
+    Raises:
+        TypeError, ValueError: for arguments of the wrong kind or range; and, at ``run``, for models and data
+            that cannot be sampled.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> def model(y=None):
+        ...     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        ...     with numpyro.plate("data", 100, subsample_size=10):
+        ...         yb = numpyro.subsample(y, event_dim=0)
+        ...         numpyro.sample("y", dist.Normal(mu, 1.0), obs=yb)
+        >>> mcmc = fs.MCMC(fs.SGLD(model), num_warmup=50, num_samples=50, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), y=jnp.ones(100))
+        >>> mcmc.get_samples()["mu"].shape
+        (50,)
+
+    Reference: M. Welling, Y. W. Teh (2011), *Bayesian learning via stochastic gradient Langevin dynamics*.
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        step_size: float | Callable | None = None,
+        num_steps: int = 40,
+        temperature: float = 1.0,
+        preconditioner: Preconditioner | None = None,
+        control_variates: bool | int = True,
+        metropolis: bool | None = None,
+        warmup: Warmup | None = None,
+        init_strategy: Callable = init_to_network,
+    ):
+        super().__init__(
+            model,
+            step_size=step_size,
+            num_steps=num_steps,
+            temperature=temperature,
+            preconditioner=preconditioner,
+            control_variates=control_variates,
+            metropolis=metropolis,
+            warmup=warmup,
+            init_strategy=init_strategy,
+        )
+        self._check_settings()
+
+    def _initial_momentum(self, key, position):
+        return jnp.zeros((0,), position.dtype)
+
+    def _transition(
+        self, key, position, momentum, count, potential, step_size, friction, metric, metropolis, gradient_noise
+    ):
+        kernel = sgld.build_kernel(has_aux=True, metropolis=metropolis)
+        state = sgld.SGLDState(position, count)
+        state, info = kernel(key, state, potential, step_size, self.num_steps, self.temperature, metric)
+        return state.position, momentum, info
+
+    def _stable_step_size(self, curvature, metropolis):
+        return (0.4 if metropolis else 0.2) / curvature
+
+
+class SGHMC(SGMCMCKernel):
+    r"""Stochastic-gradient Hamiltonian Monte Carlo for a NumPyro model.
+
+    Underdamped Langevin dynamics dw = S p dt, dp = -Sᵀ∇U dt - γ p dt + √(2γT) dB, by the BAOAB splitting
+    (one gradient per step), with a persistent momentum or one redrawn at every draw.
+
+    **Target.** exp(-U/T) for the model's own potential, exactly, where U is known exactly (see ``metropolis``). Else as
+    ε → 0, for every ``num_steps``, with second moments off by O(ε²); what noise of the minibatch the control variate
+    leaves adds O(ε). ``integrator="euler"`` is the papers' update; with ``resample_momentum`` its variance tends to
+    L/(L-1) times the target for L = ``num_steps``.
+
+    Args:
+        model: a NumPyro model with continuous global latent sites.
+        step_size: ε. None finds it in warm-up: 1/√λ for the largest curvature λ (2/√λ is the stability bound) or, with
+            a Metropolis test, at most that. A float or an optax schedule of the gradient step is used as it is.
+        num_steps: gradient steps per draw.
+        friction: γ > 0, relative to the mass, per unit of time. None is 1 or, if warm-up finds the step size and
+            gradients are noisy, more: along the up to eight directions that their noise acts on most, as much as
+            balances it (``integrator="baoab"``), and along all as much as should keep what is left of it from making
+            any more than 1.3 times as hot as the rest.
+        temperature: T > 0.
+        preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. The mass matrix is (S Sᵀ)⁻¹. None
+            is ``automatic()`` if warm-up finds the step size (``dense()`` for few parameters without a network, else
+            ``rmsprop()``), and ``prior_scale()`` if it is given.
+        resample_momentum: redraw the momentum from N(0, T·Mass) at every draw.
+        refresh_every: steps between the thermostat's partial refreshes of the momentum (BAOAB); divides
+            ``num_steps``. None is 2, or 1 if ``num_steps`` is odd. Fewer refreshes draw less noise and leave the law's
+            order as it is, but a mode that turns by half a circle between two of them (k ε√λ = π) is hardly damped.
+        integrator: ``"baoab"`` or ``"euler"``.
+        control_variates: with minibatches, correct each gradient by the minibatch's error at a center where the full
+            gradient is known (``fs.sgmcmc.control_variates``). True renews the center every
+            ⌈N / (B · num_steps)⌉ draws, which makes a step cost three gradients at most; an integer renews it every so
+            many draws; False does not. Models that draw random numbers of their own get none.
+        metropolis: whether each draw is accepted or rejected by a Metropolis test (generalized HMC), which makes
+            exp(-U/T) the exact target. None tests wherever U is known exactly (no minibatches, fixed measurement
+            points, no random numbers of the model's own), ε is a number and the integrator is ``"baoab"``; True
+            requires that.
+        warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
+        init_strategy: where chains start; networks from their own initializer by default.
+
+    Raises:
+        TypeError, ValueError: as ``SGLD``.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> def model(y=None):
+        ...     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        ...     with numpyro.plate("data", 100):
+        ...         numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+        >>> mcmc = fs.MCMC(fs.SGHMC(model), num_warmup=50, num_samples=50, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), y=jnp.ones(100))
+        >>> mcmc.get_samples()["mu"].shape
+        (50,)
+
+    References: T. Chen, E. Fox, C. Guestrin (2014), *Stochastic gradient Hamiltonian Monte Carlo*;
+    B. Leimkuhler, C. Matthews (2013), *Rational construction of stochastic numerical methods for molecular sampling*.
+    """
+
+    has_momentum = True
+
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        step_size: float | Callable | None = None,
+        num_steps: int = 20,
+        friction: float | None = None,
+        temperature: float = 1.0,
+        preconditioner: Preconditioner | None = None,
+        control_variates: bool | int = True,
+        metropolis: bool | None = None,
+        resample_momentum: bool = False,
+        refresh_every: int | None = None,
+        integrator: str = "baoab",
+        warmup: Warmup | None = None,
+        init_strategy: Callable = init_to_network,
+    ):
+        super().__init__(
+            model,
+            step_size=step_size,
+            num_steps=num_steps,
+            temperature=temperature,
+            preconditioner=preconditioner,
+            control_variates=control_variates,
+            metropolis=metropolis,
+            warmup=warmup,
+            init_strategy=init_strategy,
+        )
+        self.friction = friction
+        self.resample_momentum = resample_momentum
+        self.refresh_every = refresh_every
+        self.integrator = integrator
+        self._check_settings()
+
+    @property
+    def friction(self) -> float | None:
+        """The friction that was given, or else 1; None if warm-up finds it."""
+        return 1.0 if self._friction is None and self.step_size is not None else self._friction
+
+    @friction.setter
+    def friction(self, friction):
+        self._friction = friction
+
+    @property
+    def refresh_every(self) -> int:
+        """The steps between refreshes that were given, or else the default for the number of steps."""
+        return (1 if self.num_steps % 2 else 2) if self._refresh_every is None else self._refresh_every
+
+    @refresh_every.setter
+    def refresh_every(self, refresh_every):
+        self._refresh_every = refresh_every
+
+    def _check_settings(self):
+        super()._check_settings()
+        if self.friction is not None:
+            check_positive(self.friction, "friction")
+        check_choice(self.integrator, "integrator", sghmc.INTEGRATORS)
+        if not isinstance(self.resample_momentum, bool):
+            raise TypeError(f"resample_momentum must be True or False, got {self.resample_momentum!r}.")
+        check_count(self.refresh_every, "refresh_every")
+        if self.integrator == "baoab" and self.num_steps % self.refresh_every:
+            raise ValueError(f"refresh_every={self.refresh_every} must divide num_steps={self.num_steps}.")
+
+    @property
+    def absorbs_noise(self) -> bool:
+        return self.integrator == "baoab"
+
+    def _initial_momentum(self, key, position):
+        return sghmc.init(position, key, temperature=self.temperature).momentum
+
+    def _transition(
+        self, key, position, momentum, count, potential, step_size, friction, metric, metropolis, gradient_noise
+    ):
+        kernel = sghmc.build_kernel(integrator=self.integrator, has_aux=True, metropolis=metropolis)
+        state, info = kernel(
+            key,
+            sghmc.SGHMCState(position, momentum, count),
+            potential,
+            step_size,
+            self.num_steps,
+            friction,
+            self.temperature,
+            metric,
+            self.resample_momentum,
+            self.refresh_every,
+            gradient_noise,
+        )
+        return state.position, state.momentum, info
+
+    def _stable_step_size(self, curvature, metropolis):
+        return 1.0 / jnp.sqrt(curvature)
+
+    def _why_untested(self, potential):
+        return (
+            "integrator='euler' is not reversible" if self.integrator == "euler" else super()._why_untested(potential)
+        )
+
+
+class fSGLD(SGLD):
+    r"""Functional SGLD: ``SGLD`` on a model that declares a ``functional_prior``.
+
+    .. math:: w \leftarrow w - \varepsilon \nabla_w\big[-\tfrac{N}{B}\textstyle\sum_b \log p(y_b \mid f(x_b; w))
+              - \log P_0(f(X_M; w)) - \log p_0(w)\big] + \sqrt{2\varepsilon T}\, \xi
+
+    **Target.** exp(log-likelihood + log p0(w) + E[log P0(f(X_M))]) as ε → 0: the weights keep the prior the model
+    gives them, and random measurement points enter through their mean. Arguments and errors are those of ``SGLD``;
+    a model without a functional prior is refused.
+
+    Reference: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural networks*,
+    eq. 6, algorithm 1.
+    """
+
+    needs_functional_prior = True
+
+
+class fSGHMC(SGHMC):
+    r"""Functional SGHMC: ``SGHMC`` on a model that declares a ``functional_prior``.
+
+    **Target.** exp(log-likelihood + log p0(w) + E[log P0(f(X_M))]) as ε → 0: the weights keep the prior the model
+    gives them, and random measurement points, drawn afresh at every inner step, enter through their mean. Arguments
+    and errors are those of ``SGHMC``; a model without a functional prior is refused.
+
+    The papers' algorithm is ``fSGHMC(model, integrator="euler", resample_momentum=True, step_size=schedule,
+    control_variates=False, preconditioner=fs.preconditioners.identity(), warmup=fs.Warmup(warm_start=0.0))`` of a
+    model whose weights have ``fs.model.flat()`` for a prior.
+
+    Reference: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural networks*,
+    eq. 9, algorithm 2.
+    """
+
+    needs_functional_prior = True

@@ -1,0 +1,126 @@
+"""The pace of a run: parts short enough for a bar to move, and for Ctrl-C to end it after one."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+from tqdm.auto import tqdm
+
+from numpyro_fspace.mcmc.chain import KernelState
+from numpyro_fspace.posterior.convergence import convergence
+
+__all__ = ["Interruption", "Progress", "is_watched"]
+
+#: Seconds that a part takes, about; draws of each chain before R-hat says something.
+INTERVAL, MIN_DRAWS = 0.5, 20
+
+
+def is_watched() -> bool:
+    """Whether anybody sees a bar: a terminal or a notebook, not a log."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+class Progress:
+    """How far to go in the next part of a run, and a bar that says what the chains are doing after each.
+
+    The first part is one draw; then they are made to last ``INTERVAL`` seconds.
+
+    Args:
+        num_warmup, total: draws of warm-up, and in all.
+        done: draws made already.
+        shown: False makes no bar.
+    """
+
+    def __init__(self, num_warmup: int, total: int, done: int = 0, *, shown: bool = True):
+        self.num_warmup, self.total, self.done, self.shown = num_warmup, total, done, shown
+        self.size = 1
+        self.bar = tqdm(total=total, initial=done, disable=not shown)
+        self._say_phase()
+        self._start = time.monotonic()
+
+    def next_stop(self) -> int:
+        """Where the next part ends."""
+        return min(self.done + self.size, self.num_warmup if self.done < self.num_warmup else self.total)
+
+    def update(self, done: int, state, functions=None):
+        """Draws made so far, the last one ``state``; ``functions`` [S, C, P] are values of the functions so far."""
+        num, self.done = done - self.done, done
+        jax.block_until_ready(state)
+        seconds = time.monotonic() - self._start
+        self.size = max(1, round(num * min(2.0, INTERVAL / max(seconds, 1e-9))))
+        if self.shown:
+            self._say_phase()
+            self.bar.set_postfix_str(", ".join(_words(state, functions)), refresh=False)
+            self.bar.update(num)
+        self._start = time.monotonic()
+
+    def close(self):
+        self.bar.close()
+
+    def _say_phase(self):
+        self.bar.set_description("sample" if self.done >= self.num_warmup else "warm-up", refresh=False)
+
+
+class Interruption:
+    """Lets Ctrl-C through between the parts of a run: inside of one, it would take away the draws made so far.
+
+    A second Ctrl-C in the same part does not wait. Only the main thread hears it at all.
+
+    Attributes:
+        is_due: whether ``let_through`` will raise KeyboardInterrupt (or do what else the program does at Ctrl-C).
+    """
+
+    def __init__(self):
+        self.is_due, self._handler = False, None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+
+    def hold(self):
+        """Ctrl-C waits from here on, and until ``with`` ends."""
+        handler = signal.getsignal(signal.SIGINT)
+        is_heard = threading.current_thread() is threading.main_thread() and callable(handler)
+        if self._handler is None and is_heard:
+            self._handler = handler
+            signal.signal(signal.SIGINT, self._wait)
+
+    def let_through(self):
+        """What Ctrl-C does, if it waits."""
+        if self.is_due:
+            self.is_due = False
+            self._handler(signal.SIGINT, None)
+
+    def _wait(self, number, frame):
+        if self.is_due:
+            self._handler(number, frame)
+        self.is_due = True
+
+
+def _words(state, functions):
+    """What is known of the chains, means over them."""
+    if isinstance(state, KernelState):
+        yield f"U {_mean(state.potential_energy):.4g}"
+        if np.any(state.step_size):  # none yet while the optimizer runs
+            yield f"step {_mean(state.step_size):.2g}"
+            if state.momentum.size:
+                yield f"T {_mean(state.temperature):.2f}"
+        if np.sum(state.num_diverging):
+            yield f"{int(np.sum(state.num_diverging))} diverged"
+    if functions is not None and len(functions) >= MIN_DRAWS:
+        draws = np.moveaxis(np.asarray(functions, float), -1, 0).swapaxes(1, 2)  # [P, C, S]
+        draws = draws[np.isfinite(draws).all((1, 2)) & (draws.std((1, 2)) > 0)]
+        if len(draws):
+            yield f"R-hat of f {convergence(draws)[0].max():.2f}"
+
+
+def _mean(values) -> float:
+    return float(np.mean(np.asarray(values)))

@@ -1,0 +1,362 @@
+"""``report``: one page on whether a run of our kernels can be trusted, with a line of advice for each doubt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import biject_to, transforms
+from numpyro.infer import MCMC
+
+from numpyro_fspace.mcmc.base import SGMCMCKernel
+from numpyro_fspace.mcmc.warmup import noise_variances
+from numpyro_fspace.mcmc.warnings import MIN_ACCEPT_PROB, by_chain, temperature_doubts
+from numpyro_fspace.model.on_demand import errors_as_themselves
+from numpyro_fspace.model.potential import base_transform
+from numpyro_fspace.model.sharding import beside
+from numpyro_fspace.posterior.convergence import standstill
+from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics, diagnose, doubts
+from numpyro_fspace.posterior.judged import judged_draws
+from numpyro_fspace.posterior.posterior import as_posterior
+from numpyro_fspace.posterior.temperature import ConfigurationalTemperature, configurational_temperature
+from numpyro_fspace.sgmcmc.integrators import drift, kick
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, ArrayLike, Float, Key
+
+__all__ = ["Report", "report"]
+
+NUM_GRADIENTS = 16
+NUM_TRAJECTORIES = 8
+
+#: Of the gradient steps of the run, how many may be spent on its configurational temperature.
+SHARE = 0.2
+
+ACCEPTANCE_LIMIT = 0.3
+NOISE_LIMIT = 0.1
+HEAT_LIMIT = 1.0
+TEMPERATURE_LIMIT = 0.1
+DRIFT_LIMIT = 1.2
+SHORTFALL_LIMIT = 10.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``report`` found; ``print`` it.
+
+    Attributes:
+        functions: R-hat, effective sample sizes and moments of f at the probe inputs; None for a model without one.
+        sites: the same of the latent sites that are no weights, and of what enters a likelihood where several networks
+            make it up; None if there are none.
+        left_out: in words, what of the model is not judged.
+        num_diverging: undone draws of the sampling phase, all chains.
+        temperature: mean kinetic temperature of each chain relative to the sampler's, [C]; NaN for SGLD, which has
+            no momentum.
+        configurational: the configurational temperature of the draws relative to the sampler's, on average
+            (``.mean``) and in the direction that the data determine best (``.leading``), with relative standard errors
+            (``.mean_error``, ``.leading_error``): 1 for a law that is sampled rightly, SGLD's too. None if it cannot be
+            had for a fifth of the run's gradients, or the model draws random numbers of its own.
+        acceptance: the mean acceptance probability of the run's Metropolis test; of a run without one, what a test of
+            one draw's steps (one step for SGLD) would have had, at the last state of each chain with minibatch and
+            points frozen.
+        noise_share: variance of the stochastic gradient's noise relative to the sampler's own noise, per unit of
+            time: the relative excess of temperature that minibatches and random points cause, to leading order, as a
+            mean over all directions, as the temperature is.
+        noise_heat: the same in the directions that this noise acts on, a mean weighted by its variance. Where a few of
+            many directions are hot, it is large though temperature and ``noise_share`` are not.
+        drift: mean square of the networks' standardized weights in the last quarter of each chain over that in the
+            first, [C].
+        shortfall: by how much the log likelihood of the data at the last state of each chain is lower than that of the
+            chain where it is highest, [C]; all data, with minibatches too.
+        advice: one line for each doubt; empty if there is none.
+    """
+
+    functions: FunctionDiagnostics | None
+    sites: FunctionDiagnostics | None
+    left_out: tuple[str, ...]
+    num_diverging: int
+    temperature: np.ndarray
+    configurational: ConfigurationalTemperature | None
+    acceptance: float
+    noise_share: float
+    noise_heat: float
+    drift: np.ndarray
+    shortfall: np.ndarray
+    advice: tuple[str, ...]
+
+    def __str__(self) -> str:
+        temperature = "" if np.isnan(self.temperature).all() else f"temperature {self._range(self.temperature)}, "
+        if self.configurational is not None:
+            temperature += f"configurational {self.configurational}, "
+        lines = [] if self.functions is None else [str(self.functions)]
+        lines += [] if self.sites is None else [str(self.sites).replace("Functions", "Sites", 1)]
+        lines += [f"Left out: {'; '.join(self.left_out)}."] if self.left_out else []
+        lines += [
+            f"Sampler: {temperature}acceptance {self.acceptance:.2f}, gradient-noise share {self.noise_share:.3f} "
+            f"(where it acts {self.noise_heat:.2f}), {self.num_diverging} diverging, "
+            f"weight drift × {self._range(self.drift)}",
+        ]
+        return "\n".join(lines + [f"Look: {line}" for line in self.advice] + ([] if self.advice else ["No doubts."]))
+
+    @staticmethod
+    def _range(values):
+        low, high = np.min(values), np.max(values)
+        return f"{low:.2f}" if high - low < 0.005 else f"{low:.2f}-{high:.2f}"
+
+
+@errors_as_themselves
+def report(
+    mcmc: MCMC,
+    *args: Any,
+    key: Key[Array, ""] | None = None,
+    inputs: Float[ArrayLike, "N D"] | dict | None = None,
+    **kwargs: Any,
+) -> Report:
+    r"""Judge a run of ``SGLD``, ``SGHMC``, ``fSGLD`` or ``fSGHMC`` in function space.
+
+    It looks for each way in which such a run is known to go wrong: chains that have not met (R-hat, effective
+    sample sizes) or stand still, a chain that is stuck where the data are hardly explained (shortfall of their
+    likelihood), steps that are too long (divergences, kinetic and configurational temperature, the acceptance a
+    Metropolis test would have had), minibatches that are too small (the gradient's noise, on average and where it
+    acts), and improper laws (drift of the weights).
+
+    **What is judged.** Every function under a functional prior or, without one, the network that the likelihood is made
+    of: at the data, at measurement points, at rows whose columns come from different rows of the data, and at rows
+    twice as far from the mean, as predictions are wanted elsewhere too. If several networks make up a likelihood, its
+    parameters at the data and at such rows, since parts of a sum can be exchanged. And every latent site that is no
+    weight, so that a model without networks is judged by its sites. What is left out is listed. ``inputs`` names other
+    places, and other networks.
+
+    **Temperature of the draws.** E|Sᵀ∇U|² / E tr Sᵀ∇²U S is T for every law that is sampled rightly. Gradients of all
+    data at up to 256 draws estimate it, as long as they cost less than a fifth of the run's own.
+
+    With V the covariance of :math:`S^\top \nabla \tilde U` over minibatches and points, a direction in which its
+    variance is v gets the temperature :math:`T + \varepsilon v / (2 \gamma)` under SGHMC, and
+    :math:`T + \varepsilon v / 2` under SGLD, to leading order. ``noise_share`` takes the mean variance, v = tr V / P,
+    ``noise_heat`` that of the noise's own directions, v = tr V² / tr V. Directions that warm-up gave a friction of
+    their own count with that one.
+
+    Args:
+        mcmc: an ``MCMC`` object that has run one of our kernels.
+        *args: the arguments of that run; what it was given if there are none here.
+        key: of the probes; ``jax.random.key(0)`` if None.
+        inputs: where f is judged, [N, D], or a dict of them by name of function; None is as above, up to 100 rows of
+            the data and 30 points of each other kind.
+        **kwargs: the keyword arguments of that run.
+
+    Returns:
+        A :class:`Report`.
+
+    Raises:
+        TypeError: if ``mcmc`` ran another kernel.
+        ValueError: if it has not run, or ``inputs`` are given for what is no function of the model.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> from flax import linen as nn
+        >>> def model(x, y=None):
+        ...     f = fs.random_module("f", nn.Dense(1), input_shape=1)
+        ...     numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.5), obs=y)
+        >>> x = jax.numpy.linspace(-1, 1, 20)[:, None]
+        >>> mcmc = fs.MCMC(fs.SGHMC(model), num_warmup=200, num_samples=500, num_chains=2,
+        ...                chain_method="vectorized", progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), x, x[:, 0])
+        >>> fs.report(mcmc, x, x[:, 0]).num_diverging
+        0
+    """
+    kernel = _checked_kernel(mcmc)
+    if not args and not kwargs:
+        args, kwargs = mcmc._args, mcmc._kwargs
+    args, kwargs = beside((args, kwargs), mcmc.last_state)
+    posterior, draws = as_posterior(mcmc), mcmc.get_samples(group_by_chain=True)
+    judged = judged_draws(posterior.model, draws, args, kwargs, inputs=inputs)
+    functions, sites = (None if points is None else diagnose(*points) for points in judged[:2])
+    both = [part for part in (functions, sites) if part is not None]
+    state, key = mcmc.last_state, jax.random.key(0) if key is None else key
+    chain = kernel._chain(args, kwargs)
+    acceptance, noise_share, noise_heat = _probe(kernel, chain, state, key)
+    if chain.metropolis:
+        acceptance = float(np.mean(state.mean_accept_prob))
+    shortfall, chance = _shortfall(chain, state, key)
+    has_momentum = kernel.has_momentum
+    temperature = np.atleast_1d(state.mean_temperature) / kernel.temperature
+    found = {
+        "num_diverging": int(np.sum(state.num_diverging)),
+        "temperature": temperature if has_momentum else np.full_like(temperature, np.nan),
+        "configurational": configurational_temperature(kernel, by_chain(state), draws, args, kwargs, key, SHARE),
+        "acceptance": acceptance,
+        "noise_share": noise_share,
+        "noise_heat": noise_heat,
+        "drift": _weight_drift(mcmc, kernel, args, kwargs),
+        "shortfall": shortfall,
+    }
+    rest = {"size": state.scale.shape[-1], "num_draws": mcmc.num_samples, "chance": chance}
+    rest |= {"is_tested": chain.metropolis}
+    advice = _advice(convergence=_convergence(judged, both), **rest, **found)
+    return Report(functions, sites, judged.left_out, **found, advice=tuple(advice))
+
+
+def _checked_kernel(mcmc):
+    if not isinstance(mcmc, MCMC) or not isinstance(mcmc.sampler, SGMCMCKernel):
+        name = type(mcmc.sampler if isinstance(mcmc, MCMC) else mcmc).__name__
+        raise TypeError(
+            f"report judges runs of SGLD, SGHMC, fSGLD and fSGHMC, got {name}; for others use "
+            "fs.diagnostics.function_diagnostics on draws of f."
+        )
+    if mcmc.last_state is None:
+        raise ValueError("The MCMC object has no draws yet: call run first.")
+    return mcmc.sampler
+
+
+def _convergence(judged, found):
+    """Lines on R-hat, effective sample sizes and chains that stand still."""
+    still = [standstill(np.moveaxis(points.draws, 2, 0)) for points in judged[:2] if points is not None]
+    return doubts(found, np.min(still, axis=0)) if found else []
+
+
+def _shortfall(chain, state, key):
+    """``(log likelihood at each chain's last state below the best chain's [C], its standard deviation by chance)``.
+
+    Chance is that of a Gaussian posterior at the sampler's temperature T, in which the log likelihood of N numbers has
+    the variance T²P/2, or T²N/2 if that is less, at most.
+    """
+    model, states = chain.model, by_chain(state)
+    chance = chain.temperature * np.sqrt(0.5 * min(state.scale.shape[-1], model.num_observed()))
+    if states.i.size == 1:  # no data need be read for it
+        return np.zeros(1), chance
+    found = jax.jit(lambda z: jax.lax.map(lambda z: model.log_likelihood(z, key), z))(states.z)
+    found = np.nan_to_num(np.asarray(found, np.float64), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+    with np.errstate(invalid="ignore"):  # of minus infinity everywhere
+        shortfall = np.where(found == found.max(), 0.0, found.max() - found)
+    return shortfall, chance
+
+
+def _probe(kernel, chain, state, key):
+    """``(acceptance, noise share, noise heat)``, means over chains, at their last states."""
+    has_momentum = kernel.has_momentum
+
+    def one_chain(key, state):
+        position, _, metric, potential = chain.dynamics(state)
+        step_size = state.step_size
+
+        def energy(w, key):
+            return potential(w, key)[0]
+
+        key_gradients, key_trajectories = jax.random.split(key)
+        keys = jax.random.split(key_gradients, NUM_GRADIENTS)
+        gradients = jax.lax.map(lambda k: metric.scale_gradient(jax.grad(energy)(position, k)), keys)
+        friction = state.friction if has_momentum else 1.0
+        gradient_noise = chain.gradient_noise(state)
+        if gradient_noise is not None:
+            gradients = gradient_noise.damped(gradients, step_size, friction, kernel.temperature)
+        trace, weighted = noise_variances(gradients)
+        variances = trace / position.size, weighted
+        share, heat = (step_size * v / (2.0 * friction * kernel.temperature) for v in variances)
+
+        # A step of SGLD is a leapfrog step of length √(2ε) from a fresh momentum.
+        time_step, num_steps = (step_size, kernel.num_steps) if has_momentum else (jnp.sqrt(2.0 * step_size), 1)
+
+        def accept(keys):
+            key_momentum, key_potential = keys
+            momentum = jnp.sqrt(kernel.temperature) * jax.random.normal(key_momentum, position.shape, position.dtype)
+            value_and_gradient = jax.value_and_grad(lambda w: energy(w, key_potential))
+
+            def leapfrog(carry, _):
+                w, p, gradient, _ = carry
+                p = kick(p, gradient, 0.5 * time_step, metric)
+                w = drift(w, p, time_step, metric)
+                value, gradient = value_and_gradient(w)
+                return (w, kick(p, gradient, 0.5 * time_step, metric), gradient, value), None
+
+            value, gradient = value_and_gradient(position)
+            start = (position, momentum, gradient, value)
+            (_, p, _, new_value), _ = jax.lax.scan(leapfrog, start, length=num_steps)
+            gain = value - new_value + 0.5 * jnp.sum((momentum - p) * (momentum + p))
+            return jnp.where(jnp.isfinite(gain), jnp.exp(jnp.minimum(0.0, gain / kernel.temperature)), 0.0)
+
+        keys = jax.random.split(key_trajectories, (2, NUM_TRAJECTORIES))
+        return jnp.mean(jax.lax.map(accept, (keys[0], keys[1]))), share, heat
+
+    states = by_chain(state)
+    keys = jax.random.split(key, states.potential_energy.shape[0])
+    return tuple(float(jnp.mean(found)) for found in jax.jit(jax.vmap(one_chain))(keys, states))
+
+
+def _weight_drift(mcmc, kernel, args, kwargs):
+    """Mean square of standardized network weights, last quarter of the draws over the first, [C]."""
+    potential = kernel._model_potential(args, kwargs)
+    names = [k for k in potential.latents if "fspace" in potential.trace[k]["infer"]] or potential.latents
+    scale, draws = potential.scale(), mcmc.get_samples(group_by_chain=True)
+    squares = 0.0
+    for name in names:
+        values, site = draws[name], potential.trace[name]
+        if not isinstance(base_transform(site), transforms.IdentityTransform):  # scales are of unconstrained values
+            values = biject_to(site["fn"].support).inv(jnp.asarray(values))
+        weights = np.asarray(values).reshape(*values.shape[:2], -1)  # may lie on disk: nothing is copied
+        precision = np.broadcast_to(np.asarray(scale[name], np.float64) ** -2, values.shape[2:]).ravel()
+        squares = squares + np.einsum("csp,csp,p->cs", weights, weights, precision, dtype=np.float64)
+    quarter = max(1, squares.shape[1] // 4)
+    return squares[:, -quarter:].mean(1) / squares[:, :quarter].mean(1)
+
+
+def _advice(
+    *,
+    is_tested,
+    convergence,
+    num_diverging,
+    temperature,
+    configurational,
+    acceptance,
+    noise_share,
+    noise_heat,
+    drift,
+    shortfall,
+    size,
+    num_draws,
+    chance,
+):
+    yield from convergence
+    (apart,) = np.nonzero(shortfall > SHORTFALL_LIMIT * chance)
+    if len(apart) and not all(line.startswith("the effective") for line in convergence):
+        yield (
+            f"the log likelihood of the data is up to {shortfall.max():.4g} lower in some chains "
+            f"({', '.join(map(str, apart))}, the first being 0) than in the best, far more than chance allows: a "
+            "chain far below most may be stuck, one far above most may interpolate the data. Leave it out, or run "
+            "again, with another key or a longer num_warmup."
+        )
+    if num_diverging:
+        yield f"{num_diverging} draws diverged: shorten step_size, warm up longer, or raise the prior's nugget."
+    chance = TEMPERATURE_LIMIT + 4.0 * np.sqrt(2.0 / (size * num_draws))
+    if not is_tested and np.any(temperature > 1.0 + chance):
+        yield (
+            f"kinetic temperature {np.nanmax(temperature):.2f} times the target's: intervals are too wide. Shorten "
+            "step_size, raise friction, enlarge minibatches, or give the noise a tighter prior."
+        )
+    if configurational is not None:
+        yield from temperature_doubts(configurational)
+    if is_tested and acceptance < MIN_ACCEPT_PROB:
+        yield f"the Metropolis test accepts {acceptance:.2f} of the steps, too few to move by: shorten step_size."
+    if not is_tested and acceptance < ACCEPTANCE_LIMIT:
+        yield (
+            f"a Metropolis test would accept {acceptance:.2f} of the draws: the discretization may bias them. "
+            "Compare f with a run at half the step size."
+        )
+    if noise_share > NOISE_LIMIT:
+        yield (
+            f"the gradient's noise adds {100 * noise_share:.0f} % to the temperature: enlarge the minibatch, fix the "
+            "measurement points or take more of them, or shorten step_size."
+        )
+    elif noise_heat > HEAT_LIMIT:
+        yield (
+            f"the gradient's noise makes the few directions it acts on {1.0 + noise_heat:.1f} times as hot as the "
+            "rest, which the mean temperature does not show: f is too uncertain there. Enlarge the minibatch, fix the "
+            "measurement points, or raise friction."
+        )
+    if np.all(drift > 1.0 + 0.5 * (DRIFT_LIMIT - 1.0)) and np.mean(drift) > DRIFT_LIMIT:
+        yield (
+            f"the weights' mean square grew by a factor {np.mean(drift):.2f} over the run: warm-up was too short, or "
+            "their law is improper (fs.model.flat())."
+        )

@@ -1,0 +1,21 @@
+"""Models: networks with random weights, priors over their outputs, and what a model is read as."""
+
+from numpyro_fspace.model import measurement
+from numpyro_fspace.model.convolution import conv_general_dilated
+from numpyro_fspace.model.functions import function_values
+from numpyro_fspace.model.networks import fan_in, flat, init_to_network, random_function, random_module
+from numpyro_fspace.model.on_demand import OnDemand
+from numpyro_fspace.model.primitives import functional_prior
+
+__all__ = [
+    "OnDemand",
+    "conv_general_dilated",
+    "fan_in",
+    "flat",
+    "function_values",
+    "functional_prior",
+    "init_to_network",
+    "measurement",
+    "random_function",
+    "random_module",
+]

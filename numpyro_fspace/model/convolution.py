@@ -1,0 +1,101 @@
+"""Convolutions as products of matrices, for networks that are trained or sampled in a loop on a CPU."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Array, Float
+
+__all__ = ["conv_general_dilated"]
+
+
+def conv_general_dilated(
+    lhs: Float[Array, ...],
+    rhs: Float[Array, ...],
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers=None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision=None,
+    preferred_element_type=None,
+) -> Float[Array, ...]:
+    """``jax.lax.conv_general_dilated``, fast in the loops of samplers and optimizers on a CPU.
+
+    XLA's convolutions on a CPU take several times as long within a loop (``lax.scan``, and so every chain and every
+    ``svi.run``) as outside. Here a convolution is one product of two matrices: the patches of the image, side by side,
+    and the kernel. Where there is no such loss (another backend), or no such product (grouped, transposed, or
+    channels-first convolutions), it is JAX's own.
+
+    Args:
+        lhs: images [N, H, W, C] (or of one or three dimensions in place of H and W).
+        rhs: kernels [h, w, C, L].
+        window_strides: steps from one patch to the next, in each dimension.
+        padding: ``"SAME"``, ``"VALID"``, or pixels added before and after, in each dimension.
+        lhs_dilation: of the image; None is none.
+        rhs_dilation: of the kernel; None is none.
+        dimension_numbers: the order of axes, as flax's layers give it.
+        feature_group_count: groups of channels.
+        batch_group_count: groups of images.
+        precision: of the product.
+        preferred_element_type: of the result.
+
+    Returns:
+        Images with L channels, equal to JAX's to rounding.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro_fspace as fs
+        >>> from flax import linen as nn
+        >>> layer = nn.Conv(16, (3, 3), conv_general_dilated=fs.model.conv_general_dilated)
+        >>> y, _ = layer.init_with_output(jax.random.key(0), jnp.ones((5, 28, 28, 1)))
+        >>> y.shape
+        (5, 28, 28, 16)
+    """
+    rank = lhs.ndim - 2
+    spatial = tuple(range(rank))
+    numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+    last = (0, rank + 1, *(1 + axis for axis in spatial))
+    channels_last = numbers == lax.ConvDimensionNumbers(last, (rank + 1, rank, *spatial), last)
+    dilated = lhs_dilation is not None and any(step != 1 for step in lhs_dilation)
+    if jax.default_backend() != "cpu" or not channels_last or dilated or feature_group_count * batch_group_count != 1:
+        return lax.conv_general_dilated(
+            lhs,
+            rhs,
+            window_strides,
+            padding,
+            lhs_dilation,
+            rhs_dilation,
+            numbers,
+            feature_group_count,
+            batch_group_count,
+            precision,
+            preferred_element_type,
+        )
+    window, holes = rhs.shape[:rank], rhs_dilation or (1,) * rank
+    reach = [(size - 1) * hole + 1 for size, hole in zip(window, holes, strict=True)]
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(lhs.shape[1:-1], reach, window_strides, padding)
+    # Not jnp.pad, as padding may be negative.
+    lhs = lax.pad(lhs, jnp.zeros((), lhs.dtype), ((0, 0, 0), *((low, high, 0) for low, high in padding), (0, 0, 0)))
+    ends = [size - length + 1 for size, length in zip(lhs.shape[1:-1], reach, strict=True)]
+    patches = []
+    for place in itertools.product(*map(range, window)):
+        starts = [at * hole for at, hole in zip(place, holes, strict=True)]
+        steps = zip(starts, ends, window_strides, strict=True)
+        patches.append(lhs[:, *(slice(start, start + end, stride) for start, end, stride in steps)])
+    return jnp.matmul(
+        jnp.concatenate(patches, -1),
+        rhs.reshape(-1, rhs.shape[-1]),
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )

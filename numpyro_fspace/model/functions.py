@@ -1,0 +1,149 @@
+"""The functions of a model: which there are, and where the model evaluates them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
+from numpyro import handlers
+
+from numpyro_fspace._checks import as_numbers
+from numpyro_fspace.model.arguments import with_rows
+from numpyro_fspace.model.handlers import full_plates, function_hook
+from numpyro_fspace.model.sites import is_functional_prior
+
+__all__ = [
+    "condition",
+    "depends_on",
+    "evaluate",
+    "function_inputs",
+    "function_values",
+    "functions_of",
+    "some_rows",
+    "sources",
+]
+
+
+def functions_of(trace) -> dict:
+    """The functions of a trace, by name of their ``functional_prior`` or ``random_module``."""
+    functions = {k: s["fn"].fn for k, s in trace.items() if is_functional_prior(s)}
+    return functions | {k: s["fn"] for k, s in trace.items() if s["type"] == "network"}
+
+
+def condition(model, draw):
+    """The model with its latent sites at the values of a draw."""
+    return handlers.substitute(
+        model, substitute_fn=lambda site: draw.get(site["name"]) if site["type"] == "sample" else None
+    )
+
+
+def function_inputs(model, draws, args, kwargs) -> dict:
+    """Where the model first evaluates each of its functions, by name, [N, ...].
+
+    Where that depends on random values (latent inputs), or the model does not say, it is at the first array among the
+    arguments; a function is left out if there is none, or if it does not take it.
+
+    Args:
+        model: a NumPyro model.
+        draws: values of its latent sites, [S, ...].
+        args, kwargs: its arguments.
+    """
+    args, kwargs = with_rows((args, kwargs))
+    arrays = [a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray | jax.Array) and a.ndim]
+    names, others = [], {}
+
+    def calls(draw, key):
+        seen = {}
+
+        def watch(name, fn, _):
+            def watched(x):
+                seen.setdefault(name, as_numbers(x, f"The input of {name!r}"))
+                return fn(x)
+
+            return watched
+
+        seeded = handlers.seed(full_plates(condition(model, draw)), key)
+        with function_hook(watch, density=False, networks=True):
+            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        functions = functions_of(trace)
+        for name, fn in functions.items():
+            names.append(name)
+            if arrays and _takes(fn, arrays[0]):
+                others[name] = arrays[0]
+        return {name: seen[name] for name in functions if name in seen}
+
+    ends = [jax.tree.map(lambda a, i=i: a[i], draws) for i in (0, -1)]
+    watched = jax.jit(calls)
+    try:
+        first, last = (watched(draw, jax.random.key(i)) for i, draw in enumerate(ends))
+    except jax.errors.UnexpectedTracerError:  # called under a vmap of the model's own
+        first, last = {}, {}
+    known = {k: x for k, x in first.items() if np.array_equal(x, last[k])}
+    return {k: jnp.asarray(known.get(k, others.get(k))) for k in names if k in known or k in others}
+
+
+def _takes(fn, x) -> bool:
+    try:
+        jax.eval_shape(fn, jnp.asarray(x))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def function_values(model, draw, args, kwargs, inputs) -> dict:
+    """The functions of a model at a draw, by name, at their ``inputs``.
+
+    Args:
+        model: a NumPyro model.
+        draw: values of its latent sites.
+        args, kwargs: its arguments.
+        inputs: [N, ...] for every function, or a dict of them by name of function.
+
+    Raises:
+        ValueError: for names that are no functions of the model.
+    """
+    seeded = handlers.seed(full_plates(condition(model, draw)), jax.random.key(0))
+    with function_hook(lambda name, fn, _: fn, density=False):
+        functions = functions_of(handlers.trace(seeded).get_trace(*args, **kwargs))
+    return evaluate(functions, inputs)
+
+
+def evaluate(functions, inputs) -> dict:
+    """Functions, by name, at their ``inputs``: [N, ...] for all of them, or a dict by name.
+
+    Of a function with several outputs, as a tuple or a dict, each has a name of its own: ``net[0]``, ``net['mean']``.
+
+    Raises:
+        ValueError: for names of inputs that are no functions.
+    """
+    if not isinstance(inputs, dict):
+        inputs = dict.fromkeys(functions, inputs)
+    elif not inputs.keys() <= functions.keys():
+        unknown = sorted(inputs.keys() - functions.keys())
+        raise ValueError(f"inputs: {unknown} are no functions of the model; it has {sorted(functions)}.")
+    values = {k: jax.tree_util.tree_leaves_with_path(functions[k](x)) for k, x in inputs.items()}
+    return {k + jax.tree_util.keystr(path): part for k, parts in values.items() for path, part in parts}
+
+
+def depends_on(fn, values: dict) -> set:
+    """Names of the ``values`` that ``fn(values)`` depends on, read off its program (never too few)."""
+    return set().union(*sources(lambda values: {"": fn(values)}, values).values())
+
+
+def sources(fn, values: dict) -> dict:
+    """For each output of ``fn(values)``, a dict, the names of the ``values`` that it depends on (never too few)."""
+    names = [name for name in sorted(values) for _ in jax.tree.leaves(values[name])]
+    program, shapes = jax.make_jaxpr(fn, return_shape=True)(values)
+    owners = [name for name in sorted(shapes) for _ in jax.tree.leaves(shapes[name])]
+
+    def of(output):
+        _, is_used = dce_jaxpr(program.jaxpr, [owner == output for owner in owners])
+        return {name for name, used in zip(names, is_used, strict=True) if used}
+
+    return {output: of(output) for output in sorted(shapes)}
+
+
+def some_rows(x, num: int):
+    """At most ``num`` evenly spaced rows of x."""
+    return x[np.unique(np.linspace(0, len(x) - 1, min(num, len(x))).astype(int))]

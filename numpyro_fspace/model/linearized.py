@@ -1,0 +1,91 @@
+"""Models whose functions are linear in their weights: f_L(x; w) = f(x; m) + J(x; m) (w - m)."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from numpyro import handlers
+
+from numpyro_fspace._checks import renamed_argument
+from numpyro_fspace.model.arguments import with_rows
+from numpyro_fspace.model.functions import depends_on
+from numpyro_fspace.model.handlers import full_plates, function_hook
+from numpyro_fspace.model.sites import is_functional_prior
+
+__all__ = ["function_of", "linearize"]
+
+
+def function_of(model, name: str, args, kwargs, values: dict):
+    """The function that ``model`` declares as ``functional_prior(name, …)`` or network, given its latent ``values``.
+
+    It can be called inside a model that is running: nothing of the inner run is seen outside.
+    """
+    run = handlers.seed(handlers.substitute(full_plates(model), data=values), jax.random.key(0))
+    with handlers.block(), handlers.mask(mask=False), function_hook(None):
+        sites = handlers.trace(run).get_trace(*with_rows(args), **with_rows(kwargs))
+    fn = sites[name]["fn"]
+    return fn.fn if is_functional_prior(sites[name]) else fn
+
+
+@renamed_argument("centre", "center")
+def linearize(model, center: dict):
+    r"""``model`` with every network, and every function under a functional prior, linearized in the weights.
+
+    .. math:: f_L(x; w) = f(x; m) + J(x; m) (w - m)
+
+    With w ~ N(m, S) the function is a Gaussian process, GP(f(·; m), J S Jᵀ): the posterior that
+    ``fs.FunctionalELBO`` fits, and the one to predict with.
+
+    Args:
+        model: a NumPyro model with networks of ``fs.random_module`` or functional priors.
+        center: m, a value for every latent site, such as ``guide.median(params)``.
+
+    Returns:
+        A NumPyro model with the same sites. Pass it to ``fs.predict`` with draws of the guide.
+
+    Raises:
+        KeyError: ``center`` lacks a latent site that the function needs.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tinygp
+        >>> gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.5), nugget=0.1)
+        >>> def model(x, y=None):
+        ...     w = numpyro.sample("w", dist.Normal())
+        ...     f = fs.functional_prior("f", lambda x: jax.numpy.tanh(w * x[:, 0]), gp, x)
+        ...     numpyro.sample("y", dist.Normal(f(x), 0.1).to_event(1), obs=y)
+        >>> x = jax.numpy.ones((1, 1))
+        >>> draws = {"w": jax.numpy.array([0.0, 5.0])}
+        >>> linear = fs.variational.linearize(model, {"w": jax.numpy.array(0.0)})
+        >>> fs.predict(draws, jax.random.key(0), x, model=linear)["f"][:, 0].tolist()
+        [0.0, 5.0]
+
+    Reference: T. Cinquin, R. Bamler (2024), *Regularized KL-divergence for well-defined function-space
+    variational inference in Bayesian neural networks*, section 3.
+    """
+
+    @functools.wraps(model)
+    def linear_model(*args, **kwargs):
+        def replace(name, fn, values):
+            known = {site: value for site, value in values.items() if site in center}
+            start = {site: jnp.asarray(center[site], jnp.result_type(value)) for site, value in known.items()}
+            step = {site: value - start[site] for site, value in known.items()}
+
+            def linear_fn(x):
+                def at(weights):
+                    return function_of(model, name, args, kwargs, weights)(x)
+
+                missing = values.keys() - known.keys()  # new observations are among them: no function needs these
+                missing = sorted(missing & depends_on(at, values)) if missing else []
+                if missing:
+                    raise KeyError(f"linearize: center has no value for the sites {missing}.")
+                value, slope = jax.jvp(at, (start,), (step,))
+                return value + slope
+
+            return linear_fn
+
+        with function_hook(replace, networks=True):
+            return model(*args, **kwargs)
+
+    return linear_model

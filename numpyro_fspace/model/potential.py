@@ -1,0 +1,353 @@
+"""From a NumPyro model to U(z, key): the potential of the unconstrained parameters, redrawn at each call.
+
+``ModelPotential`` traces the model once for its structure and then evaluates
+U(z) = -log p(y | z) - log p(z) - Σ log P0(f(X_M)) with a fresh minibatch and fresh measurement points for
+every key. The likelihood of a plate with ``subsample_size=B`` is scaled by N/B; the functional prior is not.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.distributions import biject_to, constraints, transforms
+from numpyro.infer.util import constrain_fn, potential_energy
+
+from numpyro_fspace._checks import as_numbers
+from numpyro_fspace.model.arguments import with_rows
+from numpyro_fspace.model.checks import check_observations, check_sites
+from numpyro_fspace.model.handlers import fresh_draws, full_plates, function_hook, given_rows, without_data
+from numpyro_fspace.model.networks import init_to_network
+from numpyro_fspace.model.primitives import drawn
+from numpyro_fspace.model.sites import (
+    active_functional_priors,
+    is_functional_prior,
+    is_weight,
+    subsampled_plates,
+    weights_of,
+)
+
+__all__ = ["ModelPotential", "base_transform", "check_gradient", "has_dynamic_support"]
+
+#: Prior draws from which the scale of a parameter without a closed form is estimated.
+NUM_SCALE_DRAWS = 200
+#: Rows of the data (or a minibatch, if that is larger) evaluated together where all data are.
+MAX_ROWS = 2048
+
+
+class ModelPotential:
+    """The potential of a NumPyro model, and what the samplers need to know of its structure.
+
+    Args:
+        model: a NumPyro model.
+        args, kwargs: its arguments.
+        key: draws the initial values.
+        init_strategy: a NumPyro init strategy; networks start from their own initializer by default.
+
+    Attributes:
+        trace: the trace of the initial run.
+        latents: names of the latent sites, all continuous.
+        has_own_noise: whether the model draws random numbers itself, which no full gradient averages over.
+        is_random: whether U depends on the key at all: on a minibatch, on random points, or on such numbers.
+
+    Raises:
+        ValueError: for a model that is seeded, has discrete or no latent sites, ``param`` sites, no
+            observation, or local latent variables in a subsampled plate.
+    """
+
+    def __init__(self, model, args=(), kwargs=None, *, key, init_strategy=init_to_network):
+        self.model, self.args, self.kwargs = model, with_rows(args), with_rows(kwargs or {})
+        _refuse_seeded(model)
+        key_init, key_fresh, self._key_scale = jax.random.split(key, 3)
+        fresh = fresh_draws(model, key_fresh)
+        initial = handlers.substitute(handlers.seed(fresh, key_init), substitute_fn=_starts(init_strategy))
+        self.trace = handlers.trace(initial).get_trace(*self.args, **self.kwargs)
+        check_sites(self.trace)
+        self.has_own_noise = fresh.num_own_keys > 0
+        self.is_random = self.has_own_noise or self.batches() > 1.0 or fresh.has_random_points
+        self.latents = [k for k, s in self.trace.items() if _is_latent(s)]
+        _refuse_substituted(model, self.latents)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model has neither networks nor functional priors, and U is known exactly."""
+        has_network = any("fspace" in self.trace[k]["infer"] for k in self.latents)
+        return not (has_network or self.functional_priors or self.is_random)
+
+    @property
+    def size(self) -> int:
+        """P, the number of unconstrained parameters."""
+        return sum(v.size for v in jax.eval_shape(self.init_params).values())
+
+    @property
+    def functional_priors(self) -> dict:
+        """The laws of the ``functional_prior`` sites, by name."""
+        return {k: s["fn"] for k, s in self.trace.items() if is_functional_prior(s)}
+
+    def points_in_data(self) -> dict:
+        """By name of functional prior, which rows of the data are its points (``OnePass.found``), where any are."""
+        found = {k: law.one_pass.found() for k, law in self.functional_priors.items() if law.one_pass is not None}
+        return {k: v for k, v in found.items() if v is not None}
+
+    def check_data(self):
+        """Raise a ValueError for observations or measurement points no density can be computed at."""
+        check_observations(self.trace)
+        for site in active_functional_priors(self.trace).values():
+            law = site["fn"]
+            prior, x = law.prior, law.x
+            if isinstance(x, jax.core.Tracer):  # a draw of random points stands for all
+                with jax.ensure_compile_time_eval():
+                    _, prior, x, *_ = drawn(prior, law.points, jax.random.key(0))
+            if hasattr(prior, "check") and not isinstance(x, jax.core.Tracer):
+                prior.check(x)
+
+    def init_params(self) -> dict:
+        """Unconstrained initial values of the latent sites."""
+        sites = {k: self.trace[k] for k in self.latents}
+        return {k: biject_to(s["fn"].support).inv(s["value"]) for k, s in sites.items()}
+
+    def scale(self) -> dict:
+        """Prior standard deviation of every unconstrained parameter, shaped like ``init_params``.
+
+        A site that names its own scale (a network's weights) keeps it; others use the standard deviation
+        of a normal prior, or the interquartile range of 200 prior draws divided by 1.349.
+        """
+        keys = jax.random.split(self._key_scale, len(self.latents))
+        values = self.init_params()
+        scales = {k: _prior_scale(self.trace[k], key) for k, key in zip(self.latents, keys, strict=True)}
+        return {k: jnp.broadcast_to(scales[k], v.shape).astype(v.dtype) for k, v in values.items()}
+
+    def is_location(self) -> dict:
+        """0 for the unconstrained parameters of positive sites (noise and other scales), 1 for all others."""
+        return {k: jnp.full_like(v, not _is_positive(self.trace[k])) for k, v in self.init_params().items()}
+
+    def __call__(self, z, key):
+        """``(U(z), log functional prior)`` with the randomness of ``key``."""
+        model = fresh_draws(self.model, key)
+        return potential_energy(model, self.args, self.kwargs, z), model.log_functional_prior
+
+    def not_finite(self, z, key) -> list[str]:
+        """The sites whose log density is not finite at ``z``, with the randomness of one of ten keys."""
+
+        @jax.jit
+        def finite(key):
+            values = constrain_fn(fresh_draws(self.model, key), self.args, self.kwargs, z)
+            model = handlers.substitute(fresh_draws(self.model, key), data=values)
+            trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
+            return {k: jnp.all(jnp.isfinite(_log_density(s))) for k, s in trace.items() if s["type"] == "sample"}
+
+        found = [finite(key) for key in jax.random.split(key, 10)]
+        return [k for k in found[0] if not all(one[k] for one in found)]
+
+    def data_potential(self, z, key, model=None):
+        """U(z) without the functional priors, with the minibatch that ``key`` gives ``__call__``."""
+        model = fresh_draws(self.model if model is None else model, key)
+        with function_hook(density=False):
+            return potential_energy(model, self.args, self.kwargs, z)
+
+    def prior_potential(self, z):
+        """-log p(z), without likelihood and functional priors."""
+        model = without_data(fresh_draws(self.model, self._key_scale))
+        with function_hook(density=False):
+            return potential_energy(model, self.args, self.kwargs, z)
+
+    def prior_gradient(self, z) -> dict:
+        """Gradient of ``prior_potential``."""
+        return jax.grad(self.prior_potential)(z)
+
+    def data_gradient(self, z, key) -> dict:
+        """Gradient of ``data_potential`` on all data."""
+        return self._on_all_data(jax.grad(self.data_potential), z, key)
+
+    def log_likelihood(self, z, key):
+        """log p(y | z) of all data."""
+        return self.prior_potential(z) - self._on_all_data(self.data_potential, z, key)
+
+    def num_observed(self) -> float:
+        """Observed numbers, those of all minibatches; infinite if the model has a ``factor``, which hides them."""
+        sites = [s for s in self.trace.values() if s["type"] == "sample" and s["is_observed"]]
+        weights = weights_of(self.trace)
+        sites = [s for s in sites if not is_functional_prior(s) and not is_weight(s, weights)]
+        if not all(jnp.size(s["value"]) for s in sites):
+            return float("inf")
+        scales = [1.0 if s["scale"] is None else jnp.max(s["scale"]) for s in sites]
+        return float(sum(jnp.size(s["value"]) * scale for s, scale in zip(sites, scales, strict=True)))
+
+    def _on_all_data(self, estimate, z, key):
+        """``estimate(z, key, model)``, what ``data_potential`` gives or its gradient, ``MAX_ROWS`` rows at a time."""
+        minibatches = list(subsampled_plates(self.trace).values())
+        if len(minibatches) != 1:
+            return estimate(z, key, full_plates(self.model))
+        ((size, batch),) = minibatches
+        num_rows = min(size, max(batch, MAX_ROWS))
+        num_whole = size // num_rows
+
+        def part(rows):
+            """Its share of the mean of estimates from parts of the data."""
+            return jax.tree.map(lambda a: len(rows) / size * a, estimate(z, key, given_rows(self.model, rows)))
+
+        def add(total, rows):
+            return jax.tree.map(jnp.add, total, part(rows)), None
+
+        whole = jnp.arange(num_whole * num_rows).reshape(num_whole, num_rows)
+        zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(part, whole[0]))
+        total, _ = jax.lax.scan(add, zero, whole)
+        rest = jnp.arange(num_whole * num_rows, size)
+        return add(total, rest)[0] if rest.size else total
+
+    def batches(self) -> float:
+        """N/B, the minibatches that make up the data (the most of any plate's); 1 without minibatches."""
+        return max((size / batch for size, batch in subsampled_plates(self.trace).values()), default=1.0)
+
+    def constrain_fn(self):
+        """The function from unconstrained ``z`` to the values of latent and deterministic sites.
+
+        Deterministic sites inside a subsampled plate differ from minibatch to minibatch and are left out.
+        """
+        kept = [k for k, s in self.trace.items() if s["type"] == "deterministic" and not _in_minibatch(s, self.trace)]
+        if not kept and not any(has_dynamic_support(self.trace[k]) for k in self.latents):
+            constrained = {k: biject_to(self.trace[k]["fn"].support) for k in self.latents}
+            return lambda z: {k: constrained[k](v) for k, v in z.items()}
+
+        def constrain(z):
+            # Sites that draw random numbers of their own are as they would be for one key.
+            model = handlers.seed(full_plates(self.model), jax.random.key(0))
+            values = constrain_fn(model, self.args, self.kwargs, z, return_deterministic=True)
+            return {k: values[k] for k in (*z, *kept)}
+
+        return constrain
+
+
+def check_gradient(model, args, kwargs, init_strategy=init_to_network):
+    """Raise a ValueError if the gradient of log prior and log likelihood of all data is not finite at the start."""
+    with jax.ensure_compile_time_eval():
+        key = jax.random.key(0)
+        potential = ModelPotential(model, args, kwargs, key=key, init_strategy=init_strategy)
+        with numpyro.validation_enabled(False):  # which would warn of NaN that the model goes on to mask
+            gradient = jax.jit(lambda z: potential.data_gradient(z, key))(potential.init_params())
+        if not all(np.isfinite(part).all() for part in jax.tree.leaves(gradient)):
+            raise ValueError("The gradient of the log density is not finite where the chain starts.")
+
+
+def _refuse_seeded(model):
+    for layer in _layers(model):
+        if isinstance(layer, handlers.seed):
+            raise ValueError(
+                "The model is wrapped in numpyro.handlers.seed, which would freeze one minibatch and one set "
+                "of measurement points for the whole run. Pass the bare model; the kernel supplies the keys."
+            )
+
+
+def _refuse_substituted(model, latents):
+    """Values that ``substitute`` gives to latent sites, which a sampler would move away from them."""
+    for layer in _layers(model):
+        names = sorted(set(latents) & set(layer.data or ())) if isinstance(layer, handlers.substitute) else []
+        if names:
+            raise ValueError(
+                f"The model is wrapped in numpyro.handlers.substitute with values of {names}, which leaves these sites "
+                "latent. To hold them fixed use numpyro.handlers.condition; to start from these values use "
+                "init_strategy=numpyro.infer.init_to_value(values=...)."
+            )
+
+
+def _layers(model):
+    """A model, and what its handlers and partial functions are wrapped around."""
+    while model is not None:
+        yield model
+        model = model.func if isinstance(model, functools.partial) else getattr(model, "fn", None)
+
+
+def _is_latent(site):
+    return site["type"] == "sample" and not site["is_observed"] and not is_functional_prior(site)
+
+
+def _starts(init_strategy):
+    """``init_strategy`` with arrays of the sites' shapes for its values, as ``init_to_value`` may give a number."""
+
+    def start(site):
+        if not _is_latent(site):
+            return init_strategy(site)
+        law, name = site["fn"], f"The start of the site {site['name']!r}, as init_strategy gives it,"
+        if law.support is None:
+            raise ValueError(
+                f"The law of the latent site {site['name']!r} does not say where it lives: give {type(law).__name__} a "
+                "support, such as support = numpyro.distributions.constraints.real."
+            )
+        value = init_strategy(site)
+        if value is None:
+            return None
+        value = as_numbers(value, name)
+        is_known = not isinstance(value, jax.core.Tracer)
+        value = np.asarray(value) if is_known else value
+        if not isinstance(law, dist.MaskedDistribution):  # whose shape may be that of its mask
+            try:
+                value = (np if is_known else jnp).broadcast_to(value, law.shape())
+            except ValueError:
+                raise ValueError(f"{name} has shape {value.shape}, but the site has {law.shape()}.") from None
+        with jax.ensure_compile_time_eval():
+            inside = law.support(value) if is_known else True
+        if not isinstance(inside, jax.core.Tracer) and not np.all(inside):
+            raise ValueError(f"{name} lies outside of its support ({law.support}): {value}.")
+        return jnp.asarray(value, jnp.result_type(value, float))
+
+    return start
+
+
+def _log_density(site):
+    """Of a site of a trace."""
+    return site["fn"].log_factor if is_functional_prior(site) else site["fn"].log_prob(site["value"])
+
+
+def base_transform(site):
+    """The transform from unconstrained values to one element of a site's support."""
+    transform = biject_to(site["fn"].support)
+    while isinstance(transform, transforms.IndependentTransform):
+        transform = transform.base_transform
+    return transform
+
+
+def _is_positive(site):
+    """Whether a site lives above a bound, which its unconstrained values reach at minus infinity."""
+    transform = base_transform(site)
+    if isinstance(transform, transforms.ComposeTransform):  # greater_than(low): an exponential, shifted
+        transform, *others = transform.parts
+        if not all(isinstance(other, transforms.AffineTransform) for other in others):
+            return False
+    return isinstance(transform, transforms.ExpTransform | transforms.SoftplusTransform)
+
+
+def _in_minibatch(site, trace):
+    return any(frame.name in subsampled_plates(trace) for frame in site["cond_indep_stack"])
+
+
+def has_dynamic_support(site) -> bool:
+    """Whether the support of a site may depend on other sites."""
+    support = site["fn"].support
+    while isinstance(support, type(constraints.independent(constraints.real, 1))):
+        support = support.base_constraint
+    bounds = [getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound")]
+    return not all(isinstance(bound, int | float) for bound in bounds)
+
+
+def _prior_scale(site, key):
+    hint = site["infer"].get("fspace", {}).get("scale")
+    if hint is not None:
+        return jnp.asarray(hint)
+    law = site["fn"]
+    base = law
+    while isinstance(base, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+        base = base.base_dist
+    if isinstance(base, dist.Normal):
+        return jnp.sqrt(law.variance)
+    try:
+        draws = biject_to(law.support).inv(law.sample(key, (NUM_SCALE_DRAWS,)))
+    except NotImplementedError:  # an improper law, or one of which only the density is known
+        return jnp.ones(())
+    low, high = jnp.quantile(draws, jnp.array([0.25, 0.75]), axis=0)
+    scale = (high - low) / 1.349
+    return jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1.0)

@@ -1,0 +1,220 @@
+"""``functional_prior``: the NumPyro primitive that puts a prior over functions on a network.
+
+The statement adds log P0(fn(X_M)) to the model's density. It is a factor, so it must be there for every
+engine that evaluates a density (our kernels, HMC/NUTS, SVI, ``log_density``) and absent where NumPyro and
+ArviZ list observations (``Predictive``, ``log_likelihood``, ``observed_data``), which a bare
+``numpyro.factor`` is not. Which of the two is asked for can be read off the stack of effect handlers:
+
+====================================  =====================================  =========================
+who runs the model                    sign on the stack                      the site becomes
+====================================  =====================================  =========================
+our kernels                           ``fresh_draws``                        a sample site, not observed
+HMC, NUTS: the potential              ``substitute``, unconstrained values   a sample site
+SVI                                   ``replay``                             a sample site, observed
+``log_density``, ``log_likelihood``   ``substitute`` of data                 a sample site, not observed
+``Predictive``                        ``mask(False)``, anywhere              a note in the trace
+initialization, ArviZ, plain traces   none of these                          a note in the trace
+====================================  =====================================  =========================
+
+A *note* is a site of type ``"functional_prior"``, which no engine of NumPyro counts. "Not observed" keeps
+it out of ``log_likelihood``, which shares its stack with ``log_density``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers, prng_key
+from numpyro.infer.util import _unconstrain_params
+from numpyro.primitives import _PYRO_STACK, apply_stack, plate
+
+from numpyro_fspace.model.handlers import fresh_draws, hooked, hooks
+from numpyro_fspace.model.joint_evaluation import OnePass
+from numpyro_fspace.model.measurement import as_points
+from numpyro_fspace.model.sites import FunctionalPriorSite, note
+from numpyro_fspace.priors import check_prior
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import ArrayLike, Float
+
+    from numpyro_fspace.model.measurement import PointSampler
+    from numpyro_fspace.priors import FunctionalPrior
+
+__all__ = ["drawn", "functional_prior"]
+
+
+def functional_prior(
+    name: str,
+    fn: Callable,
+    prior: FunctionalPrior,
+    points: PointSampler | Callable | Float[ArrayLike, "M D"],
+    *,
+    scale: Float[ArrayLike, ""] = 1.0,
+) -> Callable:
+    r"""Put a prior over functions on ``fn``, inside a NumPyro model.
+
+    .. math:: \log p \mathrel{+}= \text{scale} \cdot \log P_0\big(f(X_M)\big)
+
+    **Law.** With fixed points the model's density is p(y | f) · P0(f(X_M)) · p0(w): a product of the
+    functional prior at X_M and whatever prior the weights have. With random points our kernels draw X_M at
+    each gradient step and the chain targets exp(log-likelihood + log p0(w) + E[log P0(f(X_M))]), whose
+    strength grows with the number of points M; ``scale`` tempers it. The term is never rescaled by a data
+    plate.
+
+    Args:
+        name: name of the site.
+        fn: function of inputs [M, D] to values [M] or [M, K], such as ``random_module`` returns. Its value at an input
+            depends on that input alone: samplers evaluate it at X_M and at the data in one pass, in which points cost
+            nothing that are rows of an argument of the model which ``fn`` is given whole, as it is.
+        prior: a functional prior (``fs.GPPrior``, ``fs.priors.StudentTPrior``, …): any object with
+            ``log_prob(x, f)`` and ``sample(key, x, sample_shape)``.
+        points: measurement points: an array [M, D] (fixed), a sampler of ``fs.measurement``, or any
+            callable of a key that returns [M, D].
+        scale: factor on the log prior, positive.
+
+    Returns:
+        ``fn`` (its linearization in a model that ``fs.variational.linearize`` made). Under a sampler the first call
+        of it evaluates ``fn`` at X_M too.
+
+    Raises:
+        ValueError: for a scale that is not positive and finite; for random points under an engine that
+            needs a fixed density (HMC, NUTS, …); for a prior whose ``log_prob`` returns no scalar.
+        TypeError: for a ``prior`` or ``points`` of the wrong kind.
+
+    Example:
+        >>> import numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tinygp, flax.linen as nn
+        >>> gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.3))
+        >>> points = fs.measurement.uniform(-1.0, 1.0, 40)
+        >>> def model(x, y=None):
+        ...     net = nn.Sequential([nn.Dense(50), nn.tanh, nn.Dense(1)])
+        ...     f = fs.random_module("net", net, input_shape=(1,))
+        ...     f = fs.functional_prior("f", f, gp, points)
+        ...     with numpyro.plate("data", x.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(f(x).squeeze(-1), 0.1), obs=y)
+
+    References: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural
+    networks*, eq. 6 and 9.
+    """
+    if not callable(fn):
+        raise TypeError(f"functional_prior({name!r}): fn must be a function of inputs [M, D], got {type(fn).__name__}.")
+    check_prior(prior)
+    points = as_points(points)
+    _check_scale(name, scale)
+    if not _PYRO_STACK:
+        return fn
+    fn = hooked(name, fn)
+    if not _density_is_wanted():
+        note("functional_prior", name, FunctionalPriorSite(fn, prior, points, scale=scale))
+        return fn
+    key = _measurement_key(name, points)
+    if points.is_random and key is None:
+        _factor(name, FunctionalPriorSite(fn, prior, points, scale=scale))
+        return fn
+    x, law, where, known, rows = drawn(prior, points, key)
+    if not all(hook.density for hook in hooks()):
+        _factor(name, FunctionalPriorSite(fn, prior, points, x, jnp.zeros(()), scale))
+        return fn
+    one_pass = OnePass(fn, x, known, rows)
+
+    def log_factor():
+        with handlers.block():
+            log_prob = jnp.asarray(law.log_prob(where, one_pass.values()))
+        if log_prob.ndim:
+            raise ValueError(
+                f"functional_prior({name!r}): prior.log_prob(x, f) must return a number, the log density of all values "
+                f"together; {type(prior).__name__} returned shape {log_prob.shape}."
+            )
+        return scale * log_prob
+
+    _factor(name, FunctionalPriorSite(fn, prior, points, x, log_factor, scale, one_pass))
+    return one_pass if _goes_through_all_data() else fn
+
+
+def drawn(prior, points, key):
+    """Points x, a law with what it calls them, and what is known of them beforehand: a pool and their rows, or none.
+
+    The law is the prior and calls them x, or, if the prior can be tabulated, its table, which calls them by their rows.
+    """
+    rows = points.rows(key) if points.is_random else None
+    if rows is None:
+        x = points(key)
+        return x, prior, x, points.constant, None
+    x, table = points.pool[rows], prior.tabulated(points.pool) if hasattr(prior, "tabulated") else None
+    law, where = (prior, x) if table is None else (table, rows[:, None])
+    return x, law, where, points.pool, rows
+
+
+def _check_scale(name, scale):
+    if isinstance(scale, jax.core.Tracer):
+        return
+    is_number = isinstance(scale, int | float | np.number | np.ndarray | jax.Array) and jnp.ndim(scale) == 0
+    if not (is_number and 0 < float(scale) < float("inf")):
+        raise ValueError(f"functional_prior({name!r}): scale={scale!r} must be a positive finite number.")
+
+
+def _density_is_wanted() -> bool:
+    """Whether somebody up the stack sums log densities (see the module's table)."""
+    if any(isinstance(handler, handlers.mask) and handler.mask is False for handler in _PYRO_STACK):
+        return False
+    for handler in _PYRO_STACK:
+        if isinstance(handler, fresh_draws | handlers.replay | _unconstrain_params):
+            return True
+        if isinstance(handler, handlers.substitute) and handler.data is not None:
+            return True
+    return False
+
+
+def _goes_through_all_data() -> bool:
+    """Whether the density of everything is wanted, and so the function at the data too: by our kernels, HMC or NUTS."""
+    return any(isinstance(handler, fresh_draws | _unconstrain_params) for handler in _PYRO_STACK)
+
+
+def _measurement_key(name, points):
+    """A key for random points, None if there is none or need of none; an error if the engine would freeze one set."""
+    if not points.is_random:
+        return None
+    kinds = [type(handler) for handler in _PYRO_STACK]
+    if fresh_draws not in kinds and _unconstrain_params in kinds:
+        outer = kinds[: kinds.index(_unconstrain_params)]
+        if handlers.seed not in outer:
+            raise ValueError(
+                f"functional_prior({name!r}): the measurement points are random, but this engine (HMC, NUTS, "
+                "…) needs a density that does not change. Freeze them: "
+                "points=fs.measurement.fixed(points(jax.random.key(0))); or sample with fs.fSGHMC or fs.fSGLD."
+            )
+    return prng_key()
+
+
+def _is_observed_there() -> bool:
+    """Whether the site must pass for observed: to SVI's guides, and to init strategies, which skip it then."""
+    for handler in _PYRO_STACK:
+        is_substitute = isinstance(handler, handlers.substitute) and not isinstance(handler, _unconstrain_params)
+        if isinstance(handler, handlers.replay) or (is_substitute and handler.data is None):
+            return True
+    return False
+
+
+def _factor(name, law):
+    apply_stack(
+        {
+            "type": "sample",
+            "name": name,
+            "fn": law,
+            "args": (),
+            "kwargs": {"rng_key": None, "sample_shape": ()},
+            "value": jnp.zeros((0,)),
+            "scale": None,
+            "is_observed": _is_observed_there(),
+            "intermediates": [],
+            "cond_indep_stack": [],
+            "infer": {
+                "is_auxiliary": True,
+                "block_plates": [h.name for h in _PYRO_STACK if isinstance(h, plate)],
+            },
+        }
+    )

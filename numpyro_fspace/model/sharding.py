@@ -1,0 +1,93 @@
+"""Chains spread over the devices of a mesh, of one process or of many."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from numpyro_fspace.model.arguments import split_arrays
+
+__all__ = ["CHAINS", "beside", "check_mesh", "gathered", "place"]
+
+#: Name of the axis of a mesh that chains are spread over.
+CHAINS = "chains"
+
+
+def check_mesh(mesh: Mesh, num_chains: int) -> Mesh:
+    """``mesh`` as the compiler likes it, told to find the other axes' communication by itself.
+
+    Raises:
+        TypeError, ValueError: if it is no mesh, has no axis ``"chains"``, or cannot share the chains equally.
+    """
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}.")
+    if CHAINS not in mesh.axis_names:
+        raise ValueError(f"mesh has the axes {mesh.axis_names}; one must be {CHAINS!r}.")
+    if num_chains == 1:
+        raise ValueError("mesh= is for several chains: num_chains=1.")
+    if num_chains % mesh.shape[CHAINS]:
+        raise ValueError(f"{mesh.shape[CHAINS]} devices along 'chains' cannot share num_chains={num_chains} equally.")
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+def place(tree, mesh: Mesh, *axes: str):
+    """Arrays with their leading dimensions spread over axes of the mesh; without axes, a copy on every device.
+
+    Copies are not made of arrays that already lie on devices of the mesh in parts, if the mesh has axes of the names
+    that they are spread over. Every process calls this with the same values.
+    """
+
+    def put(a):
+        old = getattr(a, "sharding", None)
+        is_placed = isinstance(old, NamedSharding) and old.device_set == set(mesh.devices.flat)
+        is_known = is_placed and {name for part in old.spec for name in _names(part)} <= set(mesh.axis_names)
+        spec = old.spec if is_known and not axes else PartitionSpec(*axes)
+        sharding = NamedSharding(mesh, spec)
+        if is_placed:
+            return jax.device_put(a, sharding)
+        if isinstance(a, jax.Array) and jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            data = jax.device_put(np.asarray(jax.random.key_data(a)), sharding)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(a))
+        return jax.device_put(np.asarray(a), sharding)
+
+    return jax.tree.map(put, tree)
+
+
+def beside(tree, draws):
+    """Model arguments with their arrays where one program can use them with ``draws``.
+
+    That is on the mesh of the draws, if they are on one, and else where they are, with the communication between their
+    parts left to the compiler. Arrays that are on no device yet stay as they are.
+    """
+    arrays, _, join = split_arrays(tree)
+    mesh = next((m for m in map(_mesh, jax.tree.leaves(draws)) if m is not None), None)
+    is_bound = [isinstance(a, jax.Array) and not isinstance(a, jax.core.Tracer) and a.committed for a in arrays]
+    meshes = [mesh or _mesh(a) if bound else None for a, bound in zip(arrays, is_bound, strict=True)]
+    return join([a if m is None else place(a, m) for a, m in zip(arrays, meshes, strict=True)])
+
+
+def _mesh(array) -> Mesh | None:
+    """The devices that an array is spread over, communication left to the compiler."""
+    sharding = getattr(array, "sharding", None)
+    return Mesh(sharding.mesh.devices, sharding.mesh.axis_names) if isinstance(sharding, NamedSharding) else None
+
+
+def _names(part) -> tuple:
+    """Axes of a mesh that a dimension is spread over."""
+    return () if part is None else part if isinstance(part, tuple) else (part,)
+
+
+def gathered(tree):
+    """Arrays that this process can read: those that are spread over processes become whole ones."""
+
+    def gather(a):
+        if not isinstance(a, jax.Array) or a.is_fully_addressable:
+            return a
+        if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(gather(jax.random.key_data(a)), impl=jax.random.key_impl(a))
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.process_allgather(a, tiled=True)
+
+    return jax.tree.map(gather, tree)

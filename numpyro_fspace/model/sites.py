@@ -1,0 +1,128 @@
+"""What ``functional_prior`` and ``random_module`` leave in a model's trace."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.primitives import _PYRO_STACK, apply_stack
+
+__all__ = [
+    "FunctionalPriorSite",
+    "active_functional_priors",
+    "base_law",
+    "is_functional_prior",
+    "is_observation",
+    "is_weight",
+    "note",
+    "subsampled_plates",
+    "weights_of",
+]
+
+
+class FunctionalPriorSite(dist.Distribution):
+    """The law attached to a ``functional_prior`` site: an empty value whose log density is the prior's.
+
+    Attributes:
+        fn: the network, a function of inputs [M, D].
+        prior: the prior over functions.
+        points: the sampler of measurement points.
+        x: the measurement points [M, D] of this evaluation, or None where there is none (a note, a static mask).
+        log_factor: scale · log P0(fn(x)), given as a number or as a function that computes it when it is first asked
+            for; None in a note, and where random points have no key, which is an error only for those who ask for the
+            density (``log_likelihood`` does not).
+        scale: the factor on the log prior.
+        one_pass: the function that is evaluated at x with the data, if there is one.
+    """
+
+    support = constraints.real_vector
+    pytree_aux_fields = ("fn", "prior", "points", "x", "one_pass")
+    pytree_data_fields = ("log_factor", "scale")
+
+    def __init__(self, fn, prior, points, x=None, log_factor=None, scale=1.0, one_pass=None):
+        self.fn, self.prior, self.points, self.x, self.scale = fn, prior, points, x, scale
+        self.log_factor, self.one_pass = log_factor, one_pass
+        super().__init__(batch_shape=(), event_shape=(0,), validate_args=False)
+
+    @property
+    def log_factor(self):
+        if callable(self._log_factor):
+            self._log_factor = self._log_factor()
+        return self._log_factor
+
+    @log_factor.setter
+    def log_factor(self, value):
+        self._log_factor = value
+
+    @property
+    def has_density(self) -> bool:
+        """Whether there is a ``log_factor``."""
+        return self._log_factor is not None
+
+    def sample(self, key, sample_shape=()):
+        return jnp.zeros((*sample_shape, 0))
+
+    def mask(self, mask):
+        """The same with ``mask`` (a bool, under ``numpyro.handlers.mask``) telling whether the prior counts."""
+        if jnp.ndim(mask):
+            raise ValueError(f"functional_prior: a mask must be one bool, got one of shape {jnp.shape(mask)}.")
+        log_factor = (lambda: jnp.where(mask, self.log_factor, 0.0)) if self.has_density else None
+        scale = jnp.where(mask, self.scale, 0.0)
+        return FunctionalPriorSite(self.fn, self.prior, self.points, self.x, log_factor, scale, self.one_pass)
+
+    def log_prob(self, value):
+        if not self.has_density:
+            raise ValueError(
+                "functional_prior: the measurement points are random and there is no key to draw them. Run the model "
+                "under numpyro.handlers.seed, or freeze the points: "
+                "points=fs.measurement.fixed(points(jax.random.key(0)))."
+            )
+        return self.log_factor
+
+
+def is_functional_prior(site) -> bool:
+    """Whether a trace's site was made by ``functional_prior``."""
+    return isinstance(site.get("fn"), FunctionalPriorSite)
+
+
+def base_law(law):
+    """A distribution without what masks, expands, or joins its numbers to events."""
+    while isinstance(law, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+        law = law.base_dist
+    return law
+
+
+def weights_of(trace) -> tuple[str, ...]:
+    """The names of the weights of a trace's networks."""
+    return tuple(f"{k}.{path}" for k, s in trace.items() if s["type"] == "network" for path in s["weights"])
+
+
+def is_weight(site, weights: tuple[str, ...]) -> bool:
+    """Whether a trace's site is one of these weights, or what a reparametrization has put in its place."""
+    return site["name"] in weights or site["name"].startswith(tuple(f"{name}_" for name in weights))
+
+
+def is_observation(site, weights: tuple[str, ...]) -> bool:
+    """Whether a trace's site is data under a likelihood: no factor, and no weight that ``handlers.condition`` fixes."""
+    is_data = site["type"] == "sample" and site["is_observed"] and not is_functional_prior(site)
+    return is_data and not site["infer"].get("is_auxiliary", False) and not is_weight(site, weights)
+
+
+def active_functional_priors(trace) -> dict:
+    """The ``functional_prior`` sites of a trace that have measurement points: not those under a static mask."""
+    return {k: s for k, s in trace.items() if is_functional_prior(s) and s["fn"].x is not None}
+
+
+def subsampled_plates(trace) -> dict:
+    """(N, B) of every plate of a trace whose B rows are a part of its N, by name."""
+    plates = {k: s["args"] for k, s in trace.items() if s["type"] == "plate"}
+    return {k: (size, batch) for k, (size, batch) in plates.items() if batch not in (None, size)}
+
+
+def note(kind: str, name: str, fn, weights: tuple[str, ...] = ()):
+    """Leave a site of type ``kind`` in the trace, which handlers can read and no engine of NumPyro counts.
+
+    ``weights`` are the names of the sites that ``fn`` is made of, without ``name`` and the dot after it.
+    """
+    if _PYRO_STACK:
+        apply_stack({"type": kind, "name": name, "fn": fn, "weights": weights, "value": jnp.zeros((0,))})

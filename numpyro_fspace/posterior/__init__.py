@@ -1,0 +1,10 @@
+"""Draws of a posterior, and what they are good for: predictions, ArviZ, files, pictures, convergence."""
+
+from numpyro_fspace.posterior import diagnostics
+from numpyro_fspace.posterior.inference_data import to_arviz
+from numpyro_fspace.posterior.plots import plot_functions
+from numpyro_fspace.posterior.posterior import Posterior
+from numpyro_fspace.posterior.prediction import predict
+from numpyro_fspace.posterior.saving import save
+
+__all__ = ["Posterior", "diagnostics", "plot_functions", "predict", "save", "to_arviz"]

@@ -1,0 +1,156 @@
+"""Whether the draws of a posterior hold every latent value that the model needs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro import handlers
+
+from numpyro_fspace.model.arguments import split_arrays
+from numpyro_fspace.model.functions import evaluate, functions_of, sources
+from numpyro_fspace.model.handlers import full_plates
+from numpyro_fspace.model.sites import base_law, is_functional_prior, is_weight, weights_of
+
+if TYPE_CHECKING:
+    from numpyro_fspace.posterior.posterior import Posterior
+
+__all__ = ["check_draws"]
+
+
+def check_draws(posterior: Posterior, args, kwargs, inputs, from_prior=()):
+    """Refuse draws that lack latent values of the model, which would silently come from the prior.
+
+    What no draw can hold is the model's to draw: the observations, and latent values that are new with the arguments.
+    If it is known what the model was fitted to, these are the sites that were observed then, and those that were not
+    there. Else a site passes for an observation if no other site and no function depends on it, except for
+    deterministic ones if its own law depends on the draws.
+
+    Args:
+        posterior: draws, and what their model was fitted to.
+        args, kwargs: the model's arguments now.
+        inputs: a function that gives where functions are evaluated, as for ``evaluate``.
+        from_prior: names of latent sites that are meant to come from the prior.
+
+    Raises:
+        ValueError: naming the sites and the cure; for draws of another shape than that of their site.
+    """
+    model, draw = posterior.model, {k: v[0] for k, v in posterior.samples.items()}
+    trace = _trace(model, draw, args, kwargs)
+    weights = weights_of(trace)
+    free = [k for k, s in trace.items() if _is_latent(s) and k not in draw]
+    unknown = sorted(set(from_prior) - set(free))
+    if unknown:
+        raise ValueError(f"from_prior: {unknown} are no latent sites of the model; it has {_latents(trace)}.")
+    free = [k for k in free if k not in from_prior]
+    missing = [k for k in free if is_weight(trace[k], weights)]
+    if free and not missing:
+        latent_then = _latents_of_fit(posterior)
+        needed = _needed(model, draw, args, kwargs, inputs(), trace) if latent_then is None else latent_then
+        missing = [k for k in free if k in needed]
+    others = sorted(draw.keys() - trace.keys())
+    if missing:
+        subject = f"The draws hold {others}, which are no sites of the model. They" if others else "The draws"
+        raise ValueError(
+            f"{subject} lack the latent sites {missing}, which would come from the prior. Pass the MCMC object "
+            "or the Posterior itself, or all draws (fs.to_arviz leaves weights out unless weights=True). Sites that "
+            "are meant to come from the prior, such as those of new rows, are named: predict(..., from_prior=[...])."
+        )
+    if others and len(others) == len(draw):
+        raise ValueError(f"The draws hold {others}, which are no sites of the model; it has {sorted(trace)}.")
+
+
+def _is_latent(site) -> bool:
+    return site["type"] == "sample" and not site["is_observed"] and not is_functional_prior(site)
+
+
+def _latents(trace) -> list:
+    return [k for k, s in trace.items() if _is_latent(s)]
+
+
+def _run(model, values, args, kwargs):
+    """The model's trace with these values; an improper prior, from which nothing can be drawn, gives 0."""
+
+    def value(site):
+        if site["type"] != "sample" or site["is_observed"]:
+            return None
+        if site["name"] in values:
+            found = values[site["name"]]
+            if np.shape(found)[1:] != site["fn"].shape():  # a value for each step of a scan, of which the site is one
+                _check_shape(site, np.shape(found))
+            return found
+        return jnp.zeros(site["fn"].shape()) if isinstance(base_law(site["fn"]), dist.ImproperUniform) else None
+
+    seeded = handlers.seed(full_plates(model), jax.random.key(0))
+    return handlers.trace(handlers.substitute(seeded, substitute_fn=value)).get_trace(*args, **kwargs)
+
+
+def _check_shape(site, shape):
+    name, needed = site["name"], site["fn"].shape()
+    if shape != needed:
+        raise ValueError(
+            f"The draws of {name!r} have shape {shape}, but the model has {needed} with these arguments. A latent "
+            "value of each row of the data is known for those rows alone; if the new ones are to come from the prior, "
+            f"say so: from_prior=[{name!r}]."
+        )
+
+
+def _trace(model, draw, args, kwargs) -> dict:
+    """The trace of the model, whose values are not to be read: nothing is computed."""
+    arrays, _, join = split_arrays((args, kwargs))
+    trace: dict = {}
+
+    def run(draw, arrays):
+        trace.update(_run(model, draw, *join(arrays)))
+
+    jax.eval_shape(run, draw, arrays)
+    for name in draw.keys() & trace.keys():
+        if _is_latent(trace[name]):
+            _check_shape(trace[name], np.shape(trace[name]["value"]))
+    return trace
+
+
+def _latents_of_fit(posterior) -> set | None:
+    """The latent sites of the model as it was fitted, if that is known."""
+    try:
+        inspect.signature(posterior.model).bind(*posterior.args, **posterior.kwargs)
+        trace = _trace(posterior.model, {}, posterior.args, posterior.kwargs)
+    except Exception:  # not the arguments of a fit, whatever the model makes of them
+        return None
+    weights = weights_of(trace)
+    data = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"] and not is_weight(s, weights)]
+    return set(_latents(trace)) if any(not is_functional_prior(s) for s in data) else None
+
+
+def _needed(model, draw, args, kwargs, inputs, trace) -> set:
+    """The latent sites of ``trace`` without draws that others depend on, as an observation's value does not."""
+    sites = {k: jax.ShapeDtypeStruct(np.shape(trace[k]["value"]), trace[k]["value"].dtype) for k in _latents(trace)}
+    arrays, _, join = split_arrays((args, kwargs))
+
+    def parts(values):
+        found = _run(model, values, *join(values[""]))
+        laws = {f"law of {k}": _parameters(s) for k, s in found.items() if s["type"] == "sample"}
+        fixed = {f"value of {k}": s["value"] for k, s in found.items() if s["type"] == "deterministic"}
+        return laws | fixed | {"functions": evaluate(functions_of(found), inputs)}
+
+    depends = sources(parts, sites | {"": arrays})
+    own = {k: depends[f"law of {k}"] - {k} for k in sites}
+    by_laws = set(depends["functions"]).union(*(of - {k.removeprefix("law of ")} for k, of in depends.items()
+                                                if k.startswith("law of ")))  # fmt: skip
+    by_others = set().union(*(of for k, of in depends.items() if k.startswith("value of ")))
+    return {k for k in sites if k not in draw and (k in by_laws or (k in by_others and not own[k] & draw.keys()))}
+
+
+def _parameters(site) -> list:
+    """What the law of a site depends on: its parameters, and its density if it has one."""
+    if is_functional_prior(site):
+        return []
+    found = [leaf for leaf in jax.tree.leaves(site["fn"]) if isinstance(leaf, jax.Array | np.ndarray)]
+    try:
+        return [*found, site["fn"].log_prob(site["value"])]
+    except NotImplementedError:
+        return found

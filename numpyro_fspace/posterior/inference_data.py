@@ -1,0 +1,267 @@
+"""The bridge to ArviZ, for 0.23 (InferenceData) and 1.x (DataTree); ArviZ is imported when called."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.infer import MCMC as NumPyroMCMC
+from numpyro.infer import init_to_median
+
+from numpyro_fspace.model.arguments import split_arrays
+from numpyro_fspace.model.functions import function_inputs, some_rows
+from numpyro_fspace.model.handlers import full_plates
+from numpyro_fspace.model.on_demand import errors_as_themselves
+from numpyro_fspace.model.sites import is_functional_prior, is_observation, weights_of
+from numpyro_fspace.posterior.arviz_groups import Site, datasets
+from numpyro_fspace.posterior.posterior import as_posterior, functions_run
+from numpyro_fspace.posterior.prediction import function_and_site_draws, function_draws, log_likelihood
+from numpyro_fspace.posterior.run_files import plain
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+
+    from numpyro_fspace.posterior.posterior import Posterior
+
+__all__ = ["to_arviz"]
+
+#: Names ArviZ knows the kernels' fields by.
+SAMPLE_STATS = {"potential_energy": "lp"}
+
+
+@errors_as_themselves
+def to_arviz(
+    source: NumPyroMCMC | Posterior,
+    *,
+    inputs: Float[np.ndarray | Array, "M D"] | dict | None = None,
+    num_probes: int = 100,
+    weights: bool = False,
+    log_lik: bool = True,
+    dims: dict[str, list[str]] | None = None,
+    coords: dict[str, Any] | None = None,
+) -> Any:
+    """The ArviZ object of a run, with functions where ArviZ looks for parameters.
+
+    Groups: ``posterior`` (latent and deterministic sites, and every network's function at probe inputs, so that
+    ``az.summary``, ``az.rhat`` and ``az.ess`` judge functions), ``posterior_predictive``, ``log_likelihood``
+    (per observation, full data), ``observed_data``, ``constant_data`` (the model's other arrays),
+    ``sample_stats`` (``diverging`` and the run's ``extra_fields``). The functional prior is no observation and
+    appears in none of them. Names with '/', which ArviZ 1.x refuses, get a '.' instead.
+
+    Dimensions are named after the plates, as ``az.from_numpyro`` does it, so that variables of one plate go together.
+
+    What the likelihood leaves out (``numpyro.handlers.mask``, ``Distribution.mask``, a ``numpyro.handlers.scale`` of 0)
+    is no data: such points are in none of ``observed_data``, ``log_likelihood`` and ``posterior_predictive``, and
+    ``az.loo`` does not count them. The coordinates of the dimension say which are left. Where the points that are left
+    are no rows of a table, they have one dimension, ``"{site}_point"``, with their places in the flattened site. Parts
+    of a point that are masked (a mask inside ``to_event``) are NaN in ``observed_data``.
+
+    Of a run that kept functions in place of weights (``fs.MCMC(..., functions_at=x)``): ``posterior``,
+    ``sample_stats`` and ``constant_data`` alone.
+
+    Draws that lie on disk (of a checkpoint) stay there; functions, log-likelihood and predictive draws are computed and
+    held in memory.
+
+    Args:
+        source: an ``MCMC`` object that has run, or a ``fs.Posterior`` that knows the arguments it was fitted to.
+        inputs: probe inputs [M, D], or a dict of them by name of function; where the model evaluates its functions if
+            None, up to ``num_probes`` evenly spaced rows.
+        num_probes: how many, if ``inputs`` is None.
+        weights: whether ``posterior`` also holds the networks' weights.
+        log_lik: whether to compute the log-likelihood and posterior predictive draws (N · S numbers each).
+        dims: by name of variable, names of its dimensions after chain and draw; those of the plates, and ArviZ's
+            defaults, for all others.
+        coords: by name of dimension, its coordinates.
+
+    Returns:
+        ``arviz.InferenceData`` (ArviZ 0.23) or ``xarray.DataTree`` (1.x).
+
+    Raises:
+        ValueError: if ``source`` has not run, or lacks latent sites or arguments that its model needs; ``inputs`` of a
+            run that kept its functions elsewhere; a model that draws its own minibatch, unless ``log_lik=False``;
+            ``dims`` of no variable, or ``coords`` of another length than their dimension.
+        TypeError: if it is neither an ``MCMC`` object nor a ``Posterior``.
+
+    Example:
+        >>> import arviz as az, numpyro_fspace as fs  # doctest: +SKIP
+        >>> az.summary(fs.to_arviz(mcmc), var_names=["f"])  # doctest: +SKIP
+    """
+    if getattr(source, "functions_at", None) is not None:
+        if inputs is not None:
+            raise ValueError("to_arviz: this run kept its functions at functions_at, and has them at no other inputs.")
+        return _build(datasets(_groups_of_functions(source), {}, dims, coords))
+    if isinstance(source, dict):
+        raise TypeError("to_arviz needs the MCMC object, or fs.Posterior(model, draws, args=(x, y)), not draws alone.")
+    found = as_posterior(source)
+    model, chains, args, kwargs = found.model, found.num_chains, found.args, found.kwargs
+    if not isinstance(source, NumPyroMCMC):
+        _check_arguments(model, args, kwargs)
+    trace, observed, known, drawn = _trace(model, args, kwargs)
+    if drawn and log_lik:
+        raise ValueError(
+            f"to_arviz: the model draws the rows of {drawn} itself, others at each call, so that log-likelihoods of "
+            "different draws would not belong together. Take them from a numpyro.plate(..., subsample_size=...), or "
+            "pass log_lik=False."
+        )
+    networks = tuple(f"{k}." for k, s in trace.items() if s["type"] == "network")
+    hidden = set() if weights else {k for k in found.samples if k.startswith(networks)}
+    posterior = {_clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden}
+    named = _named_arrays(model, args, kwargs)
+    given = {_clean(k): _as_given(v, named.values()) for k, v in observed.items()}
+    if inputs is None:
+        inputs = {k: some_rows(x, num_probes) for k, x in function_inputs(model, found.samples, args, kwargs).items()}
+    if log_lik:
+        predictions = function_and_site_draws(found, jax.random.key(0), args, kwargs, inputs)
+    else:
+        predictions = function_draws(found, args, kwargs, inputs) if len(inputs) else {}
+    functions = {k for k, s in trace.items() if s["type"] == "network" or is_functional_prior(s)}
+    posterior |= {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in functions}
+    groups = {
+        "posterior": posterior,
+        "sample_stats": _stats(found),
+        "observed_data": given,
+        "constant_data": {k: v for k, v in named.items() if not any(_same(v, y) for y in given.values())},
+    }
+    groups["constant_data"] |= _probes(inputs)
+    if log_lik and observed:
+        pointwise = log_likelihood(found, args, kwargs)
+        groups["log_likelihood"] = {_clean(k): _by_chain(v, chains) for k, v in pointwise.items()}
+        new = {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in observed}
+        groups["posterior_predictive"] = new
+    sites = {_clean(k): Site(_plates(s), s["fn"].event_dim if "fn" in s else 0, known.get(k)) for k, s in trace.items()
+             if s["type"] in ("sample", "deterministic")}  # fmt: skip
+    return _build(datasets(groups, sites, dims, coords))
+
+
+def _build(groups):
+    import arviz as az
+    import xarray as xr
+
+    return xr.DataTree.from_dict(groups) if int(az.__version__.split(".")[0]) >= 1 else az.InferenceData(**groups)
+
+
+def _check_arguments(model, args, kwargs):
+    try:
+        inspect.signature(model).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(
+            f"to_arviz: the posterior does not hold the arguments its model was fitted to (args, kwargs): {error}."
+        ) from error
+
+
+def _groups_of_functions(source):
+    """Groups of a run that kept functions at some inputs in place of weights."""
+    found = functions_run(source)
+    return {
+        "posterior": {_clean(k): _by_chain(np.asarray(v), found.num_chains) for k, v in found.samples.items()},
+        "sample_stats": _stats(found),
+        "constant_data": _probes(found.functions_at),
+    }
+
+
+def _stats(found) -> dict:
+    return {
+        SAMPLE_STATS.get(k, k): _by_chain(-v if k == "potential_energy" else v, found.num_chains)
+        for k, v in found.stats.items()
+    }
+
+
+def _trace(model, args, kwargs):
+    """``(trace, observed, known, drawn)``: the model's sites, whose values are not to be read, the values of those
+    observed, which parts of these the likelihood does not leave out, and the names of those whose values are others at
+    each call, which are none of ``observed``.
+    """
+    arrays, _, join = split_arrays((args, kwargs))
+    trace = {}
+
+    @jax.jit  # so that nothing is computed but what is observed, which takes no network
+    def observed(arrays):
+        def values(seed, **chosen):
+            args, kwargs = join(arrays)
+            run = handlers.substitute(handlers.seed(full_plates(model), jax.random.key(seed)), **chosen)
+            trace.update(handlers.trace(run).get_trace(*args, **kwargs))
+            return {k: s["value"] for k, s in trace.items() if is_observation(s, weights_of(trace))}
+
+        first = values(0, substitute_fn=init_to_median)
+        known = {k: _known(trace[k]) for k in first}
+        again = values(1, data={k: s["value"] for k, s in trace.items() if s["type"] == "sample" and k not in first})
+        return (
+            first,
+            known,
+            {k: jnp.all((v == again[k]) | (v != v)) for k, v in first.items()},
+        )  # v != v where it is NaN
+
+    given, known, is_same = jax.device_get(observed(arrays))
+    drawn = sorted(k for k, same in is_same.items() if not same)
+    return trace, {k: v for k, v in given.items() if k not in drawn}, known, drawn
+
+
+def _known(site):
+    """Which numbers of an observation count in its likelihood, which masks and scales of 0 leave out."""
+    law, shape = site["fn"], jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
+
+    def over_events(values, event_dim):
+        return jnp.reshape(values, jnp.shape(values) + (1,) * event_dim)
+
+    known = jnp.ones(shape, bool)
+    if site["scale"] is not None:
+        known &= over_events(site["scale"], law.event_dim) != 0
+    while isinstance(law, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+        if isinstance(law, dist.MaskedDistribution):
+            known &= over_events(law._mask, law.event_dim)
+        law = law.base_dist
+    return known
+
+
+def _plates(site) -> list:
+    """The names of the plates along a site's first axes, None where there is none."""
+    frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
+    if site["type"] == "deterministic":  # which need not have its plates' axes
+        sizes = tuple(frame.size for frame in frames)
+        return [_clean(frame.name) for frame in frames] if np.shape(site["value"])[: len(sizes)] == sizes else []
+    shape = site["fn"].batch_shape
+    names = {frame.dim: _clean(frame.name) for frame in frames if shape[frame.dim] == frame.size}
+    return [names.get(axis - len(shape)) for axis in range(len(shape))]
+
+
+def _named_arrays(model, args, kwargs):
+    try:
+        names = list(inspect.signature(model).parameters)
+    except (TypeError, ValueError):
+        names = []
+    names += [f"arg_{i}" for i in range(len(names), len(args))]
+    named = dict(zip(names, args, strict=False)) | kwargs
+    return {k: plain(v) for k, v in named.items() if isinstance(v, np.ndarray | jax.Array) and np.ndim(v)}
+
+
+def _probes(inputs) -> dict:
+    """The probe inputs: one array if all functions share it, else one for each."""
+    if not isinstance(inputs, dict):
+        return {"probe_inputs": np.asarray(inputs)}
+    arrays = {k: np.asarray(x) for k, x in inputs.items()}
+    first = next(iter(arrays.values()), None)
+    if all(_same(x, first) for x in arrays.values()):
+        return {} if first is None else {"probe_inputs": first}
+    return {f"probe_inputs_{_clean(k)}": x for k, x in arrays.items()}
+
+
+def _as_given(value, arrays):
+    """The one of ``arrays`` that ``value`` is, in its own precision, if it is one of them."""
+    return next((a for a in arrays if _same(a.astype(value.dtype), value)), value)
+
+
+def _same(a, b):
+    return a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == b.dtype.kind == "f")
+
+
+def _by_chain(values, chains):
+    return values.reshape(chains, len(values) // chains, *values.shape[1:])
+
+
+def _clean(name):
+    return name.replace("/", ".")

@@ -1,0 +1,344 @@
+"""What of a run is judged: functions, what enters a likelihood, and the latent sites that are no weights.
+
+Weights are left out, since hidden units can be exchanged, and so are networks that reach the data through another
+network alone, since their outputs can be exchanged too.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+
+from numpyro_fspace.model.arguments import with_rows
+from numpyro_fspace.model.functions import condition, depends_on, evaluate, function_inputs, functions_of, some_rows
+from numpyro_fspace.model.handlers import full_plates, function_hook, given_rows
+from numpyro_fspace.model.on_demand import OnDemand
+from numpyro_fspace.model.sites import is_functional_prior, subsampled_plates
+from numpyro_fspace.posterior.convergence import MIN_RUN
+
+if TYPE_CHECKING:
+    from numpyro_fspace.posterior.posterior import Posterior
+
+__all__ = ["Judged", "Points", "judged_draws", "judged_predictions", "points_of"]
+
+#: Draws of each chain that are looked at, evenly spaced, and entries of each site.
+MAX_DRAWS, MAX_ENTRIES = 1000, 100
+#: Numbers in all draws of one function or site.
+MAX_NUMBERS = 2**21
+
+
+class Points(NamedTuple):
+    """Draws [C, S, P] of P numbers, and the names of these."""
+
+    draws: np.ndarray
+    names: tuple[str, ...]
+
+
+class Judged(NamedTuple):
+    """What is judged of a run; None where there is nothing of the kind.
+
+    Attributes:
+        functions: the model's functions, each at several kinds of inputs.
+        others: latent sites that are no weights, and the parameters of likelihoods that several networks make up.
+        left_out: in words, what is not judged.
+    """
+
+    functions: Points | None
+    others: Points | None
+    left_out: tuple[str, ...]
+
+
+class Structure(NamedTuple):
+    """What a model's program tells without being run.
+
+    Attributes:
+        trace: sites of the model; the values are of no use.
+        direct: names of the functions whose outputs enter a likelihood through no other function.
+        composed: names of those whose inputs depend on weights.
+        weights: names of the sites that are weights.
+    """
+
+    trace: dict
+    direct: set
+    composed: set
+    weights: set
+
+    @property
+    def priors(self) -> list:
+        return [k for k, site in self.trace.items() if is_functional_prior(site)]
+
+    @property
+    def networks(self) -> list:
+        return [k for k, site in self.trace.items() if site["type"] == "network"]
+
+    @property
+    def judged(self) -> list:
+        """Functions under a functional prior; without any, the one network that reaches the data by itself, if one."""
+        alone = [k for k in self.networks if k in self.direct]
+        return self.priors or (alone if len(alone) == 1 and alone[0] not in self.composed else [])
+
+    @property
+    def needs_likelihood(self) -> bool:
+        """Whether networks reach the data that are not judged themselves."""
+        return bool((self.direct & set(self.networks)) - set(self.judged))
+
+
+def structure(model, draw, args, kwargs) -> Structure:
+    """The structure of a model at a draw of its latent sites."""
+    args, kwargs = with_rows((args, kwargs))
+    draw = jax.tree.map(jnp.asarray, draw)
+    trace: dict = {}
+    shapes: dict = {}
+
+    def run(draw, replace):
+        with function_hook(replace, density=False, networks=True):
+            return handlers.trace(handlers.seed(condition(model, draw), jax.random.key(0))).get_trace(*args, **kwargs)
+
+    def calls(draw):
+        """Input and output of each function, and its first call."""
+        seen: dict = {}
+        shapes.clear()
+
+        def watch(name, fn, _):
+            def watched(x):
+                out = fn(x)
+                seen.setdefault(name, (x, out))
+                shapes.setdefault(name, []).append(jax.tree.map(_shape_of, out))
+                return out
+
+            return watched
+
+        trace.update(run(draw, watch))
+        return seen
+
+    def likelihoods(outputs):
+        """Their parameters, where each function returns these values in place of its own."""
+        left = {name: iter(values) for name, values in outputs.items()}
+        return _likelihoods(run(draw, lambda name, fn, _: lambda x: next(left[name])), draw)
+
+    def sources(name, part):
+        return depends_on(lambda draw: calls(draw)[name][part], draw)
+
+    try:
+        names = list(jax.eval_shape(calls, draw))
+        inputs, outputs = ({name: sources(name, part) for name in names} for part in (0, 1))
+        direct = depends_on(likelihoods, dict(shapes)) if names else set()
+    except jax.errors.UnexpectedTracerError:  # functions are called under a transformation of the model's own
+        names, inputs, outputs, direct = [], {}, {}, {k for k, s in trace.items() if s["type"] == "network"}
+    weights = {k for k in draw if k in trace and "fspace" in trace[k].get("infer", {})}
+    for name in names:  # written by hand: the arrays that a function is made of
+        weights |= {k for k in outputs[name] - inputs[name] if np.size(draw[k]) > 1}
+    composed = {name for name in names if inputs[name] & weights}
+    return Structure(trace, direct, composed, weights)
+
+
+def _shape_of(value):
+    return jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
+
+
+def _likelihoods(trace, draw) -> dict:
+    """Floating parameters of the laws of what is observed (or, where no data are given, drawn), by name."""
+    found = {}
+    for name, site in trace.items():
+        if site["type"] != "sample" or is_functional_prior(site) or (name in draw and not site["is_observed"]):
+            continue
+        law = site["fn"]
+        while hasattr(law, "base_dist"):
+            law = law.base_dist
+        named = {k: vars(law)[k] for k in law.arg_constraints if k in vars(law)}
+        values = named or dict(enumerate(jax.tree.leaves(law)))
+        for key, value in values.items():
+            if jnp.issubdtype(jnp.result_type(value), jnp.floating):
+                found[f"{name}.{key}"] = jnp.asarray(value)
+    return found
+
+
+def judged_draws(model, draws, args, kwargs, *, inputs=None, num_points: int = 100, num_others: int = 30) -> Judged:
+    """Draws of what is judged.
+
+    Args:
+        model: the NumPyro model.
+        draws: of its sites, [C, S, …]; they may lie on disk.
+        args, kwargs: its arguments, with the targets.
+        inputs: where functions are judged, [N, …] or a dict of them by name of function. None judges each at
+            ``num_points`` of the rows that the model gives it, and at ``num_others`` points of each other kind: the
+            measurement points of its functional prior, and rows whose columns come from different rows of the data.
+        num_points, num_others: see ``inputs``.
+
+    Raises:
+        ValueError: for inputs of what is no function of the model.
+    """
+    step = -(-_num_draws(draws) // MAX_DRAWS)
+    draws = {k: v[:, ::-step][:, ::-1] if step > 1 else v for k, v in draws.items()}
+    plan = structure(model, {k: v[0, 0] for k, v in draws.items()}, args, kwargs)
+    latents = {k for k, s in plan.trace.items() if s["type"] == "sample" and not s["is_observed"]}
+    missing = sorted(latents - set(draws) - set(plan.priors))
+    draws = {k: v for k, v in draws.items() if k in latents}
+    names = [] if missing else _chosen(plan, inputs)
+    others = {k: v for k, v in draws.items() if k not in plan.weights}
+    left_out = [f"{k} (it reaches the data through another function)" for k in plan.networks if k not in plan.direct]
+    if plan.weights:
+        left_out.append("weights (units can be exchanged)")
+    if missing:
+        left_out.append(f"functions (the draws of {', '.join(missing)} were not kept)")
+    on_disk = any(isinstance(leaf, OnDemand) for leaf in jax.tree.leaves((args, kwargs)))
+    functions: dict = {}
+    if names:
+        at = inputs
+        if inputs is None:
+            ends = {k: np.stack([v[0, 0], v[-1, -1]]) for k, v in draws.items()}
+            known = {} if on_disk else function_inputs(model, ends, args, kwargs)
+            at = _kinds({k: np.asarray(x) for k, x in known.items() if k in names}, num_points, num_others)
+            why = "they are on disk: give inputs=" if on_disk else "its inputs are not known: give inputs="
+            left_out += [f"{k} at the data ({why})" for k in names if k not in known]
+        else:
+            at = {"": inputs if isinstance(inputs, dict) else dict.fromkeys(names, inputs)}
+        values = partial(_function_values, model, num_others if inputs is None else 0)
+        found = _by_chain(values, draws, args, kwargs, jax.tree.map(jnp.asarray, at))
+        functions = {k: f for name in names for k, f in found.items() if _is_of(k, name)}
+    is_likelihood_judged = plan.needs_likelihood and not missing
+    if is_likelihood_judged and on_disk:
+        left_out.append("what enters the likelihood (the data are on disk)")
+    elif is_likelihood_judged:
+        sizes = {size for size, _ in subsampled_plates(plan.trace).values()}
+        rows = some_rows(np.arange(sizes.pop()), num_points) if len(sizes) == 1 else None
+        values = partial(_likelihood_values, model, rows, set(plan.networks) - plan.composed)
+        found = _by_chain(values, draws, args, kwargs, None)
+        others = others | {k: v for k, v in found.items() if (v != v[:1, :1]).any()}  # a known scale is not judged
+    return Judged(points_of(functions), points_of(others, MAX_ENTRIES), tuple(left_out))
+
+
+def judged_predictions(posterior: Posterior, args, kwargs, predictions: dict) -> Points | None:
+    """Functions and observations among ``fs.predict``'s draws [S, …], by chain; None if they cannot be judged."""
+    num_chains = posterior.num_chains
+    num = len(next(iter(predictions.values()), ()))
+    if num_chains < 2 or num < num_chains * MIN_RUN or num % num_chains:
+        return None
+    plan = structure(posterior.model, {k: v[0] for k, v in posterior.samples.items()}, args, kwargs)
+    drawn = [k for k, s in plan.trace.items() if s["type"] == "sample" and not is_functional_prior(s)]
+    named = {k for k in predictions if k in drawn or any(_is_of(k, name) for name in plan.judged)}
+    step = -(-num // num_chains // MAX_DRAWS)
+    by_chain = {k: predictions[k].reshape(num_chains, -1, *predictions[k].shape[1:])[:, ::step] for k in sorted(named)}
+    return points_of(by_chain, MAX_ENTRIES)
+
+
+def _num_draws(draws) -> int:
+    return next(iter(draws.values())).shape[1]
+
+
+def _chosen(plan: Structure, inputs) -> list:
+    """Names of the functions that are judged. Who asks for a network gets it, though another function has a prior."""
+    known = list(dict.fromkeys([*plan.priors, *plan.networks]))
+    if inputs is None:
+        return plan.judged
+    if not known:
+        raise ValueError("inputs: the model has no random_module and no functional_prior, so there is no f to judge.")
+    if not isinstance(inputs, dict):
+        return plan.judged or plan.networks
+    if not inputs.keys() <= set(known):
+        raise ValueError(f"inputs: report judges {sorted(known)}, got inputs of {sorted(inputs)}.")
+    return [k for k in known if k in inputs]
+
+
+def _kinds(known: dict, num_points: int, num_others: int) -> dict:
+    """Inputs by kind (what is added to a function's name) and by function."""
+    return {
+        "": {k: some_rows(x, num_points) for k, x in known.items()},
+        " at permuted rows": {k: _permuted(x, num_others) for k, x in known.items() if _has_columns(x)},
+    }
+
+
+def _has_columns(x) -> bool:
+    return len(x) > 1 and np.size(x[0]) > 1
+
+
+def _permuted(x, num: int):
+    """``num`` rows whose columns come from different rows of x."""
+    columns = x.reshape(len(x), -1)
+    rows = np.random.default_rng(0).integers(len(x), size=(num, columns.shape[1]))
+    return columns[rows, np.arange(columns.shape[1])].reshape(num, *x.shape[1:])
+
+
+def _function_values(model, num_points, draw, _, args, kwargs, at) -> dict:
+    """The functions at a draw, at their inputs by kind, and at so many measurement points."""
+    seeded = handlers.seed(full_plates(condition(model, draw)), jax.random.key(0))
+    with function_hook(lambda name, fn, _: fn, density=False):
+        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+    at = dict(at)
+    if num_points:
+        laws = {k: s["fn"] for k, s in trace.items() if is_functional_prior(s)}
+        points = {k: law.points(jax.random.key(1)) for k, law in laws.items()}
+        at[" at measurement points"] = {k: some_rows(x, num_points) for k, x in points.items()}
+    functions = functions_of(trace)
+    return {k + kind: f for kind, inputs in at.items() for k, f in evaluate(functions, inputs).items()}
+
+
+def _likelihood_values(model, rows, roots, draw, _, args, kwargs, __) -> dict:
+    """Parameters of the likelihoods at a draw, where the ``roots`` among the functions take other inputs too."""
+    found: dict = {}
+    kinds: dict = {"": lambda x: x}
+    if roots:
+        kinds[" at permuted rows"] = lambda x: _permuted(x, len(x)) if _has_columns(x) else x
+    for kind, change in kinds.items():
+        seeded = handlers.seed(condition(model, draw), jax.random.key(0))
+        seeded = full_plates(seeded) if rows is None else given_rows(seeded, jnp.asarray(rows))
+
+        def changed(name, fn, _, change=change):
+            return (lambda x: fn(change(x))) if name in roots else fn
+
+        with function_hook(changed, density=False, networks=True):
+            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        values = {k: some_rows(v.ravel(), MAX_ENTRIES) for k, v in _likelihoods(trace, draw).items()}
+        found |= {k + kind: v for k, v in values.items()}
+    return found
+
+
+def _by_chain(fn, draws, args, kwargs, inputs) -> dict:
+    """``fn`` of every draw, [C, S, …]; of draws that lie on disk a chain at a time, of which a part is loaded."""
+    from numpyro_fspace.posterior.prediction import map_draws
+
+    def values(some):
+        return map_draws(fn, some, jax.random.key(0), args, kwargs, inputs)
+
+    shape = next(iter(draws.values())).shape[:2]
+    if any(isinstance(v, np.memmap) for v in draws.values()):
+        parts = [values({k: v[chain] for k, v in draws.items()}) for chain in range(shape[0])]
+        return {k: np.stack([part[k] for part in parts]) for k in parts[0]}
+    found = values({k: v.reshape(-1, *v.shape[2:]) for k, v in draws.items()})
+    return {k: v.reshape(*shape, *v.shape[1:]) for k, v in found.items()}
+
+
+def _is_of(label: str, name: str) -> bool:
+    """Whether a label is that of a function, of a part of its output, or of it at other inputs."""
+    return label == name or label.startswith((f"{name}[", f"{name} at "))
+
+
+def points_of(draws: dict, most: int | None = None) -> Points | None:
+    """Draws [C, S, …] by label as one array, of each label at most so many points.
+
+    Numbers that are the same in all draws while others move are so by construction (a triangular matrix's zeros), and
+    left out. So are values that are not finite elsewhere than at the data.
+    """
+    parts, names = [], []
+    for label, values in draws.items():
+        shape = values.shape[2:]
+        flat = np.asarray(values).reshape(*values.shape[:2], -1)
+        if flat.dtype.kind not in "fiu" or not flat.size:
+            continue
+        kept = (flat != flat[:1, :1]).any(axis=(0, 1))  # NaN differs from itself
+        if not kept.any():
+            kept[:] = True
+        if " at " in label:
+            kept &= np.isfinite(flat).all(axis=(0, 1))
+        chosen = some_rows(np.flatnonzero(kept), MAX_NUMBERS // flat[..., 0].size or 1) if kept.any() else []
+        chosen = chosen if most is None or not len(chosen) else some_rows(chosen, most)
+        parts.append(flat[..., chosen])
+        names += [f"{label}[{', '.join(map(str, np.unravel_index(i, shape)))}]" if shape else label for i in chosen]
+    if not names:
+        return None
+    return Points(np.concatenate(parts, axis=2), tuple(names))

@@ -1,0 +1,170 @@
+"""``Posterior``: draws of a model's latent values with the model that they belong to, whatever made them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import MCMC as NumPyroMCMC
+
+from numpyro_fspace.model.sharding import beside
+from numpyro_fspace.posterior.run_files import RunFiles, join_chains, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["Posterior", "as_posterior", "functions_run"]
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """Draws of the latent values of a model, and what ``fs.predict`` and ``fs.to_arviz`` need beside them.
+
+    Attributes:
+        model: the NumPyro model, with the functions of this posterior (linearized ones, say).
+        samples: draws by site, [S, …], chains one after the other.
+        num_chains: in how many chains; 1 for independent draws.
+        args, kwargs: the arguments that the model was fitted to.
+        stats: fields of the draws, [S, …] each, such as ``diverging``.
+        fit: what ``model`` has beside the code that it was written as: ``"params"``, values of ``numpyro.param`` sites,
+            and ``"center"``, where its networks are linearized; None if that is not all.
+        functions_at: the inputs of a run that kept functions in place of weights, which ``samples`` then holds; else
+            None.
+    """
+
+    model: Callable
+    samples: dict
+    num_chains: int = 1
+    args: tuple = ()
+    kwargs: dict = field(default_factory=dict)
+    stats: dict = field(default_factory=dict)
+    fit: dict | None = field(default_factory=dict)
+    functions_at: np.ndarray | dict | None = None
+
+    @classmethod
+    def load(cls, path: str | Path, model: Callable, /, *args, **kwargs) -> Posterior:
+        """The posterior that ``fs.save`` has written.
+
+        Args:
+            path: of the file.
+            model: the model that was fitted, as it was written: what ``fs.svi_posterior`` and
+                ``fs.baselines.laplace`` change in it is in the file.
+            args, kwargs: the arguments it was fitted to; those in the file if there are none here.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is damaged, of another version, or something else.
+            TypeError: ``model`` is no function.
+
+        Example:
+            >>> import numpyro_fspace as fs  # doctest: +SKIP
+            >>> fs.save(mcmc, "run.npz")  # doctest: +SKIP
+            >>> posterior = fs.Posterior.load("run.npz", model)  # in another process, say  # doctest: +SKIP
+            >>> f = fs.predict(posterior, jax.random.key(0), x_new)["f"]  # doctest: +SKIP
+        """
+        from numpyro_fspace.posterior.saving import read
+
+        return read(path, model, args, kwargs)
+
+    @classmethod
+    def from_checkpoint(cls, folder: str | Path, model: Callable, /, *args, **kwargs) -> Posterior:
+        """The draws that ``fs.MCMC(..., checkpoint=folder)`` has written so far, without loading them.
+
+        The files are read once, block by block, and compared with their checksums. The arrays then lie on disk, and of
+        them is loaded what is touched: ``fs.predict`` reads them in batches. While a run
+        of several chains goes on they are no single block yet, and are copied into memory.
+
+        Args:
+            folder: that of the checkpoint.
+            model: the model of the run.
+            args, kwargs: the arguments it was fitted to.
+
+        Raises:
+            ValueError: if the folder holds no draws of a run, damaged ones, files of several runs, or an incomplete
+                copy.
+
+        Example:
+            >>> import numpyro_fspace as fs  # doctest: +SKIP
+            >>> posterior = fs.Posterior.from_checkpoint("runs/diabetes", model, x, y)  # doctest: +SKIP
+            >>> f = fs.predict(posterior, jax.random.key(0), x_new)["f"]  # doctest: +SKIP
+        """
+        files = RunFiles.open(folder)
+        if files.run.get("kept") == "functions":
+            raise ValueError(
+                f"{str(folder)!r} holds functions in place of weights (functions_at=...), which a model cannot use: "
+                "call the same run again and read get_samples()."
+            )
+        stats = files.draws()
+        samples = stats.pop(files.run["sample_field"])
+        flat = jax.tree.map(join_chains, (samples, _arrays(stats)))
+        return cls(model, flat[0], files.run["num_chains"], args, kwargs, flat[1])
+
+    def __post_init__(self):
+        sizes = {k: jnp.shape(v)[0] if jnp.ndim(v) else None for k, v in self.samples.items()}
+        if len(set(sizes.values())) != 1 or None in sizes.values():
+            raise ValueError(f"Every array of draws must have the same leading axis [S, …], got {sizes}.")
+        if 0 in sizes.values():
+            raise ValueError("samples holds no draws: every array of it has a leading axis of length 0.")
+
+
+def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, ...] = ()) -> Posterior:
+    """The posterior behind an ``MCMC`` object (NumPyro's has not warned of trouble yet), draws or a ``Posterior``.
+
+    What another ``model`` was fitted to is not known. Sites ``from_prior`` need no draws.
+    """
+    if isinstance(source, NumPyroMCMC | Posterior) and getattr(source, "functions_at", None) is not None:
+        _check_has_run(source)
+        raise ValueError(
+            "This run kept functions in place of weights (functions_at=...); their draws are get_samples(), or samples "
+            "of a Posterior. Run without functions_at for what needs weights."
+        )
+    if isinstance(source, Posterior):
+        return source if model is None else replace(source, model=model, args=(), kwargs={}, fit={})
+    if isinstance(source, NumPyroMCMC):
+        _check_has_run(source)
+        warn_of_trouble = getattr(source.sampler, "warn_of_trouble", None)  # our kernels have it
+        if warn_of_trouble is not None and not getattr(source, "has_warned", False):
+            warn_of_trouble(source)
+        stats, samples = _arrays(source.get_extra_fields()), source.get_samples()
+        latents = getattr(source.last_state, source.sampler.sample_field)
+        missing = sorted(set(latents) - set(samples) - set(from_prior)) if isinstance(latents, dict) else []
+        if missing:
+            raise ValueError(
+                f"This run did not keep the draws of {missing} (extra_fields='~...'), without which they would come "
+                f"from the prior. If that is meant, say so: predict(..., from_prior={missing})."
+            )
+        args, kwargs = beside((source._args, source._kwargs), samples)
+        found = Posterior(source.sampler.model, samples, source.num_chains, args, kwargs, stats)
+        return found if model is None else as_posterior(found, model)
+    if not isinstance(source, dict):
+        raise TypeError(
+            f"source must be an MCMC object, a Posterior or a dict of posterior draws, got {type(source).__name__}."
+        )
+    if model is None:
+        raise TypeError("A dict of draws needs the model: pass model=.")
+    return Posterior(model, source)
+
+
+def functions_run(source) -> Posterior:
+    """The posterior behind a run that kept functions in place of weights."""
+    if isinstance(source, Posterior):
+        return source
+    _check_has_run(source)
+    stats, (args, kwargs) = _arrays(source.get_extra_fields()), (source._args, source._kwargs)
+    samples, at = source.get_samples(), source.functions_at
+    return Posterior(source.sampler.model, samples, source.num_chains, args, kwargs, stats, functions_at=at)
+
+
+def _check_has_run(source):
+    if isinstance(source, NumPyroMCMC) and (
+        source.last_state is None or np.max(getattr(source.last_state, "i", np.inf)) <= source.num_warmup
+    ):
+        raise ValueError("The MCMC object has no draws yet (warm-up makes none): call run first.")
+
+
+def _arrays(fields: dict) -> dict:
+    return {k: plain(v) for k, v in fields.items() if not isinstance(v, dict | tuple)}

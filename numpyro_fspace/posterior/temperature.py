@@ -1,0 +1,207 @@
+r"""The configurational temperature: whether draws are as wide as the law that they are drawn from.
+
+For every law exp(-U/T) of w on all of R^P, and every matrix S, integration by parts gives
+
+.. math:: \frac{E |S^\top \nabla U|^2}{E \operatorname{tr} S^\top \nabla^2 U S} = T,
+
+whatever the shape of U. A direction of curvature λ whose variance is too large by some factor adds λ times that factor
+to the numerator and λ to the denominator. So a step that is too long, the noise of minibatches and that of random
+measurement points raise it, where R-hat and the kinetic temperature say nothing.
+
+Reference: H. H. Rugh (1997), *Dynamical approach to temperature*.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.distributions import biject_to
+
+from numpyro_fspace._xla import flatten
+from numpyro_fspace.model.arguments import split_arrays
+from numpyro_fspace.model.functions import condition
+from numpyro_fspace.model.potential import has_dynamic_support
+
+__all__ = ["ConfigurationalTemperature", "configurational_temperature"]
+
+#: Draws at which the gradient is taken, at most and at least, and how many of them go with one whose curvature is.
+MAX_DRAWS, MIN_DRAWS, PER_CURVATURE = 256, 20, 4
+#: Sets of measurement points whose mean stands for the expectation, where they are random.
+NUM_SETS = 4
+#: Numbers in all gradients together.
+MAX_NUMBERS = 2**25
+#: How far finite differences go, relative to the posterior's standard deviation.
+REACH = 0.3
+#: Blocks of draws for the standard error.
+NUM_BLOCKS = 16
+
+
+class ConfigurationalTemperature(NamedTuple):
+    """Temperatures relative to the sampler's, 1 for a law that is sampled rightly, and their standard errors.
+
+    Attributes:
+        mean: in all directions, each weighted by its curvature in the preconditioner's coordinates.
+        leading: in the direction along which the gradient varies most, found in other draws than it is judged by.
+        mean_error, leading_error: relative standard errors.
+    """
+
+    mean: float
+    leading: float
+    mean_error: float
+    leading_error: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} (where the data say most {self.leading:.2f})"
+
+
+def configurational_temperature(kernel, state, draws, args, kwargs, key, share) -> ConfigurationalTemperature | None:
+    """The configurational temperature of draws of one of our kernels, by gradients of all data.
+
+    Curvatures are finite differences of gradients over a part of the posterior's width, which see the kinks of a ReLU
+    network too. Where measurement points are random, two independent means over a few sets of them are multiplied, so
+    that their noise does not count.
+
+    Args:
+        kernel: the kernel.
+        state: that of its chains, [C] each, with the preconditioner.
+        draws: of the latent sites, [C, S, …]; they may lie on disk.
+        args, kwargs: the model's arguments, with the targets.
+        key: draws measurement points and directions.
+        share: of the gradient steps of the run, that this may cost; fewer draws are looked at for it.
+
+    Returns:
+        None if ``share`` affords fewer than ``MIN_DRAWS`` draws, there are fewer, or the model draws random numbers of
+        its own.
+    """
+    model = kernel._model_potential(args, kwargs)
+    num_chains, num_kept = next(iter(draws.values())).shape[:2]
+    is_random = any(law.points.is_random for law in model.functional_priors.values())
+    num_steps = num_chains * (state.plan.num_warmup + num_kept) * kernel.num_steps
+    cost = 3 * (model.batches() + NUM_SETS) if is_random else 2 * model.batches()
+    size = state.scale.shape[-1]
+    num = int(min(MAX_DRAWS, num_chains * num_kept, MAX_NUMBERS // size, share * num_steps / cost))
+    if num < MIN_DRAWS or model.has_own_noise or not set(model.latents) <= set(draws):
+        return None
+    chains = _even(num_chains, num)
+    places = _even(num_kept, num // len(chains))
+    chain, place = (a.ravel() for a in np.meshgrid(chains, places, indexing="ij"))
+    some = {k: np.asarray(draws[k][np.ix_(chains, places)]).reshape(-1, *draws[k].shape[2:]) for k in model.latents}
+    arrays, static, join = split_arrays((args, kwargs))
+
+    def gradients(draws, offsets, chain, keys, scale, learned, arrays):
+        args, kwargs = join(arrays)
+        model = kernel._model_potential(args, kwargs)
+
+        def one(given):
+            draw, offset, chain, key = given
+            position, unravel = flatten(_unconstrained(model, draw))
+            metric = kernel._preconditioner_of(model).build(scale[chain], jax.tree.map(lambda a: a[chain], learned))
+            z = unravel(position + metric.scale(offset))
+            return metric.scale_gradient(ravel_pytree(_gradient(model, z, key, is_random))[0])
+
+        return jax.lax.map(one, (draws, offsets, chain, keys))
+
+    compiled = kernel._compiled(gradients, static, "configurational temperature", kernel._settings(), is_random)
+
+    def at(rows, offsets, keys):
+        given = jax.tree.map(lambda a: a[rows], some)
+        found = compiled(
+            given, offsets.astype(state.scale.dtype), chain[rows], keys, state.scale, state.warmup.learned, arrays
+        )
+        return np.asarray(found, np.float64)
+
+    keys = jax.random.split(key, (2, len(chain)))
+    every = np.arange(len(chain))
+    first = at(every, np.zeros((len(chain), size)), keys[0])
+    second = at(every, np.zeros((len(chain), size)), keys[1]) if is_random else first
+    good = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
+    if good.sum() < max(MIN_DRAWS, 0.9 * len(good)):
+        return None
+    first, second = np.where(good[:, None], first, 0.0), np.where(good[:, None], second, 0.0)
+    fold = _folds(chain, place, len(chains))
+    leading = np.stack([_leading((first + second)[good & (fold != half)]) for half in (0, 1)])[fold]  # [n, P]
+    squares = np.stack([(first * second).sum(1), (first * leading).sum(1) * (second * leading).sum(1)])
+    rows = every[::PER_CURVATURE][: len(every) // PER_CURVATURE]
+    probes = np.random.default_rng(0).choice([-1.0, 1.0], (len(rows), size)), leading[rows]
+    reach = REACH / np.sqrt(np.maximum(np.abs(squares[:, good].mean(axis=1)), 1e-30))
+    offsets = np.concatenate([sign * h * v for h, v in zip(reach, probes, strict=True) for sign in (1, -1)])
+    found = at(np.tile(rows, 4), offsets, jnp.tile(keys[0][rows], 4)).reshape(2, 2, len(rows), size)
+    differences = (found[:, 0] - found[:, 1]) / (2 * reach[:, None, None])
+    curvatures = np.stack([(d * v).sum(1) for d, v in zip(differences, probes, strict=True)])
+    is_known = good[rows] & np.isfinite(curvatures).all(axis=0)
+    block = _blocks(chain, place, num_kept)
+    results = [
+        _ratio(s[good], c[is_known], block[good], block[rows][is_known])
+        for s, c in zip(squares, curvatures, strict=True)
+    ]
+    (mean, mean_error), (lead, lead_error) = results
+    return ConfigurationalTemperature(mean / kernel.temperature, lead / kernel.temperature, mean_error, lead_error)
+
+
+def _even(num: int, most: int):
+    """At most so many evenly spaced numbers below ``num``, the last of each stretch."""
+    most = min(num, most)
+    return (np.arange(1, most + 1) * num) // most - 1
+
+
+def _gradient(model, z, key, is_random):
+    """Of U on all data, and on the mean of a few sets of measurement points if those are random."""
+    if not model.is_random:
+        return jax.grad(lambda z: model(z, key)[0])(z)
+    total = model.data_gradient(z, key)
+    if model.functional_priors:
+        keys = jax.random.split(key, NUM_SETS if is_random else 1)
+        priors = jax.lax.map(lambda key: jax.grad(lambda z: model(z, key)[1])(z), keys)
+        total = jax.tree.map(lambda a, b: a - b.mean(axis=0), total, priors)
+    return total
+
+
+def _unconstrained(model, draw):
+    """Of the latent sites' values, whose supports may depend on one another."""
+    sites = model.trace
+    if any(has_dynamic_support(sites[k]) for k in model.latents):
+        seeded = handlers.seed(condition(model.model, draw), jax.random.key(0))
+        sites = handlers.trace(seeded).get_trace(*model.args, **model.kwargs)
+    return {k: biject_to(sites[k]["fn"].support).inv(draw[k]) for k in model.latents}
+
+
+def _folds(chain, place, num_chains):
+    """Two halves of the draws that know little of each other: of the chains or, of one chain, of its time."""
+    return np.unique(chain, return_inverse=True)[1] % 2 if num_chains > 1 else (place > np.median(place)).astype(int)
+
+
+def _leading(gradients):
+    """The unit vector along which gradients [n, P] are largest."""
+    _, vectors = np.linalg.eigh(gradients @ gradients.T)
+    direction = vectors[:, -1] @ gradients
+    return direction / max(np.linalg.norm(direction), 1e-30)
+
+
+def _blocks(chain, place, num_kept):
+    """Numbers of blocks of draws that are nearly independent: parts of chains, or several chains."""
+    number = np.unique(chain, return_inverse=True)[1]
+    num_chains = number.max() + 1
+    parts = -(-NUM_BLOCKS // num_chains)
+    if parts == 1:
+        return number * NUM_BLOCKS // num_chains
+    return number * parts + place * parts // num_kept
+
+
+def _ratio(squares, curvatures, block, block_of_curvature):
+    """Mean square over mean curvature, and its relative standard error, by blocks or by draws, whichever is larger."""
+    if not curvatures.size or not curvatures.mean() > 0:
+        return float("nan"), float("nan")
+    ratio = squares.mean() / curvatures.mean()
+    by_draw = (
+        squares.var() / squares.mean() ** 2 / squares.size + curvatures.var() / curvatures.mean() ** 2 / curvatures.size
+    )
+    without = np.array(
+        [squares[block != b].mean() / curvatures[block_of_curvature != b].mean() for b in np.unique(block)]
+    )
+    by_block = (len(without) - 1) * without.var() / ratio**2
+    return float(ratio), float(np.sqrt(max(by_draw, by_block)))

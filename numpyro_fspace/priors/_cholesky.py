@@ -1,0 +1,231 @@
+"""Cholesky factors of covariances, computed once in float64 where nothing is traced, and remembered."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace.priors._lapack import cholesky, solve_lower
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Array, Float
+
+    #: Concrete values are NumPy's (float64), traced ones JAX's.
+    AnyArray: TypeAlias = np.ndarray | Array
+
+__all__ = [
+    "KERNEL_CURE",
+    "Factor",
+    "Memory",
+    "as_columns",
+    "as_rows",
+    "at_compile_time",
+    "factorize",
+    "is_traced",
+    "product",
+    "warn_of_indefinite",
+]
+
+CACHE_SIZE = 8
+#: What helps where a covariance has negative eigenvalues.
+KERNEL_CURE = (
+    "pass a kernel that is positive definite at x: tinygp's Matern and RationalQuadratic kernels take the L1 distance, "
+    "in several inputs give them distance=tinygp.kernels.distance.L2Distance(); Cosine and ExpSineSquared are kernels "
+    "of one input, in several take a product of tinygp.transforms.Subspace(i, kernel)"
+)
+#: A negative eigenvalue of this size, relative to the sum of all, is no rounding error.
+INDEFINITE = 1e-6
+
+
+def is_traced(value) -> bool:
+    """Whether an array, or any leaf of a pytree, is abstract: an argument of jit, grad or vmap."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+
+
+def at_compile_time(fn: Callable, x: Float[AnyArray, "M D"], *, exact: bool = True) -> AnyArray:
+    """``fn(x)`` evaluated now, even while an outer function is traced, if nothing it depends on is traced.
+
+    Args:
+        fn: function of x to one array.
+        x: inputs.
+        exact: evaluate in float64; otherwise in JAX's ambient precision.
+
+    Returns:
+        A float64 NumPy array; or, if x or what ``fn`` closes over is traced, a JAX array of the outer graph.
+    """
+    if is_traced(x):
+        return fn(x)
+    with jax.enable_x64(exact or jax.config.jax_enable_x64):  # type: ignore[attr-defined]
+        # A jaxpr of its own leaks nothing into the outer trace; what fn closes over are its constants.
+        if not is_traced(jax.make_jaxpr(fn)(x).consts):
+            with jax.ensure_compile_time_eval():
+                return np.asarray(jax.jit(fn)(x), np.float64)
+    return fn(jnp.asarray(x))
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """Cholesky factors L of B covariances, Σ = L Lᵀ.
+
+    Attributes:
+        cholesky: L, lower triangular.
+        half_log_det: log |L|, half the log determinant of Σ.
+        inverse: L⁻¹ if the factors are concrete, so that whitening is a product; None if they are traced.
+    """
+
+    cholesky: Float[AnyArray, "B M M"]
+    half_log_det: Float[AnyArray, " B"]
+    inverse: np.ndarray | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[B, P, P]: one block shared by all outputs, one for each, or one for all values together."""
+        return self.cholesky.shape
+
+    def whiten(self, columns: Float[AnyArray, "B M R"]) -> Float[AnyArray, "B M R"]:
+        """L⁻¹ r, in the precision of r."""
+        if self.inverse is not None:
+            return product(self.inverse.astype(columns.dtype), columns)
+        return solve_lower(*_broadcast(self.cholesky, columns))
+
+    def solve(self, columns: Float[AnyArray, "B M R"]) -> Float[AnyArray, "B M R"]:
+        """Σ⁻¹ r, in the precision of r."""
+        white = self.whiten(columns)
+        if self.inverse is not None:
+            return product(np.swapaxes(self.inverse, -1, -2).astype(white.dtype), white)
+        return solve_lower(*_broadcast(self.cholesky, white), transposed=True)
+
+    def color(self, columns: Float[AnyArray, "*S B M R"]) -> Float[AnyArray, "*S B M R"]:
+        """L r: of covariance Σ if the columns r are white."""
+        return product(self.cholesky.astype(columns.dtype), columns)
+
+
+class Memory:
+    """The last few things that were computed from concrete inputs."""
+
+    def __init__(self):
+        self._cache = OrderedDict()
+
+    def once(self, inputs: tuple, build: Callable):
+        """``build()``, remembered by the values of the inputs if they and the result are concrete.
+
+        Args:
+            inputs: the name of what is built, then arrays.
+            build: makes an array, a ``Factor``, or a tuple whose first entry is an array.
+        """
+        if is_traced(inputs[1:]):
+            return build()
+        digest = blake2b(inputs[0].encode())
+        for array in inputs[1:]:
+            digest.update(repr(np.shape(array)).encode() + np.asarray(array, np.float64).tobytes())
+        value = self._cache.pop(digest.digest(), None)
+        value = build() if value is None else value
+        first = value.inverse if isinstance(value, Factor) else value[0] if isinstance(value, tuple) else value
+        if isinstance(first, np.ndarray):
+            self._cache[digest.digest()] = value
+            if len(self._cache) > CACHE_SIZE:
+                self._cache.popitem(last=False)
+        return value
+
+
+def factorize(covariance: Float[AnyArray, "B M M"], diagonal: Float[AnyArray, "B M"], what: str) -> Factor:
+    """The Cholesky factors of covariance + diag(diagonal).
+
+    Concrete (NumPy) arguments are factorized by LAPACK in float64; traced ones in the graph, where a failure
+    makes the factor, and all that depends on it, NaN.
+
+    Args:
+        covariance: B covariance matrices.
+        diagonal: what is added to their diagonals.
+        what: the name of the diagonal, for the error's cure.
+
+    Raises:
+        ValueError: the covariance is concrete and not positive definite.
+    """
+    size = covariance.shape[-1]
+    if not (isinstance(covariance, np.ndarray) and isinstance(diagonal, np.ndarray)):
+        traced = cholesky(jnp.asarray(covariance) + jnp.eye(size) * jnp.asarray(diagonal)[:, None])
+        return Factor(traced, jnp.log(jnp.diagonal(traced, axis1=-2, axis2=-1)).sum(-1))
+
+    import scipy.linalg
+
+    lower = np.stack([_cholesky(c, d, what) for c, d in zip(covariance, diagonal, strict=True)])
+    inverse = np.stack([scipy.linalg.solve_triangular(l, np.eye(size), lower=True) for l in lower])
+    half_log_det = np.log(np.diagonal(lower, axis1=-2, axis2=-1)).sum(-1)
+    return Factor(lower, half_log_det, inverse)
+
+
+def _cholesky(covariance: np.ndarray, diagonal: np.ndarray, what: str) -> np.ndarray:
+    """The factor of one concrete covariance, or an error that says how far it is from having one."""
+    if not np.isfinite(covariance).all():
+        raise ValueError("the prior covariance holds NaN or infinity: check the kernel at these x.")
+    total = covariance + np.diag(diagonal)
+    try:
+        return np.linalg.cholesky(total)
+    except np.linalg.LinAlgError:
+        smallest, largest = np.linalg.eigvalsh(total)[[0, -1]]
+        raise ValueError(
+            f"the covariance at x plus {what} {diagonal.min():.3g} is not positive definite: its smallest "
+            f"eigenvalue is {smallest:.3g}, its largest {largest:.3g}. Pass a larger {what}, for example "
+            f"{diagonal.min() + max(-2 * smallest, 0) + 1e-6 * abs(largest):.1g}, or correct the kernel: {KERNEL_CURE}."
+        ) from None
+
+
+def warn_of_indefinite(covariance: AnyArray, stacklevel: int = 2) -> None:
+    """Warn if one of the concrete covariances [B, M, M] is none, though a nugget or a noise may hide it."""
+    for block in covariance if isinstance(covariance, np.ndarray) else ():
+        size = len(block)
+        try:
+            np.linalg.cholesky(block + INDEFINITE * np.trace(block) * np.eye(size))
+        except np.linalg.LinAlgError:
+            smallest, largest = np.linalg.eigvalsh(block)[[0, -1]]
+            warnings.warn(
+                f"The kernel is no covariance: at {size} points its matrix has the eigenvalue {smallest:.2g} (the "
+                f"largest: {largest:.2g}), which nugget or noise hide. Please {KERNEL_CURE}.",
+                RuntimeWarning,
+                stacklevel=stacklevel + 1,
+            )
+            return
+
+
+def product(left: Float[AnyArray, "*B M N"], right: Float[AnyArray, "*B N R"]) -> Float[AnyArray, "*B M R"]:
+    """Matrix product at full precision on every device, in float64 if both are NumPy arrays."""
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        return left @ right
+    return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
+
+
+def as_columns(values: Float[AnyArray, "M K"], shape: tuple[int, ...]) -> Float[AnyArray, "B P R"]:
+    """Values as the columns that covariance blocks of ``shape`` [B, P, ...] act on.
+
+    Independent outputs have P = M, with B = 1 and R = K, or B = K and R = 1; dependent ones are one column, P = M K.
+    """
+    if shape[-2] != len(values):
+        return values.reshape(1, -1, 1)
+    return values[None] if shape[-3] == 1 else values.T[:, :, None]
+
+
+def as_rows(columns: Float[AnyArray, "*S B P R"], num_points: int) -> Float[AnyArray, "*S M K"]:
+    """The inverse of ``as_columns``."""
+    if columns.shape[-2] != num_points:
+        return columns.reshape(*columns.shape[:-3], num_points, -1)
+    if columns.shape[-3] == 1:
+        return columns[..., 0, :, :]
+    return columns[..., 0].swapaxes(-1, -2)
+
+
+def _broadcast(triangular, columns) -> tuple[Array, Array]:
+    """Both with the same number of blocks."""
+    blocks = max(triangular.shape[0], columns.shape[0])
+    dtype = jnp.result_type(triangular, columns)
+    left, right = (jnp.broadcast_to(a, (blocks, *a.shape[1:])).astype(dtype) for a in (triangular, columns))
+    return left, right

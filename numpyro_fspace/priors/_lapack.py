@@ -1,0 +1,72 @@
+"""Cholesky factors and triangular solves that end, under ``vmap`` too, in every version of jaxlib.
+
+jaxlib 0.10 and 0.11.0-1 share out a batch of matrices on a CPU among the threads of XLA's pool, and each call waits in
+one of these threads for the others: as many batches at once as there are threads wait for ever. Several chains make
+every matrix a batch, so that a model with two functional priors at random points hung on two cores. Where jaxlib
+does so the functions here take one matrix after another; elsewhere they are JAX's own. To be removed with the
+last of these versions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import jaxlib.version
+from jax.custom_batching import sequential_vmap
+from jax.scipy.linalg import solve_triangular
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+
+__all__ = ["cholesky", "solve_lower"]
+
+
+def batches_can_wait() -> bool:
+    """Whether programs compiled now may wait for ever in batches of matrices."""
+    return (0, 10) <= jaxlib.version.__version_info__ < (0, 11, 2) and jax.default_backend() == "cpu"
+
+
+def cholesky(covariance: Float[Array, "B M M"]) -> Float[Array, "B M M"]:
+    """Lower Cholesky factors, NaN where there is none."""
+    return jax.vmap(_cholesky)(covariance) if batches_can_wait() else jnp.linalg.cholesky(covariance)
+
+
+def solve_lower(
+    triangular: Float[Array, "B M M"], columns: Float[Array, "B M R"], *, transposed: bool = False
+) -> Float[Array, "B M R"]:
+    """L⁻¹ r, or L⁻ᵀ r, for lower triangular L."""
+    solve = _solve_one if batches_can_wait() else _solve
+    return jax.vmap(lambda l, r: solve(l, r, transposed))(triangular, columns)
+
+
+def _solve(triangular, columns, transposed):
+    return solve_triangular(triangular, columns, lower=True, trans=int(transposed))
+
+
+def _solve_one(triangular, columns, transposed):
+    """``_solve`` by one call for each matrix, differentiable as often as one likes."""
+
+    def times(x):
+        return (triangular.T if transposed else triangular) @ x
+
+    def solver(transposed):
+        one_by_one = sequential_vmap(lambda l, r: _solve(l, r, transposed))
+        return lambda _, r: one_by_one(triangular, r)
+
+    return jax.lax.custom_linear_solve(times, columns, solver(transposed), solver(not transposed))
+
+
+@jax.custom_jvp
+def _cholesky(covariance):
+    return sequential_vmap(jnp.linalg.cholesky)(covariance)
+
+
+@_cholesky.defjvp
+def _cholesky_jvp(primals, tangents):
+    """dL = L Φ(L⁻¹ dΣ L⁻ᵀ), Φ the lower triangle with half the diagonal, of the symmetrized argument."""
+    factor = _cholesky(*primals)
+    half = _solve_one(factor, 0.5 * (tangents[0] + tangents[0].T), False)
+    white = _solve_one(factor, half.T, False)
+    return factor, factor @ (jnp.tril(white) - 0.5 * jnp.diag(jnp.diagonal(white)))

@@ -1,0 +1,312 @@
+"""Kernel parameters and noise by marginal likelihood."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace._checks import check_count, check_positive
+from numpyro_fspace.priors._cholesky import KERNEL_CURE, as_columns, is_traced, warn_of_indefinite
+from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
+from numpyro_fspace.priors.gaussian_process import GPPrior
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from jaxtyping import Array, ArrayLike, Float, Key
+    from tinygp.kernels import Kernel
+
+__all__ = ["GPFit", "fit_gp", "median_start"]
+
+NOISE_FLOOR = 1e-6
+#: A variance or lengthscale below, or above its inverse, nears the end of single precision, in which kernels are used.
+SMALLEST = 1e-30
+#: What tinygp calls parameters that are real numbers, also where they are written as integers: 2 * ExpSquared(1).
+REAL = ("value", "scale", "gamma", "alpha", "sigma", "factor")
+STEPS_PER_UPDATE = 20
+#: Mean of y, in standard deviations of it, from which on a process of mean zero is a poor one.
+FAR_FROM_ZERO = 3.0
+
+
+@dataclass(frozen=True, eq=False)
+class GPFit:
+    """A Gaussian process trained by ``fit_gp``.
+
+    Attributes:
+        prior: the zero-mean prior with the trained kernel (not conditioned on the data).
+        noise_variance: trained variance of the noise, or the variances that were given, [N] or [N, K].
+        losses: negative log marginal likelihood per number in y, before each step.
+        params: the trained positive kernel parameters, as passed to the kernel function; those of a tinygp kernel by
+            their number in it, with those that were held (a polynomial's order).
+    """
+
+    prior: GPPrior
+    noise_variance: float | np.ndarray
+    losses: np.ndarray = field(repr=False)
+    params: dict[str, np.ndarray]
+
+    def predict(
+        self, x_train: Float[ArrayLike, "N D"], y_train: Float[ArrayLike, "N K"], x_test: Float[ArrayLike, "M D"]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of y (noise included) at x_test, [M] or [M, K], given the training data.
+
+        Raises:
+            ValueError: if the noise of each target was given, so that nothing is known of that of new ones.
+        """
+        if np.ndim(self.noise_variance):
+            raise ValueError(
+                "predict: fit_gp was given the noise of each target, which says nothing of new ones; use "
+                "prior.condition(x_train, y_train, noise_variance).moments(x_test), the law of f."
+            )
+        mean, covariance = self.prior.condition(x_train, y_train, self.noise_variance).moments(x_test)
+        variance = np.diagonal(covariance, axis1=-2, axis2=-1)
+        variance = variance.reshape(mean.shape) if covariance.ndim == 2 else variance.T
+        return np.asarray(mean), variance + self.noise_variance
+
+
+def fit_gp(
+    kernel: Callable[[dict], Callable] | Kernel | None,
+    x: Float[ArrayLike, "N D"],
+    y: Float[ArrayLike, "N K"],
+    *,
+    params: Mapping[str, Float[ArrayLike, "*shape"]] | None = None,
+    noise_variance: Float[ArrayLike, "*N"] | None = None,
+    num_steps: int = 500,
+    learning_rate: float = 0.05,
+    max_points: int = 1000,
+    key: Key[Array, ""] | None = None,
+    progress: bool | None = None,
+) -> GPFit:
+    """Trains a zero-mean Gaussian process: maximizes log N(y; 0, k(x, x) + noise · I) by Adam.
+
+    Parameters and noise are positive and optimized by their logarithms, in float64 whatever JAX's setting;
+    the best iterate is returned. The noise variance stays above 1e-6 times that of y. Take the mean from y
+    first.
+
+    Args:
+        kernel: None for the squared exponential with one lengthscale per input, started at median distances
+            and the variance of y; a tinygp kernel, whose (positive) parameters are the start, and whose integers (a
+            polynomial's order) are held; or a function of a dict of positive parameters to a kernel as ``GPPrior``
+            takes it, with ``params`` as the start: all of them are trained, what is to be held is closed over.
+        x: inputs [N, D].
+        y: targets [N], or [N, K] for K outputs sharing kernel and noise.
+        params: start of a kernel function's parameters.
+        noise_variance: a number is the start of the noise variance, None a tenth of y's variance; variances of the
+            targets, [N] or [N, K], are taken as known and not trained (those of ``dirichlet_targets``, say).
+        num_steps: Adam steps.
+        learning_rate: of Adam, in log space.
+        max_points: if N is larger, a random subset of this size, drawn by ``key``, stands for the data.
+        key: needed only to draw the subset.
+        progress: show a progress bar; None shows it for fits that take long, in a terminal.
+
+    Returns:
+        The trained prior, noise variance, losses and parameters.
+
+    Raises:
+        TypeError, ValueError: bad shapes, NaN, parameters that are not positive, a missing key or params; with
+            ``kernel=None`` also data of a scale that single precision does not hold.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.linspace(-1, 1, 20)[:, None]
+        >>> fit = fit_gp(None, x, np.sin(3 * x[:, 0]), num_steps=100)
+        >>> bool(fit.losses[-1] < fit.losses[0])
+        True
+
+    Reference: rasmussen2006, chapter 5.
+    """
+    x, y = as_inputs(x), as_real(y, "y")
+    if is_traced((x, y)):
+        raise TypeError("fit_gp needs concrete x and y: call it outside jit, grad and vmap.")
+    num_outputs = None if y.ndim == 1 or y.shape[1:] == (1,) else y.shape[-1]
+    y = as_values(y, len(x), num_outputs, "y")
+    for number, name in ((num_steps, "num_steps"), (max_points, "max_points")):
+        check_count(number, name)
+    check_positive(learning_rate, "learning_rate")
+    spread = float(y.std() or 1.0)
+    if abs(y.mean()) > FAR_FROM_ZERO * spread:
+        warnings.warn(
+            f"fit_gp: y has mean {y.mean():.3g} and standard deviation {spread:.3g}, but the process has mean zero: "
+            "subtract the mean.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    if noise_variance is None:
+        noise_variance = 0.1 * spread**2
+    noise = np.asarray(as_positive(noise_variance, "noise_variance", ndim=2), float)
+    is_known = noise.ndim > 0
+    if is_known:
+        if noise.shape not in ((len(x),), y.shape):
+            raise ValueError(
+                f"noise_variance must be a number, or variances [N] or [N, K] of y {list(y.shape)}, got "
+                f"{list(noise.shape)}."
+            )
+        noise = np.broadcast_to(noise if noise.ndim == 2 else noise[:, None], y.shape)
+    if len(x) > max_points:
+        if key is None:
+            raise ValueError(f"x holds {len(x)} > max_points={max_points} points: pass a key to draw a subset by.")
+        rows = np.asarray(jax.random.permutation(key, len(x))[:max_points])
+        x, y = x[rows], y[rows]
+        noise = noise[rows] if is_known else noise
+
+    kernel_fn, params, held = kernel_and_params(kernel, params, x, y)
+    start = {"kernel": params} if is_known else {"kernel": params, "noise": noise}
+    floor = NOISE_FLOOR * float(y.var() or 1.0)
+
+    def loss(logs):
+        values = jax.tree.map(jnp.exp, logs)
+        covariance = GPPrior(kernel_fn(values["kernel"]), num_outputs=y.shape[1]).covariance_function(x, x)
+        if is_known:
+            diagonals = noise.T if covariance.shape[-1] == len(x) else noise.reshape(1, -1)
+            covariance = covariance + jax.vmap(jnp.diag)(jnp.asarray(diagonals))
+        else:
+            covariance = covariance + (values["noise"] + floor) * jnp.eye(covariance.shape[-1])
+        return _negative_evidence(covariance, jnp.asarray(as_columns(y, covariance.shape))) / y.size
+
+    if progress is None:
+        progress = num_steps * len(x) ** 3 > 1e10 and sys.stderr.isatty()
+    with jax.enable_x64(True):
+        logs = jax.tree.map(lambda value: jnp.log(jnp.asarray(value, float)), start)
+        losses, path = _adam(loss, logs, num_steps, learning_rate, progress)
+    if not np.isfinite(losses).any():
+        raise ValueError(
+            f"the marginal likelihood is not finite at the start: {KERNEL_CURE}; or one that is differentiable in all "
+            "its parameters, or a larger noise_variance."
+        )
+    best = int(np.nanargmin(losses))
+    if not np.isfinite(losses[-1]):
+        warnings.warn(
+            f"fit_gp: the marginal likelihood is not finite from step {int(np.argmin(np.isfinite(losses)))} of "
+            f"{num_steps} on, and the kernel is hardly trained: {KERNEL_CURE}; or one that is differentiable in all "
+            "its parameters, a larger noise_variance or a smaller learning_rate.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    values = jax.tree.map(lambda steps: np.exp(steps[best]), path)
+    prior = GPPrior(kernel_fn(values["kernel"]), num_outputs=num_outputs)
+    if np.isfinite(losses[-1]):
+        warn_of_indefinite(prior._covariance(x))
+    trained = np.asarray(noise_variance, float) if is_known else float(values["noise"] + floor)
+    return GPFit(prior, trained, losses, values["kernel"] | held)
+
+
+def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable], dict, dict]:
+    """The kernel as a function of positive parameters, their start, and the parameters that are held."""
+    import tinygp
+
+    if params and (kernel is None or isinstance(kernel, tinygp.kernels.Kernel)):
+        raise ValueError(
+            "params start a kernel *function* (a function of a dict to a kernel); a tinygp kernel starts at its own "
+            "parameters, and None at median distances: leave params out."
+        )
+    if kernel is None:
+        return _squared_exponential, median_start(x, y), {}
+    if isinstance(kernel, tinygp.kernels.Kernel):
+        leaves, structure = jax.tree_util.tree_flatten_with_path(kernel)
+        held = {str(i): leaf for i, (path, leaf) in enumerate(leaves) if _is_held(path, leaf)}
+        params = {
+            str(i): as_positive(leaf, f"kernel parameter {i}", ndim=2)
+            for i, (_, leaf) in enumerate(leaves)
+            if str(i) not in held
+        }
+
+        def with_values(values):
+            values = values | held
+            return jax.tree.unflatten(structure, [values[str(i)] for i in range(len(leaves))])
+
+        return with_values, params, held
+    if isinstance(kernel, type) or not callable(kernel):
+        raise TypeError(f"kernel must be None, a tinygp kernel or a function of a dict, got {kernel!r}.")
+    if not params:
+        raise ValueError("params must give a start for the kernel function: a dict of positive numbers or arrays.")
+    return kernel, {name: as_positive(value, f"params[{name!r}]", ndim=2) for name, value in params.items()}, {}
+
+
+def _is_held(path, leaf) -> bool:
+    """Whether a kernel's parameter is not trained: an order, a choice, any integer but a real number written as one."""
+    name, array = jax.tree_util.keystr(path[-1:]).lstrip("."), leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    if not jnp.issubdtype(array.dtype, jnp.number) or name == "order":
+        return True
+    return jnp.issubdtype(array.dtype, jnp.integer) and name not in REAL
+
+
+def _squared_exponential(params: dict) -> Kernel:
+    import tinygp
+
+    unit = tinygp.transforms.Linear(1.0 / params["lengthscale"], tinygp.kernels.ExpSquared(scale=1.0))
+    return params["variance"] * unit
+
+
+def median_start(x: np.ndarray, y: np.ndarray, max_points: int = 500) -> dict[str, np.ndarray]:
+    """Variance of y, and per input its spread times the median distance between points in units of spread."""
+    spread = np.where(np.ptp(x, 0) > 0, x.std(0), 1.0)  # a constant's own deviation may be a rounding error
+    scaled = (x / spread)[:: -(-len(x) // max_points)]
+    squares = np.sum(scaled**2, axis=1)
+    distances = squares[:, None] + squares - 2 * scaled @ scaled.T
+    apart = distances[np.triu_indices(len(scaled), 1)]
+    median = np.sqrt(max(np.median(apart), 0.0)) if len(apart) else 0.0
+    start = {"variance": np.asarray(y.var() or 1.0), "lengthscale": spread * (median or 1.0)}
+    for data, (name, value) in zip("yx", start.items(), strict=True):
+        if np.min(value) < SMALLEST or np.max(value) > 1.0 / SMALLEST:
+            raise ValueError(
+                f"{data} gives the kernel a {name} of {np.min(value):.2g} to {np.max(value):.2g}, which leaves single "
+                f"precision no room: standardize {data}."
+            )
+    return start
+
+
+@jax.custom_vjp
+def _negative_evidence(covariance: Float[ArrayLike, "B N N"], y: Float[ArrayLike, "B N R"]) -> Float[Array, ""]:
+    """-log N(y; 0, Σ); its gradient (Σ⁻¹ - α αᵀ) / 2, α = Σ⁻¹ y, is cheaper than the factor's."""
+    return _evidence_and_gradient(covariance, y)[0]
+
+
+def _evidence_and_gradient(covariance, y):
+    cholesky = jnp.linalg.cholesky(covariance)
+    identity = jnp.broadcast_to(jnp.eye(covariance.shape[-1]), covariance.shape)
+    inverse = jax.scipy.linalg.cho_solve((cholesky, True), identity)
+    alpha = inverse @ y
+    half_log_det = jnp.log(jnp.diagonal(cholesky, axis1=-2, axis2=-1)).sum() * y.shape[-1]
+    value = 0.5 * jnp.sum(y * alpha) + half_log_det + 0.5 * y.size * math.log(2 * math.pi)
+    return value, (0.5 * (y.shape[-1] * inverse - alpha @ alpha.mT), alpha)
+
+
+def _scale_gradient(gradients, cotangent):
+    return tuple(cotangent * gradient for gradient in gradients)
+
+
+_negative_evidence.defvjp(_evidence_and_gradient, _scale_gradient)
+
+
+def _adam(loss: Callable, start, num_steps: int, learning_rate: float, progress: bool) -> tuple:
+    """Losses [num_steps] and parameters [num_steps, ...] before each step, as NumPy arrays."""
+    import optax
+    from tqdm import tqdm
+
+    optimizer = optax.adam(learning_rate)
+
+    def step(carry, _):
+        logs, state = carry
+        value, gradient = jax.value_and_grad(loss)(logs)
+        updates, state = optimizer.update(gradient, state)
+        return (optax.apply_updates(logs, updates), state), (value, logs)
+
+    @jax.jit
+    def several(carry):
+        return jax.lax.scan(step, carry, length=STEPS_PER_UPDATE)
+
+    carry, pieces = (start, optimizer.init(start)), []
+    with tqdm(total=num_steps, desc="fit_gp", leave=False, disable=not progress) as bar:
+        for done in range(0, num_steps, STEPS_PER_UPDATE):
+            carry, piece = several(carry)
+            pieces.append(jax.device_get(piece))
+            bar.update(min(STEPS_PER_UPDATE, num_steps - done))
+            bar.set_postfix(loss=f"{pieces[-1][0][-1]:.3f}")
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[:num_steps], *pieces)

@@ -1,0 +1,112 @@
+"""Potentials in two stages: draws that depend on the key alone, and their value at a position.
+
+A step of a sampler draws a minibatch and measurement points and factorizes a covariance: many small operations, none
+of which knows where the chain is. Taken out of U(w, key), they are done for several steps at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+
+__all__ = ["Staged", "stage"]
+
+#: Numbers of one array that the first stage may make; what is larger, and what comes of it, is left to the second.
+MAX_NUMBERS = 2**15
+
+
+class Staged(NamedTuple):
+    """U(w, key) = ``value(w, draw(key))``.
+
+    Attributes:
+        draw: all that depends on the key alone, and that the value needs: a list of arrays.
+        value: the potential, of a position and such a list.
+        zeros: zeros in the form of the value.
+    """
+
+    draw: Callable
+    value: Callable
+    zeros: Any
+
+
+def stage(potential_fn: Callable, position, key) -> Staged:
+    """``potential_fn(position, key)`` in two stages, found by following through its program what depends on what.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_fspace.sgmcmc.hoisting import stage
+        >>> def potential(w, key):
+        ...     x = jax.random.normal(key, (100,))
+        ...     return w * jnp.exp(x).sum()
+        >>> key = jax.random.key(0)
+        >>> staged = stage(potential, jnp.ones(()), key)
+        >>> [array.shape for array in staged.draw(key)]  # the sum, not the normals
+        [()]
+        >>> bool(staged.value(2.0, staged.draw(key)) == potential(2.0, key))
+        True
+    """
+    closed, shapes = jax.make_jaxpr(lambda w, k: potential_fn(w, k), return_shape=True)(position, key)
+    program, structure = closed.jaxpr, jax.tree.structure(shapes)
+    num_position = len(jax.tree.leaves(position))
+    positions, keys = program.invars[:num_position], program.invars[num_position:]
+    # 0: constant; 1: depends on the key alone; 2: on the position, or too large to be made for several steps at once
+    level = dict.fromkeys(program.constvars, 0) | dict.fromkeys(keys, 1) | dict.fromkeys(positions, 2)
+    equations: list[list] = [[], [], []]
+    for equation in program.eqns:
+        highest = max((level[v] for v in _variables(equation.invars)), default=0)
+        highest = 2 if equation.effects or (highest == 1 and _is_large(equation)) else highest
+        level |= dict.fromkeys(equation.outvars, highest)
+        equations[highest].append(equation)
+    constant, early, late = equations
+    read = {v for equation in [*early, *late] for v in _variables(equation.invars)} | set(_variables(program.outvars))
+    constants = [v for v, number in level.items() if number == 0 and v in read]
+    values = _function(program, constant, program.constvars, constants)(closed.consts)
+    wanted = [v for equation in late for v in _variables(equation.invars)] + _variables(program.outvars)
+    drawn = [v for v in dict.fromkeys(wanted) if level[v] == 1]
+    draw = _function(program, _needed(early, drawn), [*constants, *keys], drawn)
+    value = _function(program, late, [*constants, *drawn, *positions], program.outvars)
+    return Staged(
+        lambda key: draw([*values, *jax.tree.leaves(key)]),
+        lambda position, draws: jax.tree.unflatten(structure, value([*values, *draws, *jax.tree.leaves(position)])),
+        jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes),
+    )
+
+
+def _variables(atoms):
+    return [atom for atom in atoms if not isinstance(atom, Literal)]
+
+
+def _is_large(equation):
+    return any(v.aval.size > MAX_NUMBERS for v in equation.outvars) and not _calls(equation)
+
+
+def _calls(equation):
+    """Whether an equation calls Python, which costs more than what it brings."""
+    return "callback" in str(equation.primitive)
+
+
+def _needed(equations, wanted):
+    """Those of the equations that the wanted variables come from."""
+    wanted, kept = set(wanted), []
+    for equation in reversed(equations):
+        if not wanted.isdisjoint(equation.outvars):
+            kept.append(equation)
+            wanted |= set(_variables(equation.invars))
+    return kept[::-1]
+
+
+def _function(program, equations, inputs, outputs):
+    """The part of a program that leads from some of its variables to others, as a function of a list."""
+    part = program.replace(
+        constvars=(),
+        invars=tuple(inputs),
+        outvars=tuple(outputs),
+        eqns=equations,
+        debug_info=program.debug_info.with_unknown_names(),
+    )
+    run = jaxpr_as_fun(ClosedJaxpr(part, ()))
+    return lambda values: run(*values)
