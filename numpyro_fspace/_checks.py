@@ -80,8 +80,10 @@ def as_numbers(value, name: str):
     """``value`` as an array of numbers that JAX takes; arrays of JAX, traced ones too, as they are.
 
     Raises:
-        TypeError: dates, durations, text, other objects, masked values.
+        TypeError: dates, durations, text, random keys, other objects, masked values.
     """
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        raise TypeError(f"{name} holds random keys, where numbers are needed.")
     if isinstance(value, jax.Array) or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
         return jnp.asarray(value)
     array = value if isinstance(value, np.ndarray) else np.asarray(value)

@@ -15,7 +15,7 @@ import pytest
 from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points
 from numpyro import handlers
 from numpyro.infer import NUTS, init_to_value
-from tinygp.kernels import ExpSquared
+from tinygp.kernels import ExpSquared, Polynomial
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.checks import check_arguments
@@ -88,6 +88,19 @@ def evaluate(prior, points, outputs=None):
 class NoSupport(dist.Distribution):
     def log_prob(self, value):
         return -(value**2)
+
+
+class Odd(dist.constraints.Constraint):
+    def __call__(self, x):
+        return x > 0
+
+
+class NoBijection(NoSupport):
+    support = Odd()
+
+
+def zero_inflated_normal():
+    numpyro.sample("a", dist.ZeroInflatedDistribution(dist.Normal(), gate=0.5))
 
 
 def scaled(x, y=None):
@@ -257,6 +270,39 @@ CASES = [
     ("network a number", lambda: start_model(network(module=WRONG)), TypeError, "float"),
     ("fan_in 0", lambda: fs.fan_in(0.0), ValueError, "scale=0.0 must be positive"),
     # ---- after the run
+    ("key a number", lambda: fs.MCMC(fs.SGLD(linear()), num_warmup=1, num_samples=1).run(0, X, Y), TypeError,
+     "rng_key must be a random key.*got 0"),
+    ("key of floats", lambda: fs.predict(DRAWS, X, X, model=linear()), TypeError, "key must be a random key.*float32"),
+    ("init_params dates", lambda: start(fs.SGLD(linear()), init_params={"w": np.full(2, "2000-01-01", "datetime64[D]")}),
+     TypeError, r"init_params\['w'\] holds dates"),
+    ("init_params None", lambda: start(fs.SGLD(linear()), init_params={"w": None}), TypeError, r"init_params\['w'\].*None"),
+    ("complex y", lambda: start_model(linear(), X, Y + 0j), TypeError, "argument 1 of run is complex.*'y' is complex.*np.abs"),
+    ("complex x", lambda: start_model(linear(), jnp.asarray(X + 1j), Y), TypeError, r"argument 0 .*complex \(complex64\)"),
+    ("complex points", lambda: fs.measurement.fixed(X + 0j), TypeError, "x must be .*real numbers, got complex64: pass"),
+    ("complex points, traced", lambda: jax.jit(lambda x: fs.measurement.fixed(x)(KEY))(X + 0j), TypeError, "got complex64"),
+    ("predict complex", lambda: fs.predict(DRAWS, KEY, X + 1j, model=linear()), TypeError, "argument 0 of predict is complex"),
+    ("draws of dates", lambda: fs.predict({"w": np.zeros((3, 2), "M8[D]")}, KEY, X, model=linear()), TypeError,
+     "array of draws 'w' holds dates"),
+    ("list of rows", lambda: start_model(lambda x, y: slope(x, y, rows=3), [1.0] * 8, Y), TypeError,
+     "argument 0 of run is a list.*np.asarray"),
+    ("keys as values", lambda: gp().log_prob(X, jax.random.split(KEY, 8)), TypeError, "f holds random keys"),
+    ("points in seconds", lambda: fs.measurement.fixed(TIMES), ValueError, "x is float64.*float32.*Standardize"),
+    ("pool in seconds", lambda: fs.measurement.subset(TIMES, 2), ValueError, "x is float64.*Standardize"),
+    ("box in seconds", lambda: fs.measurement.uniform(1.6e9, 1.6e9 + 60.0, 3), ValueError, "box from low to high is float64"),
+    ("noise below rounding", lambda: fs.measurement.perturb(1e8 + 1e5 * X, 0.5, 3), ValueError, "x with its noise"),
+    ("source in seconds", lambda: fs.OnDemand(TIMES), ValueError, "source of OnDemand.*is float64.*Standardize"),
+    ("source of whole seconds", lambda: fs.OnDemand(TIMES.astype(int), dtype="float32"), ValueError, "is int64.*Standardize"),
+    ("density of NaN", lambda: gp().log_prob(X, not_a_number()), ValueError, "f holds NaN"),
+    ("density of NaN, Student", lambda: fs.priors.StudentTPrior(ExpSquared(), 3.0).log_prob(X, not_a_number()), ValueError, "f holds NaN"),
+    ("fit_gp parameter 0", lambda: fs.fit_gp(Polynomial(order=2), X, Y), ValueError,
+     "sigma of the kernel Polynomial .*must be positive, got 0"),
+    ("fit_gp parameter < 0", lambda: fs.fit_gp(2.0 * ExpSquared(-1.0), X, Y), ValueError, "scale of the kernel ExpSquared"),
+    ("zero-inflated prior", lambda: start_model(with_site(lambda: numpyro.sample("a", dist.ZeroInflatedPoisson(0.3, 2.0)))),
+     ValueError, "'a' is discrete"),
+    ("bare assertion", lambda: start_model(with_site(zero_inflated_normal)), ValueError,
+     "in line .* of .*test_bad_inputs.py, numpyro.sample..a.*discrete.py, assert support.is_discrete"),
+    ("no bijection", lambda: start_model(with_site(lambda: numpyro.sample("a", NoBijection()))), ValueError,
+     "latent site 'a' lives on .*no transform from the reals.*NoBijection"),
     ("integers that do not fit", lambda: start(fs.SGLD(linear()), X, np.full(8, 3_000_000_000)), ValueError,
      "int64 and JAX would cut it to int32.*it holds 3000000000"),
     ("dates", lambda: start(fs.SGLD(linear()), X, np.full(8, "2000-01-01", "datetime64[D]")), TypeError,
@@ -539,3 +585,171 @@ def test_observations_that_would_count_twice_are_refused(law, y):
 
     with pytest.raises(ValueError, match=r"'y' has shape .* broadcast against each other"):
         start_model(model, np.ones(y, np.float32))
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_observations_may_be_a_list(kind):
+    assert mean_of(slope, LINE, kind(0.7 * LINE)) == pytest.approx(0.7, abs=0.05)
+
+
+# ---- rows that an array does not have ------------------------------------------------------------------------
+
+
+def paired(x, y, size=8, batch=None, take=lambda x, y, rows: (x[rows], y[rows])):
+    """A plate of ``size`` rows, which are taken from x and y."""
+    w = numpyro.sample("w", dist.Normal())
+    with numpyro.plate("rows", size, subsample_size=batch) as rows:
+        x, y = take(jnp.asarray(x), jnp.asarray(y), rows)
+        numpyro.sample("y", dist.Normal(w * x, 0.1), obs=y)
+
+
+WAYS = {
+    "rows": lambda x, y, rows: (x[rows], y[rows]),
+    "column": lambda x, y, rows: (x[:, None][rows, 0], y[rows]),
+    "take": lambda x, y, rows: (jnp.take(x, rows), jnp.take(y, rows)),
+    "vmap": lambda x, y, rows: jax.vmap(lambda row: (x[row], y[row]))(rows),
+    "jit": jax.jit(lambda x, y, rows: (x[rows], y[rows])),
+}
+
+
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("batch", [None, 1, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_plate_longer_than_its_data_is_refused(way, batch, make):
+    model, x = functools.partial(paired, batch=batch, take=WAYS[way]), make(X[:, 0])
+    start_model(model, x, make(Y))
+    with pytest.raises(ValueError, match=r"plate 'rows' \(sites: 'y'\) has 8 rows.*has 7 along axis 0"):
+        start_model(model, x, make(Y[:7]))
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_the_short_array_is_named(batch):
+    with pytest.raises(ValueError, match=r"'rows'.* 8 rows.*positional argument 0 of shape \[5\]"):
+        start_model(functools.partial(paired, batch=batch), X[:5, 0], Y)
+
+
+def test_predict_and_others_refuse_it_too():
+    def model(x, y=None):
+        fs.functional_prior("f", lambda x: x[:, 0], Independent(), POINTS)
+        w = numpyro.sample("w", dist.Normal())
+        with numpyro.plate("rows", 8) as rows:
+            numpyro.sample("y", dist.Normal(w * x[rows, 0], 0.1), obs=None if y is None else y[rows])
+
+    text = "plate 'rows' .*has 8 rows"
+    with pytest.raises(ValueError, match=text):
+        fs.predict({"w": jnp.ones(3)}, KEY, X[:5], model=model)
+    for short in (lambda *data: start(fs.fHMC(model), *data), lambda *data: fs.baselines.ensemble(model, KEY, *data)):
+        with pytest.raises(ValueError, match=text):
+            short(X, Y[:5])
+
+
+def grouped(groups, y, batch=None):
+    with numpyro.plate("groups", 4):
+        w = numpyro.sample("w", dist.Normal())
+    with numpyro.plate("rows", len(y), subsample_size=batch) as rows:
+        numpyro.sample("y", dist.Normal(w[groups[rows]], 0.1), obs=y[rows])
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_groups_numbered_from_one_warn(batch):
+    model = functools.partial(grouped, batch=batch)
+    with pytest.warns(RuntimeWarning, match=r"rows 1 to 4 of an array of shape \[4\], which has 0 to 3.*from 0"):
+        start_model(model, 1 + np.arange(8) // 2, Y)
+
+
+@pytest.mark.filterwarnings("error")
+def test_rows_that_there_are_pass():
+    neighbors = {
+        "before": (8, lambda x, y, rows: (y[rows - 1], y[rows])),
+        "after": (7, lambda x, y, rows: (y[rows], y[rows + 1])),
+        "clipped": (8, lambda x, y, rows: (y[rows], y.at[rows + 1].get(mode="clip"))),
+        "reversed": (8, lambda x, y, rows: (x[7 - rows], y[-rows])),
+    }
+    for size, take in neighbors.values():
+        for batch in (None, 3):
+            start_model(functools.partial(paired, size=size, batch=batch, take=take), X[:, 0], Y)
+    for batch in (None, 2):
+        start_model(functools.partial(grouped, batch=batch), np.arange(8) // 2, Y)
+
+
+def test_two_plates_and_large_ones():
+    def model(y):
+        w = numpyro.sample("w", dist.Normal())
+        with numpyro.plate("a", 50, 5, dim=-2) as a, numpyro.plate("b", 30, 3, dim=-1) as b:
+            numpyro.sample("y", dist.Normal(w, 0.1), obs=y[a[:, None], b])
+
+    start_model(model, np.zeros((50, 30), np.float32))
+    for shape, text in (((49, 30), "'a'.* 50 .*49 along axis 0"), ((50, 29), "'b'.* 30 .*29 along axis 1")):
+        with pytest.raises(ValueError, match=text):
+            start_model(model, np.zeros(shape, np.float32))
+    many = np.zeros(2**22, np.float32)
+    start_model(functools.partial(paired, size=len(many), batch=10), many, many)
+    with pytest.raises(ValueError, match=r"'rows'.* 4194304 .*4194303"):
+        start_model(functools.partial(paired, size=len(many), batch=10), many, many[1:])
+
+
+# ---- values that a compiled program does not know ------------------------------------------------------------
+
+
+READING = {
+    "unique": lambda g: len(np.unique(g)),
+    "int": lambda g: int(g.max()) + 1,
+    "if": lambda g: 3 if g.sum() > 0 else 4,
+    "range": lambda g: len(range(g[1] + 2)),
+    "rows": lambda g: len(g[g == 0]),
+    "float": lambda g: round(float(g.mean())) + 2,
+}
+
+
+@pytest.mark.parametrize("how", READING)
+def test_reading_an_argument_is_explained(how):
+    def model(x, y, groups):
+        with numpyro.plate("groups", READING[how](groups)):
+            w = numpyro.sample("w", dist.Normal())
+        numpyro.sample("y", dist.Normal(w[groups], 1.0), obs=y)
+
+    groups = np.arange(8) % 3
+    with pytest.raises(TypeError, match=r"argument 'groups' of run: the model reads its values.*partial") as raised:
+        start(fs.SGLD(model), X, Y, groups=jnp.asarray(groups))
+    assert isinstance(raised.value.__cause__, TypeError | IndexError)
+    assert "positional" not in str(raised.value)
+    start(fs.SGLD(functools.partial(model, groups=groups)), X, Y)
+
+
+def test_reading_an_argument_in_predict_is_explained():
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal())
+        numpyro.sample("y", dist.Normal(w * np.asarray(x), 1.0), obs=y)
+
+    with pytest.raises(TypeError, match="positional argument 0 of predict: the model reads its values"):
+        fs.predict({"w": jnp.ones(3)}, KEY, X[:, 0], model=model)
+
+
+@pytest.mark.parametrize("read", [float, lambda a: a if a > 0 else -a, np.exp], ids=["float", "if", "numpy"])
+def test_reading_a_sampled_value_is_explained(read):
+    def model(y):
+        numpyro.sample("y", dist.Normal(read(numpyro.sample("a", dist.Normal())), 1.0), obs=y)
+
+    with pytest.raises(TypeError, match="reads the value of a sampled site"):
+        start_model(model, Y)
+
+
+# ---- rounding ------------------------------------------------------------------------------------------------
+
+
+def test_what_float32_holds_passes():
+    """Years, days since 1970, single points, NaN and infinite values that are left to where rows are loaded."""
+    years = np.linspace(1950.0, 2020.0, 40)[:, None]
+    for points in (years, TIMES[:1], TIMES - TIMES[0], TIMES.astype(np.float32)):
+        fs.measurement.fixed(points)
+    fs.measurement.uniform(1950.0, 2020.0, 3)
+    fs.measurement.perturb(years, 0.1, 3)
+    for source in (19_000.0 + np.arange(10**5) / 1440, np.full(5, np.nan), np.full(5, 1e300), TIMES.astype(int)):
+        fs.OnDemand(source)
+    with jax.enable_x64(True):
+        assert np.ptp(fs.measurement.fixed(TIMES).pool) == 7.0
+        assert np.ptp(fs.OnDemand(TIMES)[np.array([0, 7])]) == 7.0
+
+
+def test_densities_of_traced_nan_are_nan():
+    assert np.isnan(jax.jit(lambda f: gp().log_prob(X, f))(not_a_number()))

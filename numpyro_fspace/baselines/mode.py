@@ -8,7 +8,7 @@ import numpy as np
 from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.checks import checked_arguments
-from numpyro_fspace.model.potential import ModelPotential, check_gradient
+from numpyro_fspace.model.potential import ModelPotential, check_gradient, check_plates
 
 __all__ = ["check_model", "check_optimizer", "find_modes"]
 
@@ -21,8 +21,9 @@ def check_model(model, args, kwargs, init_strategy) -> dict:
         potential.check_data()
         return potential.init_params()
 
-    with checked_arguments(args, kwargs) as trouble:
+    with checked_arguments(args, kwargs, model=model) as trouble:
         shapes = jax.eval_shape(start, jax.random.key(0))
+        check_plates(model, args, kwargs, init_strategy)
         if trouble is not None:
             check_gradient(model, args, kwargs, init_strategy)
     return shapes

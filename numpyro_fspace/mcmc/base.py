@@ -16,15 +16,15 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.primitives import _PYRO_STACK
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import check_count, check_positive, check_step_size
+from numpyro_fspace._checks import as_numbers, check_count, check_positive, check_step_size
 from numpyro_fspace._xla import UNOPTIMIZED, chains_together, is_nested, largest_array
 from numpyro_fspace.mcmc.chain import Chain
 from numpyro_fspace.mcmc.plan import Plan, one_at_a_time
 from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.mcmc.warnings import warn_of_trouble
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays
-from numpyro_fspace.model.checks import checked_arguments
-from numpyro_fspace.model.potential import ModelPotential, check_gradient
+from numpyro_fspace.model.checks import checked_arguments, known_values
+from numpyro_fspace.model.potential import ModelPotential, check_gradient, check_plates
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 
 __all__ = ["Checked", "SGMCMCKernel", "check_init_params"]
@@ -205,7 +205,9 @@ class SGMCMCKernel(MCMCKernel):
         single, expected = is_prng_key(rng_key), checked.params
         if init_params is not None:
             check_init_params(init_params, expected, None if single else rng_key.shape[0])
-            init_params = jax.tree.map(lambda given, like: jnp.asarray(given, like.dtype), init_params, expected)
+            init_params = {
+                k: jnp.asarray(as_numbers(v, f"init_params[{k!r}]"), expected[k].dtype) for k, v in init_params.items()
+            }
         arrays, static, join = split_arrays((model_args, model_kwargs))
 
         @one_at_a_time
@@ -222,24 +224,18 @@ class SGMCMCKernel(MCMCKernel):
         is_alone = not is_nested()  # else no options can be given
         options = UNOPTIMIZED if is_alone and jax.default_backend() == "cpu" else None
         start = self._compiled(init, static, "init", plan.settings, num_warmup, single, is_alone, options=options)
-        try:
+        with known_values(self._model, model_args, model_kwargs, "run"):
             return start(rng_key, init_params, arrays)._replace(plan=plan)
-        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
-            error.add_note(
-                "numpyro_fspace: arrays given to run are arguments of a compiled model, which cannot read their values "
-                "(len(np.unique(groups)), int(groups.max()), if x.sum() > 0). Compute such a number outside of the "
-                "model and pass it to run as a Python int, or close over the array."
-            )
-            raise
 
     @one_at_a_time
     def check(self, model_args, model_kwargs) -> Checked:
         """What the model and its data are like; an error for settings, a model or data that cannot be sampled."""
         self._check_settings()
         points: dict = {}
-        with checked_arguments(model_args, model_kwargs) as trouble:
+        with checked_arguments(model_args, model_kwargs, model=self._model) as trouble:
             trace = jax.make_jaxpr(partial(self._checked_params, model_args, model_kwargs, points), return_shape=True)
             program, params = trace(jax.random.key(0))  # the model's first evaluation, with what its start takes
+            check_plates(self._model, model_args, model_kwargs, self.init_strategy)
             if trouble is not None:
                 check_gradient(self._model, model_args, model_kwargs, self.init_strategy)
         return Checked(params, points, largest_array(program.jaxpr))
@@ -361,6 +357,8 @@ def check_init_params(given, expected, num_chains):
         names = sorted(given) if isinstance(given, dict) else type(given).__name__
         raise ValueError(f"init_params must be a dict with the sites {sorted(expected)}, got {names}.")
     for name, value in given.items():
+        if value is None or isinstance(value, dict):
+            raise TypeError(f"init_params[{name!r}] must be an array of numbers, got {value!r}.")
         if num_chains is not None and jnp.shape(value)[:1] != (num_chains,):
             raise ValueError(
                 f"init_params[{name!r}] has shape {jnp.shape(value)}; its first axis must be that of the "

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import check_count
+from numpyro_fspace._checks import as_numbers, check_count
 from numpyro_fspace._xla import chains_together, is_nested, is_worth_dividing
 from numpyro_fspace.mcmc.base import SGMCMCKernel, check_init_params
 from numpyro_fspace.mcmc.chain import KernelState
@@ -22,7 +22,7 @@ from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.progress import Interruption, Progress, is_watched
 from numpyro_fspace.mcmc.warnings import warn_of_draws, warn_of_trouble
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays, with_rows
-from numpyro_fspace.model.checks import check_kernel
+from numpyro_fspace.model.checks import check_kernel, check_key
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import CHAINS, beside, check_mesh, gathered, place
 from numpyro_fspace.posterior.run_files import folder_of, join_chains
@@ -175,6 +175,7 @@ class MCMC(NumPyroMCMC):
         init_params: Any = None,
         **kwargs: Any,
     ) -> None:
+        check_key(rng_key, "rng_key")
         state, is_warmup = self.post_warmup_state, self._collection_params["phase"] == "warmup"
         if not is_warmup:
             self._set_collection_params()  # numbers may have been changed since the last run
@@ -267,7 +268,9 @@ class MCMC(NumPyroMCMC):
         if self.checkpoint is not None:
             run = describe(self, key, fields, init_params, args, kwargs)
             Checkpoint(self.checkpoint, run)  # refuses another run before anything is computed
-        init_params = jax.tree.map(jnp.asarray, init_params)
+        init_params = jax.tree_util.tree_map_with_path(
+            lambda path, a: jnp.asarray(as_numbers(a, f"init_params{jax.tree_util.keystr(path)}")), init_params
+        )
         if self.mesh is not None:
             key, init_params = place((key, init_params), self.mesh, CHAINS)
             arrays = place(arrays, self.mesh)

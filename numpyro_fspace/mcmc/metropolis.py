@@ -12,7 +12,7 @@ from numpyro_fspace._checks import check_count
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.checks import checked_arguments
 from numpyro_fspace.model.networks import init_to_network
-from numpyro_fspace.model.potential import ModelPotential, check_gradient
+from numpyro_fspace.model.potential import ModelPotential, check_gradient, check_plates
 from numpyro_fspace.model.sites import subsampled_plates
 
 if TYPE_CHECKING:
@@ -84,9 +84,10 @@ class fHMC(HMC):
 
     def init(self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None):
         model_kwargs = {} if model_kwargs is None else model_kwargs
-        with checked_arguments(model_args, model_kwargs) as trouble:
+        with checked_arguments(model_args, model_kwargs, model=self.model) as trouble:
             potential = ModelPotential(self.model, model_args, model_kwargs, key=jax.random.key(0))
             self._check(potential)
+            check_plates(self.model, model_args, model_kwargs)
             if trouble is not None:
                 check_gradient(self.model, model_args, model_kwargs)
             return super().init(rng_key, num_warmup, init_params, *with_rows((model_args, model_kwargs)))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import traceback
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
+from numpyro import handlers
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_fspace._checks import is_table, native, not_numbers
+from numpyro_fspace._checks import is_table, native, not_numbers, with_rows
+from numpyro_fspace.model.handlers import full_plates
+from numpyro_fspace.model.rounding import lost_to_rounding
 from numpyro_fspace.model.sites import base_law, is_functional_prior, subsampled_plates
 
 __all__ = ["check_arguments", "check_kernel", "check_observations", "check_sites", "checked_arguments"]
@@ -18,6 +24,18 @@ __all__ = ["check_arguments", "check_kernel", "check_observations", "check_sites
 
 def _is_concrete_array(x) -> bool:
     return isinstance(x, np.ndarray | jax.Array) and not isinstance(x, jax.core.Tracer)
+
+
+def _is_array(x) -> bool:
+    return isinstance(x, np.ndarray | jax.Array)
+
+
+def check_key(key, name: str):
+    """``key`` must be a random key, or several, as JAX makes them."""
+    is_typed = _is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_typed and not (_is_array(key) and key.dtype == np.uint32 and key.ndim):
+        given = f"an array of {key.dtype}" if _is_array(key) else repr(key)
+        raise TypeError(f"{name} must be a random key, such as jax.random.key(0), got {given}.")
 
 
 def check_kernel(sampler):
@@ -37,12 +55,12 @@ def check_kernel(sampler):
 
 
 @contextmanager
-def checked_arguments(args: tuple, kwargs: dict, of: str = "run"):
+def checked_arguments(args: tuple, kwargs: dict, of: str = "run", *, model=None):
     """``check_arguments`` around a model's first evaluation, which tells whether the model handles what it is given.
 
     Yields what NaN and infinite values there are, as ``not_finite`` names them, or None: whoever evaluates the model is
     to raise a ValueError if they reach its density. That, or another error of the model, becomes one that names the
-    argument.
+    argument; and so does an error of ``model`` that reads values which are not known (``known_values``).
 
     Raises:
         TypeError, ValueError: naming the argument, what is wrong with it, and the cure.
@@ -50,16 +68,101 @@ def checked_arguments(args: tuple, kwargs: dict, of: str = "run"):
     check_arguments(args, kwargs, of=of, finite=False)
     trouble = not_finite(args, kwargs, of)
     try:
-        yield trouble
-    except ValueError as error:
-        if trouble is None:
-            raise
-        raise ValueError(trouble) from error
+        with known_values(model, args, kwargs, of):
+            yield trouble
     except Exception as error:
-        for name, table in _leaves(args, kwargs):
-            if is_table(table):
-                raise TypeError(f"{name} of {of} {_what_of(table)} ({type(error).__name__}: {error})") from error
+        if trouble is not None and isinstance(error, ValueError):
+            raise ValueError(trouble) from error
+        for name, leaf in named_leaves(args, kwargs):
+            if is_table(leaf):
+                raise TypeError(f"{name} of {of} {_what_of(leaf)} ({type(error).__name__}: {error})") from error
+            if np.iscomplexobj(leaf):
+                raise TypeError(
+                    f"{name} of {of} is complex ({np.asarray(leaf).dtype}), and the model fails where it computes with "
+                    f"it ({type(error).__name__}: {error}). Pass real numbers: np.abs(a), or "
+                    "np.stack([a.real, a.imag], -1)."
+                ) from error
+        for name, given in _named(args, kwargs).items():
+            parts = jax.tree.leaves(given) if isinstance(given, list | tuple) else [given]
+            if isinstance(given, list | tuple | range | str | bytes | set) and not any(map(_is_array, parts)):
+                raise TypeError(
+                    f"{name} of {of} is a {type(given).__name__}, and the model fails where it computes with it "
+                    f"({type(error).__name__}: {error}): pass an array of numbers, np.asarray(...)."
+                ) from error
+        if isinstance(error, AssertionError) and not str(error):
+            raise ValueError(_where(error)) from error
         raise
+
+
+def _where(error) -> str:
+    """What a bare ``assert`` says, and the line of the model that led to it."""
+    *outer, last = traceback.extract_tb(error.__traceback__)
+    packages = tuple(str(Path(str(file)).parent) for file in (jax.__file__, np.__file__, numpyro.__file__, __file__))
+    own = [frame for frame in outer if not frame.filename.startswith(packages)]
+    line = f" in line {own[-1].lineno} of {own[-1].filename}, {own[-1].line}" if own else ""
+    return f"The model fails{line}: it breaks a rule of {last.filename}, {last.line}"
+
+
+#: What JAX raises where Python asks for a value that a compiled program does not know.
+_UNKNOWN = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+@contextmanager
+def known_values(model, args: tuple, kwargs: dict, of: str):
+    """Around compiled evaluations of ``model``: an error if it reads values as Python does, which are not known there.
+
+    Raises:
+        TypeError: naming the arguments, or the random numbers, whose values the model reads, and the cure.
+    """
+    try:
+        yield
+    except _UNKNOWN as error:
+        if model is None:
+            raise
+        raise TypeError(_what_is_read(model, args, kwargs, of)) from error
+
+
+def _what_is_read(model, args, kwargs, of) -> str:
+    """Which arguments a model reads the values of: it fails if they alone are not known."""
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    arrays = [i for i, leaf in enumerate(leaves) if np.ndim(leaf) and _is_concrete_array(leaf)]
+
+    # JAX's arrays are not known either, once a program computes with them; NumPy's are.
+    known = [np.asarray(leaf) if i in arrays else leaf for i, leaf in enumerate(leaves)]
+
+    def fails(chosen):
+        def evaluate(key, values):
+            given = iter(values)
+            filled = [next(given) if i in chosen else leaf for i, leaf in enumerate(known)]
+            args, kwargs = with_rows(jax.tree.unflatten(structure, filled))
+            handlers.trace(handlers.seed(full_plates(model), key)).get_trace(*args, **kwargs)
+
+        try:
+            jax.eval_shape(evaluate, jax.random.key(0), [native(leaves[i]) for i in chosen])
+        except _UNKNOWN:
+            return True
+        except Exception:
+            return False
+        return False
+
+    if fails([]):
+        return (
+            "The model reads the value of a sampled site, or of what JAX computes inside it (float(a), if a > 0, "
+            "x[a > 0], np.exp(a)). It is not known in a compiled program: use jax.numpy, jnp.where or jax.lax.cond."
+        )
+    ids = {id(leaf): name for name, leaf in named_leaves(args, kwargs)}
+    names = list(dict.fromkeys(ids[id(leaves[i])] for i in [i for i in arrays if fails([i])] or arrays))
+    return (
+        f"{' and '.join(names)} of {of}: the model reads its values, as in int(x.max()), "
+        "len(np.unique(x)), x[x > 0] or if x.sum() > 0. In a compiled program arrays among the arguments are traced, "
+        "and their values not known. Compute such numbers outside of the model and pass them as Python numbers, or "
+        "bind the array to the model, functools.partial(model, x=np.asarray(x))."
+    )
 
 
 def _what_of(table) -> str:
@@ -77,7 +180,7 @@ def check_arguments(args: tuple, kwargs: dict, *, of: str = "run", finite: bool 
     Raises:
         TypeError, ValueError: naming the argument, what is wrong with it, and the cure.
     """
-    for name, leaf in _leaves(args, kwargs):
+    for name, leaf in named_leaves(args, kwargs):
         if _is_concrete_array(leaf):
             _check_array(name, leaf, of)
         elif is_table(leaf) and np.asarray(leaf).dtype.kind in "biuf":  # of numbers
@@ -89,7 +192,7 @@ def check_arguments(args: tuple, kwargs: dict, *, of: str = "run", finite: bool 
 
 def not_finite(args: tuple, kwargs: dict, of: str) -> str | None:
     """The first argument that holds NaN or infinite values, and the cure; None if there is none."""
-    for name, leaf in _leaves(args, kwargs):
+    for name, leaf in named_leaves(args, kwargs):
         is_number = isinstance(leaf, float)
         if not (is_number or _is_concrete_array(leaf) or is_table(leaf)):
             continue
@@ -110,11 +213,14 @@ def not_finite(args: tuple, kwargs: dict, of: str) -> str | None:
     return None
 
 
-def _leaves(args, kwargs):
+def named_leaves(args, kwargs):
     """The leaves of a model's arguments, each with the name of its argument."""
+    return [(name, leaf) for name, tree in _named(args, kwargs).items() for leaf in jax.tree.leaves(tree)]
+
+
+def _named(args, kwargs) -> dict:
     named = {f"positional argument {i}": a for i, a in enumerate(args)}
-    named |= {f"argument {k!r}": v for k, v in kwargs.items()}
-    return [(name, leaf) for name, tree in named.items() for leaf in jax.tree.leaves(tree)]
+    return named | {f"argument {k!r}": v for k, v in kwargs.items()}
 
 
 def _check_array(name, array, of):
@@ -132,23 +238,9 @@ def _check_array(name, array, of):
             f"{name} of {of} is {array.dtype} and JAX would cut it to {kept}, which changes it (it holds "
             f'{array.max()}). Pass it as float, or call jax.config.update("jax_enable_x64", True) first.'
         )
-    if array.dtype == np.float64 and not jax.config.jax_enable_x64:
-        _check_float32_is_enough(name, array, of)
-
-
-def _check_float32_is_enough(name, array, of):
-    rows = np.atleast_1d(array)
-    rows = rows if np.isfinite(rows).all() else np.ma.masked_invalid(rows)
-    with np.errstate(over="ignore"):
-        cast = rows.astype(np.float32)
-        spread = np.std(rows, axis=0)
-        lost = np.max(np.abs(cast.astype(np.float64) - rows), axis=0)
-        varies = np.ptp(rows, axis=0) > 0
-    if not np.all(np.isfinite(cast)) or np.any(varies & (lost > 1e-3 * spread)):
-        raise ValueError(
-            f"{name} of {of} is float64 and JAX would round it to float32, which loses it (its values are too "
-            'large for their spread). Standardize it, or call jax.config.update("jax_enable_x64", True) first.'
-        )
+    trouble = lost_to_rounding(array) if array.dtype == np.float64 else None
+    if trouble is not None:
+        raise ValueError(f"{name} of {of} {trouble}.")
 
 
 def check_sites(trace):
@@ -201,6 +293,9 @@ def check_observations(trace):
         if site["type"] != "sample" or not site["is_observed"] or site["infer"].get("is_auxiliary"):
             continue
         name, value, shape = site["name"], site["value"], tuple(site["fn"].shape())
+        for what, part in [("", value), ("The likelihood of t", site["fn"])]:
+            if any(jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.complexfloating) for leaf in jax.tree.leaves(part)):
+                raise TypeError(f"{what or 'T'}he observation {name!r} is complex; densities are of real numbers.")
         if not _is_law_of_each(site["fn"], np.shape(value)):
             raise ValueError(
                 f"The observation {name!r} has shape {np.shape(value)} but its likelihood has shape {shape}: "

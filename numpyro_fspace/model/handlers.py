@@ -20,6 +20,7 @@ __all__ = [
     "hooks",
     "minibatch",
     "own_keys",
+    "parts_of_plates",
     "points_in_data",
     "take_observation",
     "without_data",
@@ -90,6 +91,26 @@ class given_rows(Messenger):
             msg["args"], msg["value"] = (size, len(self.rows)), self.rows
 
 
+class parts_of_plates(Messenger):
+    """Runs a model with consecutive rows as the minibatch of every subsampled plate.
+
+    Args:
+        fn: the model.
+        part: where they lie: 0 gives the first rows, ``num_parts`` the last ones.
+        num_parts: at most 2¹⁵.
+    """
+
+    def __init__(self, fn, part, num_parts):
+        super().__init__(fn)
+        self.part, self.num_parts = part, num_parts
+
+    def process_message(self, msg):
+        size, batch = msg["args"] if msg["type"] == "plate" else (0, None)
+        if msg["type"] == "plate" and msg["value"] is None and 1 <= batch <= size:
+            whole, rest = divmod(size - batch, self.num_parts)  # their product may be beyond 32 bits
+            msg["value"] = whole * self.part + rest * self.part // self.num_parts + jnp.arange(batch)
+
+
 class without_data(Messenger):
     """Runs a model whose observations and factors do not count."""
 
@@ -99,8 +120,10 @@ class without_data(Messenger):
 
 
 def take_observation(msg):
-    """Make an array of JAX's numbers of a site's observation: of a pandas Series, say, or of a file's byte order."""
-    if msg["type"] == "sample" and hasattr(msg["value"], "__array__"):
+    """Make an array of JAX's numbers of a site's observation: of a list, a pandas Series, or of a file's byte order."""
+    value = msg["value"]
+    is_given = hasattr(value, "__array__") or isinstance(value, list | tuple | range | str | bytes)
+    if msg["type"] == "sample" and is_given:
         msg["value"] = as_numbers(msg["value"], f"The observation {msg['name']!r}")
 
 

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace.model.rounding import lost_to_rounding
 from numpyro_fspace.priors._cholesky import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float, Int, Key
 
 __all__ = ["PointSampler", "as_points", "fixed", "perturb", "subset", "uniform", "union"]
+
+#: A cloud of random points is judged by so many of its places.
+NUM_PLACES = 50
 
 
 @runtime_checkable
@@ -178,7 +182,8 @@ def fixed(x: Float[ArrayLike, "M D"]) -> PointSampler:
         x: points [M, D].
 
     Raises:
-        TypeError, ValueError: x is not numeric, not [M, D], empty, or holds NaN.
+        TypeError, ValueError: x is not numeric, not [M, D], empty, holds NaN, or is float64 whose differences are lost
+            in JAX's float32 (time in seconds since 1970, say).
     """
     pool = _points(x, "x")
     return _Fixed(len(pool), pool.shape[1], is_random=False, pool=pool)
@@ -218,6 +223,8 @@ def uniform(low: float | Float[ArrayLike, " D"], high: float | Float[ArrayLike, 
     size = shapes.pop() if shapes else (1,)
     if not is_traced((low, high)) and not (low < high).all():
         raise ValueError(f"low must be below high in every input, got low={low} and high={high}.")
+    if not is_traced((low, high)):
+        _check_precision(np.linspace(low, high, NUM_PLACES), "the box from low to high")
     lower, upper = (jnp.broadcast_to(_constant(corner), size) for corner in (low, high))
     return _Uniform(num, *size, low=lower, high=upper)
 
@@ -236,6 +243,9 @@ def perturb(x: Float[ArrayLike, "N D"], scale: float | Float[ArrayLike, " D"], n
     x, scale, num = _points(x, "x"), as_positive(scale, "scale", ndim=1), _count(num)
     if scale.shape not in [(), x.shape[1:]]:
         raise ValueError(f"scale must be a number or have shape [{x.shape[1]}], got {list(scale.shape)}.")
+    if not is_traced((x, scale)):
+        farthest = np.abs(np.asarray(x, np.float64)).max(0)
+        _check_precision(np.linspace(farthest - scale, farthest + scale, NUM_PLACES), "x with its noise (scale)")
     return _Perturb(num, x.shape[1], x=x, scale=_constant(scale))
 
 
@@ -329,7 +339,15 @@ def _points(x, name: str) -> Float[Array, "M D"]:
         limit = float(jnp.finfo(jnp.result_type(float)).max)
         if largest > limit:
             raise ValueError(f"{name} holds {largest:.3g}, beyond the precision's {limit:.3g}; rescale {name}.")
+        _check_precision(x, name)
     return _constant(x)
+
+
+def _check_precision(points: np.ndarray, name: str) -> None:
+    """That points differ in JAX's precision too."""
+    trouble = lost_to_rounding(points)
+    if trouble is not None:
+        raise ValueError(f"{name} {trouble}.")
 
 
 def _count(num) -> int:

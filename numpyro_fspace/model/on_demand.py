@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import mmap
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.primitives import _PYRO_STACK, plate
 
+from numpyro_fspace.model.rounding import lost_to_rounding
+
 if TYPE_CHECKING:
     from jaxtyping import Array, Int
 
 __all__ = ["OnDemand", "errors_as_themselves"]
 
 logger = logging.getLogger("jax._src.callback")
+#: A source's precision is judged by so many of its rows, evenly spaced, and so many of their numbers, at most.
+MAX_ROWS, MAX_NUMBERS = 1000, 2**20
 #: Errors of loading rows inside compiled programs, newest last.
 _errors: list[Exception] = []
 
@@ -38,7 +43,8 @@ class OnDemand:
         dtype: of the rows in the model; None is the source's, in JAX's default precision.
 
     Rows are checked as they are loaded: NaN and infinite values, integers that do not fit into ``dtype``, and a file
-    that was cut short since it was opened end the run with an error that says which.
+    that was cut short since it was opened end the run with an error that says which. Rows of float64 from all over the
+    source are looked at beforehand: time in seconds since 1970, say, is lost in float32.
 
     Attributes:
         shape: of the whole, [N, ...].
@@ -47,8 +53,9 @@ class OnDemand:
 
     Raises:
         TypeError: for a source without these, or one of other things than numbers.
-        ValueError: for a source without rows; where rows are loaded, for values that are not finite or do not fit into
-            ``dtype``, and for the rows of a plate of another size.
+        ValueError: for a source without rows, or of float64 whose differences are lost in float32; where rows are
+            loaded, for values that are not finite or do not fit into ``dtype``, and for the rows of a plate of another
+            size.
         IndexError: where rows are loaded that there are not.
         OSError: where the file is shorter than it was.
 
@@ -87,6 +94,7 @@ class OnDemand:
         self.shape, self.ndim = tuple(source.shape), len(source.shape)
         if 0 in self.shape:
             raise ValueError(f"source is empty: it has the shape {list(self.shape)}.")
+        self._check_precision()
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -129,20 +137,34 @@ class OnDemand:
             _errors.append(error)
             raise
 
+    def _check_precision(self):
+        """That rows from all over the source are not lost in float32; infinite values are found as they are loaded."""
+        if self.dtype != np.float32 or _dtype(self.source.dtype) == self.source.dtype != np.int32:
+            return
+        num = min(len(self), MAX_ROWS, max(2, MAX_NUMBERS // math.prod(self.shape[1:])))
+        rows = np.unique(np.linspace(0, len(self) - 1, num).astype(int))
+        values = self._taken(rows)
+        with np.errstate(over="ignore"):
+            is_finite = np.isfinite(values.astype(np.float32))
+        trouble = lost_to_rounding(values if is_finite.all() else np.where(is_finite, values, np.nan))
+        if trouble is not None:
+            raise ValueError(f"The source of {self!r} {trouble}.")
+
     def _load(self, rows) -> np.ndarray:
         rows = np.asarray(rows)
         if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows {rows.min()} to {rows.max()} are not all among the {len(self)} of {self!r}.")
+        return self._converted(self._taken(rows))
+
+    def _taken(self, rows) -> np.ndarray:
         if isinstance(self.source, np.ndarray):  # np.memmap too; ``take`` is three times as fast as an index
             _check_file(self.source)
-            values = np.take(self.source, rows, axis=0)
-        else:
-            distinct, places = np.unique(rows, return_inverse=True)
-            values = np.asarray(self.source[distinct])
-            if values.shape != (len(distinct), *self.shape[1:]):
-                raise ValueError(f"{self!r}: {len(distinct)} rows of source have the shape {list(values.shape)}.")
-            values = values[places.reshape(rows.shape)]
-        return self._converted(np.asarray(values))
+            return np.asarray(np.take(self.source, rows, axis=0))
+        distinct, places = np.unique(rows, return_inverse=True)
+        values = np.asarray(self.source[distinct])
+        if values.shape != (len(distinct), *self.shape[1:]):
+            raise ValueError(f"{self!r}: {len(distinct)} rows of source have the shape {list(values.shape)}.")
+        return values[places.reshape(rows.shape)]
 
     def _converted(self, values) -> np.ndarray:
         with np.errstate(all="ignore"):

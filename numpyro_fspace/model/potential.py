@@ -20,8 +20,16 @@ from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.model.arguments import with_rows
-from numpyro_fspace.model.checks import check_observations, check_sites
-from numpyro_fspace.model.handlers import fresh_draws, full_plates, function_hook, given_rows, without_data
+from numpyro_fspace.model.checks import check_observations, check_sites, named_leaves
+from numpyro_fspace.model.handlers import (
+    fresh_draws,
+    full_plates,
+    function_hook,
+    given_rows,
+    parts_of_plates,
+    without_data,
+)
+from numpyro_fspace.model.indices import NUM_PARTS, check_indices, plates_of
 from numpyro_fspace.model.networks import init_to_network
 from numpyro_fspace.model.primitives import drawn
 from numpyro_fspace.model.sites import (
@@ -32,7 +40,7 @@ from numpyro_fspace.model.sites import (
     weights_of,
 )
 
-__all__ = ["ModelPotential", "base_transform", "check_gradient", "has_dynamic_support"]
+__all__ = ["ModelPotential", "base_transform", "check_gradient", "check_plates", "has_dynamic_support"]
 
 #: Prior draws from which the scale of a parameter without a closed form is estimated.
 NUM_SCALE_DRAWS = 200
@@ -234,6 +242,18 @@ def check_gradient(model, args, kwargs, init_strategy=init_to_network):
             raise ValueError("The gradient of the log density is not finite where the chain starts.")
 
 
+def check_plates(model, args, kwargs, init_strategy=init_to_network):
+    """Raise a ValueError if rows of a plate are taken from an array that has fewer (``check_indices``)."""
+    plates: dict = {}
+
+    def evaluate(key, part):
+        parts = parts_of_plates(model, part, NUM_PARTS)
+        plates.update(plates_of(ModelPotential(parts, args, kwargs, key=key, init_strategy=init_strategy).trace))
+
+    program = jax.make_jaxpr(evaluate)(jax.random.key(0), 0)
+    check_indices(program, (None, None), plates, named_leaves(args, kwargs), part=1)
+
+
 def _refuse_seeded(model):
     for layer in _layers(model):
         if isinstance(layer, handlers.seed):
@@ -273,11 +293,20 @@ def _starts(init_strategy):
         if not _is_latent(site):
             return init_strategy(site)
         law, name = site["fn"], f"The start of the site {site['name']!r}, as init_strategy gives it,"
-        if law.support is None:
+        if not isinstance(law.support, constraints.Constraint):
             raise ValueError(
                 f"The law of the latent site {site['name']!r} does not say where it lives: give {type(law).__name__} a "
                 "support, such as support = numpyro.distributions.constraints.real."
             )
+        if not law.support.is_discrete:  # which check_sites refuses
+            try:
+                biject_to(law.support)
+            except NotImplementedError as error:
+                raise ValueError(
+                    f"The latent site {site['name']!r} lives on {law.support}, for which NumPyro has no transform from "
+                    f"the reals: give {type(law).__name__} another support, or reparametrize the site "
+                    "(numpyro.handlers.reparam, for a ProjectedNormal by ProjectedNormalReparam)."
+                ) from error
         value = init_strategy(site)
         if value is None:
             return None

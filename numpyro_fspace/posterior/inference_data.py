@@ -14,6 +14,7 @@ from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_median
 
 from numpyro_fspace.model.arguments import split_arrays
+from numpyro_fspace.model.checks import known_values
 from numpyro_fspace.model.functions import function_inputs, some_rows
 from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.on_demand import errors_as_themselves
@@ -101,7 +102,8 @@ def to_arviz(
     model, chains, args, kwargs = found.model, found.num_chains, found.args, found.kwargs
     if not isinstance(source, NumPyroMCMC):
         _check_arguments(model, args, kwargs)
-    trace, observed, known, drawn = _trace(model, args, kwargs)
+    with known_values(model, args, kwargs, "to_arviz"):
+        trace, observed, known, drawn = _trace(model, args, kwargs)
     if drawn and log_lik:
         raise ValueError(
             f"to_arviz: the model draws the rows of {drawn} itself, others at each call, so that log-likelihoods of "

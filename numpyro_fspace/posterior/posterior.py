@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 
+from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.model.sharding import beside
 from numpyro_fspace.posterior.run_files import RunFiles, join_chains, plain
 
@@ -146,7 +147,7 @@ def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, .
         )
     if model is None:
         raise TypeError("A dict of draws needs the model: pass model=.")
-    return Posterior(model, source)
+    return Posterior(model, {k: as_numbers(v, f"The array of draws {k!r}") for k, v in source.items()})
 
 
 def functions_run(source) -> Posterior:

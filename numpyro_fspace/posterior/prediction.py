@@ -19,9 +19,10 @@ from numpyro import handlers
 
 from numpyro_fspace._checks import as_numbers, check_count, native
 from numpyro_fspace.model.arguments import split_arrays
-from numpyro_fspace.model.checks import checked_arguments
+from numpyro_fspace.model.checks import check_key, checked_arguments, known_values, named_leaves
 from numpyro_fspace.model.functions import condition, evaluate, function_inputs, function_values, functions_of
 from numpyro_fspace.model.handlers import full_plates, own_keys
+from numpyro_fspace.model.indices import check_indices, plates_of
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import beside
 from numpyro_fspace.model.sites import is_observation, is_weight, weights_of
@@ -98,12 +99,14 @@ def predict(
         >>> fs.predict(draws, jax.random.key(0), jax.numpy.ones((3, 1)), model=model)["y"].shape
         (5, 3)
     """
+    check_key(key, "key")
     if input_batch_size is not None:
         check_count(input_batch_size, "input_batch_size")
     from_prior = (from_prior,) if isinstance(from_prior, str) else tuple(from_prior)
     posterior, given = as_posterior(source, model, from_prior), {} if inputs is None else {"inputs": inputs}
     sizes = {"batch_size": batch_size, "input_batch_size": input_batch_size}
-    with checked_arguments(args, kwargs | given, "predict") as trouble:
+    known = known_values(posterior.model, args, kwargs, "predict")
+    with checked_arguments(args, kwargs | given, "predict") as trouble, known:
         draws = function_and_site_draws(posterior, key, args, kwargs, inputs, from_prior=from_prior, **sizes)
         bad = [k for k, v in draws.items() if trouble is not None and not np.isfinite(v).all()]
         if bad:
@@ -128,9 +131,12 @@ def function_and_site_draws(
 
     check_draws(replace(posterior, samples=draws), args, kwargs, places, from_prior)
 
+    plates: dict = {}
+
     def evaluation(draw, key, args, kwargs, inputs):
         with (asked := own_keys()):
             trace = _trace(model, draw, key, args, kwargs)
+        plates.update(plates_of(trace))
         weights = weights_of(trace)
         found = {k: s["value"] for k, s in trace.items() if _is_output(s, draw, weights)}
         given = [k for k in found if trace[k]["type"] == "sample" and trace[k]["is_observed"]]
@@ -138,6 +144,9 @@ def function_and_site_draws(
         # What is observed is drawn anew, and stays what it is for the sites that depend on it (a known noise, inputs).
         found |= {k: trace[k]["fn"](rng_key=key) for k, key in zip(given, keys, strict=True)}
         laws = {k: trace[k]["fn"] for k in found if trace[k]["type"] == "sample"}
+        for name in laws:
+            if jnp.iscomplexobj(found[name]):
+                raise TypeError(f"The site {name!r} is complex; densities are of real numbers.")
         is_noisy = asked.num > 0 or any(k in trace and k not in found for k in from_prior)
         return Evaluation(evaluate(functions_of(trace), inputs) | found, laws, is_noisy)
 
@@ -145,10 +154,12 @@ def function_and_site_draws(
         return evaluation(*given).values
 
     given, keys = _shared((args, kwargs, places())), jax.random.split(key, len(jax.tree.leaves(draws)[0]))
-    all_rows = _compiled(one_draw, given)
+    all_rows, arrays = _compiled(one_draw, given), split_arrays(given)[0]
+    unknown = [None] * len(jax.tree.leaves((draws, keys)))
+    check_indices(all_rows.trace(draws, keys, arrays).jaxpr, [*unknown, *arrays], plates, named_leaves(args, kwargs))
     num, size = max([0, *(len(x) for x in jax.tree.leaves(places()))]), input_batch_size
     if size is None or num > size:
-        largest = _largest(all_rows, draws, keys, split_arrays(given)[0]) // len(keys)
+        largest = _largest(all_rows, draws, keys, arrays) // len(keys)
         room = max(1, num * CHUNK // max(largest, CHUNK))
         size = room if size is None else size
     axes: dict = {}

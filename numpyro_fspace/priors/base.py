@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from numpyro_fspace.priors._cholesky import AnyArray
 
 __all__ = ["FunctionalPrior", "as_inputs", "as_positive", "as_real", "as_values", "check_prior"]
+
+#: What helps where numbers are complex.
+REAL_CURE = "pass np.abs(a), or np.stack([a.real, a.imag], -1)"
 
 
 @runtime_checkable
@@ -64,6 +68,8 @@ def as_real(value, name: str) -> AnyArray:
     """
     if is_traced(value):
         value = jnp.asarray(value)
+        if jnp.issubdtype(value.dtype, jnp.complexfloating):
+            raise TypeError(f"{name} must be an array of real numbers, got {value.dtype}: {REAL_CURE}.")
         return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)
     try:
         array = as_numbers(value, name)
@@ -71,7 +77,7 @@ def as_real(value, name: str) -> AnyArray:
         got = type(value).__name__
         raise TypeError(f"{name} must be an array of real numbers, got {got}: {error}") from None
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        raise TypeError(f"{name} must be an array of real numbers, got {array.dtype}.")
+        raise TypeError(f"{name} must be an array of real numbers, got {array.dtype}: {REAL_CURE}.")
     array = np.asarray(array, np.float64)
     if not np.isfinite(array).all():
         raise ValueError(f"{name} holds NaN or infinity: drop or impute those rows.")
@@ -102,7 +108,9 @@ def as_values(f, num_points: int, num_outputs: int | None, name: str = "f") -> F
     """
     f = as_numbers(f, name)
     if jnp.issubdtype(f.dtype, jnp.complexfloating):
-        raise TypeError(f"{name} must be real, got {f.dtype}.")
+        raise TypeError(f"{name} must be real, got {f.dtype}: {REAL_CURE}.")
+    if not isinstance(f, jax.core.Tracer) and not np.isfinite(f).all():
+        raise ValueError(f"{name} holds NaN or infinity, which have no density.")
     f = f.astype(jnp.promote_types(f.dtype, jnp.float32))  # integers and half precision as float32
     if num_outputs is None and f.shape in [(num_points,), (num_points, 1)]:
         return f.reshape(num_points, 1)

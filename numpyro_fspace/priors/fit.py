@@ -212,8 +212,8 @@ def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable],
         leaves, structure = jax.tree_util.tree_flatten_with_path(kernel)
         held = {str(i): leaf for i, (path, leaf) in enumerate(leaves) if _is_held(path, leaf)}
         params = {
-            str(i): as_positive(leaf, f"kernel parameter {i}", ndim=2)
-            for i, (_, leaf) in enumerate(leaves)
+            str(i): as_positive(leaf, _name(kernel, path, i), ndim=2)
+            for i, (path, leaf) in enumerate(leaves)
             if str(i) not in held
         }
 
@@ -227,6 +227,15 @@ def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable],
     if not params:
         raise ValueError("params must give a start for the kernel function: a dict of positive numbers or arrays.")
     return kernel, {name: as_positive(value, f"params[{name!r}]", ndim=2) for name, value in params.items()}, {}
+
+
+def _name(kernel, path, number: int) -> str:
+    """What an error calls a kernel's parameter, with the cure."""
+    *outer, last = (getattr(key, "name", None) for key in path)
+    for key in outer:
+        kernel = getattr(kernel, key, None) if key else None
+    name = f"kernel parameter {number}" if None in (kernel, last) else f"{last} of the kernel {type(kernel).__name__}"
+    return f"{name} (fit_gp trains its logarithm; what is to be held goes into a kernel function, with params=)"
 
 
 def _is_held(path, leaf) -> bool:

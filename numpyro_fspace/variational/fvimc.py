@@ -18,7 +18,7 @@ from numpyro_fspace.mcmc.kernels import fSGLD
 from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.model.checks import checked_arguments
 from numpyro_fspace.model.linearized import function_of, linearize
-from numpyro_fspace.model.potential import ModelPotential, check_gradient
+from numpyro_fspace.model.potential import ModelPotential, check_gradient, check_plates
 from numpyro_fspace.posterior.posterior import Posterior
 from numpyro_fspace.variational.bijections import Fitted, as_bijections
 from numpyro_fspace.variational.divergences import default_gamma
@@ -341,9 +341,10 @@ class FVIMC:
 
     def _check(self, key):
         """Refuse what no stage could work with. The guide starts where that of ``SVI.run`` with this key does."""
-        with checked_arguments(self._args, self._kwargs) as trouble:
+        with checked_arguments(self._args, self._kwargs, model=self.model) as trouble:
             potential = ModelPotential(self.model, self._args, self._kwargs, key=key)
             potential.check_data()
+            check_plates(self.model, self._args, self._kwargs)
             if trouble is not None:
                 check_gradient(self.model, self._args, self._kwargs)
         names = list(potential.functional_priors)

@@ -1,0 +1,191 @@
+"""Rows that an array does not have, in whose place JAX takes its last one: found in a model's program."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+from jax.lax import GatherScatterMode
+
+from numpyro_fspace._checks import native
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jax.extend.core import ClosedJaxpr
+
+__all__ = ["NUM_PARTS", "PlateRows", "check_indices", "plates_of"]
+
+#: Minibatches are looked at in this many places of the data, and one more, at most.
+NUM_PARTS = 1000
+#: Primitives that do no more than to call their program.
+CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}
+
+
+class PlateRows(NamedTuple):
+    """A plate: its size, how many of its rows are taken at a time, and the names of the sites inside."""
+
+    size: int
+    batch: int
+    sites: list
+
+
+class _Step(NamedTuple):
+    """An equation of a program without calls. Values are numbered."""
+
+    equation: Any
+    inputs: list
+    outputs: list
+
+
+def plates_of(trace) -> dict[str, PlateRows]:
+    """The plates of a trace."""
+    sites = [s for s in trace.values() if s["type"] == "sample"]
+    inside = {k: [s["name"] for s in sites if k in [f.name for f in s["cond_indep_stack"]]] for k in trace}
+    plates = {k: s["args"] for k, s in trace.items() if s["type"] == "plate"}
+    return {k: PlateRows(size, size if batch is None else batch, inside[k]) for k, (size, batch) in plates.items()}
+
+
+def check_indices(
+    program: ClosedJaxpr, inputs: Sequence, plates: dict, arguments: Sequence, *, part: int | None = None
+):
+    """That a model takes no rows from an array which it does not have, as far as they do not depend on what is random.
+
+    Args:
+        program: of the model.
+        inputs: its inputs, None where one is not known.
+        plates: those of the model.
+        arguments: the model's arguments, each with its name.
+        part: number of the input that moves minibatches through the data, from 0 to ``NUM_PARTS``, if there is one.
+
+    Raises:
+        ValueError: if the array is shorter than a plate whose rows are taken from it.
+
+    Warns:
+        RuntimeWarning: of other such rows. ``array.at[rows].get(mode="clip")`` says that the last one is meant.
+    """
+    values = [None if jax.tree.leaves(a) == [] or isinstance(a, jax.core.Tracer) else a for a in inputs]
+    steps = _steps(program, values)
+    constant = {i for i, value in enumerate(values) if value is not None}
+    known = constant | ({part} if part is not None else set())
+    for step in steps:
+        for one in (constant, known):
+            if one.issuperset(step.inputs) and not step.equation.effects:
+                one.update(step.outputs)
+    num = max([1, *(-(-plate.size // plate.batch) for plate in plates.values() if plate.batch)])
+    places = np.unique(np.linspace(0, NUM_PARTS, min(num, NUM_PARTS) + 1).astype(np.int32))
+    places = places if part in known and num > 1 else places[:1]
+    taking = [step for step in steps if _indices(step) and known.issuperset(_indices(step))]
+
+    @jax.jit
+    def taken(place, arrays):
+        given = [arrays.get(i, value) for i, value in enumerate(values)]
+        if part is not None:
+            given[part] = place
+        return [_evaluate(steps, given, _indices(step)) for step in taking]
+
+    arrays = {i: value for i, value in enumerate(values) if value is not None and np.ndim(value)}
+    with jax.ensure_compile_time_eval():
+        found = jax.vmap(taken, in_axes=(0, None))(jnp.asarray(places), arrays) if taking else []
+        for step, indices in zip(taking, jax.tree.map(np.asarray, found), strict=True):
+            array = _evaluate(steps, values, step.inputs[:1])[0] if step.inputs[0] in constant else None
+            _check(step, indices, array, plates, arguments)
+
+
+def _check(step, indices, array, plates, arguments):
+    operand, params = step.equation.invars[0].aval, step.equation.params
+    is_gather = step.equation.primitive.name == "gather"
+    axes = params["dimension_numbers"].start_index_map if is_gather else range(operand.ndim)
+    mode = params["mode"] if is_gather else GatherScatterMode.PROMISE_IN_BOUNDS
+    by_axis = np.moveaxis(indices[0], -1, 0) if is_gather else indices
+    for axis, rows in zip(axes, by_axis, strict=True):
+        last = operand.shape[axis] - params["slice_sizes"][axis]
+        if not rows.size or (rows.min() >= 0 and rows.max() <= last):
+            continue
+        low, high, length = rows.min(), rows.max() + params["slice_sizes"][axis] - 1, operand.shape[axis]
+        name = _name(array, arguments)
+        what = f"{name or 'an array'} of shape {list(operand.shape)}"
+        for plate, (size, _, sites) in plates.items():
+            if (low, high) == (0, size - 1):
+                raise ValueError(
+                    f"The plate {plate!r} (sites: {', '.join(map(repr, sites)) or 'none'}) has {size} rows, and they "
+                    f"are taken from {what}, which has {length} along axis {axis}: JAX would take the last one in "
+                    "place of those that there are not. Give the plate the size of the data, and arrays as many rows."
+                )
+        if mode == GatherScatterMode.PROMISE_IN_BOUNDS:
+            warnings.warn(
+                f"The model takes the rows {low} to {high} of {what}, which has 0 to {length - 1} along axis {axis}: "
+                "JAX takes the nearest one in place of those that there are not. Number groups from 0; if it is meant, "
+                'say so by array.at[rows].get(mode="clip").',
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _name(array, arguments) -> str | None:
+    """The name of the argument that an array of the program is."""
+    if array is None or isinstance(array, jax.core.Tracer):
+        return None
+    for name, leaf in arguments:
+        is_like = isinstance(leaf, np.ndarray | jax.Array) and np.shape(leaf) == np.shape(array)
+        if is_like and np.array_equal(jnp.asarray(native(leaf)), np.asarray(array), equal_nan=True):
+            return name
+    return None
+
+
+def _indices(step) -> list:
+    """The values that say which rows a step takes of its first input; none if it takes no rows."""
+    kind = step.equation.primitive.name
+    return step.inputs[1:] if kind in ("gather", "dynamic_slice") else []
+
+
+def _steps(program, values) -> list[_Step]:
+    """The equations of a program, in order, with those of the programs that it calls; constants join ``values``."""
+    steps = []
+
+    def number(value=None):
+        values.append(value)
+        return len(values) - 1
+
+    def walk(program, inputs):
+        constants = [number(None if isinstance(a, jax.core.Tracer) else a) for a in getattr(program, "consts", ())]
+        program = getattr(program, "jaxpr", program)
+        names = dict(zip([*program.constvars, *program.invars], [*constants, *inputs], strict=True))
+
+        def read(atoms):
+            return [number(a.val) if isinstance(a, Literal) else names[a] for a in atoms]
+
+        for equation in program.eqns:
+            given, called = read(equation.invars), None
+            if equation.primitive.name in CALLS:
+                called = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+            made = [number() for _ in equation.outvars] if called is None else walk(called, given)
+            if called is None:
+                steps.append(_Step(equation, given, made))
+            names.update(zip(equation.outvars, made, strict=True))
+        return read(program.outvars)
+
+    walk(program, list(range(len(values))))
+    return steps
+
+
+def _evaluate(steps, values, wanted) -> list:
+    """The wanted ones among the values of a program, by no more of its steps than they need."""
+    makers = {output: step for step in steps for output in step.outputs}
+    values, missing = dict(enumerate(values)), list(wanted)
+    while missing:
+        if values[missing[-1]] is not None:
+            missing.pop()
+            continue
+        step = makers[missing[-1]]
+        needed = [i for i in step.inputs if values[i] is None]
+        missing += needed
+        if not needed:
+            primitive, params = step.equation.primitive, step.equation.params
+            made = primitive.bind(*(values[i] for i in step.inputs), **params)
+            values.update(zip(step.outputs, made if primitive.multiple_results else [made], strict=True))
+    return [values[i] for i in wanted]
