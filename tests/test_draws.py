@@ -172,3 +172,51 @@ def test_draws_of_another_shape_are_refused():
     draws = {"w": jnp.ones((3, 2)), "sigma": jnp.ones((3, 8))}
     with pytest.raises(ValueError, match=r"draws of 'sigma' have shape \(8,\), but the model has \(\)"):
         fs.predict(draws, KEY, X, model=scaled)
+
+
+def line_with_hidden(names):
+    def model(x, y=None):
+        with handlers.block(hide=names):
+            a, b = numpyro.sample("a", dist.Normal()), numpyro.sample("b", dist.Normal())
+            numpyro.deterministic("ratio", a / b)
+            numpyro.sample("y", dist.Normal(a + b * x[:, 0], NOISE).to_event(1), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize("names", [["b"], ["a", "b"], ["ratio", "b"]])
+def test_sites_that_block_hides_are_refused(names):
+    """They come from the prior: as they are sampled, and as draws of other kernels are used."""
+    for model in (line_with_hidden(names), handlers.block(line_with_hidden([]), hide=names)):
+        with pytest.raises(ValueError, match=r"block hides the latent site '.'.*numpyro.handlers.condition"):
+            run(fs.SGHMC(model, step_size=0.01))
+        draws = {"a": np.ones(3, np.float32)}
+        fitted = fs.Posterior(model, draws, args=(X, Y))
+        for use in (
+            lambda fitted=fitted: fs.predict(fitted, KEY, X),
+            lambda fitted=fitted: fs.to_arviz(fitted),
+            lambda model=model, draws=draws: fs.predict(draws, KEY, X, model=model),
+        ):
+            with pytest.raises(ValueError, match=r"hides the latent sites \[.*'b'\].*from_prior"):
+                use()
+    if names == ["b"]:
+        assert set(fs.predict(fitted, KEY, X, from_prior="b")) == {"ratio", "y"}
+
+
+def test_a_hidden_weight_is_refused():
+    with pytest.raises(ValueError, match=r"block hides the latent site 'net.kernel'"):
+        run(fs.SGHMC(handlers.block(network, hide=["net.kernel"]), step_size=0.01))
+
+
+def test_block_may_hide_what_is_no_latent_value():
+    draws = {"a": np.ones(3, np.float32), "b": np.ones(3, np.float32)}
+    for names, left in ((["y"], {"ratio"}), (["ratio"], {"y"}), (["y", "ratio"], set())):
+        assert set(fs.predict(draws, KEY, X, model=line_with_hidden(names))) == left
+
+    def noisy(x, y=None):
+        a = numpyro.sample("a", dist.Normal())
+        with handlers.block():
+            error = 0.01 * jax.random.normal(numpyro.prng_key())
+        numpyro.sample("y", dist.Normal(a + error, NOISE).expand(x[:, 0].shape).to_event(1), obs=y)
+
+    assert set(run(fs.SGHMC(noisy, step_size=0.01)).get_samples()) == {"a"}

@@ -740,3 +740,39 @@ def test_draws_of_a_run_before_are_none_of_one_that_failed(press):
         mcmc.run(KEY, y=Y + 1.0)
     with pytest.raises(ValueError, match="no draws yet"):
         fs.predict(mcmc, KEY)
+
+
+@pytest.mark.parametrize("name, value", [("num_samples", 30), ("num_chains", 3), ("num_chains", 1), ("thinning", 2)])
+def test_settings_of_a_vectorized_nuts_may_change_between_runs(name, value):
+    def mu(y):
+        numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, 5.0)), 1.0), obs=y)
+
+    settings = {"num_warmup": 20, "num_samples": 20, "num_chains": 2, "thinning": 1}
+    mcmc, fresh = (
+        fs.MCMC(NUTS(mu), chain_method="vectorized", progress_bar=False, **kept)
+        for kept in (settings, settings | {name: value})
+    )
+    mcmc.run(KEY, Y)
+    setattr(mcmc, name, value)
+    for one in (mcmc, fresh):
+        one.run(KEY, Y)
+    np.testing.assert_array_equal(*(one.get_samples(group_by_chain=True)["mu"] for one in (mcmc, fresh)))
+
+
+def test_an_unknown_chain_method_is_refused():
+    mcmc = make()
+    mcmc.chain_method = "series"
+    with pytest.raises(ValueError, match="chain_method='series' is unknown; choose one of 'parallel'"):
+        mcmc.run(KEY, X, Y)
+
+
+def test_a_state_of_nuts_has_its_own_number_of_chains():
+    def mu(y):
+        numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, 5.0)), 1.0), obs=y)
+
+    settings = {"num_warmup": 20, "num_samples": 20, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = fs.MCMC(NUTS(mu), num_chains=2, **settings)
+    mcmc.run(KEY, Y)
+    mcmc.post_warmup_state, mcmc.num_chains = mcmc.last_state, 3
+    with pytest.raises(ValueError, match="post_warmup_state is that of 2 chains, and num_chains=3"):
+        mcmc.run(KEY, Y)

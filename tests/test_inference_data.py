@@ -341,6 +341,39 @@ def test_a_weight_with_a_delta_prior_stays_where_it_is(value):
 def test_values_that_would_not_stay_are_refused():
     with pytest.raises(ValueError, match=r"latent site 'w' has a Delta prior.*numpyro.deterministic\('w', value\)"):
         run_on(lambda x, y: numpyro.sample("y", dist.Normal(numpyro.sample("w", dist.Delta(0.3)), 1.0), obs=y[0]))
+    transformed = dist.TransformedDistribution(dist.Delta(0.3), dist.transforms.ExpTransform())
+    mixed = dist.MixtureGeneral(
+        dist.Categorical(probs=jnp.array([0.5, 0.5])),
+        [dist.TransformedDistribution(dist.Delta(0.0), dist.transforms.AffineTransform(0.0, 1.0)), dist.Normal()],
+    )
+    same = dist.MixtureSameFamily(dist.Categorical(probs=jnp.array([0.5, 0.5])), dist.Delta(jnp.array([0.0, 1.0])))
+    for law in (
+        transformed,
+        transformed.expand([2]).to_event(1),
+        dist.FoldedDistribution(dist.Delta(0.3)),
+        mixed,
+        same,
+    ):
+        with pytest.raises(ValueError, match="latent site 'w' has a Delta prior, or one made of a Delta"):
+            run_on(
+                lambda x, y, law=law: numpyro.sample("y", dist.Normal(numpyro.sample("w", law).sum(), 1.0), obs=y[0])
+            )
     substituted = handlers.substitute(pinned(), data={"net.bias": jnp.array([0.3])})
     with pytest.raises(ValueError, match=r"substitute with values of \['net.bias'\].*numpyro.handlers.condition"):
         run_on(substituted)
+
+
+@pytest.mark.parametrize("signs", [[-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]])
+def test_points_under_a_mask_of_latent_values_are_data_where_a_draw_counts_them(signs):
+    """Whatever the mask is at the median of the priors; a mask that is the same in all draws leaves its points out."""
+
+    def model(x, y=None):
+        gate = numpyro.sample("gate", dist.Normal())
+        numpyro.sample("y", dist.Normal(x, 1.0).mask((gate > 0) & (x > -0.5)), obs=y)
+
+    x = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
+    data = fs.to_arviz(fs.Posterior(model, {"gate": np.array(signs, np.float32)}, args=(x, x + 0.5)))
+    is_counted = np.array(signs)[:, None] > 0
+    expected = np.where(is_counted, -0.125 - 0.5 * np.log(2 * np.pi), np.zeros((2, 6)))
+    np.testing.assert_allclose(data["log_likelihood"]["y"].values[0], expected, rtol=1e-5)
+    np.testing.assert_array_equal(data["observed_data"]["y"].values, x[2:] + 0.5)

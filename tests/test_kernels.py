@@ -475,3 +475,25 @@ def test_cyclical_steps_come_from_optax():
     mcmc = run(kernel, num_warmup=0, num_samples=6, extra_fields=("step_size",))
     cosine = [1e-3 + 9e-3 * 0.5 * (1 + np.cos(np.pi * (t % 6) / 6)) for t in (1, 3, 5, 7, 9, 11)]
     np.testing.assert_allclose(mcmc.get_extra_fields()["step_size"], cosine, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sampler", ["sghmc", "sgld"])
+def test_a_step_to_a_pole_of_the_density_is_rejected_and_no_divergence(sampler):
+    """Below 0 the potential is -∞ and its gradient NaN, as where the value of a Gamma law underflows."""
+    module = getattr(fs.sgmcmc, sampler)
+
+    def potential(w, key):
+        return 0.5 * jnp.log(jnp.maximum(w, 0.0)) + w
+
+    settings = {"num_steps": 5, "metropolis": True}
+    algorithm = module.as_top_level_api(potential, 0.3, **settings)
+
+    def step(state, key):
+        state, info = algorithm.step(key, state)
+        return state, (state.position, info.is_diverging, info.accept_prob)
+
+    start = algorithm.init(jnp.ones(()), jax.random.key(0))
+    found = jax.lax.scan(step, start, jax.random.split(jax.random.key(1), 300))[1]
+    positions, is_diverging, accept_prob = map(np.asarray, found)
+    assert (positions > 0).all() and len(np.unique(positions)) > 10
+    assert (accept_prob < 0.9).any() and not is_diverging.any()

@@ -243,3 +243,36 @@ def test_the_header_can_be_read_without_the_package(tmp_path):
     fs.save(fs.Posterior(linear(), {"w": np.zeros((2, 2))}, num_chains=2), tmp_path / "p")
     with np.load(tmp_path / "p") as file:
         assert json.loads(file["header"].tobytes())["num_chains"] == 2 and file["array_0"].shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.ma.array([1.0, 2.0], mask=[False, True]),
+        {"rows": [np.ma.array([1.0, 2.0], mask=[False, True])]},
+        np.ma.masked,
+        np.array([(1, 2.0)], dtype=[("a", int), ("b", float)]),
+        np.rec.array([(1, 2.0)], dtype=[("a", int), ("b", float)]),
+    ],
+    ids=["masked", "nested", "constant", "structured", "records"],
+)
+def test_arguments_that_would_lose_something_are_refused(tmp_path, value):
+    posterior = fs.Posterior(network, {"w": np.zeros(3)}, args=(value,))
+    with pytest.raises(TypeError, match=r"argument 0.*arguments=False"):
+        fs.save(posterior, tmp_path / "posterior.npz")
+    assert not list(tmp_path.iterdir())
+
+
+def test_arguments_that_lose_nothing_are_kept(tmp_path):
+    values = np.ma.array([1.0, 2.0]), np.array(["2020-01-01"], "datetime64[D]"), np.array(["a", "bc"])
+    fs.save(fs.Posterior(network, {"w": np.zeros(3)}, args=values), tmp_path / "posterior.npz")
+    for found, given in zip(fs.Posterior.load(tmp_path / "posterior.npz", network).args, values, strict=True):
+        np.testing.assert_array_equal(found, given)
+
+
+def test_masked_draws_are_refused():
+    draws = {"w": np.ma.array([1.0, 2.0], mask=[False, True])}
+    with pytest.raises(TypeError, match=r"samples\['w'\] is a masked array"):
+        fs.Posterior(network, draws)
+    with pytest.raises(TypeError, match=r"samples\['w'\] is a masked array"):
+        fs.predict(draws, KEY, X, model=network)

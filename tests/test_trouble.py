@@ -118,8 +118,41 @@ def test_temperature_costs_no_more_than_it_may():
     mcmc.run(KEY, X, Y)
     state, draws = run_warnings.by_chain(mcmc.last_state), {"w": np.random.default_rng(0).normal(size=(1, 400, 2))}
     draws["w"] = draws["w"].astype(np.float32)
-    found = [configurational_temperature(kernel, state, draws, (X, Y), {}, KEY, s) for s in (0.03, 0.06)]
-    assert found[0] is None and found[1] is not None  # 12 and 24 draws: 20 is the least
+
+    def num_draws(num_made, share):
+        made = state._replace(i=jnp.array([num_made]))
+        found = configurational_temperature(kernel, made, draws, (X, Y), {}, KEY, share)
+        return None if found is None else found.num_draws
+
+    assert num_draws(400, 0.06) == 24
+    assert num_draws(400, 0.03) == 20  # not 12: twenty may cost a tenth of the run
+    assert num_draws(100, 0.03) == 10
+    assert num_draws(70, 0.03) is None  # 7
+
+
+def test_limits_are_wider_where_few_draws_are_looked_at():
+    for num_draws, is_said in ((8, False), (20, True)):
+        found = ConfigurationalTemperature(1.6, 1.0, 0.1, 0.1, num_draws)  # 4.7 standard errors
+        assert bool(run_warnings.temperature_doubts(found)) == is_said
+
+
+@pytest.mark.parametrize("thinning", [1, 20])
+def test_a_short_run_by_small_minibatches_warns(thinning):
+    """N/B = 250 and gradients' noise that nothing absorbs; 3 % of the gradient steps afford 4 draws."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(1000, 3)).astype(np.float32)
+    y = x @ np.array([1.0, -1.0, 0.5], np.float32) + rng.normal(size=1000).astype(np.float32)
+
+    def model(x, y):
+        w = numpyro.sample("w", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
+        with numpyro.plate("data", len(x), subsample_size=4) as rows:
+            numpyro.sample("y", dist.Normal(x[rows] @ w, 1.0), obs=y[rows])
+
+    kernel = fs.SGLD(model, step_size=2e-4, num_steps=20, control_variates=False)
+    mcmc = fs.MCMC(kernel, num_warmup=20, num_samples=400, thinning=thinning, num_chains=4, chain_method="vectorized",
+                   progress_bar=False)  # fmt: skip
+    with pytest.warns(RuntimeWarning, match="the configurational temperature is"):
+        mcmc.run(KEY, x, y)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +168,8 @@ def test_temperature_costs_no_more_than_it_may():
 )
 def test_limits_of_the_temperature(value, error, start):
     found = ConfigurationalTemperature(value, 1.0, error, 0.1)
+    lines = run_warnings.temperature_doubts(found)
+    found = ConfigurationalTemperature(value, 1.0, error, 0.1, 256)
     lines = run_warnings.temperature_doubts(found)
     assert len(lines) == (start is not None) and all(line.startswith(start) for line in lines)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import as_numbers, check_count
+from numpyro_fspace._checks import as_numbers, check_choice, check_count
 from numpyro_fspace._xla import chains_together, is_nested, is_worth_dividing
 from numpyro_fspace.mcmc.base import SGMCMCKernel, check_init_params
 from numpyro_fspace.mcmc.chain import KernelState
@@ -61,7 +61,8 @@ class MCMC(NumPyroMCMC):
     **Warnings.** At its end ``run`` warns, once, of R-hat above 1.05, of fewer than 50 effective draws per chain, of a
     chain that stands still, and of draws that are wider than the posterior (the configurational temperature of our
     kernels, see ``fs.report``): judged are functions at a few inputs and every latent site that is no weight,
-    of NumPyro's kernels too. Runs of fewer than 200 draws, or 100 that are kept, are trials and not judged.
+    of NumPyro's kernels too. Runs of fewer than 200 draws are trials and not judged; where thinning keeps fewer than
+    100 of a chain, only the width is.
 
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written as the run goes, a part of
     ``checkpoint_every`` draws at a time. If it is killed, at any moment, the same call (same kernel, numbers, key and
@@ -181,19 +182,20 @@ class MCMC(NumPyroMCMC):
             self._set_collection_params()  # numbers may have been changed since the last run
         for name, least in (("num_warmup", 0), ("thinning", 1), ("num_samples", self.thinning), ("num_chains", 1)):
             check_count(getattr(self, name), name, least)
+        if not callable(self.chain_method):
+            check_choice(self.chain_method, "chain_method", ("parallel", "vectorized", "sequential"))
         if self.checkpoint is not None and (state is not None or is_warmup):
             raise ValueError("checkpoint= writes whole runs: leave out warmup() and post_warmup_state.")
         for name in ("checkpoint", "mesh"):
             if is_nested() and getattr(self, name) is not None:
                 raise ValueError(f"{name}= is not for runs inside of jax.jit, vmap and the like: leave it out there.")
         goes_on = isinstance(state, KernelState)
+        if hasattr(state, "i") and (num_chains := np.size(state.i)) != self.num_chains:
+            raise ValueError(
+                f"post_warmup_state is that of {num_chains} chains, and num_chains={self.num_chains}: make an MCMC "
+                f"with num_chains={num_chains}."
+            )
         if goes_on:
-            num_chains = state.i.size
-            if num_chains != self.num_chains:
-                raise ValueError(
-                    f"post_warmup_state is that of {num_chains} chains, and num_chains={self.num_chains}: make an MCMC "
-                    f"with num_chains={num_chains}."
-                )
             steps = state.warmup.step_size
             if self.sampler.step_size is None and not is_nested() and np.any(np.asarray(steps) == 0):
                 raise ValueError(
@@ -228,6 +230,8 @@ class MCMC(NumPyroMCMC):
                 self._rows.setdefault(i, with_rows(a)) if isinstance(a, np.ndarray) else a for i, a in enumerate(leaves)
             ]
             args, kwargs = jax.tree.unflatten(structure, leaves)
+            if hasattr(self.sampler, "_init_fn"):  # else HMC vectorizes anew what it has vectorized for its last run
+                self.sampler._init_fn = None
             super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
         if not is_warmup and not is_nested():  # whose heat is no draw's
             one_at_a_time(warn_of_trouble)(self)

@@ -36,13 +36,7 @@ def warn_of_draws(mcmc):
     state = mcmc.last_state
     leaves = jax.tree.leaves(state)
     is_far = getattr(mcmc, "mesh", None) is not None and mcmc.mesh.is_multi_process
-    num_kept = mcmc.num_samples // mcmc.thinning
-    if (
-        is_far
-        or mcmc.num_samples < MIN_RUN
-        or num_kept < MIN_DRAWS
-        or any(isinstance(a, jax.core.Tracer) for a in leaves)
-    ):
+    if is_far or mcmc.num_samples < MIN_RUN or any(isinstance(a, jax.core.Tracer) for a in leaves):
         return
     with without_harm("The draws of this run"):
         lines = _doubts(mcmc, state)
@@ -52,6 +46,18 @@ def warn_of_draws(mcmc):
 
 def _doubts(mcmc, state):
     draws = mcmc.get_samples(group_by_chain=True)
+    is_kept = mcmc.num_samples // mcmc.thinning >= MIN_DRAWS
+    lines = _doubts_of_convergence(mcmc, draws) if is_kept else []
+    if isinstance(state, KernelState):
+        args, kwargs = mcmc._args, mcmc._kwargs
+        found = configurational_temperature(
+            mcmc.sampler, by_chain(state), draws, args, kwargs, jax.random.key(0), SHARE
+        )
+        lines += [] if found is None else temperature_doubts(found)
+    return lines
+
+
+def _doubts_of_convergence(mcmc, draws):
     args, kwargs, model = mcmc._args, mcmc._kwargs, getattr(mcmc.sampler, "model", None)
     if model is None or getattr(mcmc, "functions_at", None) is not None:
         leaves = jax.tree_util.tree_leaves_with_path(draws)
@@ -62,13 +68,7 @@ def _doubts(mcmc, state):
     if not parts:
         return []
     still = np.min([standstill(np.moveaxis(part.draws, 2, 0)) for part in parts], axis=0)
-    lines = doubts([diagnose(*part) for part in parts], still)
-    if isinstance(state, KernelState):
-        found = configurational_temperature(
-            mcmc.sampler, by_chain(state), draws, args, kwargs, jax.random.key(0), SHARE
-        )
-        lines += [] if found is None else temperature_doubts(found)
-    return lines
+    return doubts([diagnose(*part) for part in parts], still)
 
 
 def by_chain(state):
@@ -82,15 +82,18 @@ def temperature_doubts(found) -> list[str]:
         "Shorten step_size (the half is a good try), enlarge the minibatch, fix the measurement points or take more of "
         "them, or raise friction."
     )
+    from scipy.stats import norm, t
+
+    num_errors = t.isf(norm.sf(NUM_ERRORS), found.num_draws - 1)  # their size is estimated too
     lowest = {"mean": HOT, "leading": HOT_DIRECTION}
     for name, where in (("mean", ""), ("leading", " in the direction that the data determine best")):
         value, error = getattr(found, name), getattr(found, f"{name}_error")
-        if value > lowest[name] and np.log(value) > NUM_ERRORS * error:
+        if value > lowest[name] and np.log(value) > num_errors * error:
             return [
                 f"the configurational temperature is {value:.2f} times the target's{where}: the draws are too wide, by "
                 f"a factor of about {np.sqrt(value):.2f}, though R-hat may be fine. {cure}"
             ]
-    if found.mean < 1.0 / HOT and np.log(1.0 / max(found.mean, 1e-30)) > NUM_ERRORS * found.mean_error:
+    if found.mean < 1.0 / HOT and np.log(1.0 / max(found.mean, 1e-30)) > num_errors * found.mean_error:
         return [
             f"the configurational temperature is {found.mean:.2f} times the target's: the draws are not yet as wide as "
             "the posterior. Run longer, with a longer warm-up."

@@ -14,10 +14,11 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer.mcmc import MCMCKernel
 
-from numpyro_fspace._checks import is_table, native, not_numbers, with_rows
+from numpyro_fspace._checks import is_table, native, not_numbers
+from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.rounding import lost_to_rounding
-from numpyro_fspace.model.sites import base_law, is_functional_prior, subsampled_plates
+from numpyro_fspace.model.sites import has_point_mass, is_functional_prior, subsampled_plates
 
 __all__ = ["check_arguments", "check_kernel", "check_observations", "check_sites", "checked_arguments"]
 
@@ -265,10 +266,12 @@ def check_sites(trace):
                 f"The latent site {name!r} is discrete; stochastic-gradient samplers move continuous sites only. "
                 "Marginalize it out."
             )
-        if isinstance(base_law(site["fn"]), dist.Delta):
+        if has_point_mass(site["fn"]):
             raise ValueError(
-                f"The latent site {name!r} has a Delta prior: a constant, which a sampler would move. Write "
-                f"numpyro.deterministic({name!r}, value), or give the value to fs.random_module as prior."
+                f"The latent site {name!r} has a Delta prior, or one made of a Delta: a point, which a sampler would "
+                f"move away from. For a constant write numpyro.deterministic({name!r}, value), or give the value to "
+                "fs.random_module as prior; in a mixture put a narrow density in the place of the point, such as "
+                "Normal(value, 0.01)."
             )
         local = [frame.name for frame in site["cond_indep_stack"] if frame.name in small]
         if local:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import scope
+from numpyro.handlers import block, scope
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_fspace._checks import as_numbers
@@ -54,6 +56,13 @@ class fresh_draws(Messenger):
         if msg["type"] == "plate" and msg["value"] is None:
             msg["value"] = minibatch(self.next_key(), *msg["args"], name=msg["name"])
         elif msg["type"] == "prng_key" and msg["value"] is None:
+            hidden = _hidden_site()
+            if hidden is not None:
+                raise ValueError(
+                    f"numpyro.handlers.block hides the latent site {hidden!r}: it would be drawn from its prior anew "
+                    "at every step, whatever the data say. Leave block out; to hold the site fixed use "
+                    "numpyro.handlers.condition, and for random numbers that no data should move numpyro.prng_key()."
+                )
             msg["value"] = self.next_key()
             self.num_own_keys += 1
 
@@ -151,12 +160,31 @@ def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
 
 
 class own_keys(Messenger):
-    """Counts, as ``num``, the keys that a model asks for itself (``numpyro.prng_key``)."""
+    """Counts, as ``num``, the keys that a model asks for itself (``numpyro.prng_key``).
 
-    num = 0
+    ``hidden`` are the names of the sites that ``numpyro.handlers.block`` hides, and that are drawn with such keys, by
+    name those of ``given`` where there are any.
+    """
+
+    def __init__(self, given=None):
+        super().__init__()
+        self.num, self.hidden, self.given = 0, [], given or {}
 
     def process_message(self, msg):
-        self.num += msg["type"] == "prng_key"
+        if msg["type"] == "prng_key":
+            name = _hidden_site()
+            self.num += 1
+            self.hidden += [] if name is None else [name]
+            msg["value"] = self.given.get(name, msg["value"])
+
+
+def _hidden_site() -> str | None:
+    """The site without a value that ``block`` hides, and for which it asks for a key now; None if it does not."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code is not block.process_message.__code__:
+        frame = frame.f_back
+    site = frame.f_locals["msg"] if frame.f_code is block.process_message.__code__ else {}
+    return site["name"] if site.get("type") == "sample" else None
 
 
 class points_in_data(Messenger):

@@ -11,6 +11,7 @@ __all__ = [
     "FunctionalPriorSite",
     "active_functional_priors",
     "base_law",
+    "has_point_mass",
     "is_functional_prior",
     "is_observation",
     "is_weight",
@@ -90,6 +91,14 @@ def base_law(law):
     while isinstance(law, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
         law = law.base_dist
     return law
+
+
+def has_point_mass(law) -> bool:
+    """Whether a distribution is a Delta, or made of one: transformed, masked, truncated, a component of a mixture."""
+    if isinstance(law, dist.Delta):
+        return True
+    parts = [part for value in vars(law).values() for part in (value if isinstance(value, list | tuple) else [value])]
+    return any(has_point_mass(part) for part in parts if isinstance(part, dist.Distribution))
 
 
 def weights_of(trace) -> tuple[str, ...]:

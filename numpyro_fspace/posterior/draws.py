@@ -13,7 +13,7 @@ from numpyro import handlers
 
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.functions import evaluate, functions_of, sources
-from numpyro_fspace.model.handlers import full_plates
+from numpyro_fspace.model.handlers import full_plates, own_keys
 from numpyro_fspace.model.sites import base_law, is_functional_prior, is_weight, weights_of
 
 if TYPE_CHECKING:
@@ -40,18 +40,24 @@ def check_draws(posterior: Posterior, args, kwargs, inputs, from_prior=()):
         ValueError: naming the sites and the cure; for draws of another shape than that of their site.
     """
     model, draw = posterior.model, {k: v[0] for k, v in posterior.samples.items()}
-    trace = _trace(model, draw, args, kwargs)
+    trace, hidden = _trace(model, draw, args, kwargs)
     weights = weights_of(trace)
-    free = [k for k, s in trace.items() if _is_latent(s) and k not in draw]
+    free = [k for k, s in trace.items() if _is_latent(s) and k not in draw] + hidden
     unknown = sorted(set(from_prior) - set(free))
     if unknown:
         raise ValueError(f"from_prior: {unknown} are no latent sites of the model; it has {_latents(trace)}.")
-    free = [k for k in free if k not in from_prior]
-    missing = [k for k in free if is_weight(trace[k], weights)]
-    if free and not missing:
-        latent_then = _latents_of_fit(posterior)
-        needed = _needed(model, draw, args, kwargs, inputs(), trace) if latent_then is None else latent_then
-        missing = [k for k in free if k in needed]
+    missing = [k for k in free if k in trace and k not in from_prior and is_weight(trace[k], weights)]
+    if hidden or (free and not missing):
+        needed = _latents_of_fit(posterior)
+        if needed is None:
+            needed = _needed(model, draw, args, kwargs, inputs(), trace, hidden)
+        missing = missing or [k for k in free if k in needed and k not in from_prior]
+    if hidden := [k for k in missing if k in hidden]:
+        raise ValueError(
+            f"numpyro.handlers.block hides the latent sites {hidden} of the model, which come from the prior: no "
+            "data have moved them. Run the model without block; to hold a site fixed use numpyro.handlers.condition. "
+            f"If the prior is meant, say so: predict(..., from_prior={hidden})."
+        )
     others = sorted(draw.keys() - trace.keys())
     if missing:
         subject = f"The draws hold {others}, which are no sites of the model. They" if others else "The draws"
@@ -99,50 +105,54 @@ def _check_shape(site, shape):
         )
 
 
-def _trace(model, draw, args, kwargs) -> dict:
-    """The trace of the model, whose values are not to be read: nothing is computed."""
+def _trace(model, draw, args, kwargs) -> tuple[dict, list]:
+    """The trace of the model, whose values are not to be read, and the sites it hides: nothing is computed."""
     arrays, _, join = split_arrays((args, kwargs))
     trace: dict = {}
+    keys = own_keys()
 
     def run(draw, arrays):
-        trace.update(_run(model, draw, *join(arrays)))
+        with keys:
+            trace.update(_run(model, draw, *join(arrays)))
 
     jax.eval_shape(run, draw, arrays)
     for name in draw.keys() & trace.keys():
         if _is_latent(trace[name]):
             _check_shape(trace[name], np.shape(trace[name]["value"]))
-    return trace
+    return trace, keys.hidden
 
 
 def _latents_of_fit(posterior) -> set | None:
-    """The latent sites of the model as it was fitted, if that is known."""
+    """The latent sites of the model as it was fitted, those that it hides too, if that is known."""
     try:
         inspect.signature(posterior.model).bind(*posterior.args, **posterior.kwargs)
-        trace = _trace(posterior.model, {}, posterior.args, posterior.kwargs)
+        trace, hidden = _trace(posterior.model, {}, posterior.args, posterior.kwargs)
     except Exception:  # not the arguments of a fit, whatever the model makes of them
         return None
     weights = weights_of(trace)
     data = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"] and not is_weight(s, weights)]
-    return set(_latents(trace)) if any(not is_functional_prior(s) for s in data) else None
+    return {*_latents(trace), *hidden} if any(not is_functional_prior(s) for s in data) else None
 
 
-def _needed(model, draw, args, kwargs, inputs, trace) -> set:
-    """The latent sites of ``trace`` without draws that others depend on, as an observation's value does not."""
+def _needed(model, draw, args, kwargs, inputs, trace, hidden) -> set:
+    """The latent sites without draws, ``hidden`` ones too, that others depend on, as on an observation none does."""
     sites = {k: jax.ShapeDtypeStruct(np.shape(trace[k]["value"]), trace[k]["value"].dtype) for k in _latents(trace)}
     arrays, _, join = split_arrays((args, kwargs))
 
     def parts(values):
-        found = _run(model, values, *join(values[""]))
+        with own_keys({k: values[f"key of {k}"] for k in hidden}):
+            found = _run(model, values, *join(values[""]))
         laws = {f"law of {k}": _parameters(s) for k, s in found.items() if s["type"] == "sample"}
         fixed = {f"value of {k}": s["value"] for k, s in found.items() if s["type"] == "deterministic"}
         return laws | fixed | {"functions": evaluate(functions_of(found), inputs)}
 
-    depends = sources(parts, sites | {"": arrays})
+    depends = sources(parts, sites | {f"key of {k}": jax.random.key(0) for k in hidden} | {"": arrays})
     own = {k: depends[f"law of {k}"] - {k} for k in sites}
     by_laws = set(depends["functions"]).union(*(of - {k.removeprefix("law of ")} for k, of in depends.items()
                                                 if k.startswith("law of ")))  # fmt: skip
     by_others = set().union(*(of for k, of in depends.items() if k.startswith("value of ")))
-    return {k for k in sites if k not in draw and (k in by_laws or (k in by_others and not own[k] & draw.keys()))}
+    found = {k for k in sites if k not in draw and (k in by_laws or (k in by_others and not own[k] & draw.keys()))}
+    return found | {k for k in hidden if f"key of {k}" in by_laws | by_others}
 
 
 def _parameters(site) -> list:

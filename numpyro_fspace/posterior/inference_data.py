@@ -13,15 +13,15 @@ from numpyro import handlers
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_median
 
-from numpyro_fspace.model.arguments import split_arrays
+from numpyro_fspace.model.arguments import split_arrays, with_rows
 from numpyro_fspace.model.checks import known_values
-from numpyro_fspace.model.functions import function_inputs, some_rows
+from numpyro_fspace.model.functions import condition, depends_on, function_inputs, some_rows
 from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sites import is_functional_prior, is_observation, weights_of
 from numpyro_fspace.posterior.arviz_groups import Site, datasets
 from numpyro_fspace.posterior.posterior import as_posterior, functions_run
-from numpyro_fspace.posterior.prediction import function_and_site_draws, function_draws, log_likelihood
+from numpyro_fspace.posterior.prediction import function_and_site_draws, function_draws, log_likelihood, map_draws
 from numpyro_fspace.posterior.run_files import plain
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ def to_arviz(
     is no data: such points are in none of ``observed_data``, ``log_likelihood`` and ``posterior_predictive``, and
     ``az.loo`` does not count them. The coordinates of the dimension say which are left. Where the points that are left
     are no rows of a table, they have one dimension, ``"{site}_point"``, with their places in the flattened site. Parts
-    of a point that are masked (a mask inside ``to_event``) are NaN in ``observed_data``.
+    of a point that are masked (a mask inside ``to_event``) are NaN in ``observed_data``. Of a mask that depends on
+    latent values these are the points that it leaves out in all draws; those that some draw counts are data, of
+    log-likelihood 0 where they are left out.
 
     Of a run that kept functions in place of weights (``fs.MCMC(..., functions_at=x)``): ``posterior``,
     ``sample_stats`` and ``constant_data`` alone.
@@ -104,6 +106,7 @@ def to_arviz(
         _check_arguments(model, args, kwargs)
     with known_values(model, args, kwargs, "to_arviz"):
         trace, observed, known, drawn = _trace(model, args, kwargs)
+        known = _known_in_any_draw(found, args, kwargs, known)
     if drawn and log_lik:
         raise ValueError(
             f"to_arviz: the model draws the rows of {drawn} itself, others at each call, so that log-likelihoods of "
@@ -201,6 +204,21 @@ def _trace(model, args, kwargs):
     given, known, is_same = jax.device_get(observed(arrays))
     drawn = sorted(k for k, same in is_same.items() if not same)
     return trace, {k: v for k, v in given.items() if k not in drawn}, known, drawn
+
+
+def _known_in_any_draw(posterior, args, kwargs, known):
+    """``known``, or where masks depend on latent values or keys: which points count in at least one of the draws."""
+
+    def counts(draw, key, args, kwargs, _):
+        seeded = handlers.seed(full_plates(condition(posterior.model, draw)), key)
+        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        return {k: _known(trace[k]) for k in known}
+
+    first = {"draw": {k: v[0] for k, v in posterior.samples.items()}, "key": jax.random.key(0)}
+    if not depends_on(lambda values: counts(values["draw"], values["key"], *with_rows((args, kwargs)), None), first):
+        return known
+    by_draw = map_draws(counts, posterior.samples, jax.random.key(0), args, kwargs, None)
+    return {k: v.any(axis=0) for k, v in by_draw.items()}
 
 
 def _known(site):

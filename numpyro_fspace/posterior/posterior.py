@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 
-from numpyro_fspace._checks import as_numbers
+from numpyro_fspace._checks import as_numbers, not_numbers
 from numpyro_fspace.model.sharding import beside
 from numpyro_fspace.posterior.run_files import RunFiles, join_chains, plain
 
@@ -108,6 +108,10 @@ class Posterior:
         sizes = {k: jnp.shape(v)[0] if jnp.ndim(v) else None for k, v in self.samples.items()}
         if len(set(sizes.values())) != 1 or None in sizes.values():
             raise ValueError(f"Every array of draws must have the same leading axis [S, …], got {sizes}.")
+        for name, draws in self.samples.items():
+            trouble = not_numbers(draws) if isinstance(draws, np.ndarray) else None
+            if trouble is not None:
+                raise TypeError(f"samples[{name!r}] {trouble}.")
         if 0 in sizes.values():
             raise ValueError("samples holds no draws: every array of it has a leading axis of length 0.")
 

@@ -120,7 +120,8 @@ def _encode(value, name: str, arrays: list) -> Any:
         return ["dict", {k: _encode(v, f"{name} {k!r}", arrays) for k, v in value.items()}]
     elif isinstance(value, np.ndarray | np.generic | jax.Array) and not isinstance(value, jax.core.Tracer):
         array = plain(value)
-        if array.dtype.kind not in "OV" or jnp.issubdtype(array.dtype, np.number):
+        is_kept = array.dtype.kind not in "OV" or jnp.issubdtype(array.dtype, np.number)
+        if is_kept and not np.ma.is_masked(value):
             is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
             kind = "jax" if isinstance(value, jax.Array) else "numpy" if isinstance(value, np.ndarray) else "number"
             arrays.append(array)

@@ -13,6 +13,7 @@ Reference: H. H. Rugh (1997), *Dynamical approach to temperature*.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -29,8 +30,12 @@ from numpyro_fspace.model.potential import has_dynamic_support
 
 __all__ = ["ConfigurationalTemperature", "configurational_temperature"]
 
-#: Draws at which the gradient is taken, at most and at least, and how many of them go with one whose curvature is.
-MAX_DRAWS, MIN_DRAWS, PER_CURVATURE = 256, 20, 4
+#: Draws at which the gradient is taken: at most, at least what are worth the share, and the fewest that tell anything.
+MAX_DRAWS, MIN_DRAWS, FEWEST_DRAWS = 256, 20, 8
+#: Share of the gradient steps of the run that the fewest draws may cost, where the share that is given affords none.
+LARGEST_SHARE = 0.1
+#: How many draws go with one whose curvature is looked at, on all data or, where these are so many minibatches, on one.
+PER_CURVATURE = 4
 #: Sets of measurement points whose mean stands for the expectation, where they are random.
 NUM_SETS = 4
 #: Numbers in all gradients together.
@@ -48,12 +53,14 @@ class ConfigurationalTemperature(NamedTuple):
         mean: in all directions, each weighted by its curvature in the preconditioner's coordinates.
         leading: in the direction along which the gradient varies most, found in other draws than it is judged by.
         mean_error, leading_error: relative standard errors.
+        num_draws: how many draws these come from.
     """
 
     mean: float
     leading: float
     mean_error: float
     leading_error: float
+    num_draws: int
 
     def __str__(self) -> str:
         return f"{self.mean:.2f} (where the data say most {self.leading:.2f})"
@@ -63,8 +70,8 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
     """The configurational temperature of draws of one of our kernels, by gradients of all data.
 
     Curvatures are finite differences of gradients over a part of the posterior's width, which see the kinks of a ReLU
-    network too. Where measurement points are random, two independent means over a few sets of them are multiplied, so
-    that their noise does not count.
+    network too; a minibatch gives them without bias. Where measurement points are random, two independent means over a
+    few sets of them are multiplied, so that their noise does not count.
 
     Args:
         kernel: the kernel.
@@ -72,20 +79,24 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
         draws: of the latent sites, [C, S, …]; they may lie on disk.
         args, kwargs: the model's arguments, with the targets.
         key: draws measurement points and directions.
-        share: of the gradient steps of the run, that this may cost; fewer draws are looked at for it.
+        share: of the gradient steps of the run, that this may cost; fewer draws are looked at for it. Where it affords
+            fewer than ``MIN_DRAWS``, the cost of so many may reach ``LARGEST_SHARE``.
 
     Returns:
-        None if ``share`` affords fewer than ``MIN_DRAWS`` draws, there are fewer, or the model draws random numbers of
+        None if that affords fewer than ``FEWEST_DRAWS`` draws, there are fewer, or the model draws random numbers of
         its own.
     """
     model = kernel._model_potential(args, kwargs)
     num_chains, num_kept = next(iter(draws.values())).shape[:2]
     is_random = any(law.points.is_random for law in model.functional_priors.values())
-    num_steps = num_chains * (state.plan.num_warmup + num_kept) * kernel.num_steps
-    cost = 3 * (model.batches() + NUM_SETS) if is_random else 2 * model.batches()
-    size = state.scale.shape[-1]
-    num = int(min(MAX_DRAWS, num_chains * num_kept, MAX_NUMBERS // size, share * num_steps / cost))
-    if num < MIN_DRAWS or model.has_own_noise or not set(model.latents) <= set(draws):
+    num_steps = int(np.sum(state.i)) * kernel.num_steps
+    batches, size = model.batches(), state.scale.shape[-1]
+    is_cut = batches >= PER_CURVATURE
+    gradient = batches + NUM_SETS if is_random else batches
+    cost = (2 if is_random else 1) * gradient + (4 if is_cut else gradient)
+    affordable = max(share * num_steps / cost, min(MIN_DRAWS, LARGEST_SHARE * num_steps / cost))
+    num = int(min(MAX_DRAWS, num_chains * num_kept, MAX_NUMBERS // size, affordable))
+    if num < FEWEST_DRAWS or model.has_own_noise or not set(model.latents) <= set(draws):
         return None
     chains = _even(num_chains, num)
     places = _even(num_kept, num // len(chains))
@@ -93,7 +104,7 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
     some = {k: np.asarray(draws[k][np.ix_(chains, places)]).reshape(-1, *draws[k].shape[2:]) for k in model.latents}
     arrays, static, join = split_arrays((args, kwargs))
 
-    def gradients(draws, offsets, chain, keys, scale, learned, arrays):
+    def gradients(is_whole, draws, offsets, chain, keys, scale, learned, arrays):
         args, kwargs = join(arrays)
         model = kernel._model_potential(args, kwargs)
 
@@ -102,15 +113,17 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
             position, unravel = flatten(_unconstrained(model, draw))
             metric = kernel._preconditioner_of(model).build(scale[chain], jax.tree.map(lambda a: a[chain], learned))
             z = unravel(position + metric.scale(offset))
-            return metric.scale_gradient(ravel_pytree(_gradient(model, z, key, is_random))[0])
+            return metric.scale_gradient(ravel_pytree(_gradient(model, z, key, is_random, is_whole))[0])
 
         return jax.lax.map(one, (draws, offsets, chain, keys))
 
-    compiled = kernel._compiled(gradients, static, "configurational temperature", kernel._settings(), is_random)
+    def compiled(is_whole):
+        key = "configurational temperature", kernel._settings(), is_random, is_whole
+        return kernel._compiled(partial(gradients, is_whole), static, *key)
 
-    def at(rows, offsets, keys):
+    def at(rows, offsets, keys, is_whole=True):
         given = jax.tree.map(lambda a: a[rows], some)
-        found = compiled(
+        found = compiled(is_whole)(
             given, offsets.astype(state.scale.dtype), chain[rows], keys, state.scale, state.warmup.learned, arrays
         )
         return np.asarray(found, np.float64)
@@ -120,17 +133,17 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
     first = at(every, np.zeros((len(chain), size)), keys[0])
     second = at(every, np.zeros((len(chain), size)), keys[1]) if is_random else first
     good = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
-    if good.sum() < max(MIN_DRAWS, 0.9 * len(good)):
+    if good.sum() < max(FEWEST_DRAWS, 0.9 * len(good)):
         return None
     first, second = np.where(good[:, None], first, 0.0), np.where(good[:, None], second, 0.0)
     fold = _folds(chain, place, len(chains))
     leading = np.stack([_leading((first + second)[good & (fold != half)]) for half in (0, 1)])[fold]  # [n, P]
     squares = np.stack([(first * second).sum(1), (first * leading).sum(1) * (second * leading).sum(1)])
-    rows = every[::PER_CURVATURE][: len(every) // PER_CURVATURE]
+    rows = every if is_cut else every[::PER_CURVATURE][: len(every) // PER_CURVATURE]
     probes = np.random.default_rng(0).choice([-1.0, 1.0], (len(rows), size)), leading[rows]
     reach = REACH / np.sqrt(np.maximum(np.abs(squares[:, good].mean(axis=1)), 1e-30))
     offsets = np.concatenate([sign * h * v for h, v in zip(reach, probes, strict=True) for sign in (1, -1)])
-    found = at(np.tile(rows, 4), offsets, jnp.tile(keys[0][rows], 4)).reshape(2, 2, len(rows), size)
+    found = at(np.tile(rows, 4), offsets, jnp.tile(keys[0][rows], 4), not is_cut).reshape(2, 2, len(rows), size)
     differences = (found[:, 0] - found[:, 1]) / (2 * reach[:, None, None])
     curvatures = np.stack([(d * v).sum(1) for d, v in zip(differences, probes, strict=True)])
     is_known = good[rows] & np.isfinite(curvatures).all(axis=0)
@@ -140,7 +153,8 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
         for s, c in zip(squares, curvatures, strict=True)
     ]
     (mean, mean_error), (lead, lead_error) = results
-    return ConfigurationalTemperature(mean / kernel.temperature, lead / kernel.temperature, mean_error, lead_error)
+    temperature, num_draws = kernel.temperature, int(good.sum())
+    return ConfigurationalTemperature(mean / temperature, lead / temperature, mean_error, lead_error, num_draws)
 
 
 def _even(num: int, most: int):
@@ -149,9 +163,9 @@ def _even(num: int, most: int):
     return (np.arange(1, most + 1) * num) // most - 1
 
 
-def _gradient(model, z, key, is_random):
-    """Of U on all data, and on the mean of a few sets of measurement points if those are random."""
-    if not model.is_random:
+def _gradient(model, z, key, is_random, is_whole):
+    """Of U on all data, and on the mean of a few sets of measurement points if those are random; or of an estimate."""
+    if not (model.is_random and is_whole):
         return jax.grad(lambda z: model(z, key)[0])(z)
     total = model.data_gradient(z, key)
     if model.functional_priors:

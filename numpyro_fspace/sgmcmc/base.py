@@ -25,6 +25,7 @@ __all__ = [
     "size_and_dtype",
     "squared_norm",
     "step_size_at",
+    "walled",
 ]
 
 
@@ -93,6 +94,23 @@ def size_and_dtype(tree):
 def finite(*trees):
     """Whether every number in ``trees`` is finite (as one boolean)."""
     return jnp.isfinite(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(trees)))
+
+
+def walled(gradient_fn, has_aux: bool):
+    """``jax.value_and_grad`` of U with a wall where U is infinite: U = ∞ without a force, whence a test turns back.
+
+    U is -∞ where a position is rounded to a pole of the density, such as the 0 of a Gamma law with a shape below 1.
+    """
+
+    def gradient(*given):
+        value, gradient = gradient_fn(*given)
+        energy, *aux = value if has_aux else (value,)
+        is_infinite = jnp.isinf(energy)
+        energy = jnp.where(is_infinite, jnp.inf, energy)
+        gradient = jax.tree.map(lambda g: jnp.where(is_infinite, 0.0, g), gradient)
+        return (energy, *aux) if has_aux else energy, gradient
+
+    return gradient
 
 
 def accept(key, log_ratio):

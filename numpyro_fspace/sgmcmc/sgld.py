@@ -31,6 +31,7 @@ from numpyro_fspace.sgmcmc.base import (
     size_and_dtype,
     squared_norm,
     step_size_at,
+    walled,
 )
 from numpyro_fspace.sgmcmc.hoisting import stage
 from numpyro_fspace.sgmcmc.integrators import euler_maruyama
@@ -100,6 +101,7 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
 
         zero, position, draw = jnp.zeros((), dtype), state.position, potential.draw
         if metropolis:
+            gradient_fn = walled(gradient_fn, has_aux)
             value, gradient = gradient_fn(position, draw(key_end))
             good = finite(value, gradient)
             start = ((position, value, gradient), zero, good, zero, zero)
