@@ -282,7 +282,7 @@ CASES = [
     ("complex points, traced", lambda: jax.jit(lambda x: fs.measurement.fixed(x)(KEY))(X + 0j), TypeError, "got complex64"),
     ("predict complex", lambda: fs.predict(DRAWS, KEY, X + 1j, model=linear()), TypeError, "argument 0 of predict is complex"),
     ("draws of dates", lambda: fs.predict({"w": np.zeros((3, 2), "M8[D]")}, KEY, X, model=linear()), TypeError,
-     "array of draws 'w' holds dates"),
+     "samples.* holds dates"),
     ("list of rows", lambda: start_model(lambda x, y: slope(x, y, rows=3), [1.0] * 8, Y), TypeError,
      "argument 0 of run is a list.*np.asarray"),
     ("keys as values", lambda: gp().log_prob(X, jax.random.split(KEY, 8)), TypeError, "f holds random keys"),

@@ -167,7 +167,7 @@ def test_a_short_run_by_small_minibatches_warns(thinning):
     ],
 )
 def test_limits_of_the_temperature(value, error, start):
-    found = ConfigurationalTemperature(value, 1.0, error, 0.1)
+    found = ConfigurationalTemperature(value, 1.0, error, 0.1, 256)
     lines = run_warnings.temperature_doubts(found)
     found = ConfigurationalTemperature(value, 1.0, error, 0.1, 256)
     lines = run_warnings.temperature_doubts(found)

@@ -151,7 +151,7 @@ def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, .
         )
     if model is None:
         raise TypeError("A dict of draws needs the model: pass model=.")
-    return Posterior(model, {k: as_numbers(v, f"The array of draws {k!r}") for k, v in source.items()})
+    return Posterior(model, {k: as_numbers(v, f"samples[{k!r}]") for k, v in source.items()})
 
 
 def functions_run(source) -> Posterior:
