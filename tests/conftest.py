@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import re
 import subprocess
 import sys
 import zlib
@@ -27,8 +29,8 @@ QUICK_FLAGS = "--xla_cpu_use_fusion_emitters=false"
 
 
 def is_nightly(config):
-    """Whether ``-m`` names the marker ``nightly``."""
-    return "nightly" in (config.getoption("-m") or "")
+    """Whether ``-m`` asks for the marker ``nightly``."""
+    return re.search(r"(?<!not )\bnightly\b", config.getoption("-m") or "") is not None
 
 
 def are_known(flags):
@@ -53,23 +55,41 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests marked ``nightly`` run only when ``-m`` names the marker."""
-    if is_nightly(config):
-        return
-    skip = pytest.mark.skip(reason="long statistical check: run it with `pytest -m nightly`")
+    """The tiers: ``slow`` tests run only where there is an ``-m``, ``nightly`` ones where it names them."""
+    left_out = set() if config.getoption("-m") or _names_a_test(config) else {"slow"}
+    left_out |= set() if is_nightly(config) else {"nightly"}
+    kept, dropped = [], []
     for item in items:
-        if "nightly" in item.keywords:
-            item.add_marker(skip)
+        (dropped if left_out & item.keywords.keys() else kept).append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def _names_a_test(config):
+    """Whether the command line names single tests (``file::test``), which then run whatever their tier."""
+    return any("::" in argument for argument in config.args)
+
+
+#: Megabytes that a process may hold before the programs compiled so far are dropped.
+MAX_MEMORY = 1200
 
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
-    """Every compiled program maps some memory, and a process may have 65 530 such maps: a crash if it wants more."""
+    """Drops compiled programs after a module if they take much memory: nothing else ever drops them.
+
+    Every one of them also maps some memory, and a process may have 65 530 such maps.
+    """
     yield
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_text().count("\n") > 25_000:
+    statm = Path("/proc/self/statm")
+    if not statm.exists() or int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > MAX_MEMORY * 1e6:
         jax.clear_caches()
         gc.collect()
+        if sys.platform == "linux":
+            getattr(ctypes.CDLL(None), "malloc_trim", int)(
+                0
+            )  # to the system, which free() alone does not give it back to
 
 
 @pytest.fixture
