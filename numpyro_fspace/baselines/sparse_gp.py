@@ -14,8 +14,9 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_fspace._checks import check_count, check_positive
 from numpyro_fspace.priors._cholesky import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
-from numpyro_fspace.priors.fit import NOISE_FLOOR, kernel_and_params
+from numpyro_fspace.priors.fit import NOISE_FLOOR
 from numpyro_fspace.priors.gaussian_process import on_rows
+from numpyro_fspace.priors.kernel_params import kernel_and_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable
