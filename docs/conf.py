@@ -25,7 +25,7 @@ html_title = f"numpyro_fspace {release}"
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -36,7 +36,7 @@ napoleon_custom_sections = ["Reference"]
 NAMESPACES = (
     numpyro_fspace,
     numpyro_fspace.baselines,
-    numpyro_fspace.guides,
+    numpyro_fspace.variational.guides,
     numpyro_fspace.model.measurement,
     numpyro_fspace.metrics,
     numpyro_fspace.preconditioners,

@@ -15,16 +15,15 @@ from numpyro import handlers
 from numpyro_fspace.cli import main
 from numpyro_fspace.datasets.registry import DATA_ENV
 from numpyro_fspace.experiments import bandit
-from numpyro_fspace.experiments.bandit import EAT, PATTERNS, REJECT, Config
 from numpyro_fspace.experiments.bandit_agents import (
     Agent,
-    Buffer,
     build_agent,
     build_model,
     process_agent,
     process_features,
     spread,
 )
+from numpyro_fspace.experiments.bandit_problem import EAT, PATTERNS, REJECT, Buffer, Config
 from numpyro_fspace.model.potential import ModelPotential
 
 needs_data = pytest.mark.skipif(not os.environ.get(DATA_ENV), reason=f"{DATA_ENV} is not set")
@@ -95,8 +94,8 @@ def test_likelihood_is_that_of_what_the_buffer_holds(num):
 
 def play(agent, poisonous, harm, num):
     rows = jax.random.randint(jax.random.key(3), (num,), 0, len(poisonous))
-    poisonous = jnp.asarray(poisonous)
-    out = bandit.interact(agent, poisonous, harm, 1.0, Buffer.empty(num), 0, rows, jax.random.key(4))
+    world = {"poisonous": jnp.asarray(poisonous), "harm": harm, "scale": 1.0, "buffer": Buffer.empty(num)}
+    out = bandit.interact(agent, 0, rows, jax.random.key(4), **world)
     return rows, jax.device_get(out)
 
 
@@ -123,7 +122,7 @@ def test_chains_choose_and_move_in_turn():
     """One moves at each interaction, and its draw is what the agent chose by."""
     x, _, buffer = toy(0)
     config = Config(widths=(3,), buffer_size=16, batch_size=4, num_steps=2, num_chains=3, num_warmup=4)
-    agent = build_agent("sgld", config, x, None, None, 0.5, jax.random.key(0))
+    agent = build_agent("sgld", config, x, None, None, noise_sd=0.5, key=jax.random.key(0))
     state, learn = agent.start(jax.random.key(1)), jax.jit(agent.learn)
     for turn in range(4):
         promised = agent.rewards(jax.random.key(2), state, buffer, 1)

@@ -18,8 +18,9 @@ from numpyro.infer import SVI, RenyiELBO, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_fspace as fs
-from numpyro_fspace.baselines import ensemble, fit_svgp, implicit_process, laplace
-from numpyro_fspace.baselines.linearized_laplace import _dual, _primal, _Problem
+from numpyro_fspace.baselines import curvature, ensemble, fit_svgp, implicit_process, laplace
+from numpyro_fspace.baselines.curvature import CurvedModel
+from numpyro_fspace.baselines.linearized_laplace import dual, primal
 from numpyro_fspace.model.potential import ModelPotential
 
 KEY = jax.random.key(0)
@@ -95,7 +96,7 @@ def z_scores(draws, mean, covariance):
 
 
 def problem(model, x, y, values):
-    return _Problem(model, (x, y), {}, {k: np.asarray(v, np.float32) for k, v in values.items()})
+    return CurvedModel(model, (x, y), {}, {k: np.asarray(v, np.float32) for k, v in values.items()})
 
 
 def precision_of(found):
@@ -188,7 +189,7 @@ def test_draws_of_f_have_the_exact_posterior(points):
 def test_primal_and_dual_are_one_law(key):
     b = np.asarray(jax.random.normal(key, (4, 6)), np.float64)
     wanted = np.linalg.inv(np.eye(6) + b.T @ b)
-    for color, size in (_primal([b[:1], b[1:]], 6), _dual(b)):
+    for color, size in (primal([b[:1], b[1:]], 6), dual(b)):
         root = color(np.eye(size))
         np.testing.assert_allclose(root.T @ root, wanted, atol=1e-12)
 
@@ -337,7 +338,7 @@ def test_laplace_refuses():
 
 
 def test_too_many_weights_are_refused_at_once(monkeypatch):
-    monkeypatch.setitem(laplace.__globals__, "MAX_SIDE", 2)
+    monkeypatch.setattr(curvature, "MAX_SIDE", 2)
     with pytest.raises(ValueError, match="3 weights and 5 values"):
         laplace(linear, KEY, X.astype(np.float32), Y.astype(np.float32))
 

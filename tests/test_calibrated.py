@@ -49,13 +49,13 @@ def test_wide_weights_give_the_prior_itself():
     """Nine weights, six points: the network can do everything, with more variance than the prior in each direction."""
     prior = fs.CalibratedPrior(GP, Linear())
     mean, covariance = law_of_f(prior)
-    wanted = GP.law(X)
+    wanted = GP.marginal(X)
     assert np.allclose(mean, wanted[0], atol=1e-8)
     assert np.allclose(covariance, wanted[1], atol=1e-8)
 
 
 def test_the_plain_product_does_not():
-    assert not np.allclose(law_of_f(GP)[1], GP.law(X)[1], rtol=0.02)
+    assert not np.allclose(law_of_f(GP)[1], GP.marginal(X)[1], rtol=0.02)
 
 
 @pytest.mark.parametrize("sd", [0.01, 0.2, 0.5, 3.0])
@@ -66,14 +66,14 @@ def test_law_is_that_of_base_and_ratio_together(sd, num_weights):
     gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.6), nugget=0.05, mean=0.4)
     prior = fs.CalibratedPrior(gp, Linear(sd, 0.1, features))
     mean, covariance = law_of_f(prior, sd, 0.1, features)
-    assert np.allclose(prior.law(X)[0], mean, atol=1e-7)
-    assert np.allclose(prior.law(X)[1], covariance, atol=1e-7)
+    assert np.allclose(prior.marginal(X)[0], mean, atol=1e-7)
+    assert np.allclose(prior.marginal(X)[1], covariance, atol=1e-7)
 
 
 @pytest.mark.parametrize("sd", [0.2, 3.0])
 def test_no_direction_is_wider_than_prior_or_base(sd):
-    covariance = fs.CalibratedPrior(GP, Linear(sd)).law(X)[1]
-    for bound in (GP.law(X)[1], Linear(sd).moments(X)[1]):
+    covariance = fs.CalibratedPrior(GP, Linear(sd)).marginal(X)[1]
+    for bound in (GP.marginal(X)[1], Linear(sd).moments(X)[1]):
         assert np.linalg.eigvalsh(bound - covariance).min() > -1e-9
 
 
@@ -93,7 +93,7 @@ def test_the_ratio_has_mean_one_under_the_base():
 def test_correction_is_at_most_as_stiff_as_the_prior():
     prior = fs.CalibratedPrior(GP, Linear(100.0))
     stiffness = -jax.hessian(lambda f: prior.log_prob(X, f))(jnp.zeros(6))
-    precision = np.linalg.inv(GP.law(X)[1])
+    precision = np.linalg.inv(GP.marginal(X)[1])
     assert np.linalg.eigvalsh(precision - stiffness).min() > -1e-9
     assert np.linalg.eigvalsh(stiffness).min() > -1e-9
 
@@ -111,14 +111,14 @@ def test_several_outputs():
     f = jax.random.normal(jax.random.key(0), (6, 2))
     assert np.isclose(prior.log_prob(X, f), sum(p.log_prob(X, f[:, i]) for i, p in enumerate(singles)))
     for i, single in enumerate(singles):
-        assert np.allclose(prior.law(X)[1][i], single.law(X)[1])
+        assert np.allclose(prior.marginal(X)[1][i], single.marginal(X)[1])
     assert prior.sample(jax.random.key(1), X, (3,)).shape == (3, 6, 2)
 
 
 def test_draws_follow_the_law():
     prior = fs.CalibratedPrior(fs.GPPrior(tinygp.kernels.ExpSquared(0.6), nugget=0.05, mean=0.4), Linear(0.3))
     draws = np.asarray(prior.sample(jax.random.key(0), X, (100_000,)))
-    mean, covariance = prior.law(X)
+    mean, covariance = prior.marginal(X)
     assert np.allclose(draws.mean(0), mean, atol=0.02)
     assert np.allclose(np.cov(draws.T), covariance, atol=0.03)
 
@@ -145,7 +145,7 @@ def test_base_of_a_network_from_draws():
     for name, prior in {"calibrated": calibrated, "product": gp}.items():
         mcmc = MCMC(NUTS(model, max_tree_depth=6), num_warmup=200, num_samples=1000, progress_bar=False)
         mcmc.run(jax.random.key(1), prior)
-        white = np.linalg.solve(np.linalg.cholesky(gp.law(x)[1]), mcmc.get_samples()["fx"].T)
+        white = np.linalg.solve(np.linalg.cholesky(gp.marginal(x)[1]), mcmc.get_samples()["fx"].T)
         scatter[name] = np.linalg.eigvalsh(np.cov(white))
     assert np.allclose(scatter["calibrated"], 1.0, atol=0.15), scatter
     wide = calibrated._basis(x).variance.ravel()  # of the network, in the prior's own coordinates
@@ -156,7 +156,7 @@ def test_base_of_a_network_from_draws():
 
 def test_variational_divergences_read_its_law():
     prior = fs.CalibratedPrior(GP, Linear())
-    mean, covariance = prior.law(X)
+    mean, covariance = prior.marginal(X)
 
     class Same:
         def mean(self, x):

@@ -109,7 +109,7 @@ def test_points_of_variational_methods(monkeypatch):
     job, seen = Job("gp", "boston", 0, 0, uci.CONFIG.quick()), {}
     uci.fit_split(job)  # the problem is remembered
 
-    def fit(method, config, gp, points, *rest, **settings):
+    def fit(method, *rest, points, **settings):
         seen[method] = points.num_points
 
     monkeypatch.setattr(uci, "fit", fit)

@@ -15,7 +15,7 @@ from numpyro.infer.autoguide import AutoBNAFNormal, AutoIAFNormal, AutoMultivari
 from scipy.linalg import sqrtm
 
 import numpyro_fspace as fs
-from numpyro_fspace.variational.pushforward import LinearisedLaw, SampledLaw
+from numpyro_fspace.variational.pushforward import LinearizedPushforward, SampledPushforward
 from numpyro_fspace.variational.sampled_divergences import spectral_stein_score, wasserstein1
 
 X = jnp.array([[-1.0], [-0.4], [0.1], [0.5], [0.9]])
@@ -42,7 +42,7 @@ def model(x, y=None):
 def exact_posterior():
     """Mean and covariance of w under the likelihood and the GP prior at ``POINTS``, and no prior of its own."""
     phi, phi_m = np.asarray(features(X)), np.asarray(features(POINTS))
-    mean, covariance = GP.law(POINTS)
+    mean, covariance = GP.marginal(POINTS)
     precision = phi.T @ phi / 0.25 + phi_m.T @ np.linalg.solve(covariance, phi_m)
     return np.linalg.solve(precision, phi.T @ Y / 0.25 + phi_m.T @ np.linalg.solve(covariance, mean)), precision
 
@@ -86,7 +86,7 @@ def test_score_elsewhere_is_extended_from_the_draws():
 
 def kl_gradient(divergence, params, seeds=range(8)):
     def value(params, key):
-        law = SampledLaw(function, lambda k: params[0] + params[1] * jax.random.normal(k, (3,)), key)
+        law = SampledPushforward(function, lambda k: params[0] + params[1] * jax.random.normal(k, (3,)), key)
         return divergence(law, GP, POINTS)
 
     grads = [jax.grad(value)(params, jax.random.key(seed)) for seed in seeds]
@@ -96,7 +96,7 @@ def kl_gradient(divergence, params, seeds=range(8)):
 def test_gradient_is_that_of_the_exact_kl():
     """Of KL(N(Φm, ΦSΦᵀ + noise) ‖ N(m_p, K + nugget)), in the mean and the spread of the weights."""
     noise = 0.1
-    phi, (mean, covariance) = features(POINTS), GP.law(POINTS)
+    phi, (mean, covariance) = features(POINTS), GP.marginal(POINTS)
 
     def exact(params):
         q = dist.MultivariateNormal(phi @ params[0], (phi * params[1] ** 2) @ phi.T + noise * jnp.eye(3))
@@ -136,11 +136,11 @@ def test_a_prior_that_is_not_gaussian():
 
     def divergence_at(shift):
         center = LOC.at[0].add(shift)
-        law = SampledLaw(function, lambda key: center + SD * jax.random.normal(key, (3,)), jax.random.key(0))
+        law = SampledPushforward(function, lambda key: center + SD * jax.random.normal(key, (3,)), jax.random.key(0))
         return fs.variational.SpectralSteinKL()(law, prior, POINTS)
 
     assert jax.grad(divergence_at)(5.0) > 0.0 > jax.grad(divergence_at)(-5.0)  # back to the prior's mean
-    law = LinearisedLaw(function, LOC, lambda rows: rows * SD)
+    law = LinearizedPushforward(function, LOC, lambda rows: rows * SD)
     for divergence in (fs.variational.Wasserstein2(), fs.variational.RegularizedKL()):
         with pytest.raises(TypeError, match=r"needs a Gaussian prior.*SpectralSteinKL"):
             divergence(law, prior, POINTS)
@@ -168,19 +168,19 @@ def gaussian_w2(mean_q, cov_q, mean_p, cov_p):
 def test_wasserstein_is_the_closed_form(num_points, x64):
     """Also where the network's law is degenerate: three weights, seven points."""
     points = jnp.linspace(-1.0, 1.0, num_points)[:, None]
-    found = fs.variational.Wasserstein2()(LinearisedLaw(function, LOC, lambda rows: rows * SD), GP, points)
+    found = fs.variational.Wasserstein2()(LinearizedPushforward(function, LOC, lambda rows: rows * SD), GP, points)
     phi = np.asarray(features(points))
-    assert np.isclose(found, gaussian_w2(phi @ LOC, (phi * SD**2) @ phi.T, *GP.law(points)), rtol=1e-5)
+    assert np.isclose(found, gaussian_w2(phi @ LOC, (phi * SD**2) @ phi.T, *GP.marginal(points)), rtol=1e-5)
 
 
 def test_wasserstein_of_two_outputs_is_the_sum(x64):
     double = fs.GPPrior(tinygp.kernels.ExpSquared(0.7), nugget=0.1, mean=0.2, num_outputs=2)
-    both = LinearisedLaw(
+    both = LinearizedPushforward(
         lambda w, x: jnp.stack([features(x) @ w[:3], features(x) @ w[3:]], 1),
         jnp.concatenate([LOC, -LOC]),
         lambda rows: rows * jnp.concatenate([SD, SD]),
     )
-    parts = [LinearisedLaw(function, loc, lambda rows: rows * SD) for loc in (LOC, -LOC)]
+    parts = [LinearizedPushforward(function, loc, lambda rows: rows * SD) for loc in (LOC, -LOC)]
     total = sum(fs.variational.Wasserstein2()(part, GP, POINTS) for part in parts)
     assert np.isclose(fs.variational.Wasserstein2()(both, double, POINTS), total)
 
@@ -189,7 +189,7 @@ def test_wasserstein_has_a_gradient_where_the_law_is_degenerate():
     points = jnp.linspace(-1.0, 1.0, 20)[:, None]
 
     def value(sd):
-        return fs.variational.Wasserstein2()(LinearisedLaw(function, LOC, lambda rows: rows * sd), GP, points)
+        return fs.variational.Wasserstein2()(LinearizedPushforward(function, LOC, lambda rows: rows * sd), GP, points)
 
     gradient, step = jax.grad(value)(SD), 1e-2
     numeric = [(value(SD.at[i].add(step)) - value(SD.at[i].add(-step))) / (2 * step) for i in range(3)]
@@ -259,7 +259,9 @@ def descend(divergence, start, num_steps=400):
     x = jnp.array([[0.0], [3.0]])  # so far apart that the prior's values are independent
 
     def value(params, key):
-        law = SampledLaw(lambda w, x: w[:, None], lambda k: params[0] + params[1] * jax.random.normal(k, (2,)), key)
+        law = SampledPushforward(
+            lambda w, x: w[:, None], lambda k: params[0] + params[1] * jax.random.normal(k, (2,)), key
+        )
         return divergence(law, GP, x)
 
     optimizer = optax.adam(optax.cosine_decay_schedule(0.05, num_steps))
@@ -341,7 +343,7 @@ def test_a_bridge_counts_the_weights_once(scale, factor):
         with numpyro.handlers.scale(scale=factor):
             fs.functional_prior("f", lambda x: w * x[:, 0], gp, POINTS, scale=scale)
 
-    with pytest.raises(ValueError, match=r"BridgeWasserstein holds the KL.*one functional_prior, with scale=1"):
+    with pytest.raises(ValueError, match=r"BridgeWasserstein includes the KL.*one functional_prior, with scale=1"):
         loss = fs.FunctionalELBO(fs.variational.BridgeWasserstein())
         svi = SVI(scaled, fs.variational.guides.mean_field(scaled), optax.adam(0.1), loss)
         svi.run(jax.random.key(0), 1, X, progress_bar=False)

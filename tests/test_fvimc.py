@@ -18,8 +18,8 @@ from scipy.stats import kstest, multivariate_normal
 
 import numpyro_fspace as fs
 from numpyro_fspace.variational.bijections import Fitted, Linear, Tanh
-from numpyro_fspace.variational.fvimc import FVIMC, MStage, VStage
-from numpyro_fspace.variational.transformation import TStage, compose, fit_transformation, log_density
+from numpyro_fspace.variational.fvimc import FVIMC, MStage, TStage, VStage
+from numpyro_fspace.variational.transformation import compose, fit_transformation, log_density
 
 X = np.array([[-1.0], [-0.4], [0.1], [0.5], [0.9]], np.float32)
 Y = np.array([0.3, -0.7, 0.2, 1.1, 0.6], np.float32)
@@ -272,7 +272,7 @@ def base():
 def transformation(draws, candidates, previous=(), *, law=None, **settings):
     settings = {"num_steps": 800, "learning_rate": 0.03} | settings
     law = base()[0] if law is None else law
-    return fit_transformation(jax.random.key(1), candidates, law, previous, GRID, draws, **settings)
+    return fit_transformation(jax.random.key(1), candidates, law, GRID, draws, previous=previous, **settings)
 
 
 @pytest.mark.parametrize("blur", [0.0, 0.1, 1.0])
@@ -502,7 +502,7 @@ def test_bad_arguments(settings, error, message):
     ],
 )
 def test_bad_models_and_guides(model, guide, error, message, monkeypatch):
-    monkeypatch.setattr(FVIMC, "_variational", None)  # nothing is fitted before
+    monkeypatch.setattr(SVI, "run", None)  # the error is raised before anything is fitted
     with pytest.raises(error, match=message):
         FVIMC(model, guide=guide).run(jax.random.key(0), X, Y, progress_bar=False)
 

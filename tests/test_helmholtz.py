@@ -12,7 +12,7 @@ import scipy.stats
 from tinygp.kernels import ExpSquared, Matern52, RationalQuadratic, distance
 
 import numpyro_fspace as fs
-from numpyro_fspace.variational.pushforward import LinearisedLaw
+from numpyro_fspace.variational.pushforward import LinearizedPushforward
 
 RNG = np.random.default_rng(0)
 X, F = RNG.normal(size=(6, 2)), RNG.normal(size=(6, 2))
@@ -82,10 +82,10 @@ def test_log_prob_is_scipys(x64, traced, nugget):
 
 
 def test_log_prob_uses_the_nugget_and_law_says_so():
-    mean, total = prior().law(X)
+    mean, total = prior().marginal(X)
     np.testing.assert_allclose(total, covariance() + NUGGET * np.eye(12), atol=1e-12)
     np.testing.assert_allclose(
-        prior(nugget=None).law(X)[1], covariance() + 0.01 * np.trace(covariance()) / 12 * np.eye(12)
+        prior(nugget=None).marginal(X)[1], covariance() + 0.01 * np.trace(covariance()) / 12 * np.eye(12)
     )
     value = scipy.stats.multivariate_normal(None, total).logpdf(F.ravel())
     np.testing.assert_allclose(prior().log_prob(X, F), value, rtol=1e-4)
@@ -151,7 +151,7 @@ def law_of(weights, sd):
     def function(w, x):
         return x @ w.reshape(2, 2)
 
-    return LinearisedLaw(function, weights, lambda rows: rows * sd)
+    return LinearizedPushforward(function, weights, lambda rows: rows * sd)
 
 
 def gaussian_kl(mean_q, cov_q, mean_p, cov_p):
@@ -166,7 +166,7 @@ def test_divergences_take_the_outputs_together(x64):
     x = jnp.asarray(X[:4])
     jacobian = np.asarray(jax.jacobian(lambda w: (x @ w.reshape(2, 2)).ravel())(weights))
     q = (jacobian @ weights, jacobian @ np.diag(sd**2) @ jacobian.T)
-    mean, total = (np.asarray(part) for part in prior(mean=0.1).law(x))
+    mean, total = (np.asarray(part) for part in prior(mean=0.1).marginal(x))
     extra = gamma * len(x) * np.eye(8)
     wanted = gaussian_kl(q[0], q[1] + extra, mean.ravel(), total + extra)
     found = fs.variational.RegularizedKL(gamma)(law_of(weights, sd), prior(mean=0.1), x)
@@ -203,13 +203,13 @@ def test_calibrated_to_a_dependent_law():
     mean, total = (np.asarray(part) for part in base.moments(x))
     assert total.shape == (4, 4)
     assert np.allclose(total, np.cov(np.stack([np.ravel(d) for d in base._fitted(jnp.asarray(x))]).T), rtol=1e-3)
-    law = prior().law(x)[1]
+    law = prior().marginal(x)[1]
     assert np.linalg.eigvalsh(total - law).min() > 0  # the wider law in every direction
     wanted = scipy.stats.multivariate_normal(None, law).logpdf(f.ravel())
     wanted -= scipy.stats.multivariate_normal(mean.ravel(), total).logpdf(f.ravel())
     calibrated = fs.CalibratedPrior(prior(), base)
     np.testing.assert_allclose(calibrated.log_prob(x, f), wanted, rtol=1e-3)
-    np.testing.assert_allclose(calibrated.law(x)[1], law, atol=1e-3)
+    np.testing.assert_allclose(calibrated.marginal(x)[1], law, atol=1e-3)
     assert calibrated.sample(jax.random.key(1), x, (3,)).shape == (3, 2, 2)
     independent = fs.priors.NetworkPrior(draw, jax.random.key(0), num_draws=500, num_outputs=2)
     with pytest.raises(ValueError, match="dependent in prior and base alike"):

@@ -18,8 +18,8 @@ from numpyro_fspace.datasets.registry import DataNotFoundError, Source
 from numpyro_fspace.experiments import image_problems as problems
 from numpyro_fspace.experiments import images as experiment
 from numpyro_fspace.experiments.catalog import find
-from numpyro_fspace.experiments.image_networks import NETWORKS
 from numpyro_fspace.experiments.methods import sampler
+from numpyro_fspace.experiments.networks import NETWORKS
 
 NUM_CLASSES = 10
 
@@ -286,7 +286,7 @@ def test_kmnist_points_need_images_of_its_size():
 
 
 def test_kmnist_points_are_not_the_images_that_are_scored(folder):
-    problem = problems.prepare("mnist", 0, 50, 60, 50, 1)
+    problem = problems.prepare("mnist", 0, num_train=50, num_test=60, num_gp_points=50, num_gp_steps=1)
     points = problems.measurement_points("kmnist", problem, 40, jax.random.key(0))(jax.random.key(1))
     assert len(problem.strange["kmnist"]) == 60 and len(problem.kmnist) == 140
     distances = np.abs(points[:, None] - problem.strange["kmnist"]).max(-1)

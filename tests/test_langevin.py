@@ -11,13 +11,13 @@ import pytest
 from scipy import stats
 
 from numpyro_fspace.cli import main
-from numpyro_fspace.experiments import langevin, network_laws
+from numpyro_fspace.experiments import langevin, langevin_dynamics, network_priors
+from numpyro_fspace.experiments.network_priors import Architecture
 from numpyro_fspace.sgmcmc import sgld
 from numpyro_fspace.sgmcmc.integrators import euler_maruyama
 from numpyro_fspace.sgmcmc.preconditioners import Identity
 
 AT = np.array([[-2.5], [-0.5], [1.0], [0.25]], np.float32)
-CONFIG = langevin.LangevinConfig()
 
 # ---- example 2.2 of Wang et al.: f(x) = Σ sin(θ_i x), whose weights may change places -----------------------
 
@@ -96,9 +96,11 @@ def test_the_law_of_functions_is_that_of_one_cone(key):
 @pytest.mark.parametrize("depth", [2, 3])
 def test_kernels_are_those_of_a_wide_network(key, depth):
     """Covariance of f over random networks of width 200; mean tangent kernel of some."""
-    kernel, tangent = network_laws.infinite_kernels(AT, depth, "tanh")
+    kernel, tangent = network_priors.infinite_kernels(AT, depth, "tanh")
     width = 200
-    dynamics = langevin.weight_dynamics(AT[:3], np.zeros(3, np.float32), depth, width, CONFIG)
+    dynamics = langevin_dynamics.weight_dynamics(
+        AT[:3], np.zeros(3, np.float32), Architecture(depth, width, "tanh"), 0.025
+    )
     draws = jax.jit(lambda keys: jax.lax.map(lambda k: dynamics.values(dynamics.start(k), AT), keys, batch_size=20))
     f = np.asarray(draws(jax.random.split(key, 1000)))
     np.testing.assert_allclose(f.T @ f / len(f), kernel, atol=0.15)
@@ -117,26 +119,30 @@ def test_kernels_are_those_of_a_wide_network(key, depth):
 def test_erf_has_a_closed_form(monkeypatch):
     """Williams' arcsine kernel."""
     monkeypatch.setattr(jax.nn, "erf", jax.scipy.special.erf, raising=False)
-    base = AT @ AT.T + network_laws.BIAS
+    base = AT @ AT.T + network_priors.BIAS
     size = np.sqrt((1.0 + 2.0 * np.diagonal(base))[:, None] * (1.0 + 2.0 * np.diagonal(base)))
     exact = 2.0 / np.pi * np.arcsin(2.0 * base / size)
-    np.testing.assert_allclose(network_laws.infinite_kernels(AT, 2, "erf")[1], exact, atol=1e-6)
+    np.testing.assert_allclose(network_priors.infinite_kernels(AT, 2, "erf")[1], exact, atol=1e-6)
 
 
 def test_the_mixture_is_the_law_of_random_networks(key):
     """Of width 3, far from Gaussian: ∇ log p against finite differences of a density estimated from as many others."""
     values = np.array([[0.3, 0.1, -0.2, 0.0], [-1.5, -0.4, 0.8, 0.3]])
-    ours = [network_laws.mixture_score(k, AT, 2, 3, "tanh", 3000)(values) for k in jax.random.split(key, 6)]
+    ours = [
+        network_priors.mixture_score(k, AT, Architecture(2, 3, "tanh"), 3000)(values) for k in jax.random.split(key, 6)
+    ]
     spread = np.std(ours, 0, ddof=1) / np.sqrt(6.0)
-    phi = np.asarray(network_laws._hidden(jax.random.fold_in(key, 7), AT, 2, 3, "tanh", 1000), np.float64)
+    phi = np.asarray(
+        network_priors._hidden(jax.random.fold_in(key, 7), AT, Architecture(2, 3, "tanh"), 1000), np.float64
+    )
     scale = (
-        network_laws.JITTER
-        * np.trace(phi @ phi.swapaxes(1, 2) / 3 + network_laws.BIAS, axis1=1, axis2=2).mean()
+        network_priors.JITTER
+        * np.trace(phi @ phi.swapaxes(1, 2) / 3 + network_priors.BIAS, axis1=1, axis2=2).mean()
         / len(AT)
     )
 
     def log_density(f):
-        covariances = phi @ phi.swapaxes(1, 2) / 3 + network_laws.BIAS + scale * np.eye(len(AT))
+        covariances = phi @ phi.swapaxes(1, 2) / 3 + network_priors.BIAS + scale * np.eye(len(AT))
         return np.log(np.mean([stats.multivariate_normal.pdf(f, cov=c) for c in covariances]))
 
     step = 1e-4
@@ -146,12 +152,12 @@ def test_the_mixture_is_the_law_of_random_networks(key):
 
 
 def test_scores_of_a_wide_network_are_those_of_the_process(key):
-    kernel = network_laws.infinite_kernels(AT, 2, "tanh")[0]
+    kernel = network_priors.infinite_kernels(AT, 2, "tanh")[0]
     values = np.random.default_rng(0).normal(size=(50, 4)) @ np.linalg.cholesky(kernel).T
-    exact = network_laws.gaussian_score(kernel)(values)
+    exact = network_priors.gaussian_score(kernel)(values)
     size = np.sqrt(np.mean(exact**2))
-    mixture = network_laws.mixture_score(key, AT, 2, 500, "tanh", 100_000)(values)
-    spectral = network_laws.spectral_score(key, AT, 2, 500, "tanh", 100_000)(values)
+    mixture = network_priors.mixture_score(key, AT, Architecture(2, 500, "tanh"), 100_000)(values)
+    spectral = network_priors.spectral_score(key, AT, Architecture(2, 500, "tanh"), 100_000)(values)
     assert np.sqrt(np.mean((mixture - exact) ** 2)) < 0.25 * size
     assert np.sqrt(np.mean((spectral - exact) ** 2)) < size  # .25 to .9 of it, by the key: the estimator is a poor one
     assert np.corrcoef(spectral.ravel(), exact.ravel())[0, 1] > 0.25  # .43 to .97
@@ -162,10 +168,10 @@ def test_scores_of_a_wide_network_are_those_of_the_process(key):
 
 def test_the_function_dynamics_has_the_exact_law(key):
     """MALA on functions: mean and sd of f at the data and between them, by 500 chains."""
-    kernel, tangent = network_laws.infinite_kernels(AT, 2, "tanh")
+    kernel, tangent = network_priors.infinite_kernels(AT, 2, "tanh")
     y = np.array([-1.0, 0.4, 0.9], np.float32)
-    dynamics = langevin.function_dynamics((kernel, tangent), y, 0.025)
-    f, acceptance = langevin.simulate(dynamics, AT, [0, 1000], 500, key)
+    dynamics = langevin_dynamics.function_dynamics((kernel, tangent), y, 0.025)
+    f, acceptance = langevin_dynamics.simulate(dynamics, AT, [0, 1000], 500, key)
     mean, sd, _ = langevin._exact(kernel, y)
     assert acceptance > 0.6
     np.testing.assert_allclose(f[0].std(0), np.sqrt(np.diagonal(kernel)), rtol=0.2)

@@ -15,9 +15,9 @@ from tinygp.kernels import ExpSquared
 from numpyro_fspace import measurement
 from numpyro_fspace.cli import main
 from numpyro_fspace.experiments.catalog import find
+from numpyro_fspace.experiments.function_posterior import FunctionPosterior, density_scores
 from numpyro_fspace.experiments.ocean import CONFIG, _build, velocity_network
 from numpyro_fspace.experiments.records import read
-from numpyro_fspace.experiments.regression import FunctionPosterior, density_scores
 from numpyro_fspace.priors import GPFit, GPPrior, Helmholtz
 
 CENTRE, UNIT, SPEED = np.array([-87.0, 26.0]), 1.3, 0.2

@@ -141,7 +141,11 @@ def test_progress_bar(capsys):
         (lambda: fit_gp(None, X, Y, num_steps=0), ValueError, "num_steps"),
         (lambda: fit_gp(None, X, Y, noise_variance=0.0), ValueError, "noise_variance must be positive"),
         (lambda: fit_gp(None, X, Y, noise_variance=np.ones(5)), ValueError, r"or variances \[N\]"),
-        (lambda: fit_gp(None, X, Y, noise_variance=np.ones(60), num_steps=1).predict(X, Y, X), ValueError, "new ones"),
+        (
+            lambda: fit_gp(None, X, Y, noise_variance=np.ones(60), num_steps=1).predict(X, Y, X),
+            ValueError,
+            "new targets",
+        ),
         (lambda: fit_gp(ExpSquared, X, Y), TypeError, "kernel must be"),
         (lambda: fit_gp(ExpSquared(scale=-1.0), X, Y), ValueError, "kernel parameter 0 must be positive"),
         (lambda: fit_gp(lambda p: ExpSquared(scale=p["l"]), X, Y), ValueError, "params must give a start"),

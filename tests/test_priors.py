@@ -522,7 +522,7 @@ def test_a_summand_below_the_default_nugget_is_said_and_one_without_variance_is_
     x = np.linspace(0.0, 1.0, 5)[:, None]
     with pytest.warns(RuntimeWarning, match="summand of the kernel has 0.0001 of the variance.*pass nugget="):
         GPPrior(ExpSquared(1.0) + 1e-4 * ExpSquared(0.1)).check(x)
-    nugget = GPPrior(ExpSquared(1.0) + 1e-9 * ExpSquared(0.1)).law(x)[1][0, 0] - 1.0
+    nugget = GPPrior(ExpSquared(1.0) + 1e-9 * ExpSquared(0.1)).marginal(x)[1][0, 0] - 1.0
     assert nugget == pytest.approx(0.01, rel=1e-3)
 
 
@@ -572,7 +572,7 @@ def test_a_quasiseparable_kernel_takes_one_input():
 def test_a_kernel_that_is_no_covariance_in_the_plane_is_named_whatever_the_nugget(kernel):
     x = np.random.default_rng(3).normal(size=(50, 2))
     with pytest.warns(
-        RuntimeWarning, match="no covariance: at 50 points.*L2Distance.*Cosine and ExpSineSquared.*Subspace"
+        RuntimeWarning, match="not a covariance: at 50 points.*L2Distance.*Cosine and ExpSineSquared.*Subspace"
     ):
         GPPrior(kernel, nugget=50.0).check(x)
     GPPrior(kernel, nugget=50.0).check(x[:, :1])

@@ -17,8 +17,10 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultivariateNormal
 
 import numpyro_fspace as fs
-from numpyro_fspace.variational import divergences, elbo
-from numpyro_fspace.variational.pushforward import LinearisedLaw
+from numpyro_fspace.variational import divergences
+from numpyro_fspace.variational import likelihood as likelihood_module
+from numpyro_fspace.variational.elbo import GuidedModel
+from numpyro_fspace.variational.pushforward import LinearizedPushforward
 
 X = np.array([[-1.0], [-0.4], [0.1], [0.5], [0.9]])
 Y = np.array([0.3, -0.7, 0.2, 1.1, 0.6])
@@ -163,7 +165,7 @@ def test_regularized_kl_converges_with_the_points(x64):
     """At points of a midpoint rule it tends to the divergence of the processes, with an error of 1/M or less."""
     prior = fs.GPPrior(tinygp.kernels.ExpSquared(0.7), nugget=1e-12)
     loc, sd = jnp.array([0.3, -0.5, 0.8]), jnp.array([0.4, 0.7, 0.2])
-    law = LinearisedLaw(lambda w, x: (features(x) @ w)[:, None], loc, lambda rows: rows * sd)
+    law = LinearizedPushforward(lambda w, x: (features(x) @ w)[:, None], loc, lambda rows: rows * sd)
 
     def at(num_points, divergence=None):
         x = (2.0 * (jnp.arange(num_points) + 0.5) / num_points - 1.0)[:, None]
@@ -236,7 +238,7 @@ def test_closed_form_is_the_mean_over_draws(monkeypatch, likelihood):
 
     value = expected_log_likelihood(model, num_particles=4000)
     with monkeypatch.context() as patch:
-        patch.setattr(elbo.Problem, "closed_form", lambda self, key: None)
+        patch.setattr(likelihood_module, "integrated", lambda guided, key: None)
         drawn = expected_log_likelihood(model, KEYS[1], num_particles=4000)
     assert float(value) == pytest.approx(float(drawn), rel=0.05)
 
@@ -273,7 +275,7 @@ def test_other_latent_values_in_the_likelihood(monkeypatch, model):
         evaluate, params = prepared(model, guide, loss, *args)
         value = -float(evaluate(params | changes, KEYS[0]))
         with monkeypatch.context() as patch:
-            patch.setattr(elbo.Problem, "closed_form", lambda self, key: None)
+            patch.setattr(likelihood_module, "integrated", lambda guided, key: None)
             drawn = -float(evaluate(params | changes, KEYS[1]))
         assert value == pytest.approx(drawn, rel=0.02), make.__name__
 
@@ -300,7 +302,7 @@ def test_large_minibatches_are_estimated_without_bias(monkeypatch, likelihood):
         return linear(x, y) if likelihood is None else linear(x, y, likelihood=likelihood)
 
     exact = float(expected_log_likelihood(model))
-    monkeypatch.setattr(elbo, "MAX_ENTRIES", 1)
+    monkeypatch.setattr(likelihood_module, "MAX_ENTRIES", 1)
     values = [float(expected_log_likelihood(model, key, num_particles=500)) for key in KEYS[:8]]
     assert len(set(values)) > 1
     assert np.mean(values) == pytest.approx(exact, rel=0.02)
@@ -392,7 +394,8 @@ def test_law_of_a_network_is_that_of_the_guides_draws(x64, guide_kind, num_outpu
     _, params = prepared(model, guide, fs.FunctionalELBO(), X, Y)
     size = len(params["auto_loc"])
     spread = params["auto_scale"] * jnp.linspace(0.5, 2.0, size)
-    problem = elbo.Problem(model, guide, params | {"auto_scale": spread}, (X, Y), {}, KEYS[0], True)
+    params = params | {"auto_scale": spread}
+    problem = GuidedModel(model, guide, params, KEYS[0], args=(X, Y), kwargs={}, needs_normal=True)
     network = fs.variational.linearize(model, problem.center)
 
     def values(flat):
@@ -402,7 +405,7 @@ def test_law_of_a_network_is_that_of_the_guides_draws(x64, guide_kind, num_outpu
     start, law = values(problem.loc), problem.normal
     covariance = np.diag(law.variance) if isinstance(law, dist.Normal) else np.asarray(law.covariance_matrix)
     jacobian = np.stack([values(problem.loc + unit) - start for unit in np.eye(size)], 1)
-    found = problem.law("f").root(POINTS).reshape(len(start), -1)
+    found = problem.linearized_pushforward("f").root(POINTS).reshape(len(start), -1)
     np.testing.assert_allclose(found @ found.T, jacobian @ covariance @ jacobian.T, rtol=1e-6, atol=1e-12)
     assert not np.allclose(found @ found.T, jacobian @ covariance[::-1, ::-1] @ jacobian.T, rtol=1e-2)
 

@@ -1,4 +1,4 @@
-"""Other methods on the models that the samplers read: what tables of results compare with."""
+"""Other methods for the same models as the samplers, for comparison."""
 
 from numpyro_fspace.baselines.deep_ensemble import ensemble
 from numpyro_fspace.baselines.implicit import implicit_process

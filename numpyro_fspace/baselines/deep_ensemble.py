@@ -1,4 +1,4 @@
-"""Deep ensembles: modes of the model's density from independent starts."""
+"""``ensemble``: deep ensembles, modes of the model's density from independent starts."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ def ensemble(
     init_strategy=init_to_network,
     **kwargs: Any,
 ) -> Posterior:
-    r"""A deep ensemble: E members, each a mode found from a random start of its own.
+    r"""A deep ensemble: E members, each a mode reached from its own random start.
 
     .. math:: w_e = \arg\max_w \big[\log p(y \mid f(\cdot\,; w)) + \log p_0(w)
               + \textstyle\sum_j \text{scale}_j \log P_0(f(X_M))\big] \text{ near } w_e^{(0)}
 
-    The members stand for draws; no law is targeted. All latent values are optimized, the noise too, in the
-    unconstrained space of the samplers. Minibatches, and random measurement points, are drawn afresh at each update;
-    then log P0 enters through its mean. All members are optimized together, in one compiled program.
+    The members are used as draws, but they have no target distribution. All latent values including the noise are
+    optimized, in the unconstrained space of the samplers. Minibatches and random measurement points are drawn afresh at
+    each update, so that log P0 enters through its mean. All members are optimized together in one compiled program.
 
-    Hold the scale of the weights' prior: the joint mode of a sampled scale and its weights is where both are zero.
+    Fix the scale of the weights' prior, because the joint mode of a sampled scale and its weights is at zero.
 
     Args:
         model: a NumPyro model, with or without ``fs.functional_prior``.
-        key: of the starts, the minibatches and the measurement points. Member e depends on it and on e alone.
+        key: for the starts, the minibatches and the measurement points. Member e depends only on the key and e.
         *args: the model's arguments.
         num_members: E.
-        num_updates: gradient steps of each member.
-        optimizer: an optax optimizer; None is Adam, its learning rate decayed from 0.01 by a cosine.
-        init_strategy: where members start, a NumPyro init strategy; networks start from their own initializer.
+        num_updates: optimizer steps of each member.
+        optimizer: an optax optimizer; None means Adam with a cosine decay of the learning rate from 0.01.
+        init_strategy: a NumPyro init strategy for the starts; networks start from their own initializer.
         **kwargs: the model's keyword arguments.
 
     Returns:
         A :class:`~numpyro_fspace.Posterior` of E draws, for ``fs.predict`` and ``fs.to_arviz``.
 
     Raises:
-        ValueError, TypeError: for a count that is not a positive integer, an optimizer that is none, or a model that
-            the samplers refuse (no latent, discrete latent or ``param`` sites, no observations).
-        RuntimeError: a member left the finite numbers.
+        ValueError, TypeError: a count is not a positive integer, the optimizer is not one of optax, or the samplers
+            refuse the model (no latent sites, discrete latent sites, ``param`` sites, no observations).
+        RuntimeError: the optimization of a member diverged.
 
     Example:
         >>> import flax.linen as nn, jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs

@@ -1,4 +1,4 @@
-"""``implicit_process``: a random function of a model, as a Gaussian combination of draws of an implicit process."""
+"""``implicit_process``: a random function that is a Gaussian combination of draws of an implicit process."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ def implicit_process(name: str, draw, num_functions: int, key):
     .. math:: f(x) = m(x) + \tfrac{1}{\sqrt S} \sum_{s=1}^{S} a_s \big(f_s(x) - m(x)\big), \qquad
               m = \tfrac{1}{S} \sum_s f_s, \quad a \sim N(0, I_S)
 
-    **Law.** Given the draws f_s, f is a Gaussian process with their empirical mean and covariance (with 1/S): the
-    variational implicit process, a Gaussian process in place of the implicit one. The coefficients are the
-    latent site ``"{name}.coefficients"``; any engine infers them. The paper's is NumPyro's
-    ``SVI(model, AutoMultivariateNormal(model), optimizer, RenyiELBO(alpha=0.5))``; ``Trace_ELBO()`` is its
-    limit α → 1. Parameters of the process, ``numpyro.param`` sites in ``draw`` or in the model around it, are learned
-    along.
+    Given the draws f_s, f is a Gaussian process with their empirical mean and covariance (divided by S): the
+    variational implicit process, a Gaussian approximation of the implicit one. The coefficients are the latent site
+    ``"{name}.coefficients"`` and can be inferred by any engine. The paper uses ``SVI(model,
+    AutoMultivariateNormal(model), optimizer, RenyiELBO(alpha=0.5))``, of which ``Trace_ELBO()`` is the limit α → 1.
+    Parameters of the process, ``numpyro.param`` sites in ``draw`` or in the model around it, are learned too.
 
     Args:
-        name: of the function; ``fs.predict`` gives it under this name.
-        draw: ``draw(key, x [M, D])``, the values at x, [M] or [M, K], of the function that ``key`` draws, such as
-            ``fs.model.random_function`` gives. The outputs of one function share its coefficient.
+        name: name of the function, under which ``fs.predict`` returns it.
+        draw: ``draw(key, x [M, D])`` returns the values at x, [M] or [M, K], of the function drawn by ``key``;
+            ``fs.model.random_function`` makes such a ``draw``. The outputs of one function share its coefficient.
         num_functions: S, at least 2.
-        key: of the S functions. The same at every call, so it belongs outside of the model or is a constant in it.
+        key: for the S functions. It must be the same at every call: create it outside of the model, or from a constant.
 
     Returns:
         f, a function of x [M, D] to [M] or [M, K], affine in the coefficients.
 
     Raises:
-        ValueError, TypeError: for an argument of the wrong kind, or a call inside a plate; f raises it for a ``draw``
-            whose values are not one for each row of x.
+        ValueError, TypeError: an argument has the wrong type, or the call is inside a plate; f raises it if ``draw``
+            does not return one value for each row of x.
 
     Example:
         >>> import flax.linen as nn, jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, optax
@@ -68,15 +67,14 @@ def implicit_process(name: str, draw, num_functions: int, key):
         raise TypeError(f"implicit_process({name!r}): draw must be a function (key, x) -> values, got {draw!r}.")
     check_count(num_functions, "num_functions", 2)
     keys = jax.random.split(key, num_functions)
-    law = dist.Normal().expand([num_functions]).to_event(1)
-    coefficients = numpyro.sample(f"{name}.coefficients", law)
+    coefficients = numpyro.sample(f"{name}.coefficients", dist.Normal().expand([num_functions]).to_event(1))
     if jnp.shape(coefficients) != (num_functions,):
         raise ValueError(f"implicit_process({name!r}): call it outside of plates.")
     params: dict = {}
 
     def f(x):
         x = jnp.asarray(x)
-        if not params:  # those of the model; f may be called when no handler gives them any more
+        if not params:  # those of the model; f may be called outside of its handlers
             with handlers.trace() as sites, handlers.block(hide_fn=lambda site: site["type"] != "param"):
                 draw(keys[0], x)
             params.update({k: s["value"] for k, s in sites.items() if s["type"] == "param"})

@@ -1,4 +1,4 @@
-"""Modes of a model's density, from as many starts as there are keys."""
+"""Modes of a model's density from several starts, optimized together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["check_model", "check_optimizer", "find_modes"]
 
 
 def check_model(model, args, kwargs, init_strategy) -> dict:
-    """Refuse what no mode can be found of; returns the unconstrained latent values' shapes."""
+    """Raise for models without a mode; returns the shapes of the unconstrained latent values."""
 
     def start(key):
         potential = ModelPotential(model, args, kwargs, key=key, init_strategy=init_strategy)
@@ -30,22 +30,22 @@ def check_model(model, args, kwargs, init_strategy) -> dict:
 
 
 def check_optimizer(optimizer):
-    """None, or an optax optimizer."""
+    """``optimizer`` must be None or an optax optimizer."""
     if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise TypeError(f"optimizer must be an optax optimizer such as optax.adam(1e-2), got {optimizer!r}.")
 
 
 def find_modes(model, keys, args, kwargs, *, num_updates, optimizer, init_strategy) -> dict:
-    """Values of latent and deterministic sites at a mode, one for each of ``keys`` [E], all optimized together.
+    """Values of latent and deterministic sites at one mode for each of ``keys`` [E], all optimized together.
 
-    The density is that of the unconstrained values, the one that the samplers see. Minibatches and measurement points
-    are drawn afresh at each update.
+    The density is that of the unconstrained values, as for the samplers. Minibatches and measurement points are drawn
+    afresh at each update.
 
     Args:
-        optimizer: an optax optimizer; None is Adam, its learning rate decayed from 0.01 by a cosine.
+        optimizer: an optax optimizer; None means Adam with a cosine decay of the learning rate from 0.01.
 
     Raises:
-        RuntimeError: an optimization left the finite numbers.
+        RuntimeError: an optimization diverged to NaN or infinity.
     """
     import optax
 

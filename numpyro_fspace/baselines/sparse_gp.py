@@ -1,4 +1,4 @@
-"""Stochastic variational Gaussian process regression."""
+"""``fit_svgp``: stochastic variational Gaussian process regression."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_fspace._checks import check_count, check_positive
 from numpyro_fspace.priors._cholesky import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
-from numpyro_fspace.priors.fit import NOISE_FLOOR, kernel_and_params
+from numpyro_fspace.priors.fit import NOISE_FLOOR
 from numpyro_fspace.priors.gaussian_process import on_rows
+from numpyro_fspace.priors.kernel_params import kernel_and_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ __all__ = ["SVGPFit", "fit_svgp"]
 
 #: Variance added to that of the inducing values, relative to it.
 JITTER = 1e-8
-#: Rows of the data evaluated together.
+#: Number of rows of the data evaluated together.
 CHUNK = 4096
 
 
@@ -38,11 +39,11 @@ class SVGPFit:
         kernel: the trained tinygp kernel.
         noise_variance: trained variance of the noise.
         inducing: trained inducing inputs Z [M, D].
-        mean, root: of q(v) = N(mean, root rootᵀ) for whitened inducing values v, [M, K] and [M, M].
-        bound: lower bound on the log marginal likelihood of all data, at the end.
-        losses: its negative per number in y, estimated by the minibatch of each step.
+        mean, root: q(v) = N(mean, root rootᵀ) for whitened inducing values v, [M, K] and [M, M].
+        bound: final lower bound on the log marginal likelihood of all data.
+        losses: the negative bound per entry of y, estimated from the minibatch of each step.
         params: the trained positive kernel parameters.
-        num_outputs: K, None where y was [N].
+        num_outputs: K; None if y was [N].
     """
 
     kernel: Callable = field(repr=False)
@@ -63,9 +64,10 @@ class SVGPFit:
         parts = []
         with jax.enable_x64(True):
             factor = _factor(self.kernel, jnp.asarray(self.inducing))
-            law = jax.jit(lambda x: _marginals(self.kernel, factor, self.inducing, self.mean, self.root, x))
+            q = (self.mean, self.root)
+            marginals = jax.jit(lambda x: _marginals(self.kernel, factor, self.inducing, q, x))
             for start in range(0, len(x), CHUNK):
-                parts.append(jax.device_get(law(np.asarray(x[start : start + CHUNK], np.float64))))
+                parts.append(jax.device_get(marginals(np.asarray(x[start : start + CHUNK], np.float64))))
         mean, variance = (np.concatenate(part) for part in zip(*parts, strict=True))
         variance = np.maximum(variance, 0.0)
         if self.num_outputs is None:
@@ -86,37 +88,37 @@ def fit_svgp(
     noise_variance: float = 0.1,
     learning_rate: float = 0.02,
 ) -> SVGPFit:
-    r"""Trains a zero-mean Gaussian process on many data through inducing values u = f(Z) and minibatches.
+    r"""Train a zero-mean Gaussian process on large data with inducing values u = f(Z) and minibatches.
 
     .. math:: \log p(y) \ge \tfrac{N}{B} \sum_b \Big[\log N(y_b; \mu_b, \sigma^2)
               - \tfrac{1}{2\sigma^2} \operatorname{var}_q f(x_b)\Big] - \mathrm{KL}(q(v) \,\|\, N(0, I)), \qquad
               u = L v, \quad L L^\top = k(Z, Z)
 
-    with q(v) = N(m, R Rᵀ) and μ = E_q f. Kernel parameters, noise, Z, m and R climb the bound together by Adam, in
-    float64 whatever JAX's setting; kernel parameters and noise by their logarithms. At the end q takes a natural
-    gradient step of length one on all data, which for Gaussian noise is the best q there is. Several outputs share
-    kernel, noise and R. Standardize x and y first.
+    with q(v) = N(m, R Rᵀ) and μ = E_q f. Adam maximizes the bound over the logarithms of kernel parameters and noise,
+    over Z, m and R, in float64 whatever JAX's setting. At the end q takes a natural gradient step of length one on all
+    data, which gives the optimal q for Gaussian noise. Several outputs share kernel, noise and R. Standardize x and y
+    first.
 
     Args:
-        kernel: None for the squared exponential with one lengthscale per input, started at median distances and the
-            variance of y; a tinygp kernel, whose (positive) parameters are the start; or a function of a dict of
-            positive parameters to a tinygp kernel, with ``params`` as the start.
+        kernel: None means the squared exponential with one lengthscale per input, started at median distances and the
+            variance of y. A tinygp kernel starts at its own (positive) parameters. A function takes a dict of positive
+            parameters, with initial values ``params``, and returns a tinygp kernel.
         x: inputs [N, D].
         y: targets, [N] or [N, K].
-        key: draws the first inducing inputs, rows of x, and the minibatches.
-        num_inducing: M; all of x where N is smaller.
+        key: for the initial inducing inputs, which are rows of x, and the minibatches.
+        num_inducing: M; all rows of x are used if N is smaller.
         num_steps: Adam steps.
-        batch_size: B, drawn with replacement; all data at each step where N is smaller.
-        params: start of a kernel function's parameters.
-        noise_variance: start of the noise variance, which stays above 1e-6 times the variance of y.
-        learning_rate: of Adam, decayed to a hundredth by a cosine.
+        batch_size: B, drawn with replacement; all data are used at each step if N is smaller.
+        params: initial values of the parameters of a kernel function.
+        noise_variance: initial noise variance, which stays above 1e-6 times the variance of y.
+        learning_rate: initial learning rate of Adam, decayed to a hundredth by a cosine.
 
     Returns:
         The trained process; ``predict(x_new)`` gives mean and variance of f.
 
     Raises:
-        TypeError, ValueError: bad shapes, NaN, counts or parameters that are not positive; the bound is not finite;
-            with ``kernel=None`` data of a scale that single precision does not hold.
+        TypeError, ValueError: shapes are wrong, values are NaN, counts or parameters are not positive, or the bound is
+            not finite; with ``kernel=None`` also if single precision cannot represent the scale of the data.
 
     Example:
         >>> import jax, numpy as np
@@ -160,7 +162,8 @@ def fit_svgp(
             "root": jnp.eye(len(rows)),
         }
         x, y = jnp.asarray(x, float), jnp.asarray(y, float)
-        state, losses = _train(bound, bound.best(state, x, y), x, y, key_steps, num_steps, batch_size, learning_rate)
+        settings = {"num_steps": num_steps, "batch_size": batch_size, "learning_rate": learning_rate}
+        state, losses = _train(bound, bound.best(state, x, y), x, y, key_steps, **settings)
         state = bound.best(state, x, y)
         evidence = float(bound.whole(state, x, y))
         if not np.isfinite(evidence):
@@ -175,7 +178,7 @@ def fit_svgp(
 
 @dataclass(frozen=True, eq=False)
 class _Bound:
-    """The lower bound as a function of the optimizer's state: logs, inducing inputs in units of spread, q(v)."""
+    """The lower bound as a function of the optimizer's state: logs, scaled inducing inputs and q(v)."""
 
     kernel_fn: Callable
     noise_floor: float
@@ -188,9 +191,9 @@ class _Bound:
         return kernel, values["noise"] + self.noise_floor, inducing, _factor(kernel, inducing)
 
     def expected(self, state, x, y):
-        """E_q[log p(y | f)] of some rows."""
+        """E_q[log p(y | f)] of the given rows."""
         kernel, noise, inducing, factor = self.unpack(state)
-        mean, variance = _marginals(kernel, factor, inducing, state["mean"], jnp.tril(state["root"]), x)
+        mean, variance = _marginals(kernel, factor, inducing, (state["mean"], jnp.tril(state["root"])), x)
         residual = jnp.sum((y - mean) ** 2) + y.shape[1] * variance.sum()
         return -0.5 * (residual / noise + y.size * jnp.log(2 * math.pi * noise))
 
@@ -222,8 +225,8 @@ class _Bound:
         return sum(parts) - self.divergence(state)
 
 
-def _train(bound, state, x, y, key, num_steps, batch_size, learning_rate):
-    """Adam on minibatches: the state at the end and the losses [num_steps]."""
+def _train(bound, state, x, y, key, *, num_steps, batch_size, learning_rate):
+    """Run Adam on minibatches; returns the final state and the losses [num_steps]."""
     import optax
 
     optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, num_steps, alpha=0.01))
@@ -254,8 +257,9 @@ def _factor(kernel, inducing):
     return jnp.linalg.cholesky(covariance + JITTER * jnp.diagonal(covariance).mean() * jnp.eye(len(inducing)))
 
 
-def _marginals(kernel, factor, inducing, mean, root, x):
-    """Mean [B, K] and variance [B] of f(x) under q."""
+def _marginals(kernel, factor, inducing, q, x):
+    """Mean [B, K] and variance [B] of f(x) under q = (mean, root)."""
+    mean, root = q
     weights = solve_triangular(factor, kernel(inducing, x), lower=True)
     variance = kernel(x) - jnp.sum(weights**2, 0) + jnp.sum((root.T @ weights) ** 2, 0)
     return weights.T @ mean, variance

@@ -1,1 +1,1 @@
-"""Benchmarks of speed beside other libraries: one run, one record; ``fspace bench`` is their command line."""
+"""Benchmarks of speed, also of other libraries. Each run gives one record; the command line is ``fspace bench``."""

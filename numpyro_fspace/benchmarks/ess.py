@@ -27,16 +27,15 @@ NUM_NUTS = (200, 200)
 
 
 def bench_ess(method: str, repeat: int = 0, *, quick: bool = False) -> dict:
-    """One record: how many effective draws of f at the test inputs ``method`` makes of its gradients and seconds.
+    """One record: the number of effective draws of f at the test inputs per gradient and per second.
 
-    A 2×50 tanh network on boston, split 0, the functional prior of ``fspace run uci``; four chains, vectorized.
-    Samplers run at their defaults, ``fsgld_paper`` with the papers' schedule (10⁻³, times .9 every 5000 steps, in the
-    weights' own units; divided by ten until no draw diverges and a Metropolis test would accept half of the steps, for
-    with longer ones it draws from another law, easily), ``nuts`` with NumPyro's defaults and trees of at most
-    255 steps.
-    ``rmse``, and the mean standard deviations of f and of the noise, show which law the draws are of. Gradients are
-    those of one chain, warm-up included; seconds are those of a second run, in which NumPyro compiles
-    ``nuts`` anew.
+    The problem is a 2×50 tanh network on boston, split 0, with the functional prior of ``fspace run uci`` and four
+    vectorized chains. Samplers use their defaults. ``fsgld_paper`` uses the papers' schedule (10⁻³, times .9 every 5000
+    steps, in units of the weights), divided by ten until no draw diverges and a Metropolis test would accept half of
+    the steps, because larger steps sample a different distribution. ``nuts`` uses NumPyro's defaults and trees of at
+    most 255 steps. ``rmse`` and the mean standard deviations of f and of the noise show whether the distributions
+    agree. Gradients are those of one chain including warm-up. Seconds are those of a second run, in which NumPyro
+    compiles ``nuts`` again.
     """
     config = CONFIG.quick() if quick else CONFIG
     problem = prepare(DATASET, SPLIT, 0, config.num_gp_steps)
@@ -47,15 +46,15 @@ def bench_ess(method: str, repeat: int = 0, *, quick: bool = False) -> dict:
     if method == "nuts":
         num_warmup, num_samples = (10, 10) if quick else NUM_NUTS
         kernel = NUTS(model, init_strategy=init_to_network, max_tree_depth=4 if quick else 8)
-        mcmc, seconds = _timed(kernel, num_warmup, num_samples, key, train, extra_fields=("num_steps",))
-        # Steps of the warm-up are not kept; a draw of it is taken to cost what one of the sampling phase does.
+        mcmc, seconds = _timed(_mcmc(kernel, num_warmup, num_samples), key, train, extra_fields=("num_steps",))
+        # Steps of the warm-up are not recorded; its draws are assumed to cost as much as later ones.
         per_draw = float(np.mean(mcmc.get_extra_fields()["num_steps"]))
         num_gradients = round(per_draw * (num_warmup + num_samples))
     elif method == "fsgld_paper":
         mcmc, seconds, step_size = _paper_schedule(model, config, key, train)
     else:
         kernel = KERNELS[method](model)
-        mcmc, seconds = _timed(kernel, config.num_warmup, config.num_samples, key, train)
+        mcmc, seconds = _timed(_mcmc(kernel, config.num_warmup, config.num_samples), key, train)
     if method != "nuts":
         num_gradients = mcmc.sampler.num_steps * (config.num_warmup + config.num_samples)
     f = predict(mcmc, key, data.x_test)["net"][..., 0]
@@ -81,9 +80,8 @@ def bench_ess(method: str, repeat: int = 0, *, quick: bool = False) -> dict:
     }
 
 
-def _timed(kernel, num_warmup, num_samples, key, train, extra_fields=()):
-    """The run that is kept, and its seconds; one before it compiles what can be kept."""
-    mcmc = _mcmc(kernel, num_warmup, num_samples)
+def _timed(mcmc, key, train, extra_fields=()):
+    """The second run and its seconds; the first run compiles."""
     mcmc.run(key, *train, extra_fields=extra_fields)
     start = time.perf_counter()
     mcmc.run(key, *train, extra_fields=extra_fields)
@@ -108,5 +106,5 @@ def _paper_schedule(model, config, key, train):
         mcmc.run(key, *train)
         if not np.any(mcmc.last_state.num_diverging) and report(mcmc, *train).acceptance >= 0.5:
             break
-    mcmc, seconds = _timed(kernel, config.num_warmup, config.num_samples, key, train)
+    mcmc, seconds = _timed(_mcmc(kernel, config.num_warmup, config.num_samples), key, train)
     return mcmc, seconds, step_size

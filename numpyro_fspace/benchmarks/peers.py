@@ -1,6 +1,7 @@
-"""Our samplers, other libraries', and plain SGD, on the density of a benchmark's problem.
+"""Our samplers, those of other libraries, and plain SGD, on the density of a benchmark's problem.
 
-Each makes ``run(key)``: as many gradient steps and kept draws as ours, by the loop its documentation shows.
+Each is a function ``run(key)`` with the same number of gradient steps and kept draws, in the loop that the library's
+documentation shows.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from numpyro_fspace.experiments.methods import KERNELS
 
 __all__ = ["contenders", "num_draws"]
 
-#: BlackJAX's own default of gradient steps within a transition of SGHMC.
+#: Gradient steps of a transition of SGHMC, BlackJAX's default.
 NUM_INTEGRATION_STEPS = 10
 
 
 def num_draws(name: str, problem: Size) -> int:
-    """The draws that a run of this name makes: a loop of Python makes a hundredth of the others'."""
+    """Number of draws of a run; a Python loop makes a hundredth of the draws of other runs."""
     return max(problem.num_draws // 100, 1) if name.startswith("posteriors") else problem.num_draws
 
 
 def contenders(problem: Size, x, y) -> dict[str, Callable]:
-    """Our kernels, the samplers of BlackJAX, of posteriors (PyTorch) where it is installed, and SGD, by name."""
+    """Runs by name: our kernels, BlackJAX, posteriors (PyTorch) if it is installed, and SGD."""
     runs = {name: sampler(kernel, problem, x, y) for name, kernel in KERNELS.items()}
     runs |= {f"blackjax_{name}": _blackjax(name, problem, x, y) for name in ("sgld", "sghmc")}
     if find_spec("posteriors") is not None:
@@ -41,7 +42,7 @@ def contenders(problem: Size, x, y) -> dict[str, Callable]:
 
 
 def _sgd(problem: Size, x, y) -> Callable:
-    """optax's SGD: the floor, a gradient and an update without noise."""
+    """optax's SGD, a lower bound: a gradient and an update without noise."""
     log_density, optimizer = _log_density(problem), optax.sgd(STEP_SIZE)
 
     def step(state, key):
@@ -61,8 +62,8 @@ def _log_density(problem):
         x, y = batch
         log_likelihood = jnp.sum(likelihood(problem, net.apply(weights, x)).log_prob(y))
         scales = [1.0 if leaf.ndim == 1 else leaf.shape[0] ** -0.5 for leaf in jax.tree.leaves(weights)]
-        laws = [dist.Normal(0.0, scale) for scale in scales]
-        log_prior = sum(jnp.sum(law.log_prob(w)) for law, w in zip(laws, jax.tree.leaves(weights), strict=True))
+        priors = [dist.Normal(0.0, scale) for scale in scales]
+        log_prior = sum(jnp.sum(prior.log_prob(w)) for prior, w in zip(priors, jax.tree.leaves(weights), strict=True))
         return log_prior + problem.num_data / len(y) * log_likelihood
 
     return log_density

@@ -1,4 +1,4 @@
-"""The problems that benchmarks of speed run on: random data, a network, a sampler on it, and a clock."""
+"""Problems of the benchmarks of speed: random data, a network, samplers, and timing."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ __all__ = [
 ]
 
 STEP_SIZE = 1e-7
-#: Gradient steps of a draw that is kept.
+#: Gradient steps between kept draws.
 NUM_STEPS = 40
 NUM_POINTS = 40
-#: Images among which measurement points are drawn.
+#: Number of images from which measurement points are drawn.
 NUM_POOL = 2000
 NUM_TURNS = 7
 
@@ -51,7 +51,7 @@ NUM_TURNS = 7
 class Size(NamedTuple):
     """A problem: a tanh network from D inputs to K outputs, N data in minibatches of B (None: all), draws of a run.
 
-    The functional prior's points are all data, held, if ``at_data``; else 40 that are drawn anew at each step.
+    If ``at_data``, all data are the fixed measurement points; otherwise 40 points are drawn anew at each step.
     """
 
     num_inputs: int
@@ -90,19 +90,19 @@ def network(problem: Size):
 
 
 def params(problem: Size):
-    """Its initial weights."""
+    """The initial weights of the network."""
     return network(problem).init(jax.random.key(0), jnp.zeros((1, problem.num_inputs)))
 
 
 def likelihood(problem: Size, output):
-    """The law of the targets given the network's output."""
+    """The distribution of the targets given the network's output."""
     if problem.num_outputs == 1:
         return dist.Normal(output.squeeze(-1), 0.5)
     return dist.Categorical(logits=output)
 
 
 def model(problem: Size, *, functional: bool):
-    """The NumPyro model; with a functional prior, a GP at the data, at 40 uniform points, or at 40 of 2000 images."""
+    """The NumPyro model; the functional prior is a GP at the data, at 40 uniform points, or at 40 of 2000 images."""
     gp = GPPrior(tinygp.kernels.ExpSquared(2.0 * problem.num_inputs**0.5), nugget=1e-3, num_outputs=problem.num_outputs)
     if problem.at_data:
         points = measurement.fixed(data(problem)[0])
@@ -124,7 +124,7 @@ def model(problem: Size, *, functional: bool):
 
 
 def fixed_kernel(kernel, problem: Size):
-    """A kernel, of a class of ours, at a fixed step size, without warm-up and control variates."""
+    """One of our kernels at a fixed step size, without warm start and control variates."""
     fixed = {"preconditioner": identity(), "warmup": Warmup(warm_start=0.0), "control_variates": False}
     target = model(problem, functional=kernel.needs_functional_prior)
     return kernel(target, step_size=STEP_SIZE, num_steps=NUM_STEPS, **fixed)
@@ -137,7 +137,7 @@ def sampler(kernel, problem: Size, x, y, **settings) -> Callable:
 
     def run(key):
         with warnings.catch_warnings():
-            # Only its time is of interest.
+            # Only the time of the run matters.
             warnings.filterwarnings("ignore", "The chain runs hot|.* diverged", RuntimeWarning)
             mcmc.run(key, x, y)
         jax.block_until_ready(mcmc.last_state.z)
@@ -146,7 +146,7 @@ def sampler(kernel, problem: Size, x, y, **settings) -> Callable:
 
 
 def clock(run: Callable, key) -> tuple[float, float]:
-    """Seconds on the wall, and of all cores together."""
+    """Wall-clock seconds, and CPU seconds of all cores together."""
     start = time.perf_counter(), time.process_time()
     run(key)
     return time.perf_counter() - start[0], time.process_time() - start[1]
@@ -154,10 +154,10 @@ def clock(run: Callable, key) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def compiled_afresh():
-    """Without JAX's persistent cache of compiled programs.
+    """Disable JAX's persistent cache of compiled programs.
 
-    On a CPU a program that it holds runs on one thread, where one just compiled may use several: a benchmark that finds
-    some of its programs there and others not would compare threads.
+    On a CPU a program from the cache runs on one thread, while a newly compiled program may use several. A benchmark
+    with only some programs in the cache would compare numbers of threads.
     """
     before = jax.config.jax_enable_compilation_cache
     try:
@@ -170,7 +170,7 @@ def compiled_afresh():
 
 
 def turns(runs: dict[Any, Callable], repeat: int, *, quick: bool) -> tuple[dict, dict, dict]:
-    """By name: seconds of the first run; median seconds, on the wall and of all cores, of seven turns A B C A B C …"""
+    """By name: seconds of the first run, and median wall-clock and CPU seconds of seven rounds A B C A B C …"""
     times: dict[str, list] = {name: [] for name in runs}
     num_turns = 2 if quick else NUM_TURNS
     with tqdm(total=len(runs) * (1 + num_turns), disable=None, leave=False) as bar:

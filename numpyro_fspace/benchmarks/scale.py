@@ -1,5 +1,4 @@
-"""How a sampler's time grows, with chains side by side, with rows of data, on disk; what a first run takes, in time and
-in memory."""
+"""Time of a sampler against the number of chains and of rows, in memory and on disk; time and memory of a first run."""
 
 from __future__ import annotations
 
@@ -21,18 +20,18 @@ from numpyro_fspace.model import OnDemand
 
 __all__ = ["NUM_CHAINS", "NUM_ROWS", "bench_chains", "bench_memory", "bench_rows", "bench_start"]
 
-#: Chains side by side in ``bench_chains``.
+#: Numbers of vectorized chains in ``bench_chains``.
 NUM_CHAINS = (1, 64, 1024, 4096)
-#: Rows of the data sets of ``bench_rows``.
+#: Numbers of rows of the data sets of ``bench_rows``.
 NUM_ROWS = (10**3, 10**5, 10**7)
 
 
 def bench_chains(repeat: int = 0, *, quick: bool = False) -> dict:
-    """One record: by the number of chains, vectorized, the seconds of a draw of SGHMC (40 gradient steps) of each.
+    """One record: seconds per draw of SGHMC (40 gradient steps) by the number of vectorized chains.
 
-    The 1-100-100-1 network with 20 data, and the 2×50 network with 9 inputs and minibatches of 64; ``over_one`` divides
-    by the time of one chain. The time of a draw is that of the draws which a run has more than one of a single draw;
-    the rest of that one, its start, is ``start_seconds``.
+    The problems are the 1-100-100-1 network with 20 data and the 2×50 network with 9 inputs and minibatches of 64.
+    ``over_one`` is relative to the time of one chain. The time of a draw is computed from the difference between a long
+    run and a run of a single draw; the remaining time of the latter is ``start_seconds``.
     """
     seconds: dict[str, dict] = {}
     starts: dict[str, dict] = {}
@@ -60,10 +59,10 @@ def bench_chains(repeat: int = 0, *, quick: bool = False) -> dict:
 
 
 def bench_start(repeat: int = 0, *, quick: bool = False) -> dict:
-    """One record: seconds that new processes take to import the package, and to the end of a run of fSGHMC, compiling.
+    """One record: seconds of new processes to import the package and to compile and run fSGHMC.
 
-    The 1-100-100-1 network with 20 data and 40 fresh points, two draws; at first with an empty compilation cache of
-    JAX's, then with what the first process left there; medians of three (one if ``quick``).
+    The problem is the 1-100-100-1 network with 20 data, 40 fresh points and two draws. The first process has an empty
+    compilation cache of JAX, the second one the cache that the first has filled. Medians of three (one if ``quick``).
     """
     found: dict[str, list] = {"cold": [], "warm": [], "import": []}
     for _ in range(1 if quick else 3):
@@ -81,14 +80,14 @@ def bench_start(repeat: int = 0, *, quick: bool = False) -> dict:
 
 
 def start(imported: float):
-    """What a process of ``bench_start`` does: prints the seconds of its import, and those of a first run."""
+    """The program of a process of ``bench_start``: prints the seconds of its import and of a first run."""
     problem = SIZES["1d"]._replace(num_draws=2)
     seconds = clock(sampler(fSGHMC, problem, *data(problem)), jax.random.key(0))[0]
     print(json.dumps({"import": imported, "run": seconds}))
 
 
 def _in_new_process(code: str, environment):
-    """What Python's code prints in its last line."""
+    """The last line, in JSON, that Python code prints in a new process."""
     out = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True
     )
@@ -96,10 +95,10 @@ def _in_new_process(code: str, environment):
 
 
 def bench_memory(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
-    """One record: by method, MiB that a first run adds to the memory of a process at its peak, compilation included.
+    """One record: by method, MiB that a first run adds to the peak memory of a process, including compilation.
 
-    A new process for each method of ``bench_steps``. ``mib_draws`` is what the draws of a run take (of posteriors',
-    which makes a hundredth of them, less). NaN where the system does not tell.
+    Each method of ``bench_steps`` runs in a new process. ``mib_draws`` is the memory of the draws of a run (less for
+    posteriors, which makes a hundredth of them). NaN if the system does not report memory.
     """
     problem = SIZES[size]._replace(num_draws=2) if quick else SIZES[size]
     given = f"({size!r}, {problem.num_draws}, {repeat})"
@@ -116,7 +115,7 @@ def bench_memory(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
 
 
 def peak(name: str, size: str, num_draws: int, repeat: int):
-    """What a process of ``bench_memory`` does: prints by how much its memory grew at most."""
+    """The program of a process of ``bench_memory``: prints the maximum growth of its memory."""
     problem = SIZES[size]._replace(num_draws=num_draws)
     run = contenders(problem, *data(problem))[name]
     before = _memory("VmRSS")
@@ -127,11 +126,11 @@ def peak(name: str, size: str, num_draws: int, repeat: int):
 def bench_rows(num_rows: int, repeat: int = 0, *, quick: bool = False) -> dict:
     """One record: microseconds of a gradient step of SGHMC on data in memory and on the same data on disk.
 
-    Nine inputs, a 2×50 network, minibatches of 1024 (of half the rows, if they are fewer), no control variates, whose
-    full gradient grows with the data; the file is one that the system has just written, so it lies in its cache if it
-    fits. The time of a step is that of the steps which a run has more than one of a fifth of its draws; the rest, which
-    looks at all data once, is ``start_seconds``. ``mib`` is by how much the process's own memory grew in the run, the
-    data in memory not counted.
+    The problem has nine inputs, a 2×50 network, minibatches of 1024 (or half of the rows, if there are fewer) and no
+    control variates, because their full gradient grows with the data. The file has just been written, so that it is in
+    the system's cache if it fits. The time of a step is computed from the difference between a long run and one with a
+    fifth of its draws; the remaining time, in which all data are read once, is ``start_seconds``. ``mib`` is the growth
+    of the process's own memory in the run, without the data in memory.
     """
     num_rows = min(num_rows, 10**4) if quick else num_rows
     problem = SIZES["protein1000"]._replace(num_data=num_rows, batch_size=min(1024, num_rows // 2))
@@ -170,9 +169,9 @@ def bench_rows(num_rows: int, repeat: int = 0, *, quick: bool = False) -> dict:
 
 
 def _memory(which: str) -> float:
-    """MiB of this process: ``RssAnon``, that belong to no file, ``VmRSS``, all, ``VmHWM``, all at the peak.
+    """MiB of this process: ``RssAnon`` (without files), ``VmRSS`` (in total) or ``VmHWM`` (peak of the total).
 
-    NaN where the system does not tell.
+    NaN if the system does not report it.
     """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()

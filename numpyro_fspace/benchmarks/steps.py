@@ -1,5 +1,4 @@
-"""The time of a gradient step, by turns in one process: beside other libraries' samplers and plain SGD, and beside the
-same step without the driver around it."""
+"""Time of a gradient step, compared with other libraries' samplers, with plain SGD, and with a scan without driver."""
 
 from __future__ import annotations
 
@@ -13,15 +12,15 @@ __all__ = ["bench_loop", "bench_steps"]
 
 
 def bench_steps(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
-    """One record: microseconds of a gradient step, median over seven turns, and seconds of the first run, compiling.
+    """One record: microseconds of a gradient step, median over seven rounds, and seconds of the first run.
 
-    Our kernels run under ``fs.MCMC``, which is counted in, at a fixed step size, without warm-up and without control
-    variates; BlackJAX's ``sgld`` and ``sghmc`` under ``jax.lax.scan``, those of posteriors (if it is installed) in a
-    loop of Python, as their documentation has it, on the density of the same network with the same prior, minibatch
-    size and number of draws kept; ``sgd`` is optax's, the floor. The functional kernels have a GP prior at 40
-    points drawn anew at each step, uniform ones or, of images, out of 2000; on boston455 at all data, held.
-    ``cpu_us`` gives the microseconds of all cores together, which a busy machine
-    changes less. ``faster_than_peers`` is against the fastest of the peers, whatever its dynamics.
+    Our kernels run under ``fs.MCMC``, which is included in the time, at a fixed step size and without warm-up and
+    control variates. BlackJAX's ``sgld`` and ``sghmc`` run under ``jax.lax.scan``, those of posteriors (if it is
+    installed) in a Python loop, as in their documentation. The density is that of the same network with the same prior,
+    minibatch size and number of kept draws. ``sgd`` is optax's, a lower bound. The functional kernels have a GP prior
+    at 40 points drawn anew at each step (uniform points, or 40 of 2000 images); on boston455 the points are all data
+    and fixed. ``cpu_us`` is the CPU time of all cores together, which depends less on other load. ``faster_than_peers``
+    compares with the fastest of the other libraries, whatever its dynamics.
     """
     problem = SIZES[size]._replace(num_draws=2) if quick else SIZES[size]
     first, wall, cores = turns(contenders(problem, *data(problem)), repeat, quick=quick)
@@ -46,10 +45,11 @@ def bench_steps(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
 
 
 def bench_loop(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
-    """One record: by kernel, how many times as long a run of ``fs.MCMC`` takes, progress bar on, as a bare scan.
+    """One record: by kernel, the time of a run of ``fs.MCMC`` with progress bar, relative to a plain scan.
 
-    The scan makes as many draws by ``kernel.sample`` and keeps the weights alone; starting a chain, what else is kept
-    of a draw, and what is reported at the end are ``fs.MCMC``'s own. Medians over seven turns. ``seconds`` gives both.
+    The scan makes the same number of draws by ``kernel.sample`` and keeps only the weights. Starting a chain, further
+    fields of a draw, and the checks at the end are those of ``fs.MCMC``. Medians over seven rounds; ``seconds`` has
+    both.
     """
     problem = SIZES[size]._replace(num_draws=2) if quick else SIZES[size]
     x, y = data(problem)
@@ -69,7 +69,7 @@ def bench_loop(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
 
 
 def _scan(kernel, problem, x, y):
-    """``run(key)``: the draws of a kernel by a bare scan, from where a chain starts; the key is not used."""
+    """``run(key)``: the draws of a kernel by a plain scan from the start of a chain; the key is not used."""
     kernel = fixed_kernel(kernel, problem)
     start = kernel.init(jax.random.key(0), 0, None, (x, y), {})
 

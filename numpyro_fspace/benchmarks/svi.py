@@ -1,4 +1,4 @@
-"""The time of a step of function-space variational inference."""
+"""Time of a step of function-space variational inference."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ import tinygp
 from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_fspace import measurement
-from numpyro_fspace.experiments.regression import Config, build_model
-from numpyro_fspace.priors import GPFit, GPPrior
+from numpyro_fspace.experiments.regression import Config, build_model, known_gp
 from numpyro_fspace.variational import FunctionalELBO, mean_field
 
 __all__ = ["bench_svi"]
 
 
 def bench_svi(repeat: int = 0, *, quick: bool = False) -> dict:
-    """One record: the time of a step of GFSVI beside that of a plain mean-field step, by turns on one machine.
+    """One record: the time of a step of GFSVI and that of a mean-field step, measured alternately.
 
-    A 2×100 tanh network of one input, 8000 data, minibatches of 2000, M = 500 uniform measurement points at each step;
-    median milliseconds of a step over ten turns, compiled before.
+    The problem is a 2×100 tanh network of one input with 8000 data, minibatches of 2000 and M = 500 uniform measurement
+    points at each step. Times are median milliseconds over ten rounds, without compilation.
     """
     num_points, num_data, batch_size, num_turns = (20, 100, 50, 2) if quick else (500, 8000, 2000, 10)
     x = np.linspace(-1.0, 1.0, num_data, dtype=np.float32)[:, None]
     y = np.sin(5.0 * x[:, 0])
-    prior = GPPrior(tinygp.kernels.ExpSquared(0.3), nugget=1e-3)
-    gp = GPFit(prior=prior, noise_variance=0.01, losses=np.zeros(0), params={})
+    gp = known_gp(tinygp.kernels.ExpSquared(0.3), 0.1, nugget=1e-3)
     config = Config(widths=(100, 100), batch_size=batch_size, noise_sd=0.1)
     points = measurement.uniform(-1.0, 1.0, num_points)
     steps: dict[str, Callable] = {}

@@ -1,1 +1,1 @@
-"""The papers' experiments: one run, one record; ``fspace run`` is their command line."""
+"""The papers' experiments. Each run gives one record; the command line is ``fspace run``."""

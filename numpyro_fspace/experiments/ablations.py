@@ -1,4 +1,4 @@
-"""What each setting of the UCI regression is worth: one is changed, all others stay."""
+"""Ablations of the UCI regression: runs in which one setting is changed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import numpy as np
 from numpyro_fspace import metrics
 from numpyro_fspace.experiments import uci
 from numpyro_fspace.experiments.catalog import Experiment, Job, parse_setting
+from numpyro_fspace.experiments.figures import with_curves
 from numpyro_fspace.experiments.uci import UCIConfig
 
 __all__ = ["EXPERIMENT"]
 
-#: Shorter runs than ``fspace run uci``'s, as there are many.
+#: The runs are shorter than those of ``fspace run uci``, because there are many.
 CONFIG = replace(uci.CONFIG, num_chains=2, num_warmup=500, num_samples=500)
 SAMPLERS = ("fsghmc", "fsgld")
 VARIANTS = {
@@ -30,7 +31,7 @@ VARIANTS = {
     "step_size": (0.005, 0.02),
 }
 LEVELS = np.linspace(0.1, 0.9, 9)
-#: Draws of a chain in a trace; test points at which f is traced.
+#: Number of draws of a chain in a trace; number of test points at which f is traced.
 NUM_TRACED, NUM_POINTS = 100, 3
 
 
@@ -41,10 +42,11 @@ def _methods(sampler):
 def run(job: Job[UCIConfig]) -> dict:
     """``"fsghmc:num_points=10"`` is a run of ``fspace run uci --method fsghmc`` with ten measurement points.
 
-    ``num_samples`` is that of each chain, ``num_train`` that of the training rows, ``num_points`` that of the
-    measurement points, ``num_gp_steps`` how long the GP is trained. ``warm_start``, ``anchored``, ``preconditioner``
-    and ``step_size`` (in the preconditioner's units) each take away a part of the warm-up. ``calibration_error`` is the
-    mean distance between the levels .1, .2, …, .9 of central intervals and the shares of targets in them.
+    ``num_samples`` is the number of draws of a chain, ``num_train`` that of training rows, ``num_points`` that of
+    measurement points, and ``num_gp_steps`` that of training steps of the GP. ``warm_start``, ``anchored``,
+    ``preconditioner`` and ``step_size`` (in the preconditioner's units) each disable a part of the warm-up.
+    ``calibration_error`` is the mean distance between the levels .1, .2, …, .9 of central intervals and the shares of
+    targets in them.
     """
     sampler, _, setting = job.method.partition(":")
     config = job.config.updated(dict([parse_setting(setting)])) if setting else job.config
@@ -66,12 +68,10 @@ def run(job: Job[UCIConfig]) -> dict:
 
 
 def picture(records):
-    """A panel of calibration curves for each setting among the records, their means, and the traces of one run."""
+    """A panel of mean calibration curves for each changed setting, and the traces of one run."""
     import matplotlib.pyplot as plt
 
-    records = [line for line in records if line.get("curves")]
-    if not records:
-        raise ValueError("no record holds curves to draw; make some with fspace run ... --out FILE.")
+    records = with_curves(records)
     sampler = records[0]["method"].partition(":")[0]
     changed = {line["method"].partition(":")[2].partition("=")[0] for line in records}
     variants = {name: values for name, values in VARIANTS.items() if name in changed}
@@ -99,7 +99,7 @@ def _calibration(ax, records, method, label, **style):
 
 
 def _traces(ax, line):
-    """f at some test points: a shade for each chain."""
+    """f at some test points, with a shade for each chain."""
     trace, draw = np.array(line["curves"]["trace"]), line["curves"]["draw"]  # [points, draws, chains]
     for values, color in zip(trace, ("#0072B2", "#D55E00", "#009E73"), strict=True):
         for number, chain in enumerate(values.T):
@@ -126,7 +126,7 @@ PUBLISHED = {
 }
 
 EXPERIMENT = Experiment(
-    summary="What draws, training rows, measurement points, the kernel and its training are worth on UCI sets.",
+    summary="The effect of draws, training rows, measurement points, the kernel and its training on UCI sets.",
     run=run,
     config=CONFIG,
     methods=tuple(itertools.chain.from_iterable(map(_methods, SAMPLERS))),

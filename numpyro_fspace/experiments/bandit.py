@@ -1,8 +1,8 @@
-"""Eat or reject: Thompson sampling on UCI's mushrooms, with a network under a GP prior as the model of rewards.
+"""Thompson sampling on UCI's mushrooms, with a network under a GP prior as the model of rewards.
 
-A mushroom comes, the agent sees its features, and eats it or not. It draws weights from its posterior and takes the
-action whose reward is the larger under them: so it explores as far as it is unsure. The chain of a sampler is never
-restarted, it moves on as the buffer of interactions grows. All interactions are one compiled loop.
+The agent sees the features of a mushroom and eats or rejects it. It draws weights from its posterior and takes the
+action with the larger reward under these weights, so that it explores according to its uncertainty. The chain of a
+sampler is never restarted; it continues while the buffer of interactions grows. All interactions are one compiled loop.
 """
 
 from __future__ import annotations
@@ -10,137 +10,52 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace import measurement
-from numpyro_fspace._checks import check_count, check_positive
 from numpyro_fspace.datasets import load_mushroom
 from numpyro_fspace.experiments import tables
-from numpyro_fspace.experiments.bandit_agents import METHODS, Agent, Buffer, build_agent
-from numpyro_fspace.experiments.catalog import Experiment, Job, Settings, check_activation
-from numpyro_fspace.priors import GPPrior, fit_gp
+from numpyro_fspace.experiments.bandit_agents import METHODS, Agent, build_agent
+from numpyro_fspace.experiments.bandit_problem import (
+    BAD,
+    EAT,
+    GOOD,
+    PATTERNS,
+    REJECT,
+    Buffer,
+    Config,
+    expected_regret,
+    pretrain,
+)
+from numpyro_fspace.experiments.catalog import Experiment, Job
+from numpyro_fspace.priors import GPPrior
 
 __all__ = ["EXPERIMENT"]
 
-#: Actions; reward of a mushroom that does one good, and of one that doesn't.
-REJECT, EAT = 0, 1
-GOOD, BAD = 5.0, -35.0
-#: The reward patterns: probability that a poisonous mushroom does harm.
-PATTERNS = {"p0.4": 0.4, "p0.5": 0.5, "p0.6": 0.6}
-#: Points of a curve of regrets.
+#: Number of points of a curve of regrets.
 NUM_CHECKPOINTS = 100
 
 
-@dataclass(frozen=True)
-class Config(Settings):
-    """Every number of a run.
-
-    Attributes:
-        num_interactions: mushrooms that come.
-        widths, activation: of the network, which has an output for each action.
-        weight_scale: sd of a weight's prior times √fan-in.
-        noise_sd: of a reward, in its own units.
-        buffer_size: the last so many interactions are learned from.
-        batch_size: rows of the buffer in a gradient.
-        num_steps: gradients after each interaction.
-        num_chains: of a sampler, each of which chooses and then moves in its turn.
-        num_warmup: draws of a chain's warm-up; where one ends the next begins.
-        control_variates: whether a sampler's gradients are corrected by those at a center.
-        friction: of the Hamiltonian samplers; it takes away the heat of minibatches.
-        num_points: measurement points.
-        fixed_points: whether they are drawn once; else afresh for each gradient.
-        num_pretrain: mushrooms eaten before, whose rewards give the unit; the measurement points are among them.
-        num_gp_steps: of Adam on the kernel's parameters, by the same rewards; 0 leaves the kernel a guess.
-        nugget: variance of the functional prior beyond the process, in variances of the process.
-        learning_rate: of Adam, for the methods that optimize.
-    """
-
-    QUICK: ClassVar[Mapping[str, object]] = {
-        "num_interactions": 300,
-        "widths": (20,),
-        "num_steps": 2,
-        "num_chains": 1,
-        "num_points": 10,
-        "num_pretrain": 100,
-    }
-
-    num_interactions: int = 10_000
-    widths: tuple[int, ...] = (100, 100)
-    activation: str = "tanh"
-    weight_scale: float = 1.5
-    noise_sd: float = 3.0
-    buffer_size: int = 4096
-    batch_size: int = 256
-    num_steps: int = 8
-    num_chains: int = 8
-    num_warmup: int = 16
-    control_variates: bool = False
-    friction: float = 50.0
-    num_points: int = 40
-    fixed_points: bool = False
-    num_pretrain: int = 1000
-    num_gp_steps: int = 0
-    nugget: float = 0.1
-    learning_rate: float = 1e-3
-
-    def __post_init__(self):
-        check_activation(self.activation)
-        check_count(self.num_chains, "num_chains")
-        check_positive(self.friction, "friction")
-        if self.buffer_size * min(self.buffer_size, self.num_interactions) >= 2**31:
-            raise ValueError(
-                f"buffer_size={self.buffer_size} is too large for {self.num_interactions} interactions: their product, "
-                "or the buffer's square, must stay below 2³¹."
-            )
-
-
-@functools.lru_cache(maxsize=4)
-def pretrain(pattern: str, num: int, num_steps: int, seed: int):
-    """``(kernel, variance, scale, rows)``: a GP of the rewards of ``num`` eaten mushrooms, in units of their sd.
-
-    With ``num_steps`` = 0 the kernel is a guess that no reward has told: mushrooms that share half of their 22 features
-    are a lengthscale apart.
-    """
-    x, poisonous = load_mushroom()
-    key_rows, key_harm = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1))
-    rows = np.asarray(jax.random.permutation(key_rows, len(x))[:num])
-    harm = poisonous[rows] & np.asarray(jax.random.bernoulli(key_harm, PATTERNS[pattern], (num,)))
-    rewards = np.where(harm, BAD, GOOD)
-    scale = float(rewards.std())
-
-    def kernel(params):
-        import tinygp
-
-        return params["variance"] * tinygp.kernels.ExpSquared(
-            params["lengthscale"], distance=tinygp.kernels.distance.L2Distance()
-        )
-
-    # Two mushrooms that differ in k features are √(2k) apart.
-    params = {"variance": np.ones(()), "lengthscale": np.sqrt(2.0 * 11)}
-    if num_steps == 0:
-        return kernel(params), 1.0, scale, rows
-    gp = fit_gp(kernel, x[rows], (rewards - rewards.mean()) / scale, params=params, num_steps=num_steps)
-    return gp.prior.kernel, float(gp.params["variance"]), scale, rows
-
-
-def interact(agent: Agent, poisonous, harm: float, scale: float, buffer: Buffer, state, rows, key):
-    """All interactions: ``((state, buffer), (actions, undone))``, and of each what was done, and whether what the agent
-    learned from it was undone, [T].
+def interact(agent: Agent, state, rows, key, *, poisonous, harm: float, scale: float, buffer: Buffer):
+    """Run all interactions.
 
     Args:
-        agent: who chooses.
-        poisonous: of each mushroom.
-        harm: probability that eating a poisonous one does harm.
+        agent: the agent.
+        state: its initial state.
+        rows: numbers of the mushrooms [T].
+        key: for harm and for the agent's choices.
+        poisonous: whether each mushroom is poisonous.
+        harm: probability that a poisonous mushroom does harm.
         scale: unit of the model's rewards.
         buffer: the empty buffer.
-        state: the agent's.
-        rows: mushrooms that come [T].
-        key: of chance, and the agent's choices.
+
+    Returns:
+        ``((state, buffer), (actions, undone))``: the action of each interaction, and whether the agent's learning step
+        after it was undone, [T].
     """
 
     def step(carry, xs):
@@ -160,18 +75,13 @@ def interact(agent: Agent, poisonous, harm: float, scale: float, buffer: Buffer,
     return jax.lax.scan(step, (state, buffer), (rows, jax.random.split(key, len(rows))))
 
 
-def expected_regret(actions, poisonous, harm: float) -> np.ndarray:
-    """What the oracle, who eats the edible ones alone, earns more in expectation by each action [T]."""
-    eating = np.where(poisonous, harm * BAD + (1.0 - harm) * GOOD, GOOD)
-    return np.where(poisonous, 0.0, GOOD) - np.where(np.asarray(actions) == EAT, eating, 0.0)
-
-
 def run(job: Job[Config]) -> dict:
     """A method on a reward pattern.
 
-    ``regret`` is the sum of expected regrets of all interactions (see ``expected_regret``), ``regret_late`` that of
-    the second half; ``eaten`` counts the poisonous mushrooms eaten, ``rejected`` the edible ones rejected. The unit of
-    rewards (and the kernel of the GP, if it is trained) comes from ``num_pretrain`` mushrooms that were eaten before.
+    ``regret`` is the sum of the expected regrets of all interactions (see ``expected_regret``), ``regret_late`` that of
+    the second half. ``eaten`` is the number of poisonous mushrooms eaten, ``rejected`` that of edible ones rejected.
+    The unit of rewards (and the kernel of the GP, if it is trained) is based on ``num_pretrain`` mushrooms eaten
+    before.
     """
     config, harm = job.config, PATTERNS[job.dataset]
     x, poisonous = load_mushroom()
@@ -183,11 +93,13 @@ def run(job: Job[Config]) -> dict:
         points = measurement.subset(x[seen], config.num_points)
     key_rows, key_start, key_run = jax.random.split(jax.random.key(job.seed), 3)
     key_features = jax.random.fold_in(jax.random.key(job.seed), 2)
-    agent = build_agent(job.method, config, jnp.asarray(x), prior, points, config.noise_sd / scale, key_features)
+    noise_sd = config.noise_sd / scale
+    agent = build_agent(job.method, config, jnp.asarray(x), prior, points, noise_sd=noise_sd, key=key_features)
     buffer = Buffer.empty(config.buffer_size)
     rows = jax.random.randint(key_rows, (config.num_interactions,), 0, len(x))
     start = time.perf_counter()
-    play = jax.jit(functools.partial(interact, agent, jnp.asarray(poisonous), harm, scale, buffer))
+    world = {"poisonous": jnp.asarray(poisonous), "harm": harm, "scale": scale, "buffer": buffer}
+    play = jax.jit(functools.partial(interact, agent, **world))
     _, (actions, undone) = jax.device_get(play(agent.start(key_start), rows, key_run))
     seconds = time.perf_counter() - start
     bad = poisonous[np.asarray(rows)]
@@ -208,9 +120,9 @@ def run(job: Job[Config]) -> dict:
 
 
 def picture(records: Sequence[Mapping]) -> Any:
-    """Cumulative regret: a panel for each reward pattern, a line (mean over seeds) and a band (all) per method.
+    """Cumulative regret: a panel for each reward pattern, with the mean and the range over seeds for each method.
 
-    Runs of other settings are other lines.
+    Runs with different settings have different lines.
     """
     import matplotlib.pyplot as plt
 
@@ -243,7 +155,7 @@ def picture(records: Sequence[Mapping]) -> Any:
 
 
 EXPERIMENT = Experiment(
-    summary="Thompson sampling on mushrooms: how much is lost until the poisonous ones are known.",
+    summary="Thompson sampling on mushrooms: the regret until the poisonous ones are known.",
     run=run,
     config=Config(),
     methods=METHODS,

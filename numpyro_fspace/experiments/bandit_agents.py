@@ -1,83 +1,48 @@
-"""Who chooses in the bandit: the model of rewards, and what learns it while interactions come in."""
+"""Agents of the mushroom bandit: the model of rewards, and methods that learn it during the interactions."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+import optax
+from flax import linen as nn
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta
 
-from numpyro_fspace.experiments.catalog import hidden_layers
+from numpyro_fspace.experiments.bandit_problem import Buffer, Config
 from numpyro_fspace.experiments.methods import KERNELS
+from numpyro_fspace.experiments.networks import hidden_layers
 from numpyro_fspace.mcmc import SGHMC, Warmup
 from numpyro_fspace.model import fan_in, function_values, functional_prior, init_to_network, random_module
 from numpyro_fspace.variational import FunctionalELBO, RegularizedKL, SpectralSteinKL, mean_field
 
-if TYPE_CHECKING:
-    from numpyro_fspace.experiments.bandit import Config
+__all__ = ["METHODS", "Agent", "build_agent", "build_model"]
 
-__all__ = ["METHODS", "Agent", "Buffer", "build_agent", "build_model"]
-
-#: Divergences of the variational methods; None is NumPyro's bound, against the prior of the weights.
+#: Divergences of the variational methods; None means NumPyro's bound, with the KL to the prior of the weights.
 DIVERGENCES = {"bbb": None, "gfsvi": RegularizedKL(), "fbnn": SpectralSteinKL()}
-#: Networks without uncertainty: the share of their actions that is random.
+#: Methods without uncertainty, with their share of random actions.
 EPSILON = {"greedy": 0.0, "egreedy": 0.05}
 METHODS = (*KERNELS, *DIVERGENCES, "gp", *EPSILON, "uniform")
-#: Of a process: features that stand for its kernel, and the mushrooms they are found on.
+#: Number of features that approximate the kernel of the process, and number of mushrooms that define them.
 NUM_FEATURES, NUM_FEATURE_ROWS = 500, 2000
 
 
-class Buffer(NamedTuple):
-    """The last interactions.
-
-    Attributes:
-        rows: which mushrooms came [B].
-        actions: what was done [B].
-        rewards: in the model's units [B].
-        num: interactions so far; the first min(num, B) places are filled.
-    """
-
-    rows: jax.Array
-    actions: jax.Array
-    rewards: jax.Array
-    num: jax.Array
-
-    @classmethod
-    def empty(cls, size: int) -> Buffer:
-        return cls(jnp.zeros(size, int), jnp.zeros(size, int), jnp.zeros(size), jnp.zeros((), int))
-
-    @property
-    def size(self):
-        """Filled places."""
-        return jnp.minimum(self.num, len(self.rows))
-
-    def add(self, row, action, reward) -> Buffer:
-        """The buffer with one more interaction, in place of the oldest if it is full."""
-        place = self.num % len(self.rows)
-        return Buffer(
-            self.rows.at[place].set(row),
-            self.actions.at[place].set(action),
-            self.rewards.at[place].set(reward),
-            self.num + 1,
-        )
-
-
 class Agent(NamedTuple):
-    """What chooses: a state, how it learns, and what it believes of a mushroom.
+    """An agent as functions of its state.
 
     Attributes:
         start: ``key -> state``.
-        learn: ``(state, buffer) -> (state, undone)``, and whether what was learned was undone.
-        rewards: ``(key, state, buffer, row) -> [2]``, of the two actions, under a draw from what it believes; None acts
-            at random.
-        epsilon: share of actions that are random.
+        learn: ``(state, buffer) -> (state, undone)``; ``undone`` says whether the learning step was undone.
+        rewards: ``(key, state, buffer, row) -> [2]``, the rewards of the two actions under a draw from the agent's
+            posterior; None means random actions.
+        epsilon: share of random actions.
     """
 
     start: Callable
@@ -87,18 +52,18 @@ class Agent(NamedTuple):
 
 
 class Belief(NamedTuple):
-    """Normal laws of the weights of features, for each action: ``mean`` [2, R], ``covariance`` [2, R, R]."""
+    """Normal posteriors of the weights of features, for each action: ``mean`` [2, R], ``covariance`` [2, R, R]."""
 
     mean: jax.Array
     covariance: jax.Array
 
 
 def spread(indices, capacity: int, size):
-    """Rows below ``size`` for indices below ``capacity``, and the share of its row that each index has.
+    """Rows below ``size`` for indices below ``capacity``, and the weight of each index.
 
-    Consecutive indices fall to the same row, as many to each as to any other to within one; the shares of a row's
-    indices sum to one. So a plate of size ``capacity`` sees every row once, whatever ``size`` is, and a minibatch of it
-    holds rows that are there.
+    Consecutive indices are mapped to the same row. The numbers of indices of two rows differ by at most one, and the
+    weights of the indices of a row sum to one. A plate of size ``capacity`` then sees every row once, whatever ``size``
+    is, and its minibatches contain only existing rows.
     """
     size = jnp.maximum(size, 1)
     rows = indices * size // capacity
@@ -107,12 +72,10 @@ def spread(indices, capacity: int, size):
 
 
 def build_model(config: Config, x, prior, points, noise_sd: float, *, functional: bool):
-    """``model(buffer)``: a network of two rewards, normal noise, and minibatches of what the buffer holds by now.
+    """``model(buffer)``: a network with two rewards, normal noise, and minibatches of the current buffer.
 
-    The plate has room for a full buffer; ``spread`` gives its indices to the rows that are there by now.
+    The plate has the size of a full buffer; ``spread`` maps its indices to the filled rows.
     """
-    from flax import linen as nn
-
     network = nn.Sequential([*hidden_layers(config), nn.Dense(2)])
 
     def model(buffer):
@@ -129,7 +92,7 @@ def build_model(config: Config, x, prior, points, noise_sd: float, *, functional
 
 
 def promises(model, x, draw: Callable) -> Callable:
-    """``Agent.rewards`` of a network whose weights are ``draw(key, state, buffer)``."""
+    """``Agent.rewards`` of a network with the weights ``draw(key, state, buffer)``."""
 
     def rewards(key, state, buffer, row):
         weights = draw(key, state, buffer)
@@ -139,16 +102,16 @@ def promises(model, x, draw: Callable) -> Callable:
 
 
 def process_features(kernel, x, key):
-    """Features [N, R] of the rows of x [N, D] whose products are the kernel's leading part (Nyström's method)."""
+    """Features [N, R] of the rows of x [N, D] whose inner products approximate the kernel (Nyström's method)."""
     rows = x[jax.random.permutation(key, len(x))[:NUM_FEATURE_ROWS]]
-    covariance = jax.jit(lambda x: kernel(x, rows))  # compiled, it makes no array of all differences
+    covariance = jax.jit(lambda x: kernel(x, rows))  # jit avoids an array of all differences
     variances, directions = jnp.linalg.eigh(covariance(rows))
     variances, directions = variances[-NUM_FEATURES:], directions[:, -NUM_FEATURES:]
     return covariance(x) @ directions / jnp.sqrt(jnp.maximum(variances, 1e-6 * variances[-1]))
 
 
 def process_agent(features, noise_sd: float) -> Agent:
-    """The process itself in place of a network, one for each action: its posterior is exact, and forgets nothing."""
+    """An agent with a GP for each action instead of a network: its posterior is exact and uses all interactions."""
 
     def start(key):
         size = features.shape[1]
@@ -171,13 +134,13 @@ def process_agent(features, noise_sd: float) -> Agent:
 
 
 def sampler_agent(method: str, config: Config, model, x) -> Agent:
-    """``num_chains`` chains that go on as the buffer grows, each of which chooses and then moves in its turn.
+    """An agent with ``num_chains`` chains that continue while the buffer grows, and that choose and move in turn.
 
-    So a draw is hardly akin to the last one, for as many gradients as one chain takes, and a chain that has seen harm
-    and rejects everything learns from what the others eat.
+    Successive draws are then nearly independent at the cost of a single chain, and a chain that rejects everything
+    after harm learns from the actions of the others.
 
-    What fits the curvature of a hundred interactions is too long a step for a thousand. So warm-up never ends: every
-    ``num_warmup`` draws of a chain, its step size and preconditioner are found anew where it is.
+    A step size for a hundred interactions is too large for a thousand, so warm-up never ends: step size and
+    preconditioner of a chain are adapted again every ``num_warmup`` draws.
     """
     settings: dict[str, Any] = {"friction": config.friction} if issubclass(KERNELS[method], SGHMC) else {}
     kernel = KERNELS[method](
@@ -207,10 +170,8 @@ def sampler_agent(method: str, config: Config, model, x) -> Agent:
     return Agent(start, learn, promises(model, x, lambda key, states, buffer: chain(states, buffer.num).z))
 
 
-def optimizing_agent(config: Config, model, x, guide, loss, epsilon: float) -> Agent:
-    """A guide that Adam goes on fitting as the buffer grows."""
-    import optax
-
+def optimizing_agent(config: Config, model, x, guide, loss, *, epsilon: float = 0.0) -> Agent:
+    """An agent with a guide that Adam continues to fit while the buffer grows."""
     svi = SVI(model, guide, optax.adam(config.learning_rate), loss)
     empty = Buffer.empty(config.buffer_size)
 
@@ -223,16 +184,16 @@ def optimizing_agent(config: Config, model, x, guide, loss, epsilon: float) -> A
     return Agent(lambda key: svi.init(key, empty), learn, promises(model, x, draw), epsilon)
 
 
-def build_agent(method: str, config: Config, x, prior, points, noise_sd: float, key) -> Agent:
+def build_agent(method: str, config: Config, x, prior, points, *, noise_sd: float, key) -> Agent:
     """The agent of a method.
 
     Args:
         method: one of ``METHODS``.
-        config: every number of a run.
+        config: settings of the run.
         x: features of the mushrooms [N, D].
-        prior, points: the functional prior, and where it acts.
-        noise_sd: of a reward, in the model's units.
-        key: of the features of ``"gp"``.
+        prior, points: the functional prior and its measurement points.
+        noise_sd: sd of a reward in the model's units.
+        key: for the features of ``"gp"``.
     """
     build = functools.partial(build_model, config, x, prior, points, noise_sd)
     if method == "uniform":
@@ -244,8 +205,8 @@ def build_agent(method: str, config: Config, x, prior, points, noise_sd: float, 
     if method in EPSILON:
         model = build(functional=False)
         guide = AutoDelta(model, init_loc_fn=init_to_network)
-        return optimizing_agent(config, model, x, guide, Trace_ELBO(), EPSILON[method])
+        return optimizing_agent(config, model, x, guide, Trace_ELBO(), epsilon=EPSILON[method])
     divergence = DIVERGENCES[method]
     model = build(functional=divergence is not None)
     loss = Trace_ELBO() if divergence is None else FunctionalELBO(divergence)
-    return optimizing_agent(config, model, x, mean_field(model), loss, 0.0)
+    return optimizing_agent(config, model, x, mean_field(model), loss)

@@ -1,4 +1,4 @@
-"""What is known of an experiment before it runs: its methods, its data, its time, and the figures published of it."""
+"""The catalog of experiments: their settings, methods, data, running time and published figures."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ __all__ = [
     "Experiment",
     "Job",
     "Settings",
-    "check_activation",
     "find",
-    "hidden_layers",
     "jobs",
     "parse_setting",
     "run",
@@ -45,11 +43,11 @@ NAMES = (
     "tabular_ood",
 )
 
-#: Settings that may be 0; other numbers must be positive.
+#: Settings that may be 0; all other numbers must be positive.
 MAY_BE_ZERO = {"num_warmup", "num_gp_steps", "nugget", "warm_start", "weight_scale_sd"}
-#: The largest number that a setting may be.
+#: Largest value of a setting.
 MOST = 1e9
-#: Seeds below it; others would give the key of one of these.
+#: Seeds are smaller than this number; larger seeds would repeat the key of a smaller one.
 NUM_SEEDS = 2**32
 
 S = TypeVar("S", bound="Settings")
@@ -57,21 +55,21 @@ S = TypeVar("S", bound="Settings")
 
 @dataclass(frozen=True)
 class Settings:
-    """The numbers of a run; each experiment has a dataclass of its own."""
+    """The settings of a run; each experiment has its own subclass."""
 
-    #: What changes for a tiny run, to see that everything works.
+    #: Settings of a tiny run that only checks that everything works.
     QUICK: ClassVar[Mapping[str, object]] = {}
 
     def quick(self: S) -> S:
-        """The same run at a size for tests."""
+        """The settings of a tiny run, for tests."""
         return replace(self, **self.QUICK)
 
     def updated(self: S, settings: Mapping[str, object]) -> S:
-        """The same run with some numbers changed.
+        """These settings with some values changed.
 
         Raises:
-            ValueError: for a name that is none of the attributes, a value that is not of its type, or a number that is
-                infinite, negative, or 0 where it must be positive.
+            ValueError: a name is not an attribute, a value has the wrong type, or a number is infinite, negative, or 0
+                although it must be positive.
         """
         types = {item.name: str(item.type) for item in fields(self)}
         for name in settings:
@@ -81,7 +79,7 @@ class Settings:
 
 
 def parse_setting(text: str) -> tuple[str, object]:
-    """``"name=value"`` as a name and a Python value; a word is a string."""
+    """Parse ``"name=value"`` into a name and a Python value; a plain word is a string."""
     name, _, value = text.partition("=")
     try:
         return name, ast.literal_eval(value)
@@ -89,28 +87,8 @@ def parse_setting(text: str) -> tuple[str, object]:
         return name, value
 
 
-def hidden_layers(config) -> list:
-    """Dense layers of ``config.widths``, each with ``config.activation`` behind it, for a flax network."""
-    import jax
-    from flax import linen as nn
-
-    activation = getattr(jax.nn, config.activation)
-    return [layer for width in config.widths for layer in (nn.Dense(width), activation)]
-
-
-def check_activation(name: str) -> None:
-    """
-    Raises:
-        ValueError: if ``jax.nn`` has no function of this name.
-    """
-    import jax
-
-    if not callable(getattr(jax.nn, name, None)):
-        raise ValueError(f"activation={name!r} is unknown; give the name of a function of jax.nn: relu, tanh.")
-
-
 def _converted(name: str, value, kind: str):
-    """``value`` as the type that is called ``kind``; a whole number is a float too, so that 1 and 1.0 are one run."""
+    """``value`` as the type named ``kind``; integers become floats where a float is expected: 1 and 1.0 are one run."""
     if value is None and kind.endswith(" | None"):
         return None
     known = {"float": (int, float), "int": (int,), "str": (str,), "bool": (bool,)}
@@ -130,12 +108,12 @@ class Job(NamedTuple, Generic[S]):
     """One run of an experiment.
 
     Attributes:
-        method: its name.
+        method: name of the method.
         dataset: name of the data set.
         split: number of the split into training and test data.
-        seed: of the run, and of data that are drawn.
-        config: every number of the run.
-        progress: show a progress bar.
+        seed: seed of the run and of random data.
+        config: settings of the run.
+        progress: whether to show a progress bar.
     """
 
     method: str
@@ -151,20 +129,21 @@ class Experiment:
     """An experiment of ``fspace run``.
 
     Attributes:
-        summary: what it asks, in a line.
-        run: a job's results, by the keys of a record (see ``record``); under ``curves``, what the picture is made of.
-        config: the numbers of a run.
-        methods: those it can run.
-        defaults: those it runs if none is named.
-        datasets: those it has; the first is run if none is named.
-        num_splits: splits of a data set, by name; one of those it does not name.
-        files: what it reads from the data directory.
-        minutes: of one run on one core, about.
-        columns: keys of the table, and their headings.
-        published: figures of a paper by data set and method, under the keys of the table.
-        source: the paper.
-        picture: records to a figure.
-        unused: settings of its config that mean nothing to it.
+        summary: the question it answers, in one line.
+        run: computes the results of a job by the keys of a record (see ``record``); ``curves`` has the data of the
+            picture.
+        config: default settings of a run.
+        methods: names of all methods.
+        defaults: the methods that run if none is named.
+        datasets: names of the data sets; the first one is used if none is named.
+        num_splits: number of splits by data set; 1 for data sets that are not listed.
+        files: files that it reads from the data directory.
+        minutes: approximate minutes of one run on one core.
+        columns: keys of the table and their headings.
+        published: published figures by data set and method, under the keys of the table.
+        source: where the figures were published.
+        picture: makes a figure from records.
+        unused: settings of its config that have no effect.
     """
 
     summary: str
@@ -199,20 +178,20 @@ def jobs(
     quick: bool = False,
     progress: bool = False,
 ) -> list[Job]:
-    """The runs of an experiment that are asked for: every data set, split, seed and method.
+    """All requested runs of an experiment: every data set, split, seed and method.
 
     Args:
         name: one of ``NAMES``.
-        methods, datasets: names; the experiment's defaults if None.
-        num_splits: splits 0 to ``num_splits - 1``.
-        seeds: of the runs, from 0 to 2³² − 1.
-        settings: numbers of the config to change.
-        quick: tiny runs.
-        progress: show progress bars.
+        methods, datasets: names; None means the experiment's defaults.
+        num_splits: splits 0 to ``num_splits - 1`` are run.
+        seeds: seeds of the runs, from 0 to 2³² − 1.
+        settings: settings of the config to change.
+        quick: whether to make tiny runs.
+        progress: whether to show progress bars.
 
     Raises:
-        ValueError: for a method, data set, split or setting that the experiment doesn't have, or doesn't use, or a seed
-            out of range.
+        ValueError: the experiment does not have a method, data set, split or setting, does not use a setting, or a
+            seed is out of range.
     """
     experiment, seeds = find(name), list(seeds)
     for seed in seeds:
@@ -242,7 +221,7 @@ def jobs(
 
 
 def run(name: str, todo: Iterable[Job], done: Iterable[Mapping] = ()) -> Iterator[dict]:
-    """Records of the runs of an experiment, one after the other; those among ``done`` are left out."""
+    """Run the jobs of an experiment and yield their records; jobs with a record in ``done`` are skipped."""
     from numpyro_fspace import __version__
 
     experiment, seen = find(name), {run_of(line) for line in done}

@@ -1,4 +1,4 @@
-"""Carbon dioxide at Mauna Loa: a trend and a season learned until 1985, extrapolated to 2001."""
+"""Carbon dioxide at Mauna Loa: a trend and a seasonal cycle learned until 1985 and extrapolated to 2001."""
 
 from __future__ import annotations
 
@@ -12,30 +12,34 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import tinygp
+from flax import linen as nn
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import load_co2
-from numpyro_fspace.experiments.catalog import Experiment, Job, hidden_layers
+from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.figures import panels
+from numpyro_fspace.experiments.function_posterior import scores
 from numpyro_fspace.experiments.methods import METHODS, fit
-from numpyro_fspace.experiments.regression import Config, FunctionPosterior, random_functions, scores
+from numpyro_fspace.experiments.networks import hidden_layers
+from numpyro_fspace.experiments.regression import Config, random_functions
 from numpyro_fspace.priors import GPFit, GPPrior, fit_gp
 
 __all__ = ["EXPERIMENT", "circle"]
 
-#: The first year that is not seen.
+#: The first year that is held out.
 CUT = 1985.0
-#: Where the marginal likelihood is climbed from: variances of standardized values, lengthscales in years.
+#: Initial parameters of the marginal likelihood: variances of standardized values, lengthscales in years.
 START = {"trend": 10.0, "trend_scale": 40.0, "season": 0.3, "season_scale": 150.0, "roughness": 0.5}
 START_NOISE = 2e-3
 
 
 @dataclass(frozen=True)
 class Co2Config(Config):
-    """Every number of a run: those of ``Config``, and the measurement points.
+    """Settings of a run: those of ``Config``, and the measurement points.
 
     Attributes:
-        points_per_year: measurement points of the functional prior in a year, from the first one to the last.
+        points_per_year: measurement points of the functional prior per year, from the first year to the last.
     """
 
     QUICK: ClassVar[Mapping[str, object]] = {**Config.QUICK, "num_gp_steps": 20, "points_per_year": 2.3}
@@ -49,9 +53,7 @@ CONFIG = Co2Config(
 
 
 def kernel(params: Mapping):
-    """A smooth trend and a season that changes slowly, both squared exponentials: of the year, and of ``circle``."""
-    import tinygp
-
+    """A smooth trend plus a slowly changing seasonal cycle: squared exponentials of the year and of ``circle``."""
     squared = tinygp.kernels.ExpSquared
     season = tinygp.kernels.ExpSineSquared(scale=1.0, gamma=params["roughness"])
     trend = params["trend"] * squared(params["trend_scale"])
@@ -59,17 +61,17 @@ def kernel(params: Mapping):
 
 
 def circle(x, roughness: float):
-    """The place of a year's day on a circle, [M, 2].
+    """The position of a day of the year on a circle, [M, 2].
 
-    tinygp's exp(-γ sin²(π τ)) is the squared exponential of the distance between such places, for γ = ``roughness``:
-    what is periodic in the prior is smooth in the network's inputs.
+    tinygp's exp(-γ sin²(π τ)) is the squared exponential of the distance between such positions for γ = ``roughness``,
+    so that periodic functions of the prior are smooth functions of these inputs.
     """
     angle = 2 * jnp.pi * x
     return jnp.sqrt(roughness / 2) * jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], -1)
 
 
 class Problem(NamedTuple):
-    """Years since 1985 and standardized values, seen and held out, with the GP trained on what was seen."""
+    """Years since 1985 and standardized values, for training and for testing, with the GP trained on the former."""
 
     x: np.ndarray
     y: np.ndarray
@@ -82,7 +84,7 @@ class Problem(NamedTuple):
 
 @lru_cache(maxsize=1)
 def prepare(num_gp_steps: int) -> Problem:
-    """The monthly means and the trained GP; remembered for the next method."""
+    """The monthly means and the trained GP, cached for the next method."""
     t, y = load_co2("monthly", dtype=np.float64)
     seen = t[:, 0] < CUT
     mean, scale = float(y[seen].mean()), float(y[seen].std())
@@ -93,9 +95,7 @@ def prepare(num_gp_steps: int) -> Problem:
 
 
 def _build(config: Co2Config, gp: GPFit, points, *, functional: bool):
-    """A network of the year and the place on the circle, in the units of the process, with a log-normal noise prior."""
-    from flax import linen as nn
-
+    """A network of the year and the position on the circle, in units of the process, with a log-normal noise prior."""
     params = {name: float(value) for name, value in gp.params.items()}
     amplitude = np.sqrt(params["trend"] + params["season"])
 
@@ -117,23 +117,25 @@ def _build(config: Co2Config, gp: GPFit, points, *, functional: bool):
 
 
 def run(job: Job[Co2Config]) -> dict:
-    """A method on the monthly means before 1985, scored on those after, beside the exact GP of the same kernel.
+    """A method on the monthly means before 1985, scored on the later ones, with the exact GP for comparison.
 
-    ``rmse_raw``, ``lpd_raw`` are in parts per million; ``sd_end`` is the sd of f in the last year, ``w2_gp`` the mean
-    distance to the GP's law of f over all years.
+    ``rmse_raw`` and ``lpd_raw`` are in parts per million, ``sd_end`` is the sd of f in the last year, and ``w2_gp`` is
+    the mean distance of f to the exact GP over all years.
     """
     config = job.config
     problem = prepare(config.num_gp_steps)
     x, y, x_test, y_test, mean, scale, gp = problem
     everywhere = np.concatenate([x, x_test])
-    exact = fit("gp", config, gp, None, x, y, everywhere, None)
+    exact = fit("gp", config, gp, (x, y), everywhere)
     posterior = exact
     key_fit, key_scores = jax.random.split(jax.random.key(job.seed))
     if job.method != "gp":
         num_points = round(config.points_per_year * float(everywhere[-1, 0] - everywhere[0, 0]))
         points = measurement.fixed(np.linspace(everywhere[0], everywhere[-1], num_points))
-        posterior = fit(job.method, config, gp, points, x, y, everywhere, key_fit, build=_build, progress=job.progress)
-    later, gp_later = (scores(_tail(law, len(x_test)), y_test, key_scores) for law in (posterior, exact))
+        settings = {"points": points, "key": key_fit, "build": _build, "progress": job.progress}
+        posterior = fit(job.method, config, gp, (x, y), everywhere, **settings)
+    tail = slice(len(x), None)
+    later, gp_later = (scores(one.at(tail), y_test, key_scores) for one in (posterior, exact))
     rmse_raw, lpd_raw = metrics.to_raw_units(later["rmse"], later["lpd"], scale)
     seen = metrics.rmse(y, posterior.f_mean[: len(x)])
     return {
@@ -146,33 +148,20 @@ def run(job: Job[Co2Config]) -> dict:
         "w2_gp": scale * metrics.gaussian_w2(posterior.f_mean, posterior.f_sd**2, exact.f_mean, exact.f_sd**2),
         "sd_end": scale * float(posterior.f_sd[-12:].mean()),
         "sigma": scale * float(np.mean(np.asarray(posterior.sigma))),
-        "seconds": posterior.seconds,
-        "num_gradients": posterior.num_gradients,
-        "num_diverging": posterior.num_diverging,
+        **posterior.cost,
         "curves": {name: mean + scale * curve for name, curve in _bands(posterior, exact).items()}
         | {"x": everywhere[:, 0], "co2": mean + scale * np.concatenate([y, y_test])},
     }
 
 
-def _tail(posterior: FunctionPosterior, num: int) -> FunctionPosterior:
-    """The posterior at the last inputs."""
-    f = None if posterior.f is None else posterior.f[..., -num:]
-    return posterior._replace(f=f, f_mean=posterior.f_mean[-num:], f_sd=posterior.f_sd[-num:])
-
-
 def _bands(posterior, exact):
-    """Means and ends of central 90 % intervals of f, for a method and for the exact GP."""
-    z90 = 1.6448536269514722
-    if posterior.f is None:
-        low, high = posterior.f_mean - z90 * posterior.f_sd, posterior.f_mean + z90 * posterior.f_sd
-    else:
-        low, high = np.quantile(posterior.f.reshape(-1, posterior.f.shape[-1]), (0.05, 0.95), axis=0)
-    bands = {"mean": posterior.f_mean, "low": low, "high": high}
-    return bands | {"gp_low": exact.f_mean - z90 * exact.f_sd, "gp_high": exact.f_mean + z90 * exact.f_sd}
+    """Means and ends of central 90 % intervals of f, of a method and of the exact GP."""
+    (low, high), (gp_low, gp_high) = posterior.band(), exact.band()
+    return {"mean": posterior.f_mean, "low": low, "high": high, "gp_low": gp_low, "gp_high": gp_high}
 
 
 def _panel(ax, curves):
-    """Mean and 90 % band of f; dashed, the exact GP's band; dots, what was seen (black) and what was not (orange)."""
+    """Mean and 90 % band of f, the exact GP's band (dashed), training data (black) and test data (orange)."""
     seen, year = curves["x"] < 0.0, CUT + curves["x"]
     ax.axvline(CUT, color="0.6", lw=0.8)
     for rows, color in ((seen, "black"), (~seen, "#D55E00")):
@@ -185,7 +174,7 @@ def _panel(ax, curves):
 
 
 EXPERIMENT = Experiment(
-    summary="Carbon dioxide at Mauna Loa: a prior with trend and season carries a network 17 years beyond its data.",
+    summary="Carbon dioxide at Mauna Loa: a network with a prior of trend and season extrapolates 17 years.",
     run=run,
     config=CONFIG,
     methods=tuple(method for method in METHODS if method not in ("svgp", "vip", "ifbnn")),

@@ -1,8 +1,7 @@
-"""How often 90 % bands of the function cover it, where data are drawn from the functional prior itself."""
+"""How often 90 % bands of the function cover it if the data are drawn from the functional prior itself."""
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,22 +9,23 @@ from typing import ClassVar
 
 import jax
 import numpy as np
+import tinygp
+from tqdm import tqdm
 
 from numpyro_fspace import measurement
 from numpyro_fspace.datasets import extrapolation
 from numpyro_fspace.experiments.catalog import Experiment, Job
+from numpyro_fspace.experiments.function_posterior import FunctionPosterior, convergence
 from numpyro_fspace.experiments.methods import KERNELS, METHODS, driver, fit, sampler
-from numpyro_fspace.experiments.regression import Config, FunctionPosterior, build_model
+from numpyro_fspace.experiments.regression import Config, build_model, known_gp
 from numpyro_fspace.posterior import predict
-from numpyro_fspace.posterior.diagnostics import function_diagnostics
-from numpyro_fspace.priors import GPFit, GPPrior
 
 __all__ = ["EXPERIMENT", "CoverageConfig"]
 
 
 @dataclass(frozen=True)
 class CoverageConfig(Config):
-    """As ``Config``, for ``num_sets`` data sets of each seed."""
+    """Settings of a run: those of ``Config``, and ``num_sets``, the number of data sets of each seed."""
 
     num_sets: int = 200
 
@@ -35,49 +35,42 @@ class CoverageConfig(Config):
 NOISE, LENGTHSCALE, NUGGET = 0.5, 0.3, 0.01
 #: Measurement points and test inputs, both evenly spaced on [-1, 1].
 NUM_POINTS, NUM_GRID = 40, 41
-#: As in ``calibration``: weights wider than the process, inputs in its lengthscales, the noise known.
+#: As in ``calibration``: weights wider than the process, inputs in units of its lengthscale, known noise.
 CONFIG = CoverageConfig(
     weight_scale=3.0, calibrated=True, noise_sd=0.02, num_warmup=200, num_samples=200, num_chains=2, max_lengthscale=1.0
 )
-#: z of a Gaussian's central 90 % interval.
-Z90 = 1.6448536269514722
 
 
 def run(job: Job[CoverageConfig]) -> dict:
-    """Coverage of a method's pointwise 90 % bands of f, mean over the data sets of a seed.
+    """Coverage of a method's pointwise 90 % bands of f, averaged over the data sets of a seed.
 
     Each set has a function drawn from the GP and 20 noisy values of it, at inputs as in the 1-D extrapolation. The
-    exact GP posterior covers 90 % on average; ``gp_coverage90`` is what it covers on these sets. ``coverage90_se`` is
-    the standard error over sets, ``difference_se`` that of the difference from the exact GP. ``coverage90_seen`` and
-    ``coverage90_unseen`` belong to test inputs where there are data and where there are none, ``width`` is the bands'
-    mean width. ``rhat_max`` and ``ess_min`` are the worst of all sets, ``num_diverging`` the sum over them;
-    ``num_gradients`` are those of one chain on one set.
+    exact GP posterior covers 90 % on average; ``gp_coverage90`` is its coverage on these sets. ``coverage90_se`` is the
+    standard error over sets, ``difference_se`` that of the difference from the exact GP. ``coverage90_seen`` and
+    ``coverage90_unseen`` are for test inputs with and without data nearby, and ``width`` is the mean width of the
+    bands. ``rhat_max`` and ``ess_min`` are the worst values of all sets, ``num_diverging`` is the sum over sets, and
+    ``num_gradients`` is the number for one chain on one set.
     """
-    import tinygp
-    from tqdm import tqdm
-
     method, config, num_sets = job.method, job.config, job.config.num_sets
-    prior = GPPrior(tinygp.kernels.ExpSquared(LENGTHSCALE), nugget=NUGGET)
-    gp = GPFit(prior, NOISE**2, np.zeros(0), {"lengthscale": np.full(1, LENGTHSCALE)})
+    gp = known_gp(tinygp.kernels.ExpSquared(LENGTHSCALE), NOISE, nugget=NUGGET, lengthscale=LENGTHSCALE)
     grid, spread = (np.linspace(-1.0, 1.0, n, dtype=np.float32)[:, None] for n in (NUM_GRID, NUM_POINTS))
     apply, exact = _fitter(method, config, gp, measurement.fixed(spread)), _fitter("gp", config, gp, None)
     seen = (np.abs(grid[:, 0]) >= 0.25) & (np.abs(grid[:, 0]) <= 0.75)
     key_data, key_fit = jax.random.split(jax.random.key(job.seed))
 
-    start, ours, theirs, convergence, num_diverging = time.perf_counter(), [], [], [], 0
+    start, ours, theirs, worst, num_diverging = time.perf_counter(), [], [], [], 0
     for i in tqdm(range(num_sets), disable=not job.progress, desc=method):
-        x, y, truth = _draw_set(prior, jax.random.fold_in(key_data, i), grid)
+        x, y, truth = _draw_set(gp.prior, jax.random.fold_in(key_data, i), grid)
         posterior = apply(x, y, grid, jax.random.fold_in(key_fit, i))
         reference = posterior if method == "gp" else exact(x, y, grid, None)
         ours.append(_judge(posterior, truth))
         theirs.append(_judge(reference, truth))
         num_diverging += posterior.num_diverging
         if posterior.is_chain:
-            found = function_diagnostics(posterior.f)
-            convergence.append((found.max_rhat, found.min_ess))
+            worst.append(tuple(convergence(posterior).values()))
     inside, width = (np.array(part) for part in zip(*ours, strict=True))
     inside_gp, width_gp = (np.array(part) for part in zip(*theirs, strict=True))
-    rhat, ess = np.array(convergence or [(np.nan, np.nan)]).T
+    rhat, ess = np.array(worst or [(np.nan, np.nan)]).T
     return {
         "coverage90": float(inside.mean()),
         "seconds": time.perf_counter() - start,
@@ -108,9 +101,9 @@ def _draw_set(prior, key, grid):
 
 
 def _fitter(method, config, gp, points):
-    """``(x, y, x_new, key) -> FunctionPosterior``; a sampler is compiled for the first data set alone."""
+    """``(x, y, x_new, key) -> FunctionPosterior``; a sampler is compiled only once, for the first data set."""
     if method not in KERNELS:
-        return functools.partial(fit, method, config, gp, points)
+        return lambda x, y, x_new, key: fit(method, config, gp, (x, y), x_new, points=points, key=key)
     kernel = sampler(method, build_model(config, gp, points, functional=method.startswith("f")), config)
     mcmc = driver(kernel, config)
 
@@ -134,11 +127,8 @@ def _fitter(method, config, gp, points):
 
 
 def _judge(posterior, truth):
-    """Where the pointwise central 90 % interval of f, by draws or of a Gaussian, holds the truth; its mean width."""
-    if posterior.f is None:
-        low, high = posterior.f_mean - Z90 * posterior.f_sd, posterior.f_mean + Z90 * posterior.f_sd
-    else:
-        low, high = np.quantile(posterior.f.reshape(-1, len(truth)), (0.05, 0.95), axis=0)
+    """Where the pointwise central 90 % interval of f contains the truth, and its mean width."""
+    low, high = posterior.band()
     return (low <= truth) & (truth <= high), np.mean(high - low)
 
 

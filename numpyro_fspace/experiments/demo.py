@@ -1,4 +1,4 @@
-"""``fspace demo``: the README's model on real data, from the training of the prior to files on disk."""
+"""``fspace demo``: the README's model on real data, from training the prior to saving the results."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from flax import linen as nn
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import load_diabetes
@@ -23,9 +24,7 @@ __all__ = ["run_demo"]
 
 
 def run_demo(out: str | Path, *, quick: bool = False):
-    """Fit scikit-learn's diabetes data, print diagnostics and scores, write a picture and a netCDF file to ``out``."""
-    from flax import linen as nn
-
+    """Fit scikit-learn's diabetes data, print diagnostics and scores, save a picture and a netCDF file in ``out``."""
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     start, data = time.perf_counter(), load_diabetes()
@@ -54,7 +53,7 @@ def run_demo(out: str | Path, *, quick: bool = False):
     print()
     print(function_diagnostics(f.reshape(2, size, -1)))
     print()
-    _print_scores(gp, x, y, x_test, y_test, f, np.asarray(mcmc.get_samples()["sigma"]), draws["y"])
+    _print_scores(gp, data, f, np.asarray(mcmc.get_samples()["sigma"]), draws["y"])
     axes = plot_functions(x_test, f, y_data=y_test, noise_draws=draws["y"])
     axes.set_title("Diabetes progression (standardized), held-out patients")
     axes.figure.savefig(out / "diabetes.png", dpi=120, bbox_inches="tight")  # type: ignore[union-attr]
@@ -62,7 +61,8 @@ def run_demo(out: str | Path, *, quick: bool = False):
     print(f"\nWrote {out / 'diabetes.png'} and {out / 'diabetes.nc'} after {time.perf_counter() - start:.0f} s.")
 
 
-def _print_scores(gp, x, y, x_test, y_test, f, sigma, y_draws):
+def _print_scores(gp, data, f, sigma, y_draws):
+    x, y, x_test, y_test = data.x_train, data.y_train, data.x_test, data.y_test
     mean, variance = (np.asarray(a) for a in gp.predict(x, y, x_test))
     constant = np.full_like(y_test, y.mean())
     rows = {

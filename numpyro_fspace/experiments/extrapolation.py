@@ -1,9 +1,10 @@
-"""The papers' 1-D extrapolation: 20 points in two clusters, a gap between them and nothing outside."""
+"""The papers' 1-D extrapolation: 20 points in two clusters, with no data between and outside of them."""
 
 from __future__ import annotations
 
 import jax
 import numpy as np
+import tinygp
 
 from numpyro_fspace import measurement
 from numpyro_fspace.datasets import extrapolation, extrapolation_grid, extrapolation_truth
@@ -11,14 +12,13 @@ from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.figures import panels
 from numpyro_fspace.experiments.methods import METHODS
 from numpyro_fspace.experiments.one_dimension import COLUMNS, Problem, judge, panel
-from numpyro_fspace.experiments.regression import Config
-from numpyro_fspace.priors import GPFit, GPPrior
+from numpyro_fspace.experiments.regression import Config, known_gp
 
 __all__ = ["EXPERIMENT", "build", "prepare"]
 
 NOISE = 0.5
-#: The papers' network, with the noise known (as the exact GP knows it) and a weight prior so wide that the functional
-#: prior decides; its nugget forgives a sampled network the wiggles that wide weights cannot avoid.
+#: The papers' network with known noise (as for the exact GP). The prior of the weights is so wide that the functional
+#: prior dominates; the nugget allows for the wiggles of a network with wide weights.
 CONFIG = Config(widths=(100, 100), num_chains=4, weight_sd=2.0, noise_sd=0.02)
 NUGGET = 0.1
 
@@ -26,12 +26,9 @@ NUGGET = 0.1
 def build():
     """``(gp, points)``: the RBF prior of the experiment with the true noise, and the measurement points.
 
-    M = 40 points: the 20 inputs of the data, and 20 uniform ones on [-1, 1] redrawn at every gradient.
+    There are M = 40 points: the 20 inputs of the data and 20 uniform points on [-1, 1], redrawn at every gradient.
     """
-    import tinygp
-
-    prior = GPPrior(tinygp.kernels.ExpSquared(0.1), nugget=NUGGET)
-    gp = GPFit(prior=prior, noise_variance=NOISE**2, losses=np.zeros(0), params={})
+    gp = known_gp(tinygp.kernels.ExpSquared(0.1), NOISE, nugget=NUGGET)
     return gp, lambda x: measurement.union(measurement.fixed(x), measurement.uniform(-1.0, 1.0, 20))
 
 
@@ -53,7 +50,7 @@ def run(job: Job[Config]) -> dict:
 
 
 EXPERIMENT = Experiment(
-    summary="A 1-D function from 20 points in two clusters: what a method says between and beside them.",
+    summary="A 1-D function from 20 points in two clusters: predictions between and beside them.",
     run=run,
     config=CONFIG,
     methods=METHODS,

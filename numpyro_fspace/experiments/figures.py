@@ -1,4 +1,4 @@
-"""Pictures of records: a panel for each method."""
+"""Pictures of records with one panel for each method."""
 
 from __future__ import annotations
 
@@ -11,30 +11,40 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["panels"]
+__all__ = ["panels", "with_curves"]
 
-#: Panels in a row, of few panels and of more than ``MANY``; size of a panel in inches.
+#: Panels in a row if there are few, and if there are more than ``MANY``; size of a panel in inches.
 NUM_COLUMNS, MANY, NUM_COLUMNS_MANY, PANEL = 3, 9, 4, (4.2, 2.8)
+
+
+def with_curves(records: Sequence[Mapping]) -> list[Mapping]:
+    """The records that have curves.
+
+    Raises:
+        ValueError: no record has curves.
+    """
+    found = [line for line in records if line.get("curves")]
+    if not found:
+        raise ValueError("no record holds curves to draw; make some with fspace run ... --out FILE.")
+    return found
 
 
 def panels(
     records: Sequence[Mapping], draw: Callable[[Axes, Mapping], None], *, title: Callable[[Mapping], str] | None = None
 ) -> Figure:
-    """``draw(axes, record)`` for each record, under the name of its method; what has a label is named below.
+    """A figure with ``draw(axes, curves)`` for each record with curves, and a common legend.
 
     Args:
-        records: what to draw; only those with curves are.
-        draw: draws one.
-        title: of a panel; the method by default.
+        records: records to draw; those without curves are left out.
+        draw: draws the curves of one record.
+        title: title of a panel; the method by default.
 
     Raises:
-        ValueError: if no record has curves.
+        ValueError: no record has curves.
     """
     import matplotlib.pyplot as plt
 
-    records = [line for line in records if line.get("curves")]
-    if not records:
-        raise ValueError("no record holds curves to draw; make some with fspace run ... --out FILE.")
+    records = with_curves(records)
     num_columns = min(NUM_COLUMNS if len(records) <= MANY else NUM_COLUMNS_MANY, len(records))
     num_rows = -(-len(records) // num_columns)
     size = (PANEL[0] * num_columns, PANEL[1] * num_rows)

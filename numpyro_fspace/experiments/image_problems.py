@@ -1,4 +1,4 @@
-"""The sets of images: what a network learns, what it should find strange, and the functional prior over its logits."""
+"""Sets of images: training and test images, out-of-distribution images, and the functional prior over the logits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import tinygp
 
 from numpyro_fspace import measurement
 from numpyro_fspace.datasets import load_images
@@ -16,20 +17,20 @@ from numpyro_fspace.priors import GPFit, GPPrior, dirichlet_targets, fit_gp
 __all__ = ["ANGLES", "NUM_CLASSES", "POINTS", "STRANGE", "Problem", "measurement_points", "prepare", "turn"]
 
 NUM_CLASSES = 10
-#: What a network trained on a set should find strange: scored, and beside it.
+#: Out-of-distribution sets of each set: the first is scored, the second only by ``kmnist_auc``.
 STRANGE = {
     "mnist": ("fashion_mnist", "kmnist"),
     "fashion_mnist": ("mnist", "kmnist"),
     "cifar10": ("svhn",),
     "cifar10_subset": ("svhn",),
 }
-#: Where a functional prior may look; see ``measurement_points``.
+#: Names of measurement points; see ``measurement_points``.
 POINTS = ("train", "kmnist", "random")
-#: Training images among which measurement points are drawn: they are part of the compiled program.
+#: Number of training images from which measurement points are drawn; they are part of the compiled program.
 NUM_POOL = 2000
-#: Nugget of the functional prior, in variances of the process.
+#: Nugget of the functional prior, relative to the variance of the process.
 NUGGET = 0.01
-#: Strange images of a set; images that are turned, and by how much (degrees).
+#: Number of out-of-distribution images of a set; number of rotated images, and the angles in degrees.
 NUM_STRANGE = 2000
 NUM_TURNED, ANGLES = 300, tuple(range(0, 181, 15))
 
@@ -40,11 +41,11 @@ class Problem(NamedTuple):
     Attributes:
         x, labels: training images [N, D] and classes [N].
         x_test, labels_test: test images and classes.
-        strange: images of other sets, by name.
-        kmnist: images of KMNIST that are not among the strange ones; none beside images of another size.
-        turned: test images turned by each of ``ANGLES``, one angle after the other; their classes are those of the
+        strange: out-of-distribution images by the name of their set.
+        kmnist: further images of KMNIST, for measurement points; empty if the images have another size.
+        turned: test images rotated by each of ``ANGLES``, one angle after the other; their classes are those of the
             first ``NUM_TURNED`` test images.
-        shape: of an image, [H, W, C].
+        shape: shape of an image, [H, W, C].
         gp: the GP prior over the logits.
     """
 
@@ -61,15 +62,13 @@ class Problem(NamedTuple):
 
 @lru_cache(maxsize=1)
 def prepare(
-    dataset: str, seed: int, num_train: int | None, num_test: int | None, num_gp_points: int, num_gp_steps: int
+    dataset: str, seed: int, *, num_train: int | None, num_test: int | None, num_gp_points: int, num_gp_steps: int
 ) -> Problem:
-    """Load images, standardize their pixels by the training part, train the GP; remembered for the next method.
+    """Load images, standardize their pixels on the training part, and train the GP; cached for the next method.
 
-    The kernel is the squared exponential with one lengthscale for all pixels, started at √D, the root mean square
-    distance being √(2D).
+    The kernel is the squared exponential with one lengthscale for all pixels. It starts at √D; the root mean square
+    distance between images is √(2D).
     """
-    import tinygp
-
     data = load_images(dataset)
     random = np.random.default_rng(seed)
     assert data.train_labels is not None and data.test_labels is not None, "sets of this experiment have classes"
@@ -89,7 +88,7 @@ def prepare(
             kmnist = pixels(images[len(strange[name]) :][:NUM_POOL])
     some = random.permutation(len(x))[:num_gp_points]
     targets, variances = dirichlet_targets(labels[some], NUM_CLASSES)
-    # A shift that all logits share changes no probability, so the prior's mean is 0 and not the targets'.
+    # A common shift of all logits does not change the probabilities, so the prior can have mean 0.
     gp = fit_gp(
         lambda params: params["variance"] * tinygp.kernels.ExpSquared(scale=params["lengthscale"]),
         x[some],
@@ -115,7 +114,7 @@ def prepare(
 
 
 def turn(images) -> np.ndarray:
-    """Images turned anticlockwise by each of ``ANGLES``; where nothing was, there is black."""
+    """Images rotated anticlockwise by each of ``ANGLES``; empty corners are black."""
     from scipy.ndimage import rotate
 
     turned = [rotate(images, angle, axes=(1, 2), reshape=False, order=1) for angle in ANGLES]
@@ -123,7 +122,7 @@ def turn(images) -> np.ndarray:
 
 
 def measurement_points(name: str, problem: Problem, num: int, key):
-    """The measurement points that are called ``name``, one of ``POINTS``."""
+    """The measurement points with the given name, one of ``POINTS``."""
     rows = np.asarray(jax.random.permutation(key, len(problem.x))[:NUM_POOL])
     if name == "train":
         return measurement.subset(problem.x[rows], num)

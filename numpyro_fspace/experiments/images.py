@@ -1,4 +1,4 @@
-"""Images: classes, how sure a network is of them, and what it says of images that are none of them."""
+"""Image classification: errors, calibration, and uncertainty about images of other kinds."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ from numpyro_fspace._checks import check_positive
 from numpyro_fspace.datasets.images import IMAGE_NAMES, image_sources
 from numpyro_fspace.experiments import regression, tables
 from numpyro_fspace.experiments.catalog import Experiment, Job
-from numpyro_fspace.experiments.image_networks import NETWORKS
+from numpyro_fspace.experiments.figures import with_curves
+from numpyro_fspace.experiments.function_posterior import convergence
 from numpyro_fspace.experiments.image_problems import ANGLES, NUM_CLASSES, POINTS, STRANGE, measurement_points, prepare
 from numpyro_fspace.experiments.methods import VARIATIONAL, fit
-from numpyro_fspace.posterior.diagnostics import function_diagnostics
+from numpyro_fspace.experiments.networks import NETWORKS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["EXPERIMENT", "Config"]
 
-#: Measurement points of a variational method (GFSVI's number), which takes the Jacobian at them.
+#: Number of measurement points of a variational method, which needs the Jacobian there (GFSVI's number).
 NUM_VARIATIONAL = 10
 
 
 @dataclass(frozen=True)
 class Config(regression.Config):
-    """Every number of a run.
+    """Settings of a run.
 
     Attributes:
-        network: ``"mlp"`` (hidden ``widths``), ``"cnn"`` (three convolutions of 16, 32 and 64 channels between
-            max-pooling, a layer of 128) or ``"resnet18"`` (group norm in place of batch norm).
-        points: where the functional prior looks: ``"train"`` (training images), ``"kmnist"`` (others than are
-            scored), or ``"random"`` (half training images, half uniform pixels on the range of the data and half as
-            much on either side).
-        num_points: measurement points of a gradient step.
-        num_train, num_test: training images, and test images (and strange ones), at most; None is all.
-        num_gp_points: training images that the kernel is trained on.
-        friction: of the Hamiltonian samplers, against the heat of minibatches; None is found in warm-up.
+        network: ``"mlp"`` (hidden ``widths``), ``"cnn"`` (three convolutions of 16, 32 and 64 channels with
+            max-pooling between them, and a layer of 128) or ``"resnet18"`` (with group norm instead of batch norm).
+        points: measurement points: ``"train"`` (training images), ``"kmnist"`` (images that are not scored), or
+            ``"random"`` (half training images, half uniform pixels on twice the range of the data).
+        num_points: number of measurement points of a gradient step.
+        num_train, num_test: maximum numbers of training images and of test (and out-of-distribution) images; None
+            means all.
+        num_gp_points: number of training images on which the kernel is trained.
+        friction: friction of the Hamiltonian samplers, against the temperature that minibatch noise adds; None means
+            that warm-up chooses it.
     """
 
     QUICK: ClassVar[Mapping[str, object]] = {
@@ -90,17 +92,16 @@ def run(job: Job[Config]) -> dict:
     """A method on a set of images.
 
     The functional prior is a GP over the ten logits, trained on the Dirichlet targets of some training images. Scores
-    of the test images: ``error`` (of all, in percent), ``lpd`` (mean log probability under the mixture over draws),
-    ``gibbs`` (mean over draws of it), ``ece``, ``brier``, ``entropy``. Scores of strange images: their mean entropy,
-    ``ood_entropy``; ``ood_auc``, how well entropy tells them from test images; ``ood_accuracy``, the share that the
-    best single threshold tells apart; ``kmnist_auc`` is the AUC for KMNIST. ``curves`` are entropy and accuracy
-    against the angle by which test images are turned.
+    of the test images are ``error`` (in percent), ``lpd`` (mean log probability under the mixture over draws),
+    ``gibbs`` (mean over draws of the log probability), ``ece``, ``brier`` and ``entropy``. Scores of
+    out-of-distribution images are ``ood_entropy``, their mean entropy; ``ood_auc``, the AUC of the entropy as a
+    detector; ``ood_accuracy``, the accuracy of the best single threshold; and ``kmnist_auc``, the AUC for KMNIST.
+    ``curves`` are entropy and accuracy against the angle by which test images are rotated.
     """
     config, key = job.config, jax.random.key(job.seed)
     key_points, key_fit = jax.random.split(jax.random.fold_in(key, 1))
-    problem = prepare(
-        job.dataset, job.seed, config.num_train, config.num_test, config.num_gp_points, config.num_gp_steps
-    )
+    sizes = {name: getattr(config, name) for name in ("num_train", "num_test", "num_gp_points", "num_gp_steps")}
+    problem = prepare(job.dataset, job.seed, **sizes)
     num_points = min(config.num_points, NUM_VARIATIONAL) if job.method in VARIATIONAL else config.num_points
     points = measurement_points(config.points, problem, num_points, key_points)
     where = [problem.x_test, *problem.strange.values(), problem.turned]
@@ -108,25 +109,20 @@ def run(job: Job[Config]) -> dict:
         job.method,
         config,
         problem.gp,
-        points,
-        problem.x,
-        problem.labels,
+        (problem.x, problem.labels),
         np.concatenate(where),
-        key_fit,
+        points=points,
+        key=key_fit,
         build=_builder(problem.shape),
         progress=job.progress,
     )
-    assert posterior.f is not None, "every method of this experiment gives draws"
+    assert posterior.f is not None, "all methods of this experiment return draws"
     f = posterior.f.reshape(-1, *posterior.f.shape[2:])
     probs, gibbs = _mixture(f, problem.labels_test)
     seen, *rest = np.split(probs, np.cumsum([len(part) for part in where])[:-1])
     strange, turned = dict(zip(problem.strange, rest, strict=False)), rest[-1]
     entropy = metrics.entropy(seen)
     ood, *beside = (metrics.entropy(part) for part in strange.values())
-    found = None
-    if posterior.is_chain:
-        some = posterior.f[:, :, : min(100, len(seen))]
-        found = function_diagnostics(some.reshape(*some.shape[:2], -1))
     turned = turned.reshape(len(ANGLES), -1, NUM_CLASSES)
     true = problem.labels_test[: turned.shape[1]]
     return {
@@ -141,11 +137,8 @@ def run(job: Job[Config]) -> dict:
         "ood_accuracy": metrics.ood_accuracy(entropy, ood),
         "kmnist_auc": metrics.ood_auc(entropy, beside[0]) if beside else None,
         "num_train": len(problem.x),
-        "seconds": posterior.seconds,
-        "num_gradients": posterior.num_gradients,
-        "num_diverging": posterior.num_diverging,
-        "rhat_max": found and found.max_rhat,
-        "ess_min": found and found.min_ess,
+        **posterior.cost,
+        **convergence(posterior, slice(min(100, len(seen)))),
         "temperature": posterior.report and float(np.max(posterior.report.temperature)),
         "noise_share": posterior.report and posterior.report.noise_share,
         "noise_heat": posterior.report and posterior.report.noise_heat,
@@ -159,7 +152,7 @@ def run(job: Job[Config]) -> dict:
 
 
 def _builder(shape):
-    """``build`` of ``fit``: a classifier of images of this shape."""
+    """The argument ``build`` of ``fit`` for classifiers of images of this shape."""
 
     def build(config: Config, gp, points, *, functional: bool):
         network = NETWORKS[config.network](shape, NUM_CLASSES, config)
@@ -178,7 +171,7 @@ def _builder(shape):
 
 
 def _mixture(f, labels):
-    """Mean probabilities [N, K] over draws [S, N, K] of logits, and the mean over draws of the log probability.
+    """Mean probabilities [N, K] over draws [S, N, K] of logits, and the mean log probability over draws.
 
     The labels are those of the first inputs.
     """
@@ -191,16 +184,14 @@ def _mixture(f, labels):
 
 
 def picture(records: Sequence[Mapping]) -> Figure:
-    """Entropy and accuracy against the angle of turned images: a row for each data set, a line for each method.
+    """Entropy and accuracy against the angle of rotation: a row for each data set, a line for each method.
 
     Raises:
-        ValueError: if no record has curves.
+        ValueError: no record has curves.
     """
     import matplotlib.pyplot as plt
 
-    records = [line for line in records if line.get("curves")]
-    if not records:
-        raise ValueError("no record holds curves to draw; make some with fspace run images --out FILE.")
+    records = with_curves(records)
     groups: dict[tuple, list] = {}
     for line, label in zip(records, tables.labels(records), strict=True):
         groups.setdefault((line["dataset"], label), []).append(line["curves"])
@@ -236,7 +227,7 @@ _OPTIMIZED = {
 }
 
 EXPERIMENT = Experiment(
-    summary="Digits, clothes and things: errors, calibration, and entropy where an image is of another kind.",
+    summary="Image classification: errors, calibration, and the entropy for images of other kinds.",
     run=run,
     config=Config(),
     methods=("sgld", "sghmc", "fsgld", "fsghmc", "gfsvi", "bbb", "ensemble"),

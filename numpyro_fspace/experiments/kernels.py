@@ -1,9 +1,10 @@
-"""A sine seen on both sides of a gap, under processes of other kernels: what each method takes of them."""
+"""A sine observed on both sides of a gap, under processes with different kernels."""
 
 from __future__ import annotations
 
 import jax
 import numpy as np
+import tinygp
 
 from numpyro_fspace import measurement
 from numpyro_fspace.datasets import sine
@@ -11,8 +12,7 @@ from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.figures import panels
 from numpyro_fspace.experiments.methods import METHODS
 from numpyro_fspace.experiments.one_dimension import COLUMNS, Problem, judge, panel
-from numpyro_fspace.experiments.regression import Config
-from numpyro_fspace.priors import GPFit, GPPrior
+from numpyro_fspace.experiments.regression import Config, known_gp
 
 __all__ = ["EXPERIMENT", "prepare"]
 
@@ -25,23 +25,20 @@ KERNELS = {
     "periodic": lambda kernels: kernels.ExpSineSquared(scale=1.0, gamma=2.0),
 }
 NOISE, NUGGET = 0.1, 0.1
-#: Under variational methods. With a tenth of it a periodic process hardly lets a network leave f = 0, where it starts.
+#: Nugget for variational methods. With a tenth of it, a network hardly leaves its start f = 0 under a periodic process.
 VARIATIONAL_NUGGET = 1e-2
-#: The function is judged, and its prior told, on [-EDGE, EDGE]: on the data and at so many uniform points.
+#: The function is scored on [-EDGE, EDGE]; measurement points are the data and uniform points there.
 EDGE, NUM_POINTS, NUM_GRID = 1.5, 100, 201
 CONFIG = Config(widths=(100, 100), num_chains=4, weight_sd=2.0, noise_sd=0.02, num_updates=6000, learning_rate=1e-2)
 
 
 def prepare(kernel: str, seed: int) -> tuple[Problem, tuple]:
     """The problem of a kernel and a seed, and keys for test targets, the fit and the scores."""
-    import tinygp
-
     key_data, *keys = jax.random.split(jax.random.key(seed), 4)
     x, y = (np.asarray(a) for a in sine(key_data, noise=NOISE))
     grid = np.linspace(-EDGE, EDGE, NUM_GRID, dtype=np.float32)[:, None]
     seen = (np.abs(grid[:, 0]) >= 0.5) & (np.abs(grid[:, 0]) <= 1.0)
-    prior = GPPrior(KERNELS[kernel](tinygp.kernels), nugget=NUGGET)
-    gp = GPFit(prior=prior, noise_variance=NOISE**2, losses=np.zeros(0), params={})
+    gp = known_gp(KERNELS[kernel](tinygp.kernels), NOISE, nugget=NUGGET)
     points = measurement.union(measurement.fixed(x), measurement.uniform(-EDGE, EDGE, NUM_POINTS))
     return Problem(x, y, grid, np.sin(2 * np.pi * grid[:, 0]), seen, gp, points, VARIATIONAL_NUGGET), tuple(keys)
 
@@ -53,10 +50,10 @@ def run(job: Job[Config]) -> dict:
 
 
 EXPERIMENT = Experiment(
-    summary="A sine seen on both sides of a gap, under processes of other kernels: what each method takes of them.",
+    summary="A sine observed on both sides of a gap, under processes with different kernels.",
     run=run,
     config=CONFIG,
-    methods=tuple(method for method in METHODS if method != "svgp"),  # which trains a kernel of its own
+    methods=tuple(method for method in METHODS if method != "svgp"),  # svgp trains its own kernel
     defaults=("gp", "gfsvi"),
     datasets=tuple(KERNELS),
     minutes=2,

@@ -1,52 +1,48 @@
-"""Langevin dynamics of the weights of ever wider networks, beside Langevin dynamics of functions."""
+"""Langevin dynamics of the weights of wider and wider networks, compared with Langevin dynamics of functions."""
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from numpyro import handlers
 
 from numpyro_fspace import metrics
-from numpyro_fspace.experiments.catalog import Experiment, Job, Settings, check_activation
-from numpyro_fspace.experiments.network_laws import BIAS, SCORES, gaussian_score, infinite_kernels, root
-from numpyro_fspace.model import fan_in, random_module
+from numpyro_fspace.experiments.catalog import Experiment, Job, Settings
+from numpyro_fspace.experiments.figures import with_curves
+from numpyro_fspace.experiments.langevin_dynamics import NOISE, data, function_dynamics, simulate, weight_dynamics
+from numpyro_fspace.experiments.network_priors import SCORES, Architecture, gaussian_score, infinite_kernels
+from numpyro_fspace.experiments.networks import check_activation
 
 __all__ = ["EXPERIMENT", "LangevinConfig"]
 
 WIDTHS = (20, 50, 100, 200, 500)
 #: Number of data and layers by the name of a data set.
 PROBLEMS = {"n3_depth2": (3, 2), "n3_depth3": (3, 3), "n7_depth2": (7, 2), "n7_depth3": (7, 3)}
-#: Variance of the observations' noise; the point at which the law of f is looked at beside the data.
-NOISE, BETWEEN = 0.01, 0.25
+#: A point between the data, at which the distribution of f is compared too.
+BETWEEN = 0.25
 GRID = np.linspace(-3.0, 3.0, 61, dtype=np.float32)[:, None]
 #: Iterations whose bands are kept, and the level of the bands: the paper's 80 %.
 SHOWN, LEVEL = (10, 100, 1000), 0.8
-#: The rate is told by the iterations until the discrepancy has fallen by this factor.
+#: The convergence rate is measured by the iterations until the discrepancy has fallen by this factor.
 TENTH = 10.0
-#: Weights, in millions, whose chains run side by side.
-MILLIONS = 0.5
 
 
 @dataclass(frozen=True)
 class LangevinConfig(Settings):
-    """Every number of a run.
+    """Settings of a run.
 
     Attributes:
-        num_chains, num_iterations: of MALA.
-        step_size: times 1/(N · width) for weights, 1/N for functions.
-        activation: of the hidden units, a name in ``jax.nn``. The paper names none; its step is too long for relu.
+        num_chains, num_iterations: chains and iterations of MALA.
+        step_size: multiplied by 1/(N · width) for weights and by 1/N for functions.
+        activation: activation of the hidden units, a name in ``jax.nn``. The paper does not name one; its step size is
+            too large for relu.
         score: ``"mixture"``, exact up to Monte Carlo error, or ``"spectral"``, estimated from draws of the function.
-        num_units: random hidden units of a layer, of all the networks together that the prior's score is made of: the
-            narrower a network the farther its law is from Gaussian, and the more of them are needed.
+        num_units: number of random hidden units in a layer of all networks together, from which the score of the prior
+            is computed. The prior of a narrow network is farther from Gaussian, which takes more random networks.
     """
 
     QUICK: ClassVar[Mapping[str, object]] = {"num_chains": 100, "num_iterations": 100, "num_units": 200_000}
@@ -64,33 +60,15 @@ class LangevinConfig(Settings):
             raise ValueError(f"score={self.score!r} is unknown; choose from {', '.join(SCORES)}.")
 
 
-class Dynamics(NamedTuple):
-    """A Langevin dynamics with its Metropolis test.
-
-    Attributes:
-        start: ``key -> position``, a draw of the prior.
-        log_density: ``position -> log p``, up to a constant.
-        values: ``(position, x) -> f(x)`` at inputs among the data, ``BETWEEN`` and ``GRID``.
-        step_size: ε.
-        size: number of coordinates.
-    """
-
-    start: Callable
-    log_density: Callable
-    values: Callable
-    step_size: float
-    size: int
-
-
 def run(job: Job[LangevinConfig]) -> dict:
     """Chains of the Metropolis-adjusted Langevin algorithm on weights or functions, from draws of the prior.
 
-    ``"weight100"`` runs on the weights of a network of width 100, ``"function"`` on the values of the function, under
-    the Gaussian process that the network's law tends to and with the tangent kernel's limit as metric. ``ksd`` is the
-    root of the kernelised Stein discrepancy, at the end, between the chains' values of f at the data and one point
-    more, and their posterior *for this width*; ``ksd_floor`` the root of what as many draws of that posterior would
-    give on average; ``tenth`` the iterations after which it is a tenth of what it was at the start. ``w2_gp`` compares
-    the law of f on [-3, 3] with the exact posterior at infinite width.
+    ``"weight100"`` samples the weights of a network of width 100. ``"function"`` samples the values of the function,
+    under the Gaussian process that is the limit of the network's prior and with the limit of the tangent kernel as
+    metric. ``ksd`` is the root of the final kernelized Stein discrepancy between the chains' values of f, at the data
+    and one more point, and their posterior *for this width*. ``ksd_floor`` is the root of its mean for as many exact
+    draws of that posterior, and ``tenth`` is the number of iterations until it has fallen to a tenth of its initial
+    value. ``w2_gp`` compares the distribution of f on [-3, 3] with the exact posterior at infinite width.
     """
     config = job.config
     num, depth = PROBLEMS[job.dataset]
@@ -100,19 +78,17 @@ def run(job: Job[LangevinConfig]) -> dict:
     limit = infinite_kernels(np.concatenate([at, GRID]), depth, config.activation)
     width = None if job.method == "function" else int(job.method.removeprefix("weight"))
     start = time.perf_counter()
-    if width is None:
+    network = None if width is None else Architecture(depth, width, config.activation)
+    if network is None:
         dynamics = function_dynamics(limit, y, config.step_size)
     else:
-        dynamics = weight_dynamics(x, y, depth, width, config)
+        dynamics = weight_dynamics(x, y, network, config.step_size)
     iterations = recorded(config.num_iterations)
     f, acceptance = simulate(dynamics, np.concatenate([at, GRID]), iterations, config.num_chains, key_run)
     seconds = time.perf_counter() - start
     kernel = limit[0][: num + 1, : num + 1]
     exact_mean, exact_sd, axes = _exact(limit[0], y)
-    if width is None:
-        score = gaussian_score(kernel)
-    else:
-        score = SCORES[config.score](key_score, at, depth, width, config.activation, config.num_units)
+    score = SCORES[config.score](key_score, at, network, config.num_units) if network else gaussian_score(kernel)
     discrepancies, floors = [], []
     for values in np.asarray(f[:, :, : num + 1], np.float64):
         whole = score(values)
@@ -146,14 +122,6 @@ def run(job: Job[LangevinConfig]) -> dict:
     }
 
 
-def data(key, num: int) -> tuple[np.ndarray, np.ndarray]:
-    """The paper's N points, two thirds of them on [-2.5, -.5] and the rest on [1, 2]; y with noise of variance .01."""
-    first = 2 * num // 3
-    x = np.concatenate([np.linspace(-2.5, -0.5, first), np.linspace(1.0, 2.0, num - first)])
-    y = x * np.sin(1.5 * x) + 0.125 * x**3 + np.sqrt(NOISE) * np.asarray(jax.random.normal(key, x.shape))
-    return x[:, None].astype(np.float32), y.astype(np.float32)
-
-
 def recorded(num_iterations: int) -> list[int]:
     """0, 1, 2, 3, 5, 10, 20, 30, 50, … and the last."""
     some = {0, num_iterations}
@@ -161,104 +129,8 @@ def recorded(num_iterations: int) -> list[int]:
     return sorted(i for i in some if i <= num_iterations)
 
 
-# ---- dynamics --------------------------------------------------------------------------------------------------------
-
-
-def simulate(dynamics: Dynamics, x, iterations: Sequence[int], num_chains: int, key):
-    """f at x after each of the iterations, [I, C, M], and the mean acceptance probability."""
-    import blackjax
-
-    kernel = blackjax.mala(dynamics.log_density, dynamics.step_size)
-    x = jnp.asarray(x)
-
-    def chain(key):
-        key_start, key_run = jax.random.split(key)
-        state = kernel.init(dynamics.start(key_start))
-
-        def step(i, carry):
-            state, total = carry
-            state, info = kernel.step(jax.random.fold_in(key_run, i), state)
-            return state, total + info.acceptance_rate
-
-        def several(carry, ends):
-            carry = jax.lax.fori_loop(*ends, step, carry)
-            return carry, dynamics.values(carry[0].position, x)
-
-        first, ends = dynamics.values(state.position, x), (jnp.asarray(iterations[:-1]), jnp.asarray(iterations[1:]))
-        (_, total), rest = jax.lax.scan(several, (state, jnp.zeros(())), ends)
-        return jnp.concatenate([first[None], rest]), total / iterations[-1]
-
-    together = max(1, min(num_chains, int(MILLIONS * 1e6 / dynamics.size)))
-    run_chains = jax.jit(lambda keys: jax.lax.map(chain, keys, batch_size=together))
-    f, acceptance = jax.device_get(run_chains(jax.random.split(key, num_chains)))
-    return np.moveaxis(f, 0, 1), acceptance.mean()
-
-
-def weight_dynamics(x, y, depth: int, width: int, config: LangevinConfig) -> Dynamics:
-    """Langevin dynamics of a network's weights under the paper's priors, N(0, 1/fan-in) and N(0, .1) for biases."""
-    layers = (1, *(width,) * (depth - 1), 1)
-    activation = getattr(jax.nn, config.activation)
-
-    def init(key, input_shape):
-        return [{"weight": jnp.zeros((a, b)), "bias": jnp.zeros(b)} for a, b in itertools.pairwise(layers)]
-
-    def model(x, y):
-        network = (init, lambda weights, x: forward(weights, x, activation)[:, 0])
-        f = random_module("net", network, input_shape=1, prior=prior)
-        with numpyro.plate("data", len(x)):
-            numpyro.sample("y", dist.Normal(f(x), NOISE**0.5), obs=y)
-        return f
-
-    def draw(key):
-        trace = handlers.trace(handlers.seed(model, key)).get_trace(x, y)
-        return {name: site["value"] for name, site in trace.items() if name.startswith("net.")}
-
-    def values(weights, at):
-        return handlers.seed(handlers.substitute(model, weights), 0)(x, y)(at)
-
-    def log_density(weights):
-        return numpyro.infer.util.log_density(model, (x, y), {}, weights)[0]
-
-    size = sum(a * b + b for a, b in itertools.pairwise(layers))
-    return Dynamics(draw, log_density, values, config.step_size / (len(x) * width), size)
-
-
-def prior(path, shape):
-    """The paper's prior of a weight array."""
-    return dist.Normal(0.0, BIAS**0.5) if path.endswith("bias") else fan_in()
-
-
-def forward(layers, x, activation):
-    """The network's output, linear in the last layer."""
-    for layer in layers[:-1]:
-        x = activation(x @ layer["weight"] + layer["bias"])
-    return x @ layers[-1]["weight"] + layers[-1]["bias"]
-
-
-def function_dynamics(limit, y, step_size: float) -> Dynamics:
-    """Langevin dynamics of f at M inputs, the data first, under N(0, K) and with the tangent kernel Θ as metric.
-
-    With f = A u, A Aᵀ = Θ, this is plain Langevin dynamics of u, as in the paper's example 2.1.
-    """
-    kernel, tangent = (root(matrix) for matrix in limit)
-    precision = tangent.T @ np.linalg.solve(kernel @ kernel.T, tangent)
-    outward, start = jnp.asarray(tangent, jnp.float32), jnp.asarray(np.linalg.solve(tangent, kernel), jnp.float32)
-    precision, y = jnp.asarray(precision, jnp.float32), jnp.asarray(y)
-
-    def log_density(u):
-        return -0.5 * (u @ precision @ u + jnp.sum((outward[: len(y)] @ u - y) ** 2) / NOISE)
-
-    return Dynamics(
-        lambda key: start @ jax.random.normal(key, (len(start),)),
-        log_density,
-        lambda u, x: outward @ u,
-        step_size / len(y),
-        len(start),
-    )
-
-
 def _exact(kernel, y):
-    """Mean and sd of f under the Gaussian process posterior, the data first, and a root at the data and one point."""
+    """Mean and sd of f under the GP posterior, the data first, and a root of its covariance at the first points."""
     num = len(y)
     gain = np.linalg.solve(kernel[:num, :num] + NOISE * np.eye(num), kernel[:num]).T
     covariance = kernel - gain @ kernel[:num]
@@ -266,16 +138,11 @@ def _exact(kernel, y):
     return gain @ y, np.sqrt(np.maximum(np.diagonal(covariance), 0.0)), np.linalg.cholesky(few)
 
 
-# ---- picture ---------------------------------------------------------------------------------------------------------
-
-
 def picture(records):
-    """A row for each data set: the discrepancy against iterations, and the bands after three of them, by method."""
+    """A row for each data set: the discrepancy against iterations, and bands of f after three of them, by method."""
     import matplotlib.pyplot as plt
 
-    records = [line for line in records if line.get("curves")]
-    if not records:
-        raise ValueError("no record holds curves to draw; make some with fspace run ... --out FILE.")
+    records = with_curves(records)
     datasets = list(dict.fromkeys(line["dataset"] for line in records))
     methods = [method for method in EXPERIMENT.methods if any(line["method"] == method for line in records)]
     shades = plt.get_cmap("viridis")(np.linspace(0.0, 0.85, len(WIDTHS)))
@@ -306,7 +173,7 @@ def _draw(axes, curves, color, label, *, dashed):
 
 
 EXPERIMENT = Experiment(
-    summary="Langevin dynamics of weights, for ever wider networks, beside Langevin dynamics of functions.",
+    summary="Langevin dynamics of the weights of wider and wider networks, compared with those of functions.",
     run=run,
     config=LangevinConfig(),
     methods=("function", *(f"weight{width}" for width in WIDTHS)),

@@ -1,16 +1,22 @@
-"""The methods that experiments compare, by name: one model in, a posterior of its function at new inputs out."""
+"""The methods that experiments compare, by name: they fit a model and return the posterior of its function."""
 
 from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import numpy as np
+import optax
+from numpyro.infer import NUTS, SVI, RenyiELBO, Trace_ELBO
+from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from numpyro_fspace.baselines import ensemble, fit_svgp, laplace
-from numpyro_fspace.experiments.regression import Config, FunctionPosterior, build_model
+from numpyro_fspace.experiments.function_posterior import FunctionPosterior
+from numpyro_fspace.experiments.regression import Config, build_model
 from numpyro_fspace.mcmc import MCMC, SGHMC, SGLD, Warmup, fSGHMC, fSGLD, report
 from numpyro_fspace.model import init_to_network
 from numpyro_fspace.posterior import predict
@@ -32,8 +38,8 @@ from numpyro_fspace.variational import (
 __all__ = ["KERNELS", "METHODS", "VARIATIONAL", "VARIATIONAL_NUGGET", "driver", "fit", "sampler", "works_by_draws"]
 
 KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
-#: Divergences of the functional bound; None is NumPyro's own bound, against the prior of the weights.
-DIVERGENCES = {
+#: Divergences of the functional bound; None means NumPyro's bound, with the KL to the prior of the weights.
+DIVERGENCES: dict[str, Callable | None] = {
     "gfsvi": RegularizedKL(),
     "tfsvi": PushforwardKL(),
     "gwi": Wasserstein2(),
@@ -42,65 +48,74 @@ DIVERGENCES = {
     "ifbnn": BridgeWasserstein(),
     "bbb": None,
 }
-#: Divergences of the V-stages of the hybrid.
-HYBRIDS = {"fvimc": Wasserstein1(), "fvimc_kl": RegularizedKL()}
-#: Methods whose divergence stands for the prior of the weights.
+#: Divergences of the V-stages of FVIMC.
+HYBRIDS: dict[str, Callable | None] = {"fvimc": Wasserstein1(), "fvimc_kl": RegularizedKL()}
+#: Methods whose divergence replaces the prior of the weights.
 VARIATIONAL = (*DIVERGENCES, *HYBRIDS)
-#: Nugget of their functional prior, in variances of the process: there the functional prior alone decides, and a
-#: network may stray from the process as little as float32 allows.
+#: Nugget of their functional prior, relative to the variance of the process. These methods have no other prior, so that
+#: the nugget is as small as float32 allows.
 VARIATIONAL_NUGGET = 1e-3
 METHODS = (*KERNELS, "nuts", *VARIATIONAL, "laplace", "ensemble", "vip", "svgp", "gp")
-#: Test inputs at which a run's report looks.
+#: Maximum number of test inputs in the report of a run.
 MAX_REPORTED = 100
 #: Trees of NUTS have at most 2^8 - 1 steps.
 NUTS_DEPTH = 8
-#: V- and M-stages of the hybrid; share of its gradients that the M-stages take; gradient steps of a draw there, few,
-#: as its T-stages learn from the draws.
+#: FVIMC: number of V- and M-stages; share of the gradients that M-stages take; gradient steps of a draw, which are few
+#: because T-stages need many draws.
 NUM_STAGES, SAMPLING_SHARE, HYBRID_STEPS = 5, 0.4, 4
-#: Members of an ensemble; functions that an implicit process combines (the paper's number); inducing points.
+#: Members of an ensemble; functions of an implicit process (the paper's number); inducing points.
 NUM_MEMBERS, NUM_FUNCTIONS, NUM_INDUCING = 10, 20, 100
-#: Initial sd of the weights under the guide, for a divergence by draws: a narrow law's spread hardly moves it.
+#: Initial sd of the weights for divergences estimated from draws, which hardly depend on a smaller spread.
 WIDE_START = 0.1
+
+
+class _Task(NamedTuple):
+    """What an engine needs to fit a method; ``build(config, functional=...)`` makes the model."""
+
+    method: str
+    config: Config
+    build: Callable
+    data: tuple
+    key: jax.Array
+    progress: bool
 
 
 def fit(
     method: str,
     config: Config,
     gp: GPFit,
-    points,
-    x,
-    y,
+    data: tuple,
     x_new,
-    key,
     *,
+    points=None,
+    key=None,
     build=build_model,
-    progress: bool = False,
+    progress=False,
 ) -> FunctionPosterior:
-    """Fit ``method``, one of ``METHODS``, to (x, y) and give its posterior of the function at ``x_new``.
+    """Fit ``method``, one of ``METHODS``, to data and return its posterior of the function at ``x_new``.
 
     Args:
-        method: its name.
-        config: every number of the run.
-        gp: the trained GP: functional prior, units of the inputs, center of the noise's prior.
-        points: measurement points.
-        x, y: training data.
-        x_new: where the posterior is wanted.
-        key: of the run; None for ``"gp"``.
+        method: name of the method.
+        config: settings of the run.
+        gp: the trained GP: functional prior, units of the inputs, center of the noise prior.
+        data: x and y.
+        x_new: inputs of the posterior.
+        points: measurement points; not needed for ``"gp"``.
+        key: key of the run; not needed for ``"gp"``.
         build: ``(config, gp, points, functional=...) -> model``.
-        progress: show a progress bar.
+        progress: whether to show a progress bar.
     """
     if method == "gp":
-        return _condition(gp, x, y, x_new)
+        return _condition(gp, data, x_new)
     if method == "svgp":
-        return _sparse(config, x, y, x_new, key)
-    build = functools.partial(build, gp=gp, points=points)
-    data = (x, y)
+        return _sparse(config, data, x_new, key)
+    task = _Task(method, config, functools.partial(build, gp=gp, points=points), data, key, progress)
     if method in (*KERNELS, "nuts"):
-        return _sample(method, config, build, data, x_new, key, progress)
+        return _sample(task, x_new)
     start = time.perf_counter()
     key_fit, key_predict = jax.random.split(key)
     engine = _ENGINES.get(method) or (_hybrid if method in HYBRIDS else _optimize)
-    posterior, name, num_gradients = engine(method, config, build, data, key_fit, progress)
+    posterior, name, num_gradients = engine(task._replace(key=key_fit))
     seconds = time.perf_counter() - start
     f = _squeeze(predict(posterior, key_predict, x_new, inputs=x_new)[name])
     sigma = posterior.samples.get("sigma")
@@ -116,12 +131,12 @@ def fit(
 
 
 def _squeeze(f):
-    """[S, N] of a function with one output, [S, N, K] of others."""
+    """Draws [S, N] of a function with one output, [S, N, K] of any other."""
     return f[..., 0] if f.ndim == 3 and f.shape[-1] == 1 else f
 
 
 def sampler(method, model, config):
-    """The kernel of a name, with what a config sets and else its own defaults."""
+    """The kernel of a method with the settings of a config; settings that are None keep the kernel's defaults."""
     names = ["num_steps", "step_size"] + ["friction"] * issubclass(KERNELS[method], SGHMC)
     settings = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
     preconditioner = getattr(preconditioners, config.preconditioner)()
@@ -130,7 +145,7 @@ def sampler(method, model, config):
 
 
 def driver(kernel, config, *, progress: bool = False) -> MCMC:
-    """The chains of a config, vectorized."""
+    """``MCMC`` with the chains of a config, vectorized."""
     return MCMC(
         kernel,
         num_warmup=config.num_warmup,
@@ -141,9 +156,8 @@ def driver(kernel, config, *, progress: bool = False) -> MCMC:
     )
 
 
-def _sample(method, config, build, data, x_new, key, progress):
-    from numpyro.infer import NUTS
-
+def _sample(task: _Task, x_new):
+    method, config, build, data, key, progress = task
     start = time.perf_counter()
     model = build(config, functional=method in ("fsgld", "fsghmc", "nuts"))
     is_nuts = method == "nuts"
@@ -174,14 +188,13 @@ def _sample(method, config, build, data, x_new, key, progress):
     )
 
 
-# Each of the following gives a Posterior, the name of its function and its number of gradients.
+# Each of the following functions returns a Posterior, the name of its function and the number of gradients.
 
 
-def _optimize(method, config, build, data, key, progress):
-    from numpyro.infer import SVI, Trace_ELBO
-
+def _optimize(task: _Task):
+    method, config, build, data, key, progress = task
     divergence = DIVERGENCES[method]
-    # The divergence stands for the weights' prior, which the functional prior then need not take into account.
+    # The divergence replaces the prior of the weights, so there is nothing to calibrate the functional prior to.
     config = replace(config, calibrated=False, learned_prior=method == "ifbnn")
     model = build(config, functional=divergence is not None)
     loss = Trace_ELBO() if divergence is None else FunctionalELBO(divergence)
@@ -192,8 +205,9 @@ def _optimize(method, config, build, data, key, progress):
     return posterior, "net" if divergence is None else "f", config.num_updates
 
 
-def _hybrid(method, config, build, data, key, progress):
-    """As many gradients as a variational method takes, shared by the stages."""
+def _hybrid(task: _Task):
+    """FVIMC, whose stages share the number of gradients of a variational method."""
+    method, config, build, data, key, progress = task
     model = build(replace(config, calibrated=False), functional=True)
     num_sampling = NUM_STAGES // 2
     num_updates = max(1, round((1.0 - SAMPLING_SHARE) * config.num_updates / (NUM_STAGES - num_sampling)))
@@ -216,36 +230,30 @@ def _hybrid(method, config, build, data, key, progress):
 
 
 def _for_modes(config):
-    """The scale of the weights held: the joint mode of a scale and its weights is where both are zero."""
+    """The config with a fixed scale of the weights, because the joint mode of a scale and its weights is at zero."""
     return replace(config, weight_scale_sd=0.0)
 
 
-def _laplace(method, config, build, data, key, progress):
-    model = build(_for_modes(config), functional=False)
+def _laplace(task: _Task):
+    model, config = task.build(_for_modes(task.config), functional=False), task.config
     settings = {"num_updates": config.num_updates, "num_samples": config.num_samples}
-    return laplace(model, key, *data, **settings), "net", config.num_updates
+    return laplace(model, task.key, *task.data, **settings), "net", config.num_updates
 
 
-def _ensemble(method, config, build, data, key, progress):
-    model = build(_for_modes(config), functional=False)
-    found = ensemble(model, key, *data, num_members=NUM_MEMBERS, num_updates=config.num_updates)
-    return found, "net", NUM_MEMBERS * config.num_updates
+def _ensemble(task: _Task):
+    model, num_updates = task.build(_for_modes(task.config), functional=False), task.config.num_updates
+    members = ensemble(model, task.key, *task.data, num_members=NUM_MEMBERS, num_updates=num_updates)
+    return members, "net", NUM_MEMBERS * num_updates
 
 
-def _implicit(method, config, build, data, key, progress):
-    from numpyro.infer import SVI, RenyiELBO
-    from numpyro.infer.autoguide import AutoMultivariateNormal
-
-    model = build(replace(config, learned_prior=True, num_functions=NUM_FUNCTIONS), functional=False)
-    svi = SVI(
-        model,
-        AutoMultivariateNormal(model),
-        _adam(config, config.num_updates),
-        RenyiELBO(alpha=0.5, num_particles=8),
-    )
-    key_run, key_draws = jax.random.split(key)
-    params = svi.run(key_run, config.num_updates, *data, progress_bar=progress).params
-    posterior = svi_posterior(svi, params, key_draws, *data, num_samples=config.num_samples)
+def _implicit(task: _Task):
+    config = replace(task.config, learned_prior=True, num_functions=NUM_FUNCTIONS)
+    model = task.build(config, functional=False)
+    optimizer, loss = _adam(config, config.num_updates), RenyiELBO(alpha=0.5, num_particles=8)
+    svi = SVI(model, AutoMultivariateNormal(model), optimizer, loss)
+    key_run, key_draws = jax.random.split(task.key)
+    params = svi.run(key_run, config.num_updates, *task.data, progress_bar=task.progress).params
+    posterior = svi_posterior(svi, params, key_draws, *task.data, num_samples=config.num_samples)
     return posterior, "net", config.num_updates
 
 
@@ -253,7 +261,7 @@ _ENGINES = {"laplace": _laplace, "ensemble": _ensemble, "vip": _implicit}
 
 
 def works_by_draws(method: str) -> bool:
-    """Whether a method's divergence compares draws of functions, not Gaussian laws."""
+    """Whether the divergence of a method is estimated from draws of functions."""
     return not getattr((DIVERGENCES | HYBRIDS).get(method), "linearized", True)
 
 
@@ -263,22 +271,20 @@ def _guide(method):
 
 
 def _adam(config, num_updates):
-    import optax
-
     return optax.adam(optax.cosine_decay_schedule(config.learning_rate, num_updates))
 
 
-def _sparse(config, x, y, x_new, key):
+def _sparse(config, data, x_new, key):
     start = time.perf_counter()
-    found = fit_svgp(None, x, y, key=key, num_inducing=NUM_INDUCING, num_steps=config.num_updates // 5)
+    found = fit_svgp(None, *data, key=key, num_inducing=NUM_INDUCING, num_steps=config.num_updates // 5)
     mean, variance = found.predict(x_new)
     sd, sigma = np.sqrt(variance), np.sqrt(found.noise_variance)
     return FunctionPosterior(None, sigma, mean, sd, time.perf_counter() - start, config.num_updates // 5, 0)
 
 
-def _condition(gp, x, y, x_new):
+def _condition(gp, data, x_new):
     start = time.perf_counter()
-    mean, variance = gp.predict(x, y, x_new)
+    mean, variance = gp.predict(*data, x_new)
     sd = np.sqrt(np.maximum(np.asarray(variance) - gp.noise_variance, 0.0))
     sigma = np.sqrt(gp.noise_variance)
     return FunctionPosterior(None, sigma, np.asarray(mean), sd, time.perf_counter() - start, 0, 0)

@@ -12,13 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import tinygp
+from flax import linen as nn
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import load_drifters
-from numpyro_fspace.experiments.catalog import Experiment, Job, hidden_layers
+from numpyro_fspace.experiments.catalog import Experiment, Job
+from numpyro_fspace.experiments.figures import with_curves
+from numpyro_fspace.experiments.function_posterior import convergence, density_scores
 from numpyro_fspace.experiments.methods import fit
-from numpyro_fspace.experiments.regression import Config, density_scores, random_functions
-from numpyro_fspace.posterior.diagnostics import function_diagnostics
+from numpyro_fspace.experiments.networks import hidden_layers
+from numpyro_fspace.experiments.regression import Config, random_functions
 from numpyro_fspace.priors import GPFit, GPPrior, Helmholtz, fit_gp
 
 if TYPE_CHECKING:
@@ -26,22 +30,22 @@ if TYPE_CHECKING:
 
 __all__ = ["EXPERIMENT", "velocity_network"]
 
-#: Where the marginal likelihood is climbed from: variances of the two parts of the velocity, (m/s)², lengthscales in
+#: Initial parameters of the marginal likelihood: variances of the two parts of the velocity in (m/s)², lengthscales in
 #: degrees, variance of the noise.
 START = {"potential": 0.01, "potential_scale": 1.0, "stream": 0.03, "stream_scale": 1.0}
 START_NOISE = 0.02
-#: Panels in a row of the picture; size of a panel in inches.
+#: Number of panels in a row of the picture; size of a panel in inches.
 NUM_COLUMNS, PANEL = 4, (3.4, 1.9)
-#: Longitudes and latitudes of the measurement points, 160 in all as in the paper, on a grid over the sea.
+#: Numbers of longitudes and latitudes of the measurement points, which are 160 as in the paper.
 NUM_POINTS = (16, 10)
 
 
 @dataclass(frozen=True)
 class OceanConfig(Config):
-    """Every number of a run: those of ``Config``, for a network of two potentials.
+    """Settings of a run: those of ``Config``, for two networks, the potential and the stream function.
 
     Attributes:
-        nugget: of the functional prior, in variances of the process.
+        nugget: nugget of the functional prior, relative to the variance of the process.
     """
 
     QUICK: ClassVar[Mapping[str, object]] = {**Config.QUICK, "num_gp_steps": 200, "num_chains": 1, "num_warmup": 200}
@@ -63,8 +67,6 @@ CONFIG = OceanConfig(
 
 def kernel(params: Mapping) -> Helmholtz:
     """Squared exponentials; ``potential`` and ``stream`` are the variances of a component of their parts of f."""
-    import tinygp
-
     parts = []
     for name in ("potential", "stream"):
         lengthscale = params[f"{name}_scale"]
@@ -74,7 +76,7 @@ def kernel(params: Mapping) -> Helmholtz:
 
 @lru_cache(maxsize=1)
 def prepare(num_gp_steps: int):
-    """The data and the GP trained on them; remembered for the next method."""
+    """The data and the GP trained on them, cached for the next method."""
     data = load_drifters()
     gp = fit_gp(kernel, data.x, data.y, params=START, noise_variance=START_NOISE, num_steps=num_gp_steps)
     return data, gp
@@ -84,13 +86,11 @@ def velocity_network(config: Config, center, lengthscale: float, speed: float):
     """``(init, apply)`` of s (grad Φ + rot Ψ)((x - c) / ℓ), Φ and Ψ networks, for ``fs.random_module``.
 
     Args:
-        config: hidden widths and activation of either network.
+        config: hidden widths and activation of both networks.
         center: c [2], in degrees.
         lengthscale: ℓ in degrees, the unit of the networks' inputs.
         speed: s in m/s, the unit of their slopes.
     """
-    from flax import linen as nn
-
     network = nn.Sequential([*hidden_layers(config), nn.Dense(1)])
 
     def init(key, shape):
@@ -113,7 +113,7 @@ def velocity_network(config: Config, center, lengthscale: float, speed: float):
 
 
 def _build(config: Config, gp: GPFit, points, *, functional: bool):
-    """The two networks, a log-normal noise prior and, if ``functional``, the trained GP as prior on their field."""
+    """A model of the two networks with a log-normal noise prior and, if ``functional``, the trained GP as prior."""
     speed = float(np.sqrt(gp.params["potential"] + gp.params["stream"]))
     center = np.asarray(points(jax.random.key(0))).mean(0)
     network = velocity_network(config, center, float(gp.params["stream_scale"]), speed)
@@ -132,34 +132,28 @@ def _build(config: Config, gp: GPFit, points, *, functional: bool):
 def run(job: Job[OceanConfig]) -> dict:
     """A method on the twenty drifters, scored at the 544 mean currents.
 
-    ``mse`` and ``rmse`` are over both components, in m/s; ``gibbs`` is the mean log density of a component over draws
-    and points (the paper's expected log-likelihood) and ``lpd`` that of the mixture over draws, in nats; ``w2_gp`` is
-    the mean distance of the components' laws to the exact GP's.
+    ``mse`` and ``rmse`` are over both components, in m/s. ``gibbs`` is the mean log density of a component over draws
+    and points (the paper's expected log-likelihood), and ``lpd`` is that of the mixture over draws, in nats. ``w2_gp``
+    is the mean distance of the components to those of the exact GP.
     """
     config = job.config
     data, gp = prepare(config.num_gp_steps)
     variance = float(gp.params["potential"] + gp.params["stream"])
     gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=config.nugget * variance, num_outputs=2))
-    exact = fit("gp", config, gp, None, data.x, data.y, data.grid, None)
+    exact = fit("gp", config, gp, (data.x, data.y), data.grid)
     posterior = exact
     key_fit, key_scores = jax.random.split(jax.random.key(job.seed))
     if job.method != "gp":
-        points = measurement.fixed(_lattice(data.grid))
-        posterior = fit(
-            job.method, config, gp, points, data.x, data.y, data.grid, key_fit, build=_build, progress=job.progress
-        )
-    found = function_diagnostics(_flat(posterior.f)) if posterior.is_chain else None
+        settings = {"points": measurement.fixed(_lattice(data.grid)), "key": key_fit, "build": _build}
+        posterior = fit(job.method, config, gp, (data.x, data.y), data.grid, progress=job.progress, **settings)
     result = density_scores(posterior, data.currents, key_scores)
     return {
         **result,
         "mse": result["rmse"] ** 2,
         "w2_gp": metrics.gaussian_w2(*(a.ravel() for a in (*_moments(posterior), *_moments(exact)))),
         "sigma": float(np.mean(np.asarray(posterior.sigma))),
-        "rhat_max": found and found.max_rhat,
-        "ess_min": found and found.min_ess,
-        "seconds": posterior.seconds,
-        "num_gradients": posterior.num_gradients,
-        "num_diverging": posterior.num_diverging,
+        **convergence(posterior),
+        **posterior.cost,
         "curves": {
             "mean": posterior.f_mean,
             "grid": data.grid,
@@ -172,14 +166,9 @@ def run(job: Job[OceanConfig]) -> dict:
 
 
 def _lattice(grid) -> np.ndarray:
-    """The measurement points: a lattice over the box of the grid."""
+    """The measurement points: a lattice over the bounding box of the grid."""
     axes = [np.linspace(low, high, num) for low, high, num in zip(grid.min(0), grid.max(0), NUM_POINTS, strict=True)]
     return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
-
-
-def _flat(f):
-    """Draws with one axis for places and components."""
-    return f.reshape(*f.shape[:-2], -1)
 
 
 def _moments(posterior):
@@ -187,18 +176,16 @@ def _moments(posterior):
 
 
 def picture(records: Sequence[Mapping]) -> Figure:
-    """The mean field of each method, beside the truth, and its squared error beneath; one record for each method.
+    """The truth, and the mean field of each method with its squared error below, from one record for each method.
 
     Raises:
-        ValueError: if no record has curves.
+        ValueError: no record has curves.
     """
     import matplotlib.pyplot as plt
 
-    first = {line["method"]: line for line in reversed(records) if line.get("curves")}
-    fields = {line["method"]: line["curves"] for line in records if first.get(line["method"]) is line}
-    if not fields:
-        raise ValueError("no record holds curves to draw; make some with fspace run ocean --out FILE.")
-    fields = {name: {k: np.array(v) for k, v in curves.items()} for name, curves in fields.items()}
+    fields: dict = {}
+    for line in with_curves(records):
+        fields.setdefault(line["method"], {name: np.array(curve) for name, curve in line["curves"].items()})
     truth = next(iter(fields.values()))
     fields = {"currents and drifters": truth | {"mean": truth["currents"]}, **fields}
     errors = [((field["mean"] - field["currents"]) ** 2).sum(-1).reshape(field["shape"]) for field in fields.values()]

@@ -1,4 +1,4 @@
-"""One-dimensional regression under a GP prior: a method's function beside the exact posterior."""
+"""One-dimensional regression under a GP prior, compared with the exact posterior."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.experiments.catalog import Job
+from numpyro_fspace.experiments.function_posterior import Z90, convergence, scores
 from numpyro_fspace.experiments.methods import VARIATIONAL, VARIATIONAL_NUGGET, fit
-from numpyro_fspace.experiments.regression import Config, scores
+from numpyro_fspace.experiments.regression import Config
 from numpyro_fspace.model.measurement import PointSampler
-from numpyro_fspace.posterior.diagnostics import function_diagnostics
 from numpyro_fspace.priors import GPFit, GPPrior
 
 __all__ = ["COLUMNS", "Problem", "judge", "panel"]
 
-#: z of a Gaussian's central 90 % interval; draws in a picture.
-Z90, NUM_DRAWN = 1.6448536269514722, 5
-#: Of the table of records.
+#: Number of draws in a picture.
+NUM_DRAWN = 5
+#: Columns of the table of records.
 COLUMNS = {
     "rmse": "RMSE to the truth",
     "lpd": "lpd",
@@ -33,16 +33,16 @@ COLUMNS = {
 
 
 class Problem(NamedTuple):
-    """Data, the truth on a grid, and what is believed of the function.
+    """Data, the truth on a grid, and the prior of the function.
 
     Attributes:
         x, y: data [N, 1], [N].
-        grid: where the function is judged [G, 1].
-        truth: the noiseless function there [G].
-        seen: which of these lie among the data [G].
-        gp: the functional prior, and the true noise.
+        grid: inputs at which the function is scored [G, 1].
+        truth: the noiseless function on the grid [G].
+        seen: which points of the grid lie in the observed region [G].
+        gp: the functional prior and the true noise.
         points: measurement points.
-        nugget: of the functional prior under variational methods.
+        nugget: nugget of the functional prior for variational methods.
     """
 
     x: np.ndarray
@@ -56,36 +56,34 @@ class Problem(NamedTuple):
 
 
 def judge(problem: Problem, job: Job[Config], keys) -> dict:
-    """What a record says of a method.
+    """Fit a method and return the results of its record.
 
-    ``rmse``, ``lpd``, ``coverage90``, R-hat and ESS are those of the observed region, against the noiseless truth
-    (rmse) or fresh noisy targets (the others). ``sd_seen`` and ``sd_unseen`` are the mean posterior sd of f in the
-    observed region and beside it.
+    ``rmse``, ``lpd``, ``coverage90``, R-hat and ESS are those of the observed region, with the noiseless truth (rmse)
+    or fresh noisy targets (the others). ``sd_seen`` and ``sd_unseen`` are the mean posterior sd of f in the observed
+    region and outside of it.
 
     Args:
-        problem: what is to be learned.
-        job: by which method.
-        keys: of the test targets, the fit and the scores.
+        problem: the data and the prior.
+        job: the method and its settings.
+        keys: keys of the test targets, the fit and the scores.
     """
     config, (key_test, key_fit, key_scores) = job.config, keys
     x, y, grid, truth, seen, gp, points, nugget = problem
-    exact = fit("gp", config, gp, None, x, y, grid, None)
+    exact = fit("gp", config, gp, (x, y), grid)
     if job.method in VARIATIONAL:
         gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=nugget))
-    if job.method == "nuts":  # a density that does not change
+    if job.method == "nuts":  # NUTS needs a fixed density
         points = measurement.fixed(np.asarray(points(jax.random.key(0))))
-    posterior = fit(job.method, config, gp, points, x, y, grid, key_fit, progress=job.progress)
+    posterior = fit(job.method, config, gp, (x, y), grid, points=points, key=key_fit, progress=job.progress)
     y_test = truth + np.sqrt(gp.noise_variance) * np.asarray(jax.random.normal(key_test, truth.shape))
-    result = scores(_at(posterior, seen), y_test[seen], key_scores)
-    gp_result = scores(_at(exact, seen), y_test[seen], key_scores)
-    everywhere = None if posterior.f is None or posterior.report is None else function_diagnostics(posterior.f).max_rhat
+    result = scores(posterior.at(seen), y_test[seen], key_scores)
+    gp_result = scores(exact.at(seen), y_test[seen], key_scores)
+    everywhere = None if posterior.report is None else convergence(posterior)["rhat_max"]
     return {
         **result | {"rmse": metrics.rmse(truth[seen], posterior.f_mean[seen])},
         "rmse_raw": metrics.rmse(truth[seen], posterior.f_mean[seen]),
         "lpd_raw": result["lpd"],
-        "seconds": posterior.seconds,
-        "num_gradients": posterior.num_gradients,
-        "num_diverging": posterior.num_diverging,
+        **posterior.cost,
         "gp_rmse": metrics.rmse(truth[seen], exact.f_mean[seen]),
         "gp_lpd": gp_result["lpd"],
         "w2_gp": metrics.gaussian_w2(posterior.f_mean, posterior.f_sd**2, exact.f_mean, exact.f_sd**2),
@@ -100,14 +98,13 @@ def judge(problem: Problem, job: Job[Config], keys) -> dict:
 
 
 def _curves(posterior):
-    """Mean, central 90 % band and a few draws of the function; a Gaussian's band if it has no draws."""
+    """Mean, central 90 % band and, if there are any, a few draws of the function."""
+    low, high = posterior.band()
+    curves = {"mean": posterior.f_mean, "low": low, "high": high}
     if posterior.f is None:
-        width = Z90 * posterior.f_sd
-        return {"mean": posterior.f_mean, "low": posterior.f_mean - width, "high": posterior.f_mean + width}
+        return curves
     f = posterior.f.reshape(-1, posterior.f.shape[-1])
-    low, high = np.quantile(f, (0.05, 0.95), axis=0)
-    draws = f[np.linspace(0, len(f) - 1, NUM_DRAWN).astype(int)]
-    return {"mean": posterior.f_mean, "low": low, "high": high, "draws": draws}
+    return curves | {"draws": f[np.linspace(0, len(f) - 1, NUM_DRAWN).astype(int)]}
 
 
 def panel(ax, curves):
@@ -122,8 +119,3 @@ def panel(ax, curves):
     ax.plot(grid, curves["truth"], ":", color="black", lw=1.2, label="truth")
     ax.plot(curves["x"], curves["y"], "o", color="black", ms=4, mec="white", mew=0.6, label="data")
     ax.set(xlim=(grid[0], grid[-1]), ylim=(-4.0, 4.0))
-
-
-def _at(posterior, rows):
-    f = None if posterior.f is None else posterior.f[..., rows]
-    return posterior._replace(f=f, f_mean=posterior.f_mean[rows], f_sd=posterior.f_sd[rows])

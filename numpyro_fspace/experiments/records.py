@@ -1,4 +1,4 @@
-"""One run, one record: a flat JSON object, one per line of a file."""
+"""Records of runs: flat JSON objects, one per line of a file."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ KEYS = (
     "w2_gp",
     "version",
 )
-#: How a record begins.
+#: Possible first bytes of a record.
 STARTS = tuple(f'{{"{key}": '.encode() for key in ("experiment", "benchmark"))
 #: Significant digits of the numbers of a curve.
 CURVE_DIGITS = 4
 
 
 def record(**values) -> dict:
-    """A record with exactly ``KEYS`` (missing ones null, NaN null) and then whatever else is given.
+    """A record with all ``KEYS`` (missing values and NaN are null), followed by any other given values.
 
-    Arrays under ``curves``, a mapping, become lists of four significant digits.
+    Arrays in the mapping ``curves`` become lists of numbers with four significant digits.
     """
     from numpyro_fspace import __version__
 
@@ -64,7 +64,7 @@ def record(**values) -> dict:
 
 
 def run_of(line: Mapping) -> tuple:
-    """What tells the run of a record from other runs."""
+    """The values that identify the run of a record."""
     named = ("experiment", "dataset", "method", "split", "seed", "version")
     return (*(line.get(k) for k in named), json.dumps(line.get("config"), sort_keys=True))
 
@@ -78,23 +78,23 @@ def distinct(lines: Iterable[Mapping]) -> list:
 
 
 def check(path: str | Path):
-    """That records can be appended to the file ``path``, which is made if need be.
+    """Check that records can be appended to the file ``path``, which is created if it does not exist.
 
     Raises:
-        OSError: if it cannot be written to, or is no regular file.
-        ValueError: if it holds something else than records; it is left as it is.
+        OSError: it cannot be written, or it is not a regular file.
+        ValueError: it contains something other than records; it is not changed.
     """
     with _opened(path) as file:
         _parsed(file.read(), path)
 
 
 def write(line: Mapping, path: str | Path | None):
-    """Print a record, or append it to the file ``path``, where it is safe when this returns.
+    """Print a record, or append it to the file ``path`` and sync the file.
 
-    Processes that append to one file take turns. A last line that was cut short, by a writer that was killed, goes.
+    Processes that append to the same file take turns. An incomplete last line, left by a killed process, is removed.
 
     Raises:
-        OSError, ValueError: as ``check``; what the file held before is intact.
+        OSError, ValueError: as ``check``; the previous content of the file is not changed.
     """
     text = json.dumps(line)
     if path is None:
@@ -118,17 +118,17 @@ def write(line: Mapping, path: str | Path | None):
 
 
 def read(path: str | Path) -> list[dict]:
-    """The records of a file; a last line that was cut short is none.
+    """The records of a file, without an incomplete last line.
 
     Raises:
-        ValueError: for another line that is no record.
+        ValueError: another line is not a record.
     """
     return _parsed(Path(path).read_bytes(), path)[0]
 
 
 @contextlib.contextmanager
 def _opened(path):
-    """A file of records, to read and append, while no other process does."""
+    """A file of records, open for reading and appending and locked against other processes."""
     path = Path(path)
     if path.exists() and not path.is_file():
         kind = "a folder" if path.is_dir() else "a pipe or a device"
@@ -143,7 +143,7 @@ def _opened(path):
 
 
 def _parsed(content: bytes, path) -> tuple[list[dict], bytes]:
-    """The records in a file, and what is left at its end of one that was cut short."""
+    """The records in a file, and an incomplete record at its end."""
     *whole, last = content.split(b"\n")
     lines = []
     for number, text in enumerate(whole, 1):

@@ -1,72 +1,64 @@
-"""Regression with a network under a GP prior: the model that every method reads, and the scores they share."""
+"""Regression with a network under a GP prior: the settings and the model that all methods share."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from flax import linen as nn
 from numpyro import handlers
 from numpyro.infer.reparam import LocScaleReparam
 
-from numpyro_fspace import measurement, metrics
+from numpyro_fspace import measurement
 from numpyro_fspace.baselines import implicit_process
-from numpyro_fspace.experiments.catalog import Settings, check_activation, hidden_layers
-from numpyro_fspace.mcmc import Report, Warmup
+from numpyro_fspace.experiments.catalog import Settings
+from numpyro_fspace.experiments.networks import check_activation, hidden_layers
+from numpyro_fspace.mcmc import Warmup
 from numpyro_fspace.model import fan_in, functional_prior, random_module
-from numpyro_fspace.posterior.diagnostics import function_diagnostics
-from numpyro_fspace.priors import CalibratedPrior, GPFit, NetworkPrior
+from numpyro_fspace.priors import CalibratedPrior, GPFit, GPPrior, NetworkPrior
 
-__all__ = [
-    "Config",
-    "FunctionPosterior",
-    "build_model",
-    "density_scores",
-    "random_functions",
-    "scores",
-    "training_points",
-]
+__all__ = ["Config", "build_model", "known_gp", "random_functions", "training_points"]
 
-#: Those that take no arguments.
+#: Preconditioners without arguments.
 PRECONDITIONERS = ("identity", "prior_scale", "rmsprop", "low_rank")
-#: Random networks that the law of a network is fitted to, for each measurement point.
+#: Number of random networks for each measurement point, in the Gaussian approximation of a network's prior.
 DRAWS_PER_POINT = 10
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Every number of a run of a network under a functional prior.
+    """Settings of a run with a network under a functional prior.
 
     Attributes:
         widths: hidden widths of the network.
-        activation: of its hidden units, a name in ``jax.nn`` (or ``"tanh"``).
-        num_warmup, num_samples, num_chains: of ``MCMC``.
-        num_steps: gradient steps of a draw of our kernels; None is the kernel's own number.
-        step_size: of our kernels, held; None lets warm-up find it.
-        preconditioner: of our kernels, a name in ``fs.preconditioners``.
-        warm_start: fraction of the warm-up that their optimizer takes.
-        anchored: whether it is drawn to where the chain started, in place of the mode of the weights' prior.
-        batch_size: minibatch; None is the full data.
-        weight_scale: sd of a weight's prior times √fan-in.
+        activation: activation of the hidden units, a name in ``jax.nn``.
+        num_warmup, num_samples, num_chains: those of ``MCMC``.
+        num_steps: gradient steps of a draw of our kernels; None means the kernel's default.
+        step_size: fixed step size of our kernels; None means that warm-up adapts it.
+        preconditioner: preconditioner of our kernels, a name in ``fs.preconditioners``.
+        warm_start: fraction of the warm-up that is spent on optimization.
+        anchored: whether the optimizer is regularized towards the start of the chain instead of the prior mode.
+        batch_size: size of minibatches; None means the full data.
+        weight_scale: sd of the prior of a weight times √fan-in.
         weight_scale_sd: sd of the log-normal prior of ``weight_scale``, which is then sampled; 0 keeps it fixed.
-        centered: whether weights of a random scale are sampled themselves, of which thousands pin that scale down, or
-            as standard ones times the scale.
-        weight_sd: if given, the sd of every weight's prior instead.
+        centered: whether weights with a random scale are sampled directly, or as standard normals times the scale.
+        weight_sd: if given, the sd of the prior of every weight instead.
         learned_prior: whether the scale (or sd) of the weights' prior is optimized, for each array of weights.
-        num_functions: if given, the function is an implicit process of so many draws of the network
-            (``fs.baselines.implicit_process``), in place of the network itself.
-        max_lengthscale: cap on the GP's lengthscales, in whose units the network reads its inputs.
-        calibrated: whether the functional prior takes the network's own law into account (``fs.CalibratedPrior``); the
-            measurement points must then be fixed.
-        noise_sd: sd of the log-normal prior of the noise, around the trained GP's.
-        noise_factor: factor on that center: a prior that is mistaken about the noise.
-        num_updates, learning_rate: of Adam, with a cosine decay, for the variational methods.
-        num_gp_steps: of Adam on the kernel's parameters, where it is trained.
+        num_functions: if given, the function is an implicit process of this number of draws of the network
+            (``fs.baselines.implicit_process``) instead of the network itself.
+        max_lengthscale: upper bound of the GP's lengthscales, which are the units of the network's inputs.
+        calibrated: whether the functional prior is relative to the network's own distribution
+            (``fs.CalibratedPrior``); the measurement points must then be fixed.
+        noise_sd: sd of the log-normal prior of the noise, which is centered at the noise of the trained GP.
+        noise_factor: factor on that center, for a prior that is wrong about the noise.
+        num_updates, learning_rate: steps and rate of Adam, with a cosine decay, for the variational methods.
+        num_gp_steps: Adam steps on the kernel's parameters, if the kernel is trained.
     """
 
     QUICK: ClassVar[Mapping[str, object]] = {
@@ -111,44 +103,17 @@ class Config(Settings):
             )
 
 
-class FunctionPosterior(NamedTuple):
-    """What a method says of a regression at test inputs.
-
-    Attributes:
-        f: draws of the function [C, S, N] or [C, S, N, K], or None for a GP.
-        sigma: draws of the noise sd [C, S], or the GP's; None where the model has no noise.
-        f_mean, f_sd: moments of the function [N].
-        seconds: wall time of fitting, compilation included; of a GP that ``prepare`` has trained, of its conditioning.
-        num_gradients: gradient steps per chain (of up to three gradients each, with control variates), 0 for a GP.
-        num_diverging: undone draws.
-        is_chain: whether the draws come from Markov chains, whose convergence is a question.
-        report: what ``fs.report`` says of our chains at the test inputs; None for other methods.
-    """
-
-    f: np.ndarray | None
-    sigma: np.ndarray | None
-    f_mean: np.ndarray
-    f_sd: np.ndarray
-    seconds: float
-    num_gradients: int
-    num_diverging: int
-    is_chain: bool = False
-    report: Report | None = None
-
-
 def build_model(config: Config, gp: GPFit, points, *, functional: bool):
-    """A network with a log-normal noise prior and, if ``functional``, the trained GP as prior on it.
+    """A model of a network with a log-normal noise prior and, if ``functional``, the trained GP as functional prior.
 
-    The network reads its inputs in units of the GP's lengthscales (see ``input_scale``).
+    The inputs of the network are in units of the GP's lengthscales (see ``input_scale``).
 
     Args:
-        config: widths and minibatch.
+        config: settings of the run.
         gp: the trained GP: kernel of the functional prior, scale of the inputs, center of the noise prior.
         points: measurement points.
         functional: whether the model declares the functional prior.
     """
-    from flax import linen as nn
-
     scale = input_scale(gp, config.max_lengthscale)
     network = nn.Sequential([lambda x: x * scale, *hidden_layers(config), nn.Dense(1)])
     log_noise = 0.5 * float(np.log(gp.noise_variance)) + math.log(config.noise_factor)
@@ -167,11 +132,10 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
 
 
 def random_functions(config: Config, network, prior, points, *, functional: bool, dependent: bool = False):
-    """``num_inputs -> f``, to be called inside a model: the network with random weights, under ``prior``.
+    """``num_inputs -> f``, to be called in a model: the network with random weights, under ``prior``.
 
     Args:
-        config: the weights' prior, whether it is learned, whether the functional prior is calibrated to it, whether
-            an implicit process takes the network's place.
+        config: settings of the run: the prior of the weights, calibration, implicit processes.
         network: a flax network.
         prior: the functional prior.
         points: measurement points.
@@ -180,15 +144,15 @@ def random_functions(config: Config, network, prior, points, *, functional: bool
     """
 
     def weights():
-        """The prior of the weights, with what is random or learned about it."""
+        """The prior of the weights, with its random or learned scale."""
         if config.learned_prior:
             return _learned_prior(config)
         if config.weight_sd is not None:
             return dist.Normal(0.0, config.weight_sd)
         if not _has_random_scale(config):
             return fan_in(config.weight_scale)
-        law = dist.LogNormal(math.log(config.weight_scale), config.weight_scale_sd)
-        return fan_in(numpyro.sample("weight_scale", law))
+        scale = dist.LogNormal(math.log(config.weight_scale), config.weight_scale_sd)
+        return fan_in(numpyro.sample("weight_scale", scale))
 
     def random_network(num_inputs):
         prior = weights()
@@ -201,7 +165,7 @@ def random_functions(config: Config, network, prior, points, *, functional: bool
 
     if functional and config.calibrated:
         if points.is_random:
-            raise ValueError("calibrated=True needs fixed measurement points; this experiment draws them anew.")
+            raise ValueError("calibrated=True needs fixed measurement points; those of this experiment are random.")
         num_outputs = prior.num_outputs
         num_draws = DRAWS_PER_POINT * points.num_points * (num_outputs if dependent else 1)
         settings = {"num_draws": num_draws, "num_outputs": num_outputs, "dependent": dependent}
@@ -221,7 +185,7 @@ def _has_random_scale(config):
 
 
 def _non_centered(site):
-    """Weights as their scale times standard ones."""
+    """Weights as their scale times standard normals."""
     return None if site["name"].endswith("_decentered") else LocScaleReparam(0)
 
 
@@ -240,10 +204,10 @@ def _learned_prior(config):
 
 
 def input_scale(gp: GPFit, max_lengthscale: float) -> np.ndarray:
-    """√D / min(ℓ_d, max_lengthscale) for each of D inputs; 1 if the GP was not trained.
+    """√D / min(ℓ_d, max_lengthscale) for each of D inputs; 1 if the GP has no lengthscales.
 
-    Weights with variance 1/D then give the first layer inputs that vary as fast as the process does. The cap keeps
-    a little of the inputs that the GP found irrelevant.
+    With weights of variance 1/D the first layer then varies as fast as the process. The upper bound keeps a small
+    influence of inputs that are irrelevant for the GP.
     """
     if "lengthscale" not in gp.params:
         return np.ones((), np.float32)
@@ -251,49 +215,14 @@ def input_scale(gp: GPFit, max_lengthscale: float) -> np.ndarray:
     return np.sqrt(np.float32(lengthscale.size)) / np.minimum(lengthscale, np.float32(max_lengthscale))
 
 
-def density_scores(posterior: FunctionPosterior, y, key) -> dict:
-    """Scores of targets y [N] or [N, K], over all of their entries; closed forms for a Gaussian.
-
-    ``lpd`` is the mean log density of the predictive law (the mixture over draws), ``gibbs`` the mean over the
-    posterior of the log density, which some papers call expected log-likelihood; ``coverage90`` that of 90 % intervals.
-    """
-    assert posterior.sigma is not None, "a regression has noise"
-    y, mean = np.ravel(y), np.ravel(posterior.f_mean)
-    result = {"rmse": metrics.rmse(y, mean)}
-    if posterior.f is None:
-        spread, noise = np.ravel(posterior.f_sd) ** 2, float(posterior.sigma) ** 2
-        return result | {
-            "lpd": metrics.gaussian_lpd(y, mean, spread + noise),
-            "gibbs": metrics.gaussian_lpd(y, mean, noise) - 0.5 * float(np.mean(spread)) / noise,
-            "coverage90": metrics.gaussian_coverage(y, mean, spread + noise, 0.9),
-        }
-    f, sigma = posterior.f.reshape(-1, y.size), posterior.sigma.reshape(-1, 1)
-    log_lik = -0.5 * (np.log(2 * np.pi * sigma**2) + (y - f) ** 2 / sigma**2)
-    return result | {
-        "lpd": metrics.lpd(log_lik),
-        "gibbs": metrics.gibbs_score(log_lik),
-        "coverage90": metrics.coverage(y, f + sigma * np.asarray(jax.random.normal(key, f.shape)), 0.9),
-    }
-
-
-def scores(posterior: FunctionPosterior, y, key) -> dict:
-    """``density_scores``, the worst R-hat and ESS of the function, and what the report of a run says."""
-    result = density_scores(posterior, y, key)
-    found = function_diagnostics(posterior.f) if posterior.is_chain and posterior.f is not None else None
-    result |= {"rhat_max": found and found.max_rhat, "ess_min": found and found.min_ess}
-    if posterior.report is None:
-        return result
-    return result | {
-        "temperature": float(np.max(posterior.report.temperature)),
-        "acceptance": posterior.report.acceptance,
-        "noise_share": posterior.report.noise_share,
-        "noise_heat": posterior.report.noise_heat,
-        "advice": list(posterior.report.advice),
-    }
+def known_gp(kernel, noise_sd: float, *, nugget: float, lengthscale: float | None = None) -> GPFit:
+    """A GP whose kernel and noise are known and not trained, in the form of ``fit_gp``."""
+    params = {} if lengthscale is None else {"lengthscale": np.full(1, lengthscale)}
+    return GPFit(GPPrior(kernel, nugget=nugget), noise_sd**2, np.zeros(0), params)
 
 
 def training_points(x, num: int, key):
-    """All training inputs if there are at most ``num``, else a fixed random subset of that size."""
+    """All training inputs if there are at most ``num``, otherwise a fixed random subset of that size."""
     if len(x) <= num:
         return measurement.fixed(x)
     rows = np.sort(np.asarray(jax.random.permutation(key, len(x))[:num]))

@@ -1,4 +1,4 @@
-"""Tables of records, in Markdown, beside the published figures."""
+"""Tables of records in Markdown, with published figures."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from numpyro_fspace.experiments.catalog import Experiment
 from numpyro_fspace.experiments.records import distinct
 
-__all__ = ["table"]
+__all__ = ["labels", "table"]
 
 
 def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
     """Means ± standard errors over splits and seeds: a row for each data set, method and config.
 
-    Settings, and versions of the package, that differ between records are named in a row's label. A figure that some
-    runs of a row lack (a chain that never moved has no R-hat) says how many have it. A column whose key the paper has
-    figures for is followed by theirs. A run whose record is there twice counts once.
+    The label of a row names settings and package versions that differ between records. If some runs of a row lack a
+    figure (a chain that never moved has no R-hat), the number of runs that have it is shown. A column with published
+    figures is followed by a column of them. Duplicate records of a run count once.
 
     Raises:
-        ValueError: if there are no records.
+        ValueError: there are no records.
     """
     if not records:
         raise ValueError("there are no records; make some with fspace run ... --out FILE.")
@@ -54,7 +54,7 @@ def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
 
 
 def _varied(records):
-    """Names of the settings that are not the same in all records."""
+    """Names of the settings that differ between records."""
     configs = [line.get("config") or {} for line in records]
     names = dict.fromkeys(name for config in configs for name in config)
     return [name for name in names if any(config.get(name) != configs[0].get(name) for config in configs)]
@@ -65,13 +65,13 @@ def _settings(line, names) -> tuple[str, ...]:
 
 
 def labels(records: Sequence[Mapping]) -> list[str]:
-    """What to call each record in a picture: its method, and the settings that are not the same in all records."""
+    """Labels of records in a picture: the method, and the settings that differ between records."""
     varied = _varied(records)
     return [", ".join([line["method"], *_settings(line, varied)]) for line in records]
 
 
 def _summary(values) -> str:
-    """Mean ± standard error, with the digits that the error leaves."""
+    """Mean ± standard error, rounded according to the error."""
     if not values:
         return ""
     mean = float(np.mean(values))
@@ -85,5 +85,5 @@ def _summary(values) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Three significant digits, and all those before the point."""
+    """Three significant digits, and all digits before the decimal point."""
     return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Tables with rows of another table among them: does the spread of f tell which are which?"""
+"""Detection of rows from another data set by the posterior spread of f."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["EXPERIMENT", "strange_rows"]
 
 
 def run(job: Job[UCIConfig]) -> dict:
-    """A method of ``fspace run uci`` on a split, asked for f at the test inputs and at as many strange ones.
+    """A method of ``fspace run uci`` on a split, evaluated at the test inputs and at as many out-of-distribution rows.
 
-    ``ood_accuracy`` is the share that the best threshold on the variance of f (not of targets) tells apart, ``ood_auc``
-    the area under the ROC curve of that variance, ``sd`` and ``sd_ood`` the mean sd of f at either kind.
+    ``ood_accuracy`` is the accuracy of the best threshold on the variance of f (not of targets), ``ood_auc`` is the
+    area under the ROC curve of that variance, and ``sd`` and ``sd_ood`` are the mean sd of f at the two kinds of rows.
     """
     data = load_uci(job.dataset, job.split)
     num = len(data.x_test)
@@ -35,17 +35,15 @@ def run(job: Job[UCIConfig]) -> dict:
         "rmse": metrics.rmse(data.y_test, posterior.f_mean[:num]),
         "sd": float(posterior.f_sd[:num].mean()),
         "sd_ood": float(posterior.f_sd[num:].mean()),
-        "seconds": posterior.seconds,
-        "num_gradients": posterior.num_gradients,
-        "num_diverging": posterior.num_diverging,
+        **posterior.cost,
     }
 
 
 def strange_rows(num: int, num_inputs: int, seed: int) -> np.ndarray:
-    """Rows that belong to no table: leading principal components of handwritten digits, each of mean 0 and sd 1.
+    """Out-of-distribution rows: leading principal components of handwritten digits, with mean 0 and sd 1.
 
-    The paper takes rows of the songs of UCI (YearPredictionMSD), 90 features, standardized in the same way. The test
-    digits of MNIST are another real set with features enough for every table.
+    The paper uses rows of UCI's songs (YearPredictionMSD) with 90 features, standardized in the same way. The test
+    digits of MNIST are another real data set with enough features for every UCI set.
     """
     rows = np.random.default_rng(seed).permutation(len(_components()))[:num]
     return _components()[rows, :num_inputs]
@@ -76,7 +74,7 @@ PUBLISHED = {
 PUBLISHED_SETS = ("boston", "concrete", "energy", "kin8nm", "protein", "wine_red", "yacht")
 
 EXPERIMENT = Experiment(
-    summary="Regression, asked about rows of another table: is the function known to be unknown there?",
+    summary="Regression on UCI sets: does the spread of f detect rows of another data set?",
     run=run,
     config=uci.CONFIG,
     methods=METHODS,

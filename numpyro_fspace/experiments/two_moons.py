@@ -8,36 +8,38 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from flax import linen as nn
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import two_moons
-from numpyro_fspace.experiments.catalog import Experiment, Job, hidden_layers
+from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.figures import panels
+from numpyro_fspace.experiments.function_posterior import convergence
 from numpyro_fspace.experiments.methods import METHODS, fit
+from numpyro_fspace.experiments.networks import hidden_layers
 from numpyro_fspace.experiments.regression import Config, random_functions
-from numpyro_fspace.posterior.diagnostics import function_diagnostics
 from numpyro_fspace.priors import GPPrior, dirichlet_targets, fit_gp
 
 __all__ = ["EXPERIMENT"]
 
-#: Test points; points of the plane along an axis.
+#: Number of classes, of test points, and of points of the plane along an axis.
 NUM_CLASSES, NUM_TEST, NUM_GRID = 2, 1000, 60
-#: Corners of the plane that is looked at, and how far from all data a point is said to be far.
+#: Corners of the plane, and the distance from all data beyond which a point counts as far.
 LOW, HIGH, FAR = (-2.5, -2.0), (3.5, 2.5), 1.0
 CONFIG = Config(widths=(100, 100), weight_scale=3.0, calibrated=True, num_chains=4, num_warmup=500, num_samples=500)
-#: Variance of the functional prior beyond the process, in variances of the process; measurement points off the data.
+#: Nugget of the functional prior, relative to the variance of the process; measurement points besides the data.
 NUGGET, NUM_UNIFORM = 1e-2, 50
-#: Methods whose functional prior can be calibrated, and points of their lattice along an axis of the plane.
+#: Methods with a calibrated functional prior, and the number of points of their lattice along an axis.
 SAMPLERS, NUM_LATTICE = ("fsghmc", "fsgld", "nuts"), 11
 
 
 def run(job: Job[Config]) -> dict:
     """A method on 100 points of two moons with noise .1.
 
-    The functional prior is a squared exponential GP over both logits, trained on the labels' Dirichlet targets.
-    ``accuracy``, ``lpd`` (the mean log probability), ``brier`` and ``ece`` are those of 1000 fresh points, ``entropy``
-    and ``entropy_far`` the mean entropies of the predicted classes there and at grid points at a distance of more than
-    1 from all data; ``"gp"`` is scikit-learn's Laplace approximation of the same GP.
+    The functional prior is a squared exponential GP over both logits, trained on the Dirichlet targets of the labels.
+    ``accuracy``, ``lpd`` (the mean log probability), ``brier`` and ``ece`` are those of 1000 fresh points. ``entropy``
+    is the mean entropy of the predicted classes at these points, ``entropy_far`` that at grid points with a distance of
+    more than 1 from all data. ``"gp"`` is scikit-learn's Laplace approximation of the same GP.
     """
     key_data, key_test, key_fit = jax.random.split(jax.random.key(job.seed), 3)
     x, labels = (np.asarray(a) for a in two_moons(key_data))
@@ -45,10 +47,7 @@ def run(job: Job[Config]) -> dict:
     plane = _grid(NUM_GRID)
     distance = np.sqrt(((plane[:, None] - x) ** 2).sum(-1)).min(1)
     where = np.concatenate([x_test, plane])
-    probs, posterior = posterior_probs(job.method, job.config, x, labels, where, key_fit, progress=job.progress)
-    found = None
-    if posterior is not None and posterior.is_chain:
-        found = function_diagnostics(posterior.f[:, :, :NUM_TEST].reshape(*posterior.f.shape[:2], -1))
+    probs, posterior = posterior_probs(job.method, job.config, (x, labels), where, key_fit, progress=job.progress)
     seen, far = probs[:NUM_TEST], probs[NUM_TEST:][distance > FAR]
     return {
         "lpd": -metrics.nll(seen, labels_test),
@@ -57,23 +56,20 @@ def run(job: Job[Config]) -> dict:
         "ece": metrics.ece(seen, labels_test),
         "entropy": float(metrics.entropy(seen).mean()),
         "entropy_far": float(metrics.entropy(far).mean()),
-        "seconds": posterior and posterior.seconds,
-        "num_gradients": posterior and posterior.num_gradients,
-        "num_diverging": posterior and posterior.num_diverging,
-        "rhat_max": found and found.max_rhat,
-        "ess_min": found and found.min_ess,
+        **({} if posterior is None else posterior.cost | convergence(posterior, slice(NUM_TEST))),
         "curves": {"x": x, "labels": labels, "probs": probs[NUM_TEST:, 1]},
     }
 
 
 def _grid(num: int) -> np.ndarray:
-    """num × num points of the plane, [num², 2]."""
+    """A grid of num × num points of the plane, [num², 2]."""
     axes = [np.linspace(low, high, num, dtype=np.float32) for low, high in zip(LOW, HIGH, strict=True)]
     return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
 
 
-def posterior_probs(method, config, x, labels, x_new, key, *, progress=False):
-    """Probabilities of the classes at x_new, [N, K], and the posterior behind them (None for ``"gp"``)."""
+def posterior_probs(method, config, data, x_new, key, *, progress=False):
+    """Probabilities of the classes at x_new, [N, K], and the posterior of the logits (None for ``"gp"``)."""
+    x, labels = data
     targets, variances = dirichlet_targets(labels, NUM_CLASSES)
     mean = float(targets.mean())
     gp = fit_gp(None, x, targets - mean, noise_variance=variances)
@@ -87,14 +83,12 @@ def posterior_probs(method, config, x, labels, x_new, key, *, progress=False):
     if config.calibrated and method in SAMPLERS:
         points = measurement.fixed(_grid(NUM_LATTICE))
     gp = replace(gp, prior=prior)
-    posterior = fit(method, config, gp, points, x, labels, x_new, key, build=_build, progress=progress)
+    posterior = fit(method, config, gp, data, x_new, points=points, key=key, build=_build, progress=progress)
     f = posterior.f.reshape(-1, *posterior.f.shape[2:])
     return np.asarray(jax.nn.softmax(f, -1)).mean(0), posterior
 
 
 def _build(config: Config, gp, points, *, functional: bool):
-    from flax import linen as nn
-
     network = nn.Sequential([*hidden_layers(config), nn.Dense(NUM_CLASSES)])
     function = random_functions(config, network, gp.prior, points, functional=functional)
 
@@ -110,7 +104,7 @@ def _laplace_gp(gp, x, labels, x_new):
     from sklearn.gaussian_process import GaussianProcessClassifier
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-    # The difference of two independent logits has twice the variance.
+    # The difference of two independent logits has twice their variance.
     kernel = ConstantKernel(2.0 * float(gp.params["variance"])) * RBF(np.asarray(gp.params["lengthscale"]))
     return GaussianProcessClassifier(kernel, optimizer=None).fit(x, labels).predict_proba(x_new)
 

@@ -9,19 +9,21 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import tinygp
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import UCI_NAMES, Split, load_uci
 from numpyro_fspace.datasets.uci import UCI_SPLITS
 from numpyro_fspace.experiments.catalog import Experiment, Job
+from numpyro_fspace.experiments.function_posterior import FunctionPosterior, scores
 from numpyro_fspace.experiments.methods import METHODS, VARIATIONAL, VARIATIONAL_NUGGET, fit, works_by_draws
-from numpyro_fspace.experiments.regression import Config, FunctionPosterior, scores, training_points
+from numpyro_fspace.experiments.regression import Config, training_points
 from numpyro_fspace.model.measurement import PointSampler
 from numpyro_fspace.priors import GPFit, GPPrior, fit_gp, median_start
 
 __all__ = ["CONFIG", "EXPERIMENT", "UCIConfig", "fit_split", "prepare", "results"]
 
-#: Kernels of inputs in units of their lengthscales, with a unit variance.
+#: Kernels with unit variance of inputs in units of their lengthscales.
 UNIT_KERNELS = {
     "rbf": lambda kernels: kernels.ExpSquared(),
     "matern": lambda kernels: kernels.Matern52(distance=kernels.distance.L2Distance()),
@@ -31,13 +33,13 @@ UNIT_KERNELS = {
 
 @dataclass(frozen=True)
 class UCIConfig(Config):
-    """Every number of a run.
+    """Settings of a run.
 
     Attributes:
-        num_train: training rows that are used, at most; None is all.
-        num_points: measurement points of the functional prior, at most.
-        kernel: of the GP, with a lengthscale per input: ``"rbf"``, ``"matern"`` (ν = 5/2) or ``"linear"``.
-        num_gp_steps: 0 leaves the GP as training would start it.
+        num_train: maximum number of training rows; None means all.
+        num_points: maximum number of measurement points of the functional prior.
+        kernel: kernel of the GP, with a lengthscale per input: ``"rbf"``, ``"matern"`` (ν = 5/2) or ``"linear"``.
+        num_gp_steps: training steps of the GP; with 0 it keeps its initial parameters.
     """
 
     num_train: int | None = None
@@ -50,26 +52,27 @@ class UCIConfig(Config):
             raise ValueError(f"kernel={self.kernel!r} is unknown; choose from {', '.join(UNIT_KERNELS)}.")
 
 
-#: Weights of a scale that is learned with the rest, around half as wide again as N(0, 1/fan-in), so that the functional
-#: prior, which is calibrated to them, has something to say. Several chains: where the noise is small one chain does not
-#: get around the posterior, and its spread is too narrow.
+#: The scale of the weights is sampled, around 1.5 times that of N(0, 1/fan-in), so that the network is wider than the
+#: functional prior, which is calibrated to it. Several chains, because with small noise a single chain does not explore
+#: the whole posterior and underestimates its spread.
 CONFIG = UCIConfig(weight_scale=1.5, weight_scale_sd=0.5, calibrated=True, noise_sd=0.1, num_chains=4, num_samples=500)
-#: Largest training set that is used whole at every gradient; larger ones by minibatches of ``BATCH``.
+#: Largest training set for full-batch gradients; larger sets use minibatches of size ``BATCH``.
 FULL_BATCH, BATCH = 2000, 500
-#: Points the GP is trained on; points it is conditioned on.
+#: Maximum number of points on which the GP is trained, and on which it is conditioned.
 NUM_TRAINING, NUM_CONDITIONING = 1000, 1500
-#: Measurement points of a variational method, drawn anew at each step: nothing else tells it of the prior, so half of
-#: them are training inputs and half lie around them, at this distance in standardized inputs. A divergence by draws
-#: gets the papers' number: a Wasserstein distance adds up over the points, and at many it outweighs the data.
+#: Measurement points of a variational method, drawn anew at each step. The method knows the prior only at these points,
+#: so half of them are training inputs and half lie around them, at this distance in standardized inputs. Divergences
+#: estimated from draws use the papers' number, because a Wasserstein distance grows with the number of points and would
+#: outweigh the data.
 NUM_DRAWN, NUM_DRAWN_BY_DRAWS, SPREAD = 500, 40, 0.5
-#: How far the mean of the noise may be from its prior's center, in sd of that prior, before a run says so.
+#: A run warns if the mean of the noise is farther than this from the center of its prior, in sd of that prior.
 MAX_NOISE_SHIFT = 5.0
-#: Nugget of the functional prior beyond the GP's noise, in variances of the process: how far the network may stray.
+#: Nugget of the functional prior in addition to the GP's noise, relative to the variance of the process.
 NUGGET = 0.1
 
 
 class Problem(NamedTuple):
-    """A split with what every method shares: the trained GP, what it sees, the measurement points, its posterior."""
+    """A split with the trained GP, the data it is conditioned on, the measurement points and its posterior."""
 
     data: Split
     gp: GPFit
@@ -79,17 +82,17 @@ class Problem(NamedTuple):
 
 
 def run(job: Job[UCIConfig]) -> dict:
-    """A method on one split of a data set, beside the exact GP of the functional prior's kernel.
+    """A method on one split of a data set, compared with the exact GP that has the kernel of the functional prior.
 
     The GP (squared exponential with a lengthscale per input, noise) is trained by marginal likelihood on up to 1000
-    training points and conditioned on up to 1500. Its kernel is the functional prior at up to 300 training
-    inputs, its lengthscales are the units of the network's inputs, its noise centers the noise's prior.
+    training points and conditioned on up to 1500. Its kernel is the functional prior at up to 300 training inputs, its
+    lengthscales are the units of the network's inputs, and its noise is the center of the prior of the noise.
     """
     return results(job, *fit_split(job))
 
 
 def fit_split(job: Job[UCIConfig], beside: np.ndarray | None = None) -> tuple[Problem, FunctionPosterior]:
-    """The problem of a split, and a method's posterior at its test inputs and at those ``beside`` them [L, D]."""
+    """The problem of a split, and a method's posterior at the test inputs and at further inputs ``beside`` [L, D]."""
     method, config = job.method, job.config
     problem = prepare(
         job.dataset,
@@ -103,7 +106,7 @@ def fit_split(job: Job[UCIConfig], beside: np.ndarray | None = None) -> tuple[Pr
     data, gp, points = problem.data, problem.gp, problem.points
     x_new = data.x_test if beside is None else np.concatenate([data.x_test, beside])
     if method == "gp":
-        return problem, problem.exact if beside is None else fit("gp", config, gp, None, *problem.seen, x_new, None)
+        return problem, problem.exact if beside is None else fit("gp", config, gp, problem.seen, x_new)
     if method in VARIATIONAL:
         half = (NUM_DRAWN_BY_DRAWS if works_by_draws(method) else NUM_DRAWN) // 2
         rows = measurement.subset(data.x_train, min(half, len(data.x_train)))
@@ -111,35 +114,33 @@ def fit_split(job: Job[UCIConfig], beside: np.ndarray | None = None) -> tuple[Pr
         gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=VARIATIONAL_NUGGET * float(gp.params["variance"])))
     config = replace(config, batch_size=batch_size(config, data))
     train, key = (data.x_train, data.y_train), _keys(job)[0]
-    return problem, fit(method, config, gp, points, *train, x_new, key, progress=job.progress)
+    return problem, fit(method, config, gp, train, x_new, points=points, key=key, progress=job.progress)
 
 
 def batch_size(config: UCIConfig, data: Split) -> int | None:
-    """The minibatch of the config, or the one of large sets."""
+    """The batch size of the config, or the default one for large sets."""
     return BATCH if len(data.x_train) > FULL_BATCH and config.batch_size is None else config.batch_size
 
 
 def _keys(job):
-    """Keys of the fit and of the scores."""
+    """Keys for the fit and for the scores."""
     return jax.random.split(jax.random.fold_in(jax.random.key(job.seed), 1 + job.split))
 
 
 def results(job: Job[UCIConfig], problem: Problem, posterior: FunctionPosterior) -> dict:
-    """What a record says of a posterior."""
+    """The entries of a record for a posterior."""
     data, exact, key = problem.data, problem.exact, _keys(job)[1]
     result, gp_result = scores(posterior, data.y_test, key), scores(exact, data.y_test, key)
     moments = (posterior.f_mean, posterior.f_sd**2, exact.f_mean, exact.f_sd**2)
     rmse_raw, lpd_raw = metrics.to_raw_units(result["rmse"], result["lpd"], data.y_scale)
     assert posterior.sigma is not None, "a regression has noise"
     noise = float(np.mean(posterior.sigma))
-    if posterior.f is not None:  # a GP has no prior of its noise
+    if posterior.f is not None:  # a GP has no prior of the noise
         result["advice"] = [*result.get("advice", ()), *_noise_advice(noise, problem.gp, job.config)]
     return {
         "rmse_raw": rmse_raw,
         "lpd_raw": lpd_raw,
-        "seconds": posterior.seconds,
-        "num_gradients": posterior.num_gradients,
-        "num_diverging": posterior.num_diverging,
+        **posterior.cost,
         "noise": noise,
         "gp_rmse": gp_result["rmse"],
         "gp_lpd": gp_result["lpd"],
@@ -151,7 +152,7 @@ def results(job: Job[UCIConfig], problem: Problem, posterior: FunctionPosterior)
 
 
 def _noise_advice(noise: float, gp: GPFit, config: UCIConfig) -> list[str]:
-    """A line where the noise has left its prior: a function that interpolates, or one that fits nothing."""
+    """A warning if the noise is far from its prior, because f interpolates the data or does not fit them."""
     center = config.noise_factor * math.sqrt(gp.noise_variance)
     shift = math.log(noise / center) / config.noise_sd
     if abs(shift) <= MAX_NOISE_SHIFT:
@@ -172,7 +173,7 @@ def prepare(
     num_points: int = CONFIG.num_points,
     kernel: str = CONFIG.kernel,
 ) -> Problem:
-    """Load a split and train its GP; remembered for the next method."""
+    """Load a split and train its GP; cached for the next method."""
     data = load_uci(dataset, split)
     key = jax.random.fold_in(jax.random.key(seed), 2**16 + split)
     key_gp, key_rows, key_points, key_train = jax.random.split(key, 4)
@@ -187,21 +188,19 @@ def prepare(
     if len(x) > NUM_CONDITIONING:
         rows = np.asarray(jax.random.permutation(key_rows, len(x))[:NUM_CONDITIONING])
     seen = x[rows], y[rows]
-    exact = fit("gp", CONFIG, gp, None, *seen, data.x_test, None)
+    exact = fit("gp", CONFIG, gp, seen, data.x_test)
     return Problem(data, gp, seen, training_points(x, num_points, key_points), exact)
 
 
 def _train(kernel, x, y, num_steps, key):
-    """The GP of a kernel's name, with the variance and a lengthscale per input as parameters."""
-    import tinygp
-
+    """Train the GP with the named kernel; the variance and a lengthscale per input are its parameters."""
     unit = UNIT_KERNELS[kernel](tinygp.kernels)
 
     def scaled(params):
         return params["variance"] * tinygp.transforms.Linear(1.0 / params["lengthscale"], unit)
 
     start = median_start(x, y)
-    # The parameters that are kept are those before a step: with one step, the start itself.
+    # ``fit_gp`` returns parameters before a step: with one step, the initial ones.
     settings = {"num_steps": max(1, num_steps), "learning_rate": 0.1, "max_points": NUM_TRAINING, "key": key}
     return fit_gp(scaled, x, y, params=start, noise_variance=0.1, **settings)
 
@@ -225,7 +224,7 @@ PUBLISHED_RMSE = {
     "gp": (0.60, 0.34, 0.34, 0.29, 0.76, None, None),
 }
 #: Their table 1, expected log-likelihood. Its text prints a minus sign before every figure; by the mean squared errors
-#: those of most methods on energy and yacht are positive (VIP's on yacht cannot be told and is left out).
+#: those of most methods on energy and yacht are positive (VIP's on yacht is ambiguous and left out).
 PUBLISHED_GIBBS = {
     "gfsvi": (1.058, -0.733, -0.457, 1.319, -1.289, -0.136, -1.036),
     "fbnn": (0.545, -0.571, -0.390, 1.377, -1.215, -0.141, -1.045),
@@ -259,7 +258,7 @@ def _published() -> dict:
 
 
 EXPERIMENT = Experiment(
-    summary="Regression on the classic UCI splits, beside the exact GP.",
+    summary="Regression on the classic UCI splits, compared with the exact GP.",
     run=run,
     config=CONFIG,
     methods=METHODS,

@@ -5,7 +5,7 @@ Regression takes targets ``y`` of shape ``[N]`` with either draws ``[S, N]`` or 
 ``[N]``. Higher is better for log densities (:func:`lpd`, :func:`gaussian_lpd`, :func:`gaussian_mixture_lpd`,
 :func:`gibbs_score`), :func:`accuracy`, :func:`ood_auc` and :func:`ood_accuracy`; coverage should equal its level;
 lower is better for errors, the other scores and distances.
-Two scores are easily taken for one another: :func:`lpd` is the log density of the *averaged* predictive law,
+Two scores are easily taken for one another: :func:`lpd` is the log density of the *averaged* predictive distribution,
 :func:`gibbs_score` the average of the draws' log densities, which is never higher.
 """
 

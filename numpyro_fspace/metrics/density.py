@@ -1,4 +1,4 @@
-"""Accuracy of the mean, and log densities of the predictive law, at held-out targets."""
+"""Accuracy of the mean, and log densities of the predictive distribution, at held-out targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration and sharpness of predictive laws, and distances between them."""
+"""Calibration and sharpness of predictive distributions, and distances between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def coverage(y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], level: f
         level: the interval's nominal probability :math:`\ell`.
 
     Returns:
-        The fraction; a calibrated law gives ``level``.
+        The fraction; a calibrated prediction gives ``level``.
 
     Raises:
         ValueError: if a shape is wrong, a value is not finite, or ``level`` is not in (0, 1).
@@ -37,7 +37,7 @@ def coverage(y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], level: f
 def calibration_curve(
     y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], levels: Float[ArrayLike, " L"]
 ) -> Float[np.ndarray, " L"]:
-    """The :func:`coverage` of each level's central interval: below the diagonal the law is too sharp.
+    """The :func:`coverage` of each level's central interval: below the diagonal the predictions are too sharp.
 
     Args:
         y: targets, ``[N]``.
@@ -67,7 +67,7 @@ def gaussian_coverage(
     variance: Float[ArrayLike, " N"] | float,
     level: float = 0.9,
 ) -> float:
-    """The :func:`coverage` of Gaussian predictive laws.
+    """The :func:`coverage` of Gaussian predictive distributions.
 
     Args:
         y: targets, ``[N]``.
@@ -99,9 +99,9 @@ def crps(y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], *, fair: boo
         \frac1N \sum_i \Big[ \frac1S \sum_s |x_{si} - y_i|
         - \frac1{2 S (S-1)} \sum_{s,t} |x_{si} - x_{ti}| \Big]
 
-    The *fair* estimate (the default, as written) is unbiased for the law the independent draws come from,
+    The *fair* estimate (the default, as written) is unbiased for the distribution of the independent draws,
     so numbers with different ``S`` compare; ``fair=False`` divides by :math:`2S^2` instead, the exact score
-    of the empirical law.
+    of the empirical distribution.
 
     Args:
         y: targets, ``[N]``.
@@ -138,7 +138,7 @@ def crps(y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], *, fair: boo
 def gaussian_crps(
     y: Float[ArrayLike, " N"], mean: Float[ArrayLike, " N"], variance: Float[ArrayLike, " N"] | float
 ) -> float:
-    r"""Mean continuous ranked probability score of Gaussian predictive laws, in closed form.
+    r"""Mean continuous ranked probability score of Gaussian predictive distributions, in closed form.
 
     .. math:: \sigma \Big[ z (2 \Phi(z) - 1) + 2 \varphi(z) - \pi^{-1/2} \Big], \qquad z = (y - m) / \sigma
 
@@ -215,7 +215,7 @@ def gaussian_w2(
 def sample_w2(draws1: Float[ArrayLike, "S N"], draws2: Float[ArrayLike, "S N"], *, squared: bool = False) -> float:
     r"""Mean over points of the 2-Wasserstein distance between two samples' marginals.
 
-    Two samples of one law are not at distance zero: for ``S = 1000`` and a standard normal the mean of
+    Two samples of one distribution are not at distance zero: for ``S = 1000`` and a standard normal the mean of
     :math:`W_2` is about .08, of its square about .006.
 
     Args:

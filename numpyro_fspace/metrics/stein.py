@@ -1,4 +1,4 @@
-"""The kernelised Stein discrepancy: how far draws are from a law of which only the score is known."""
+"""The kernelized Stein discrepancy: how far draws are from a distribution with known score."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ksd(
     bandwidth: float | None = None,
     unbiased: bool = False,
 ) -> float:
-    r"""Squared kernelised Stein discrepancy between the law q of draws and a law p given by its score.
+    r"""Squared kernelized Stein discrepancy between the distribution q of draws and a distribution p with known score.
 
     .. math::
         \mathrm{KSD}^2 = E_{x, y \sim q}\big[s(x)^\top s(y)\, k + s(x)^\top \nabla_y k + s(y)^\top \nabla_x k
@@ -42,7 +42,7 @@ def ksd(
     Args:
         draws: from q, ``[S, D]``.
         score: ∇ log p at each of them, ``[S, D]``.
-        kernel: ``"imq"``, :math:`(1 + r^2)^{-1/2}`, which sees every law that moves away from p, or ``"rbf"``,
+        kernel: ``"imq"``, :math:`(1 + r^2)^{-1/2}`, which detects every deviation from p, or ``"rbf"``,
             :math:`\exp(-r^2/2)`, which in many dimensions does not; :math:`r = |x - y| / \ell`.
         bandwidth: ℓ; None is the median distance between draws. Values compare only at one ℓ: give it if
             you compare, and bring the coordinates to like scales.

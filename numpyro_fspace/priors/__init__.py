@@ -1,17 +1,18 @@
 """Priors over functions: anything with ``log_prob(x, f)`` and ``sample(key, x, sample_shape)``.
 
-``GPPrior`` is the usual one, ``fit_gp`` learns its kernel from data, and its ``condition`` gives the exact
-posterior, itself a prior. ``StudentTPrior`` has heavier tails; ``NetworkPrior`` is the law of a random
-network; ``CalibratedPrior`` is a Gaussian prior relative to it. ``Helmholtz`` is a kernel of vector fields.
+``GPPrior`` is the usual choice. ``fit_gp`` trains its kernel on data, and ``condition`` gives the exact posterior,
+which is itself a prior. ``StudentTPrior`` has heavier tails. ``NetworkPrior`` is the distribution of a random network,
+and ``CalibratedPrior`` is the ratio of a Gaussian prior to it. ``Helmholtz`` is a kernel of vector fields.
 """
 
 from numpyro_fspace.priors.base import FunctionalPrior, check_prior
 from numpyro_fspace.priors.calibrated import CalibratedPrior
 from numpyro_fspace.priors.dirichlet import dirichlet_targets
-from numpyro_fspace.priors.fit import GPFit, fit_gp, median_start
+from numpyro_fspace.priors.fit import GPFit, fit_gp
 from numpyro_fspace.priors.gaussian import ConditionedGP, GaussianProcess
 from numpyro_fspace.priors.gaussian_process import GPPrior
 from numpyro_fspace.priors.helmholtz import Helmholtz
+from numpyro_fspace.priors.kernel_params import median_start
 from numpyro_fspace.priors.network import NetworkPrior
 from numpyro_fspace.priors.student_t import StudentTPrior
 

@@ -1,4 +1,4 @@
-"""Cholesky factors of covariances, computed once in float64 where nothing is traced, and remembered."""
+"""Cholesky factors of covariances. Those of concrete covariances are computed once in float64 and cached."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ __all__ = [
     "Factor",
     "Memory",
     "as_columns",
+    "as_moments",
     "as_rows",
     "at_compile_time",
     "factorize",
@@ -36,13 +37,13 @@ __all__ = [
 ]
 
 CACHE_SIZE = 8
-#: What helps where a covariance has negative eigenvalues.
+#: Advice for a covariance with negative eigenvalues.
 KERNEL_CURE = (
     "pass a kernel that is positive definite at x: tinygp's Matern and RationalQuadratic kernels take the L1 distance, "
     "in several inputs give them distance=tinygp.kernels.distance.L2Distance(); Cosine and ExpSineSquared are kernels "
     "of one input, in several take a product of tinygp.transforms.Subspace(i, kernel)"
 )
-#: A negative eigenvalue of this size, relative to the sum of all, is no rounding error.
+#: A negative eigenvalue of this size, relative to the sum of all, is not a rounding error.
 INDEFINITE = 1e-6
 
 
@@ -52,20 +53,20 @@ def is_traced(value) -> bool:
 
 
 def at_compile_time(fn: Callable, x: Float[AnyArray, "M D"], *, exact: bool = True) -> AnyArray:
-    """``fn(x)`` evaluated now, even while an outer function is traced, if nothing it depends on is traced.
+    """``fn(x)``, evaluated immediately, even while an outer function is traced, unless it depends on traced values.
 
     Args:
-        fn: function of x to one array.
+        fn: function of x that returns one array.
         x: inputs.
-        exact: evaluate in float64; otherwise in JAX's ambient precision.
+        exact: evaluate in float64; otherwise in JAX's default precision.
 
     Returns:
-        A float64 NumPy array; or, if x or what ``fn`` closes over is traced, a JAX array of the outer graph.
+        A float64 NumPy array; or a JAX array of the outer graph if x or a value that ``fn`` closes over is traced.
     """
     if is_traced(x):
         return fn(x)
     with jax.enable_x64(exact or jax.config.jax_enable_x64):  # type: ignore[attr-defined]
-        # A jaxpr of its own leaks nothing into the outer trace; what fn closes over are its constants.
+        # A separate jaxpr leaks nothing into the outer trace; the values that fn closes over are its constants.
         if not is_traced(jax.make_jaxpr(fn)(x).consts):
             with jax.ensure_compile_time_eval():
                 return np.asarray(jax.jit(fn)(x), np.float64)
@@ -88,7 +89,7 @@ class Factor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[B, P, P]: one block shared by all outputs, one for each, or one for all values together."""
+        """[B, P, P]: one block shared by all outputs, one block per output, or one block for all values together."""
         return self.cholesky.shape
 
     def whiten(self, columns: Float[AnyArray, "B M R"]) -> Float[AnyArray, "B M R"]:
@@ -105,22 +106,22 @@ class Factor:
         return solve_lower(*_broadcast(self.cholesky, white), transposed=True)
 
     def color(self, columns: Float[AnyArray, "*S B M R"]) -> Float[AnyArray, "*S B M R"]:
-        """L r: of covariance Σ if the columns r are white."""
+        """L r, which has covariance Σ if the columns r are white."""
         return product(self.cholesky.astype(columns.dtype), columns)
 
 
 class Memory:
-    """The last few things that were computed from concrete inputs."""
+    """A cache of the last few results computed from concrete inputs."""
 
     def __init__(self):
         self._cache = OrderedDict()
 
     def once(self, inputs: tuple, build: Callable):
-        """``build()``, remembered by the values of the inputs if they and the result are concrete.
+        """``build()``, cached by the values of the inputs if they and the result are concrete.
 
         Args:
-            inputs: the name of what is built, then arrays.
-            build: makes an array, a ``Factor``, or a tuple whose first entry is an array.
+            inputs: a name for the result, followed by arrays.
+            build: returns an array, a ``Factor``, or a tuple whose first entry is an array.
         """
         if is_traced(inputs[1:]):
             return build()
@@ -140,13 +141,13 @@ class Memory:
 def factorize(covariance: Float[AnyArray, "B M M"], diagonal: Float[AnyArray, "B M"], what: str) -> Factor:
     """The Cholesky factors of covariance + diag(diagonal).
 
-    Concrete (NumPy) arguments are factorized by LAPACK in float64; traced ones in the graph, where a failure
-    makes the factor, and all that depends on it, NaN.
+    Concrete (NumPy) arguments are factorized by LAPACK in float64. Traced ones are factorized in the graph, where a
+    failure gives NaN.
 
     Args:
         covariance: B covariance matrices.
-        diagonal: what is added to their diagonals.
-        what: the name of the diagonal, for the error's cure.
+        diagonal: added to their diagonals.
+        what: the name of the diagonal, for the error message.
 
     Raises:
         ValueError: the covariance is concrete and not positive definite.
@@ -165,7 +166,7 @@ def factorize(covariance: Float[AnyArray, "B M M"], diagonal: Float[AnyArray, "B
 
 
 def _cholesky(covariance: np.ndarray, diagonal: np.ndarray, what: str) -> np.ndarray:
-    """The factor of one concrete covariance, or an error that says how far it is from having one."""
+    """The factor of one concrete covariance, or an error with its smallest eigenvalue."""
     if not np.isfinite(covariance).all():
         raise ValueError("the prior covariance holds NaN or infinity: check the kernel at these x.")
     total = covariance + np.diag(diagonal)
@@ -181,7 +182,7 @@ def _cholesky(covariance: np.ndarray, diagonal: np.ndarray, what: str) -> np.nda
 
 
 def warn_of_indefinite(covariance: AnyArray, stacklevel: int = 2) -> None:
-    """Warn if one of the concrete covariances [B, M, M] is none, though a nugget or a noise may hide it."""
+    """Warn if one of the concrete matrices [B, M, M] is not a covariance, even if a nugget or noise hides it."""
     for block in covariance if isinstance(covariance, np.ndarray) else ():
         size = len(block)
         try:
@@ -189,8 +190,8 @@ def warn_of_indefinite(covariance: AnyArray, stacklevel: int = 2) -> None:
         except np.linalg.LinAlgError:
             smallest, largest = np.linalg.eigvalsh(block)[[0, -1]]
             warnings.warn(
-                f"The kernel is no covariance: at {size} points its matrix has the eigenvalue {smallest:.2g} (the "
-                f"largest: {largest:.2g}), which nugget or noise hide. Please {KERNEL_CURE}.",
+                f"The kernel is not a covariance: at {size} points its matrix has the eigenvalue {smallest:.2g} (the "
+                f"largest: {largest:.2g}), which the nugget or the noise hides. Please {KERNEL_CURE}.",
                 RuntimeWarning,
                 stacklevel=stacklevel + 1,
             )
@@ -198,16 +199,16 @@ def warn_of_indefinite(covariance: AnyArray, stacklevel: int = 2) -> None:
 
 
 def product(left: Float[AnyArray, "*B M N"], right: Float[AnyArray, "*B N R"]) -> Float[AnyArray, "*B M R"]:
-    """Matrix product at full precision on every device, in float64 if both are NumPy arrays."""
+    """Matrix product in full precision on every device, in float64 if both factors are NumPy arrays."""
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         return left @ right
     return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
 
 def as_columns(values: Float[AnyArray, "M K"], shape: tuple[int, ...]) -> Float[AnyArray, "B P R"]:
-    """Values as the columns that covariance blocks of ``shape`` [B, P, ...] act on.
+    """Values as columns, to be multiplied by covariance blocks of ``shape`` [B, P, ...].
 
-    Independent outputs have P = M, with B = 1 and R = K, or B = K and R = 1; dependent ones are one column, P = M K.
+    Independent outputs have P = M, with B = 1 and R = K or B = K and R = 1. Dependent outputs are one column, P = M K.
     """
     if shape[-2] != len(values):
         return values.reshape(1, -1, 1)
@@ -221,6 +222,18 @@ def as_rows(columns: Float[AnyArray, "*S B P R"], num_points: int) -> Float[AnyA
     if columns.shape[-3] == 1:
         return columns[..., 0, :, :]
     return columns[..., 0].swapaxes(-1, -2)
+
+
+def as_moments(mean, covariance, num_outputs: int | None):
+    """Mean [M, K] and covariance blocks in the public form: [M] and [M, M], or [M, K] and [K, M, M].
+
+    If outputs are dependent the covariance is that of ``f.ravel()``, [M K, M K].
+    """
+    if num_outputs is None:
+        return mean[:, 0], covariance[0]
+    if covariance.shape[-1] != len(mean):
+        return mean, covariance[0]
+    return mean, covariance.repeat(num_outputs // len(covariance), axis=0)
 
 
 def _broadcast(triangular, columns) -> tuple[Array, Array]:

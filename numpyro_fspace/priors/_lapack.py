@@ -1,10 +1,10 @@
-"""Cholesky factors and triangular solves that end, under ``vmap`` too, in every version of jaxlib.
+"""Cholesky factors and triangular solves that do not deadlock under ``vmap``.
 
-jaxlib 0.10 and 0.11.0-1 share out a batch of matrices on a CPU among the threads of XLA's pool, and each call waits in
-one of these threads for the others: as many batches at once as there are threads wait for ever. Several chains make
-every matrix a batch, so that a model with two functional priors at random points hung on two cores. Where jaxlib
-does so the functions here take one matrix after another; elsewhere they are JAX's own. To be removed with the
-last of these versions.
+This module stays as long as jaxlib 0.10, 0.11.0 or 0.11.1 is supported; jaxlib 0.11.2 and newer do not need it. Those
+versions distribute a batch of matrices on a CPU over the threads of XLA's pool, and each call waits in one of these
+threads for the others. When there are as many such batches as threads, they wait forever. With several chains every
+matrix is a batch, so that a model with two functional priors at random points hung on two cores. In these versions the
+functions below process one matrix after another; in all others they are JAX's own.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["cholesky", "solve_lower"]
 
 
 def batches_can_wait() -> bool:
-    """Whether programs compiled now may wait for ever in batches of matrices."""
+    """Whether this version of jaxlib may deadlock in batches of matrices."""
     return (0, 10) <= jaxlib.version.__version_info__ < (0, 11, 2) and jax.default_backend() == "cpu"
 
 
 def cholesky(covariance: Float[Array, "B M M"]) -> Float[Array, "B M M"]:
-    """Lower Cholesky factors, NaN where there is none."""
+    """Lower Cholesky factors, NaN for matrices without one."""
     return jax.vmap(_cholesky)(covariance) if batches_can_wait() else jnp.linalg.cholesky(covariance)
 
 
@@ -46,7 +46,7 @@ def _solve(triangular, columns, transposed):
 
 
 def _solve_one(triangular, columns, transposed):
-    """``_solve`` by one call for each matrix, differentiable as often as one likes."""
+    """``_solve`` with one call for each matrix, differentiable any number of times."""
 
     def times(x):
         return (triangular.T if transposed else triangular) @ x

@@ -1,7 +1,8 @@
-"""What a prior over functions is, and the checks of its arguments."""
+"""The protocol of priors over functions, and checks of their arguments."""
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import jax
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.priors._cholesky import AnyArray
 
-__all__ = ["FunctionalPrior", "as_inputs", "as_positive", "as_real", "as_values", "check_prior"]
+__all__ = ["FunctionalPrior", "as_inputs", "as_positive", "as_real", "as_values", "check_prior", "deprecated_law"]
 
 #: What helps where numbers are complex.
 REAL_CURE = "pass np.abs(a), or np.stack([a.real, a.imag], -1)"
@@ -24,10 +25,10 @@ REAL_CURE = "pass np.abs(a), or np.stack([a.real, a.imag], -1)"
 
 @runtime_checkable
 class FunctionalPrior(Protocol):
-    """A prior over functions, known by the law of the values f(x) at any finite set of inputs.
+    """A prior over functions, given by the distribution of the values f(x) at any finite set of inputs.
 
-    Any object with these two methods is one; nothing need be inherited. ``num_outputs`` is K, or None for
-    a function with a single output whose values are [M].
+    Any object with these two methods is a prior; there is no base class to inherit from. ``num_outputs`` is K, or None
+    for a function with a single output whose values are [M].
     """
 
     def log_prob(self, x: Float[Array, "M D"], f: Float[Array, "M K"]) -> Float[Array, ""]:
@@ -48,19 +49,19 @@ def check_prior(prior) -> FunctionalPrior:
     Example:
         >>> check_prior(3.0)
         Traceback (most recent call last):
-        TypeError: float is no prior: it lacks the methods log_prob(x, f), sample(key, x, sample_shape).
+        TypeError: float is not a prior: it lacks the methods log_prob(x, f), sample(key, x, sample_shape).
     """
     if isinstance(prior, type):
         raise TypeError(f"prior must be an instance, got the class {prior.__name__}: call it first.")
     methods = {"log_prob": "log_prob(x, f)", "sample": "sample(key, x, sample_shape)"}
     missing = [text for name, text in methods.items() if not callable(getattr(prior, name, None))]
     if missing:
-        raise TypeError(f"{type(prior).__name__} is no prior: it lacks the methods {', '.join(missing)}.")
+        raise TypeError(f"{type(prior).__name__} is not a prior: it lacks the methods {', '.join(missing)}.")
     return prior
 
 
 def as_real(value, name: str) -> AnyArray:
-    """A float64 NumPy array, or the traced array as it is; integers are cast to float.
+    """A float64 NumPy array, or the traced array itself; integers are cast to float.
 
     Raises:
         TypeError: not an array of real numbers (dates, text, a mask).
@@ -85,7 +86,7 @@ def as_real(value, name: str) -> AnyArray:
 
 
 def as_inputs(x, name: str = "x") -> Float[AnyArray, "M D"]:
-    """Inputs [M, D] checked: float64 NumPy if concrete (integers are cast), as they are if traced.
+    """Checked inputs [M, D]: a float64 NumPy array if they are concrete, unchanged if they are traced.
 
     Raises:
         TypeError: not an array of real numbers.
@@ -101,7 +102,7 @@ def as_inputs(x, name: str = "x") -> Float[AnyArray, "M D"]:
 
 
 def as_values(f, num_points: int, num_outputs: int | None, name: str = "f") -> Float[AnyArray, "M K"]:
-    """Values of a function at M points as [M, K], float; [M] and [M, 1] are alike if num_outputs is None.
+    """Values of a function at M points as floats [M, K]; both [M] and [M, 1] are accepted if num_outputs is None.
 
     Raises:
         ValueError: the shape does not fit the points or the prior's ``num_outputs``.
@@ -111,7 +112,7 @@ def as_values(f, num_points: int, num_outputs: int | None, name: str = "f") -> F
         raise TypeError(f"{name} must be real, got {f.dtype}: {REAL_CURE}.")
     if not isinstance(f, jax.core.Tracer) and not np.isfinite(f).all():
         raise ValueError(f"{name} holds NaN or infinity, which have no density.")
-    f = f.astype(jnp.promote_types(f.dtype, jnp.float32))  # integers and half precision as float32
+    f = f.astype(jnp.promote_types(f.dtype, jnp.float32))  # integers and half precision become float32
     if num_outputs is None and f.shape in [(num_points,), (num_points, 1)]:
         return f.reshape(num_points, 1)
     if num_outputs is not None and f.shape == (num_points, num_outputs):
@@ -140,3 +141,9 @@ def as_positive(value, name: str, ndim: int = 0) -> Float[AnyArray, "*shape"]:
     if not is_traced(value) and not (value > 0).all():
         raise ValueError(f"{name} must be positive, got {value.min():g}.")
     return value
+
+
+def deprecated_law(self, x):
+    """The old name of the method ``marginal``."""
+    warnings.warn("prior.law(x) is now prior.marginal(x); the old name goes in 0.3.", DeprecationWarning, stacklevel=2)
+    return self.marginal(x)

@@ -1,4 +1,4 @@
-"""A Gaussian prior over functions that takes the place of the weights' prior, where the network lets it."""
+"""``CalibratedPrior``: a Gaussian prior over functions, relative to the network's own distribution."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.priors._cholesky import Memory, as_columns, as_rows, product
-from numpyro_fspace.priors.base import as_inputs, as_values
+from numpyro_fspace.priors._cholesky import Memory, as_columns, as_moments, as_rows, product
+from numpyro_fspace.priors.base import as_inputs, as_values, deprecated_law
 from numpyro_fspace.priors.gaussian import GaussianProcess
 
 if TYPE_CHECKING:
@@ -39,34 +39,35 @@ class _Basis(NamedTuple):
 
 
 class CalibratedPrior:
-    r"""P0 relative to what the weights' prior already says of the function: log P0(f) - log Q(f), where Q allows it.
+    r"""P0 relative to the distribution that the weights' prior gives the function: log P0(f) - log Q(f), where Q is
+    wider.
 
-    A network with random weights has a law of its own at the measurement points, Q (the *base*). ``functional_prior``
-    with P0 makes the law of f the product Q · P0, tighter and smoother than either. With the density ratio instead,
+    A network with random weights has its own distribution Q at the measurement points (the *base*).
+    ``functional_prior`` with P0 gives f the product distribution Q · P0, which is tighter and smoother than either.
+    With the density ratio
 
     .. math:: p_0(w)\, \frac{P_0(f(X_M; w))}{Q(f(X_M; w))},
 
-    f(X_M) has the law P0 itself, to the accuracy to which Q is the network's law. A ratio of Gaussians is only a
-    density where Q is the wider one. So both are taken to coordinates in which P0 is white and Q diagonal: a
-    direction in which Q has more variance than P0 gets P0's, any other keeps Q's. The correction is bounded by P0's own
-    precision, and stable whatever Q is. Give the weights a *wide* prior: what they cannot do, no ratio can ask of
-    them.
+    f(X_M) has the distribution P0, as accurately as Q describes the network. The ratio of two Gaussians is a density
+    only where Q is wider. Both are therefore transformed to coordinates in which P0 is white and Q is diagonal. A
+    direction in which Q has the larger variance gets P0's variance; any other direction keeps Q's. The correction is
+    bounded by the precision of P0 and stable for any Q. Give the weights a *wide* prior, because the ratio cannot
+    produce functions that the network does not have.
 
-    With Gaussian Q the ratio has mean one under Q, and ``sample``, ``law`` and ``log_prob`` speak of one law, Gaussian
-    with P0's mean and variance in the directions in which Q is wider, Q's in all others. The base of a finite network
-    is Gaussian only to order 1/width, and so is the calibration.
+    If Q is Gaussian the ratio has mean one under Q. ``sample``, ``marginal`` and ``log_prob`` then describe the same
+    Gaussian distribution, with the mean and variance of P0 in the directions in which Q is wider and those of Q in all
+    others. The base of a finite network is Gaussian only to order 1/width, and the calibration has the same accuracy.
 
     Args:
         prior: P0, a Gaussian prior (``fs.GPPrior``); its nugget counts.
-        base: Q, a Gaussian law of the network's functions: ``fs.priors.NetworkPrior`` of
-            ``fs.model.random_function``. It is evaluated once for fixed points, and for random ones out of a pool
-            (``fs.measurement.subset``); for others at
-            each gradient.
+        base: Q, a Gaussian distribution of the network's functions: ``fs.priors.NetworkPrior`` of
+            ``fs.model.random_function``. It is evaluated once for fixed points and for random points from a pool
+            (``fs.measurement.subset``), and at each gradient for other points.
 
     Raises:
         TypeError: prior or base is not Gaussian.
-        ValueError: they differ in their number of outputs; at an evaluation, the outputs of one depend on one another
-            and those of the other do not.
+        ValueError: they have different numbers of outputs; or, at an evaluation, the outputs of one are dependent
+            and those of the other are not.
 
     Example:
         >>> import jax, tinygp, flax.linen as nn, numpyro_fspace as fs
@@ -77,15 +78,15 @@ class CalibratedPrior:
         >>> prior.log_prob(jax.numpy.linspace(-1, 1, 20)[:, None], jax.numpy.zeros(20)).shape
         ()
 
-    See ``docs/theory.md`` for how near the posterior comes to the exact one as the width grows.
+    ``docs/theory.md`` shows how the posterior approaches the exact one as the width grows.
     """
 
     def __init__(self, prior: GaussianProcess, base: GaussianProcess):
-        for name, law in {"prior": prior, "base": base}.items():
-            if not isinstance(law, GaussianProcess):
+        for name, process in {"prior": prior, "base": base}.items():
+            if not isinstance(process, GaussianProcess):
                 raise TypeError(
                     f"CalibratedPrior: {name} must be Gaussian (fs.GPPrior, fs.priors.NetworkPrior), "
-                    f"got {type(law).__name__}."
+                    f"got {type(process).__name__}."
                 )
         if prior.num_outputs != base.num_outputs:
             raise ValueError(
@@ -101,7 +102,7 @@ class CalibratedPrior:
         return self.prior.num_outputs
 
     def log_prob(self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]) -> Float[Array, ""]:
-        """log of the ratio of densities at f = f(x), in the directions in which the base is the wider law.
+        """Log ratio of the densities at f = f(x), in the directions in which the base is wider.
 
         Args:
             x: measurement points [M, D].
@@ -116,25 +117,22 @@ class CalibratedPrior:
         ratio = jnp.log(wide) + (v - shift) ** 2 / wide - v**2
         return 0.5 * jnp.where(variance > 1.0, ratio, 0.0).sum()
 
-    def law(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
-        """Mean and covariance of f(x) under base and ratio together, in the form of ``GPPrior.law``."""
+    def marginal(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
+        """Mean and covariance of f(x) under base times ratio, in the form of ``GPPrior.marginal``."""
         x = as_inputs(x)
         basis = self._basis(x)
         xp = np if isinstance(basis.to, np.ndarray) else jnp
         is_wide = basis.variance > 1.0
         mean = basis.mean + as_rows(product(basis.back, xp.where(is_wide, 0.0, basis.shift)), len(x))
         root = basis.back * xp.sqrt(xp.minimum(basis.variance, 1.0)).swapaxes(-1, -2)
-        covariance = product(root, root.swapaxes(-1, -2))
-        if self.num_outputs is None:
-            return mean[:, 0], covariance[0]
-        if covariance.shape[-1] != len(x):
-            return mean, covariance[0]
-        return mean, covariance.repeat(self.num_outputs // len(covariance), axis=0)
+        return as_moments(mean, product(root, root.swapaxes(-1, -2)), self.num_outputs)
+
+    law = deprecated_law
 
     def sample(
         self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
-        """Draws from ``law``: of the functions that the network has under base and ratio together."""
+        """Draws of f(x) from the distribution with these ``marginal`` moments."""
         x = as_inputs(x)
         basis = jax.tree.map(jnp.asarray, self._basis(x))
         blocks, size = basis.to.shape[:2]
@@ -144,11 +142,11 @@ class CalibratedPrior:
         return draws[..., 0] if self.num_outputs is None else draws
 
     def check(self, x: Float[ArrayLike, "M D"]) -> None:
-        """Passes if the prior's covariance at x has a Cholesky factor; see ``GPPrior.check``."""
+        """Check that the prior's covariance at x has a Cholesky factor; see ``GPPrior.check``."""
         self.prior.check(x)
 
     def tabulated(self, pool: Float[ArrayLike, "N D"]) -> CalibratedPrior | None:
-        """This prior at the points of a pool, with row numbers in place of inputs; see ``GPPrior.tabulated``."""
+        """This prior at the points of a pool, as a function of row numbers; see ``GPPrior.tabulated``."""
         prior, base = self.prior.tabulated(pool), self.base.tabulated(pool)
         return None if prior is None or base is None else CalibratedPrior(prior, base)
 

@@ -1,4 +1,4 @@
-"""Regression targets for class labels, so that a GP over logits can be trained by its marginal likelihood."""
+"""Regression targets for class labels, with which a GP over logits can be trained by marginal likelihood."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["dirichlet_targets"]
 def dirichlet_targets(
     labels: Int[ArrayLike, " N"], num_classes: int, *, concentration: float = 0.01
 ) -> tuple[Float[np.ndarray, "N K"], Float[np.ndarray, "N K"]]:
-    r"""Gaussian targets for logits: log-normal approximations of the gamma variables behind a Dirichlet label.
+    r"""Gaussian targets for logits: log-normal approximations of the gamma variables of a Dirichlet label.
 
     .. math:: \alpha_{nk} = \epsilon + [y_n = k], \quad s^2_{nk} = \log(1 + 1/\alpha_{nk}), \quad
               \tilde y_{nk} = \log \alpha_{nk} - s^2_{nk} / 2
 
-    A softmax of functions f_k with observations ỹ_k ~ N(f_k, s²_k) then stands for the classification.
+    Regression with observations ỹ_k ~ N(f_k, s²_k) then approximates classification by a softmax of the functions f_k.
 
     Args:
         labels: integers from 0 to K - 1.
@@ -33,7 +33,7 @@ def dirichlet_targets(
         Targets ỹ [N, K] and their variances s² [N, K].
 
     Raises:
-        ValueError: for labels that are no integers from 0 to K - 1.
+        ValueError: labels are not integers from 0 to K - 1.
 
     Example:
         >>> import numpyro_fspace as fs

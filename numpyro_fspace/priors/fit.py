@@ -1,4 +1,4 @@
-"""Kernel parameters and noise by marginal likelihood."""
+"""``fit_gp``: training of kernel parameters and noise by marginal likelihood."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from numpyro_fspace._checks import check_count, check_positive
 from numpyro_fspace.priors._cholesky import KERNEL_CURE, as_columns, is_traced, warn_of_indefinite
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
 from numpyro_fspace.priors.gaussian_process import GPPrior
+from numpyro_fspace.priors.kernel_params import kernel_and_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,15 +24,11 @@ if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float, Key
     from tinygp.kernels import Kernel
 
-__all__ = ["GPFit", "fit_gp", "median_start"]
+__all__ = ["GPFit", "fit_gp"]
 
 NOISE_FLOOR = 1e-6
-#: A variance or lengthscale below, or above its inverse, nears the end of single precision, in which kernels are used.
-SMALLEST = 1e-30
-#: What tinygp calls parameters that are real numbers, also where they are written as integers: 2 * ExpSquared(1).
-REAL = ("value", "scale", "gamma", "alpha", "sigma", "factor")
 STEPS_PER_UPDATE = 20
-#: Mean of y, in standard deviations of it, from which on a process of mean zero is a poor one.
+#: A mean of y larger than this number of standard deviations does not fit a process with mean zero.
 FAR_FROM_ZERO = 3.0
 
 
@@ -41,10 +38,10 @@ class GPFit:
 
     Attributes:
         prior: the zero-mean prior with the trained kernel (not conditioned on the data).
-        noise_variance: trained variance of the noise, or the variances that were given, [N] or [N, K].
-        losses: negative log marginal likelihood per number in y, before each step.
-        params: the trained positive kernel parameters, as passed to the kernel function; those of a tinygp kernel by
-            their number in it, with those that were held (a polynomial's order).
+        noise_variance: trained variance of the noise, or the given variances, [N] or [N, K].
+        losses: negative log marginal likelihood per entry of y, before each step.
+        params: the trained positive parameters, as passed to the kernel function. Those of a tinygp kernel are named by
+            their number in it and include the parameters that were held fixed (the order of a polynomial).
     """
 
     prior: GPPrior
@@ -58,12 +55,12 @@ class GPFit:
         """Mean and variance of y (noise included) at x_test, [M] or [M, K], given the training data.
 
         Raises:
-            ValueError: if the noise of each target was given, so that nothing is known of that of new ones.
+            ValueError: the noise of each target was given, so that the noise of new targets is unknown.
         """
         if np.ndim(self.noise_variance):
             raise ValueError(
-                "predict: fit_gp was given the noise of each target, which says nothing of new ones; use "
-                "prior.condition(x_train, y_train, noise_variance).moments(x_test), the law of f."
+                "predict: fit_gp was given the noise of each target, so that of new targets is unknown; use "
+                "prior.condition(x_train, y_train, noise_variance).moments(x_test), the moments of f."
             )
         mean, covariance = self.prior.condition(x_train, y_train, self.noise_variance).moments(x_test)
         variance = np.diagonal(covariance, axis1=-2, axis2=-1)
@@ -84,34 +81,33 @@ def fit_gp(
     key: Key[Array, ""] | None = None,
     progress: bool | None = None,
 ) -> GPFit:
-    """Trains a zero-mean Gaussian process: maximizes log N(y; 0, k(x, x) + noise · I) by Adam.
+    """Train a zero-mean Gaussian process: maximize log N(y; 0, k(x, x) + noise · I) by Adam.
 
-    Parameters and noise are positive and optimized by their logarithms, in float64 whatever JAX's setting;
-    the best iterate is returned. The noise variance stays above 1e-6 times that of y. Take the mean from y
-    first.
+    The logarithms of the parameters and of the noise variance are optimized, in float64 whatever JAX's setting, and the
+    best iterate is returned. The noise variance stays above 1e-6 times that of y. Subtract the mean from y first.
 
     Args:
-        kernel: None for the squared exponential with one lengthscale per input, started at median distances
-            and the variance of y; a tinygp kernel, whose (positive) parameters are the start, and whose integers (a
-            polynomial's order) are held; or a function of a dict of positive parameters to a kernel as ``GPPrior``
-            takes it, with ``params`` as the start: all of them are trained, what is to be held is closed over.
+        kernel: None means the squared exponential with one lengthscale per input, started at median distances and the
+            variance of y. A tinygp kernel starts at its own (positive) parameters; its integers (the order of a
+            polynomial) are held fixed. A function takes a dict of positive parameters, all of which are trained from
+            their initial values ``params``, and returns a kernel as ``GPPrior`` takes it.
         x: inputs [N, D].
-        y: targets [N], or [N, K] for K outputs sharing kernel and noise.
-        params: start of a kernel function's parameters.
-        noise_variance: a number is the start of the noise variance, None a tenth of y's variance; variances of the
-            targets, [N] or [N, K], are taken as known and not trained (those of ``dirichlet_targets``, say).
+        y: targets [N], or [N, K] for K outputs that share kernel and noise.
+        params: initial values of the parameters of a kernel function.
+        noise_variance: a number is the initial noise variance, and None means a tenth of the variance of y. Variances
+            of the targets, [N] or [N, K], are taken as known and not trained (those of ``dirichlet_targets``).
         num_steps: Adam steps.
-        learning_rate: of Adam, in log space.
-        max_points: if N is larger, a random subset of this size, drawn by ``key``, stands for the data.
-        key: needed only to draw the subset.
-        progress: show a progress bar; None shows it for fits that take long, in a terminal.
+        learning_rate: learning rate of Adam, in log space.
+        max_points: if N is larger, a random subset of this size is used instead of the data.
+        key: key for the random subset; not needed otherwise.
+        progress: whether to show a progress bar; None shows it for long fits in a terminal.
 
     Returns:
         The trained prior, noise variance, losses and parameters.
 
     Raises:
-        TypeError, ValueError: bad shapes, NaN, parameters that are not positive, a missing key or params; with
-            ``kernel=None`` also data of a scale that single precision does not hold.
+        TypeError, ValueError: shapes are wrong, values are NaN, parameters are not positive, or key or params are
+            missing; with ``kernel=None`` also if single precision cannot represent the scale of the data.
 
     Example:
         >>> import numpy as np
@@ -151,7 +147,7 @@ def fit_gp(
         noise = np.broadcast_to(noise if noise.ndim == 2 else noise[:, None], y.shape)
     if len(x) > max_points:
         if key is None:
-            raise ValueError(f"x holds {len(x)} > max_points={max_points} points: pass a key to draw a subset by.")
+            raise ValueError(f"x holds {len(x)} > max_points={max_points} points: pass a key to draw a subset.")
         rows = np.asarray(jax.random.permutation(key, len(x))[:max_points])
         x, y = x[rows], y[rows]
         noise = noise[rows] if is_known else noise
@@ -197,83 +193,9 @@ def fit_gp(
     return GPFit(prior, trained, losses, values["kernel"] | held)
 
 
-def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable], dict, dict]:
-    """The kernel as a function of positive parameters, their start, and the parameters that are held."""
-    import tinygp
-
-    if params and (kernel is None or isinstance(kernel, tinygp.kernels.Kernel)):
-        raise ValueError(
-            "params start a kernel *function* (a function of a dict to a kernel); a tinygp kernel starts at its own "
-            "parameters, and None at median distances: leave params out."
-        )
-    if kernel is None:
-        return _squared_exponential, median_start(x, y), {}
-    if isinstance(kernel, tinygp.kernels.Kernel):
-        leaves, structure = jax.tree_util.tree_flatten_with_path(kernel)
-        held = {str(i): leaf for i, (path, leaf) in enumerate(leaves) if _is_held(path, leaf)}
-        params = {
-            str(i): as_positive(leaf, _name(kernel, path, i), ndim=2)
-            for i, (path, leaf) in enumerate(leaves)
-            if str(i) not in held
-        }
-
-        def with_values(values):
-            values = values | held
-            return jax.tree.unflatten(structure, [values[str(i)] for i in range(len(leaves))])
-
-        return with_values, params, held
-    if isinstance(kernel, type) or not callable(kernel):
-        raise TypeError(f"kernel must be None, a tinygp kernel or a function of a dict, got {kernel!r}.")
-    if not params:
-        raise ValueError("params must give a start for the kernel function: a dict of positive numbers or arrays.")
-    return kernel, {name: as_positive(value, f"params[{name!r}]", ndim=2) for name, value in params.items()}, {}
-
-
-def _name(kernel, path, number: int) -> str:
-    """What an error calls a kernel's parameter, with the cure."""
-    *outer, last = (getattr(key, "name", None) for key in path)
-    for key in outer:
-        kernel = getattr(kernel, key, None) if key else None
-    name = f"kernel parameter {number}" if None in (kernel, last) else f"{last} of the kernel {type(kernel).__name__}"
-    return f"{name} (fit_gp trains its logarithm; what is to be held goes into a kernel function, with params=)"
-
-
-def _is_held(path, leaf) -> bool:
-    """Whether a kernel's parameter is not trained: an order, a choice, any integer but a real number written as one."""
-    name, array = jax.tree_util.keystr(path[-1:]).lstrip("."), leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-    if not jnp.issubdtype(array.dtype, jnp.number) or name == "order":
-        return True
-    return jnp.issubdtype(array.dtype, jnp.integer) and name not in REAL
-
-
-def _squared_exponential(params: dict) -> Kernel:
-    import tinygp
-
-    unit = tinygp.transforms.Linear(1.0 / params["lengthscale"], tinygp.kernels.ExpSquared(scale=1.0))
-    return params["variance"] * unit
-
-
-def median_start(x: np.ndarray, y: np.ndarray, max_points: int = 500) -> dict[str, np.ndarray]:
-    """Variance of y, and per input its spread times the median distance between points in units of spread."""
-    spread = np.where(np.ptp(x, 0) > 0, x.std(0), 1.0)  # a constant's own deviation may be a rounding error
-    scaled = (x / spread)[:: -(-len(x) // max_points)]
-    squares = np.sum(scaled**2, axis=1)
-    distances = squares[:, None] + squares - 2 * scaled @ scaled.T
-    apart = distances[np.triu_indices(len(scaled), 1)]
-    median = np.sqrt(max(np.median(apart), 0.0)) if len(apart) else 0.0
-    start = {"variance": np.asarray(y.var() or 1.0), "lengthscale": spread * (median or 1.0)}
-    for data, (name, value) in zip("yx", start.items(), strict=True):
-        if np.min(value) < SMALLEST or np.max(value) > 1.0 / SMALLEST:
-            raise ValueError(
-                f"{data} gives the kernel a {name} of {np.min(value):.2g} to {np.max(value):.2g}, which leaves single "
-                f"precision no room: standardize {data}."
-            )
-    return start
-
-
 @jax.custom_vjp
 def _negative_evidence(covariance: Float[ArrayLike, "B N N"], y: Float[ArrayLike, "B N R"]) -> Float[Array, ""]:
-    """-log N(y; 0, Σ); its gradient (Σ⁻¹ - α αᵀ) / 2, α = Σ⁻¹ y, is cheaper than the factor's."""
+    """-log N(y; 0, Σ), with the gradient (Σ⁻¹ - α αᵀ) / 2, α = Σ⁻¹ y, which is cheaper than that of the factor."""
     return _evidence_and_gradient(covariance, y)[0]
 
 

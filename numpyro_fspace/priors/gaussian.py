@@ -1,9 +1,8 @@
-"""Gaussian laws of functions: what every Gaussian prior shares, their exact posteriors, and their tables."""
+"""Gaussian processes: the base class of all Gaussian priors, their exact posteriors, and tables of them."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from numpyro_fspace.priors._cholesky import (
     Factor,
     Memory,
     as_columns,
+    as_moments,
     as_rows,
     at_compile_time,
     factorize,
@@ -22,7 +22,8 @@ from numpyro_fspace.priors._cholesky import (
     product,
     warn_of_indefinite,
 )
-from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
+from numpyro_fspace.priors._nugget import as_diagonal, default_nugget
+from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values, deprecated_law
 
 if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float, Key
@@ -31,29 +32,26 @@ if TYPE_CHECKING:
 
 __all__ = ["ConditionedGP", "GaussianProcess", "TabulatedGP"]
 
-RELATIVE_NUGGET = 1e-2
-#: The default nugget is no smaller than for a summand of this share in the variance.
-SMALLEST_SHARE = 1e-2
-#: Numbers of a table of covariances, at most: 32 MiB in float32.
+#: Maximum number of entries of a table of covariances: 32 MiB in float32.
 MAX_TABLE = 2**23
 
 
 class GaussianProcess(ABC):
     """A prior whose values at any inputs are Gaussian, given its mean and covariance.
 
-    Inside, values are [M, K] with K = 1 for a single output, and covariances are B blocks [B, M, M]: one
-    shared by all outputs, or one for each. Outputs that depend on one another have one block [1, M K, M K],
-    whose rows go through the outputs of a point and then through the points. Where x and the prior are
-    concrete, mean and factor are computed once in float64, even while a program is being traced, and enter
-    it as constants.
+    Internally values are [M, K], with K = 1 for a single output, and covariances are B blocks [B, M, M]: one shared by
+    all outputs, or one per output. Dependent outputs have one block [1, M K, M K], in which the outputs of a point are
+    adjacent. If x and the prior are concrete, mean and factor are computed once in float64, even while a program is
+    being traced, and enter it as constants.
 
     Attributes:
         num_outputs: K, or None for a single output whose values are [M].
-        nugget: variance added to the covariance's diagonal at the points, or None for 1e-2 times the mean
-            variance there, of the smallest summand if the kernel is a sum (``smallest_share``).
+        nugget: variance added to the diagonal of the covariance at the points; None means 1e-2 times the mean variance
+            there, or that of the smallest summand if the kernel is a sum (``smallest_share``).
     """
 
-    exact = True  # evaluate mean and covariance in float64 where they are concrete
+    exact = True  # evaluate concrete means and covariances in float64
+    law = deprecated_law
 
     def __init__(self, num_outputs: int | None, nugget: ArrayLike | None):
         self.num_outputs = num_outputs
@@ -66,10 +64,10 @@ class GaussianProcess(ABC):
 
     @abstractmethod
     def covariance_function(self, x1: Float[ArrayLike, "M D"], x2: Float[ArrayLike, "L D"]) -> Float[Array, "B M L"]:
-        """k(x1, x2) without nugget, in one block or K, or in one block [1, M K, L K] of dependent outputs."""
+        """k(x1, x2) without nugget, in 1 or K blocks; one block [1, M K, L K] if outputs are dependent."""
 
     def smallest_share(self, x: Float[ArrayLike, "M D"]) -> Float[AnyArray, " B"]:
-        """The share in the mean variance at x of the smallest of the independent functions whose sum f is, by block."""
+        """Share of the smallest summand in the mean variance at x, if f is a sum of independent functions, by block."""
         del x
         return np.ones(1)
 
@@ -81,30 +79,30 @@ class GaussianProcess(ABC):
             f: the function's values there, [M] (or [M, 1]), or [M, K] if the prior has ``num_outputs``.
 
         Returns:
-            The log density, in the precision of f. If x or the kernel is traced, a covariance that is not
-            positive definite gives NaN.
+            The log density, in the precision of f. If x or the kernel is traced, a covariance that is not positive
+            definite gives NaN.
 
         Raises:
-            ValueError: wrong shapes, NaN in x, or a concrete covariance that is not positive definite.
+            ValueError: shapes are wrong, x has NaN, or a concrete covariance is not positive definite.
         """
         return self._log_density(x, f, noise=None)
 
     def log_marginal_likelihood(
         self, x: Float[ArrayLike, "N D"], y: Float[ArrayLike, "N K"], noise_variance: Float[ArrayLike, "*N"]
     ) -> Float[Array, ""]:
-        """log N(y; m(x), k(x, x) + noise_variance · I), the evidence of targets y; no nugget is added.
+        """log N(y; m(x), k(x, x) + noise_variance · I), the evidence of targets y, without nugget.
 
         Args:
             x: inputs [N, D].
             y: targets, [N] or [N, K].
-            noise_variance: of each target, scalar, [N] or [N, K].
+            noise_variance: variance of the noise of each target: a scalar, [N] or [N, K].
         """
         return self._log_density(x, y, as_positive(noise_variance, "noise_variance", ndim=2))
 
     def sample(
         self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
-        """Draws of f(x) from the law that ``log_prob`` evaluates, nugget included.
+        """Draws of f(x) from the distribution that ``log_prob`` evaluates, nugget included.
 
         Returns:
             Draws [*sample_shape, M], or [*sample_shape, M, K] if the prior has ``num_outputs``.
@@ -117,26 +115,21 @@ class GaussianProcess(ABC):
         return draws[..., 0] if self.num_outputs is None else draws
 
     def moments(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
-        """Mean and covariance of f(x) without nugget, float64 NumPy arrays if x and the prior are concrete.
+        """Mean and covariance of f(x) without nugget, as float64 NumPy arrays if x and the prior are concrete.
 
         Returns:
-            Mean [M] and covariance [M, M], or [M, K] and [K, M, M] if the prior has ``num_outputs``; [M, K] and
-            [M K, M K], the covariance of ``f.ravel()``, if these depend on one another.
+            Mean [M] and covariance [M, M]; [M, K] and [K, M, M] if the prior has ``num_outputs``; [M, K] and the
+            covariance of ``f.ravel()``, [M K, M K], if the outputs are dependent.
         """
         x = as_inputs(x)
-        mean, covariance = self._mean(x), self._covariance(x)
-        if self.num_outputs is None:
-            return mean[:, 0], covariance[0]
-        if covariance.shape[-1] != len(x):
-            return mean, covariance[0]
-        return mean, covariance.repeat(self.num_outputs // len(covariance), axis=0)
+        return as_moments(self._mean(x), self._covariance(x), self.num_outputs)
 
-    def law(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
-        """``moments`` with the nugget: mean and covariance of the law that ``log_prob`` evaluates."""
+    def marginal(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
+        """``moments`` with the nugget: mean and covariance of the distribution that ``log_prob`` evaluates."""
         mean, covariance = self.moments(x)
         nugget = self.nugget
         if nugget is None:
-            nugget = self._default_nugget(as_inputs(x), covariance)[..., None, None]
+            nugget = default_nugget(self.smallest_share(as_inputs(x)), covariance)[..., None, None]
             nugget = nugget if covariance.ndim == 3 else nugget[0]
         xp = np if isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray) else jnp
         return mean, covariance + nugget * xp.eye(covariance.shape[-1])
@@ -149,24 +142,24 @@ class GaussianProcess(ABC):
         *,
         nugget: ArrayLike | None = None,
     ) -> ConditionedGP:
-        """The exact posterior of f given y = f(x) + noise, itself a prior.
+        """The exact posterior of f given y = f(x) + noise, which is itself a prior.
 
-        As a prior of a network that is trained on the same y it counts the data twice.
+        As the prior of a network that is trained on the same y it would count the data twice.
 
         Args:
             x: inputs [N, D].
             y: targets, [N] or [N, K].
-            noise_variance: of each target, scalar, [N] or [N, K].
-            nugget: of the posterior as a prior; None inherits this prior's (a relative nugget is then
-                relative to the posterior variance).
+            noise_variance: variance of the noise of each target: a scalar, [N] or [N, K].
+            nugget: nugget of the posterior as a prior; None keeps this prior's. A relative nugget is then relative to
+                the posterior variance.
         """
         return ConditionedGP(self, x, y, noise_variance, self.nugget if nugget is None else nugget)
 
     def tabulated(self, pool: Float[ArrayLike, "N D"]) -> TabulatedGP | None:
-        """This law at the points of a pool, with row numbers [M, 1] in place of inputs [M, D].
+        """This process at the points of a pool, as a function of row numbers [M, 1] instead of inputs [M, D].
 
-        Mean and covariance of the whole pool are computed once, in the precision of fixed points; at rows of it they
-        are looked up. None if that needs what is traced (a random lengthscale), or more than 2²³ numbers.
+        Mean and covariance of the whole pool are computed once, in the precision used for fixed points, and looked up
+        at its rows. None if they depend on traced values (a random lengthscale) or have more than 2²³ entries.
         """
         pool = as_inputs(pool)
         if is_traced(pool) or jax.eval_shape(lambda a: self.covariance_function(a, a), pool).size > MAX_TABLE:
@@ -179,10 +172,10 @@ class GaussianProcess(ABC):
         return TabulatedGP(self, *table)
 
     def check(self, x: Float[ArrayLike, "M D"]) -> None:
-        """Passes if k(x, x) + nugget · I has a Cholesky factor, or is not known yet: with a random lengthscale, say.
+        """Check that k(x, x) + nugget · I has a Cholesky factor, unless it is traced (with a random lengthscale).
 
         Raises:
-            ValueError: it has none; the message gives the smallest eigenvalue and the cure.
+            ValueError: it has none; the message gives the smallest eigenvalue and a remedy.
         """
         self._factor(as_inputs(x))
 
@@ -191,7 +184,7 @@ class GaussianProcess(ABC):
     ) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
         """(f - m)ᵀ Σ⁻¹ (f - m) and log |Σ| / 2 of each output, with Σ = k(x, x) + nugget (or noise) · I.
 
-        Of all values together, K = 1, if the outputs depend on one another.
+        If the outputs are dependent there is one number for all values, K = 1.
         """
         x = as_inputs(x)
         f = jnp.asarray(as_values(f, len(x), self.num_outputs, "f" if noise is None else "y"))
@@ -214,55 +207,34 @@ class GaussianProcess(ABC):
         return at_compile_time(lambda a: self.covariance_function(a, a), x, exact=self.exact)
 
     def _factor(self, x, noise=None) -> Factor:
-        """The factor of k(x, x) plus noise (scalar, [M] or [M, K]), or plus the nugget."""
+        """The factor of k(x, x) plus noise (a scalar, [M] or [M, K]), or plus the nugget."""
         nugget, name = (self.nugget, "nugget") if noise is None else (noise, "noise_variance")
         return self._memory.once(("factor", x, nugget), lambda: self._factorize(x, nugget, name))
 
     def _factorize(self, x, nugget, name: str) -> Factor:
         covariance = self._covariance(x)
-        size = covariance.shape[-1]
         if nugget is None:
-            nugget = self._default_nugget(x, covariance)[:, None]
-        elif nugget.ndim == 2:
-            nugget = as_values(nugget, len(x), self.num_outputs, name)
-            nugget = nugget.T if size == len(x) else nugget.reshape(1, -1)
-        elif nugget.shape not in [(), (len(x),)]:
-            raise ValueError(f"{name} must be a scalar or have shape [{len(x)}], got {list(nugget.shape)}.")
-        elif nugget.ndim == 1:
-            nugget = nugget.repeat(size // len(x))
+            nugget = default_nugget(self.smallest_share(x), covariance)[:, None]
+        else:
+            nugget = as_diagonal(nugget, len(x), self.num_outputs, size=covariance.shape[-1], name=name)
         concrete = isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray)
         xp = np if concrete else jnp
-        blocks = max(len(covariance), len(nugget) if nugget.ndim == 2 else 1)
+        size, blocks = covariance.shape[-1], max(len(covariance), len(nugget) if nugget.ndim == 2 else 1)
         covariance = xp.broadcast_to(covariance, (blocks, size, size))
         factor = factorize(covariance, xp.broadcast_to(nugget, (blocks, size)), name)
         if self.exact:
             warn_of_indefinite(covariance)
         return factor
 
-    def _default_nugget(self, x, covariance) -> Float[AnyArray, " B"]:
-        """``RELATIVE_NUGGET`` of the mean variance, or of the smallest summand's, which a larger one would drown."""
-        share = self.smallest_share(x)
-        if isinstance(share, np.ndarray) and np.any(share < 0.1 * SMALLEST_SHARE):
-            warnings.warn(
-                f"A summand of the kernel has {share.min():.1g} of the variance at the points, and the default nugget "
-                f"({RELATIVE_NUGGET * SMALLEST_SHARE:.0e} of it) hides much of it: pass nugget=, a hundredth of the "
-                "summand's variance, or leave the summand out.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        xp = np if isinstance(share, np.ndarray) and isinstance(covariance, np.ndarray) else jnp
-        variance = covariance.diagonal(axis1=-2, axis2=-1).mean(-1)
-        return RELATIVE_NUGGET * xp.maximum(share, SMALLEST_SHARE) * variance
-
 
 class ConditionedGP(GaussianProcess):
-    """The posterior of f under a Gaussian prior and data y = f(x) + noise, made by ``condition``.
+    """The posterior of f under a Gaussian prior and data y = f(x) + noise, returned by ``condition``.
 
     m'(·) = m(·) + k(·, x) Σ⁻¹ (y - m(x)),  k'(·, ·) = k(·, ·) - k(·, x) Σ⁻¹ k(x, ·),  Σ = k(x, x) + noise.
 
-    k' is a difference. Where x is traced (random points under jit) it is formed in the program's precision,
-    and in float32 a small noise leaves it without a factor: ``log_prob`` is then NaN. Use fixed points or rows of a
-    pool, for which it is formed in float64, or enable float64.
+    k' is a difference. If x is traced (random points under jit) it is computed in the precision of the program. In
+    float32 and with small noise it may then have no Cholesky factor, and ``log_prob`` is NaN. Use fixed points or rows
+    of a pool, for which it is computed in float64, or enable float64.
 
     Reference: rasmussen2006, equations 2.22 to 2.24.
     """
@@ -288,18 +260,18 @@ class ConditionedGP(GaussianProcess):
 
 
 class TabulatedGP(GaussianProcess):
-    """A Gaussian law at the points of a pool, by their row numbers, made by ``tabulated``.
+    """A Gaussian process at the points of a pool, as a function of their row numbers, returned by ``tabulated``.
 
     Args:
-        law: the law that was tabulated; its nugget is added to the points that are looked up, not to the table.
-        covariance: of the pool, in blocks [B, N, N], or [1, N K, N K] of dependent outputs.
-        mean: of the pool [N, K].
-        share: of the smallest summand in the variance at the pool, by block.
+        prior: the tabulated process; its nugget is added to the points that are looked up, not to the table.
+        covariance: covariance of the pool in blocks [B, N, N], or [1, N K, N K] if outputs are dependent.
+        mean: mean of the pool [N, K].
+        share: share of the smallest summand in the variance at the pool, by block.
     """
 
-    def __init__(self, law: GaussianProcess, covariance: np.ndarray, mean: np.ndarray, share: np.ndarray):
-        super().__init__(law.num_outputs, law.nugget)
-        self.exact = law.exact
+    def __init__(self, prior: GaussianProcess, covariance: np.ndarray, mean: np.ndarray, share: np.ndarray):
+        super().__init__(prior.num_outputs, prior.nugget)
+        self.exact = prior.exact
         self._tables, self._share = (covariance, mean), share
 
     def smallest_share(self, rows):

@@ -1,4 +1,4 @@
-"""Gaussian-process priors over functions, from tinygp kernels."""
+"""``GPPrior``: Gaussian-process priors over functions, from tinygp kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["GPPrior", "on_rows"]
 
 
-#: A summand of a smaller share in the variance counts as none.
+#: A summand with a smaller share of the variance is ignored.
 NO_SHARE = 1e-6
 
 
@@ -33,7 +33,7 @@ def _as_jax(leaf):
 
 
 def on_rows(kernel):
-    """The kernel as a function of inputs [M, D]: tinygp's quasiseparable ones take numbers in place of rows [1]."""
+    """The kernel as a function of inputs [M, D]; tinygp's quasiseparable kernels take numbers instead of rows [1]."""
     import tinygp
 
     quasisep = tinygp.kernels.quasisep.Quasisep
@@ -55,7 +55,7 @@ def _of_one_input(kernel, a, b):
 
 
 def _summands(kernel) -> list:
-    """The kernels whose sum a kernel is: of products of sums too, and of sums of transformed inputs."""
+    """The summands of a kernel; products of sums and transformed sums are expanded."""
     from tinygp import kernels, transforms
     from tinygp.kernels import quasisep
 
@@ -71,35 +71,35 @@ def _summands(kernel) -> list:
 
 
 class GPPrior(GaussianProcess):
-    """The Gaussian-process prior f ~ GP(m, k): K independent outputs with one kernel or their own, or dependent ones.
+    """The Gaussian-process prior f ~ GP(m, k), with independent outputs (one kernel or K) or dependent outputs.
 
-    At measurement points, f(x) ~ N(m(x), k(x, x) + nugget · I). ``log_prob`` and ``sample`` follow this law;
-    ``moments`` and ``condition`` speak of the function itself, without nugget. The nugget bounds the
-    stiffness that the prior brings to a sampler: curvature in f is at most 1 / nugget.
+    At measurement points, f(x) ~ N(m(x), k(x, x) + nugget · I). ``log_prob``, ``sample`` and ``marginal`` use this
+    distribution; ``moments`` and ``condition`` describe the function itself, without nugget. The nugget bounds the
+    stiffness of the prior for a sampler: the curvature in f is at most 1 / nugget.
 
-    If x and the kernel's parameters are concrete, the covariance is factorized once per x, in float64, and
-    ``log_prob`` costs one product with a constant matrix. Kernel, mean and nugget may also hold traced values
-    (kernel parameters sampled in a NumPyro model): the factor is then part of the program, in its precision,
-    and a covariance without one gives NaN. Build a prior with fixed parameters outside the model, as jit may
-    turn parameters made inside into traced ones.
+    If x and the kernel's parameters are concrete, the covariance is factorized once per x in float64, and ``log_prob``
+    costs one product with a constant matrix. Kernel, mean and nugget may also hold traced values (kernel parameters
+    sampled in a NumPyro model). The factor is then part of the program, in its precision, and a covariance without one
+    gives NaN. Create a prior with fixed parameters outside of the model, because jit may trace parameters that are
+    created inside.
 
-    Distances are the kernel's own: all of tinygp's but ``ExpSquared`` default to the *L1* distance; pass
-    ``distance=tinygp.kernels.distance.L2Distance()`` for the usual isotropic kernel. In several inputs Matérn 3/2 and
-    5/2 and ``RationalQuadratic`` are covariances with L2 alone, ``Cosine`` and ``ExpSineSquared`` with neither: take a
-    product of ``tinygp.transforms.Subspace(i, kernel)``. Kernels of ``tinygp.kernels.quasisep`` are of one input.
+    Distances are those of the kernel: all kernels of tinygp except ``ExpSquared`` default to the *L1* distance. Pass
+    ``distance=tinygp.kernels.distance.L2Distance()`` for the usual isotropic kernel. With several inputs Matérn 3/2 and
+    5/2 and ``RationalQuadratic`` are covariances only with L2, ``Cosine`` and ``ExpSineSquared`` with neither: take a
+    product of ``tinygp.transforms.Subspace(i, kernel)``. Kernels of ``tinygp.kernels.quasisep`` take one input.
 
     Args:
-        kernel: a tinygp kernel (any callable of x1 [M, D], x2 [L, D] to [M, L] will do), or a list of K
-            of them, one per output. A matrix-valued kernel, a callable to [M, K, L, K] such as
-            ``fs.priors.Helmholtz``, makes the outputs depend on one another.
-        mean: a number, an array [K], or a function of x [M, D] to [M] or [M, K].
-        nugget: variance added to the covariance's diagonal at the points; None is 1e-2 times their mean
-            variance; of a sum of kernels, 1e-2 times the smallest summand's, and 1e-4 times that of all at least.
+        kernel: a tinygp kernel (or any callable of x1 [M, D], x2 [L, D] that returns [M, L]), or a list of K kernels,
+            one per output. A matrix-valued kernel, a callable that returns [M, K, L, K] such as
+            ``fs.priors.Helmholtz``, makes the outputs dependent.
+        mean: a number, an array [K], or a function of x [M, D] that returns [M] or [M, K].
+        nugget: variance added to the diagonal of the covariance at the points. None means 1e-2 times their mean
+            variance; for a sum of kernels 1e-2 times that of the smallest summand, but at least 1e-4 times the total.
         num_outputs: K, for values [M, K]; None for a single output with values [M].
 
     Raises:
-        TypeError: the kernel is not callable, or a class.
-        ValueError: a nugget that is not positive; K that disagrees with the kernels or the mean.
+        TypeError: the kernel is not callable, or it is a class.
+        ValueError: the nugget is not positive, or K disagrees with the kernels or the mean.
 
     Example:
         >>> import jax.numpy as jnp, tinygp
@@ -137,7 +137,7 @@ class GPPrior(GaussianProcess):
                 )
         super().__init__(num_outputs, nugget)
         self.kernel, self.mean = kernel, mean
-        # NumPy parameters, as jit may embed them in the precision it first met them in.
+        # JAX arrays, because jit may embed NumPy parameters in the precision of its first call.
         self._kernels = tuple(on_rows(jax.tree.map(_as_jax, one)) for one in kernels)
         self._summands = tuple([on_rows(jax.tree.map(_as_jax, part)) for part in _summands(one)] for one in kernels)
 

@@ -1,4 +1,4 @@
-"""The kernel of vector fields in the plane that are a gradient and a rotation of random functions."""
+"""``Helmholtz``: the kernel of plane vector fields with a random potential and a random stream function."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ class Helmholtz:
               \operatorname{rot} \Psi = (\partial_2 \Psi, -\partial_1 \Psi),\quad
               \Phi \sim GP(0, k_\Phi),\; \Psi \sim GP(0, k_\Psi) \text{ independent}
 
-    has the covariance, with :math:`\nabla \nabla'^\top k = (\partial_{x_i} \partial_{x'_j} k)_{ij}` and the rotation
-    :math:`R` by a right angle, rot = R grad,
+    has the following covariance, where :math:`\nabla \nabla'^\top k = (\partial_{x_i} \partial_{x'_j} k)_{ij}` and
+    :math:`R` is the rotation by a right angle, rot = R grad:
 
     .. math:: \operatorname{Cov}(f(x), f(x')) = \nabla \nabla'^\top k_\Phi(x, x')
               + R\, \nabla \nabla'^\top k_\Psi(x, x')\, R^\top.
 
-    grad Φ has no curl and rot Ψ no divergence, so that the two kernels say how much the field diverges and how much it
-    turns, and on what scales. ``fs.GPPrior(Helmholtz(...), num_outputs=2)`` is the prior; with ``fs.fit_gp`` its
-    parameters are trained. Derivatives are JAX's: the kernels must be twice differentiable as programs, as
-    ``ExpSquared`` and ``Polynomial`` are. tinygp's ``Exp`` and Matérn kernels take a root of the distance, whose
-    derivative at distance 0 is lost, and are refused; so is ``RationalQuadratic``, but with ``L2Distance()``.
+    grad Φ has no curl and rot Ψ no divergence, so that the two kernels determine the size and the scale of the field's
+    divergence and of its curl. ``fs.GPPrior(Helmholtz(...), num_outputs=2)`` is the prior, and ``fs.fit_gp`` trains its
+    parameters. JAX differentiates the kernels, which must therefore be twice differentiable as programs, as
+    ``ExpSquared`` and ``Polynomial`` are. tinygp's ``Exp`` and Matérn kernels take a square root of the distance, which
+    has no derivative at 0, and are refused; ``RationalQuadratic`` is accepted only with ``L2Distance()``.
 
     Args:
-        potential: the kernel of Φ, a tinygp kernel or a callable of x1 [M, 2], x2 [L, 2] to [M, L]. Its variance is
-            that of Φ: that of each component of grad Φ is variance / lengthscale² for the squared exponential.
+        potential: the kernel of Φ, a tinygp kernel or a callable of x1 [M, 2], x2 [L, 2] that returns [M, L]. Its
+            variance is that of Φ; for the squared exponential, each component of grad Φ has variance / lengthscale².
         stream: the kernel of Ψ, likewise.
 
     Raises:
-        TypeError: a kernel is not callable, or a class.
-        ValueError: a kernel's derivative jumps where its inputs meet; at a call, inputs that are not in the plane.
+        TypeError: a kernel is not callable, or it is a class.
+        ValueError: the derivative of a kernel jumps at equal inputs; or, at a call, inputs are not in the plane.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro_fspace as fs
@@ -73,7 +73,7 @@ class Helmholtz:
         return f"Helmholtz(potential={self.potential}, stream={self.stream})"
 
     def __call__(self, x1: Float[Array, "M 2"], x2: Float[Array, "L 2"]) -> Float[Array, "M 2 L 2"]:
-        """Cov(f(x1), f(x2)), the components of f after their point."""
+        """Cov(f(x1), f(x2)); the axis of components follows that of points."""
         x1, x2 = jnp.asarray(x1), jnp.asarray(x2)
         if x1.shape[-1] != 2 or x2.shape[-1] != 2:
             raise ValueError(f"Helmholtz is a kernel of the plane, got inputs {list(x1.shape)} and {list(x2.shape)}.")

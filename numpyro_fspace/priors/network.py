@@ -1,4 +1,4 @@
-"""Random networks as priors over functions."""
+"""``NetworkPrior``: random networks as priors over functions."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 
 __all__ = ["NetworkPrior"]
 
-#: Functions evaluated side by side when the Gaussian approximation is fitted.
+#: Number of functions evaluated together when the Gaussian approximation is fitted.
 MAX_TOGETHER = 250
 
 
 class NetworkPrior(GaussianProcess):
-    """The law of a network with random weights, as a prior over the functions of another.
+    """The distribution of a network with random weights, as a prior over the functions of another network.
 
-    ``sample`` draws from the law itself. It has no density in closed form: ``log_prob``, ``moments`` and
-    ``condition`` use the *Gaussian approximation* with the sample mean and covariance of ``num_draws``
-    functions drawn once, from ``key``. It is biased where the law is not Gaussian (narrow networks, heavy
-    tails), has no correlation between outputs unless they are ``dependent``, and its covariance has rank below
-    ``num_draws``: take several draws per measurement point (and dependent output). The nugget fills the rest.
+    ``sample`` draws from this distribution, which has no density in closed form. ``log_prob``, ``moments`` and
+    ``condition`` use its *Gaussian approximation*, with the sample mean and covariance of ``num_draws`` functions that
+    are drawn once from ``key``. The approximation is biased if the distribution is not Gaussian (narrow networks, heavy
+    tails), and it has no correlation between outputs unless they are ``dependent``. Its covariance has rank below
+    ``num_draws``, so take several draws per measurement point (and dependent output). The nugget adds the full rank.
 
     Args:
-        draw: draws one function and evaluates it, (key, x [M, D]) to [M] or [M, K], as ``fs.model.random_function``
-            makes it; the same key must give the same function at every x.
-        key: of the functions that ``log_prob`` is fitted to.
-        num_draws: how many.
+        draw: draws one function and evaluates it, (key, x [M, D]) -> [M] or [M, K], such as
+            ``fs.model.random_function`` returns. The same key must give the same function at every x.
+        key: for the functions that ``log_prob`` is fitted to.
+        num_draws: number of these functions.
         nugget: as for ``GPPrior``.
         num_outputs: K, or None for a single output with values [M].
-        dependent: whether the approximation holds the covariances between outputs, as the prior of a
-            matrix-valued kernel does.
+        dependent: whether the approximation includes covariances between outputs, like the prior of a matrix-valued
+            kernel.
 
     Raises:
         TypeError: draw is not callable.
-        ValueError: fewer than two draws, or a nugget that is not positive.
+        ValueError: there are fewer than two draws, or the nugget is not positive.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -77,9 +77,9 @@ class NetworkPrior(GaussianProcess):
     def sample(
         self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
-        """Draws of f(x), [*sample_shape, M] or [*sample_shape, M, K], from the law itself, without nugget."""
+        """Draws of f(x), [*sample_shape, M] or [*sample_shape, M, K], from the network itself, without nugget."""
         x = jnp.asarray(as_inputs(x))
-        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # of jax.random.PRNGKey: its words are no axis of draws
+        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # an old-style key, whose words are not an axis of draws
             key = jax.random.wrap_key_data(key)
         draws = self._draws(jax.random.split(key, sample_shape), x)
         return draws[..., 0] if self.num_outputs is None else draws

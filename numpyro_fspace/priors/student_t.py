@@ -1,4 +1,4 @@
-"""Student-t process priors over functions: Gaussian processes of random overall scale."""
+"""``StudentTPrior``: Student-t process priors over functions, which are Gaussian processes of random scale."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ __all__ = ["StudentTPrior"]
 
 
 class StudentTPrior:
-    """The Student-t process prior f ~ TP(df, m, k): heavier tails than a Gaussian process, the same geometry.
+    """The Student-t process prior f ~ TP(df, m, k): heavier tails than a Gaussian process, with the same geometry.
 
-    At measurement points f(x) ~ t_df(m(x), k(x, x) + nugget · I), independently over outputs. The kernel is
-    the *scale* of the law; its covariance is df / (df - 2) times that, for df > 2. As df → ∞ it is
-    ``GPPrior``.
+    At measurement points f(x) ~ t_df(m(x), k(x, x) + nugget · I), independently over outputs. The kernel is the *scale*
+    of the distribution; the covariance is df / (df - 2) times the scale, for df > 2. It tends to ``GPPrior`` as df → ∞.
 
     Args:
         kernel: a tinygp kernel, or a list of K of them.
@@ -39,7 +38,7 @@ class StudentTPrior:
         num_outputs: K, or None for a single output with values [M].
 
     Raises:
-        TypeError, ValueError: as ``GPPrior``, or df is not positive.
+        TypeError, ValueError: as for ``GPPrior``, or df is not positive.
 
     Example:
         >>> import jax.numpy as jnp, tinygp
@@ -68,7 +67,7 @@ class StudentTPrior:
         return self.gaussian.num_outputs
 
     def log_prob(self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]) -> Float[Array, ""]:
-        """log t_df(f; m(x), k(x, x) + nugget · I), summed over outputs; shapes and errors as ``GPPrior``."""
+        """log t_df(f; m(x), k(x, x) + nugget · I), summed over outputs; shapes and errors as for ``GPPrior``."""
         x = as_inputs(x)
         square, half_log_det = self.gaussian.whitened_square(x, f)
         df, size = jnp.asarray(self.df, square.dtype), len(x) * (self.num_outputs or 1) // len(square)
@@ -83,7 +82,7 @@ class StudentTPrior:
         draws = self.gaussian.sample(key_normal, x, sample_shape)
         mean, covariance = self.gaussian.moments(x)
         mean, scales = jnp.asarray(mean, draws.dtype), sample_shape
-        if self.num_outputs is not None:  # one for each output, or for all if they depend on one another
+        if self.num_outputs is not None:  # one per output, or one for all if they are dependent
             scales = (*sample_shape, self.num_outputs if covariance.ndim == 3 else 1)
         df = jnp.asarray(self.df, draws.dtype)
         precision = jax.random.gamma(key_scale, df / 2, scales, draws.dtype) / (df / 2)
@@ -96,7 +95,7 @@ class StudentTPrior:
         return mean, factor * scale
 
     def tabulated(self, pool: Float[ArrayLike, "N D"]) -> StudentTPrior | None:
-        """This prior at the points of a pool, with row numbers in place of inputs; see ``GPPrior.tabulated``."""
+        """This prior at the points of a pool, as a function of row numbers; see ``GPPrior.tabulated``."""
         gaussian = self.gaussian.tabulated(pool)
         if gaussian is None:
             return None
@@ -105,5 +104,5 @@ class StudentTPrior:
         return table
 
     def check(self, x: Float[ArrayLike, "M D"]) -> None:
-        """Raises ValueError if the scale at x has no Cholesky factor, as ``GPPrior.check``."""
+        """Check that the scale at x has a Cholesky factor; see ``GPPrior.check``."""
         self.gaussian.check(as_inputs(x))

@@ -1,4 +1,4 @@
-"""Function-space variational inference on the models that the samplers read."""
+"""Function-space variational inference for the same models that the samplers take."""
 
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.variational import guides

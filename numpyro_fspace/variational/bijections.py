@@ -1,15 +1,14 @@
 """Bijections of function values, y = F(x, f): pointwise, with inverses and derivatives in closed form.
 
 Each is an object with ``init(key, x, y) -> params``, ``forward(params, x, f)``, ``inverse(params, x, y)`` and
-``log_det(params, x, f)`` = log|∂y/∂f| at every value. x is [M, D]; f and y are [..., M, K], with any axes of draws
-before. A draw's log density changes by the sum of ``log_det`` over its values. Scales are one number per output; the
-biases b(x) are networks of the inputs, which cost no determinant.
+``log_det(params, x, f)`` = log|∂y/∂f| at every value. x is [M, D]; f and y are [..., M, K], with any leading axes of
+draws. The log density of a draw changes by the sum of ``log_det`` over its values. There is one scale per output; the
+biases b(x) are networks of the inputs and do not enter the determinant.
 
-**Ranges.** Tanh and sigmoid are bounded: the inverse of a value beyond the bounds does not exist. So ``cover(params, x,
-y)`` sets the range: it is measured from the largest |y - b(x)| among given draws, with a margin, whatever the other
-parameters are. And where tanh cannot be told from ±1 in float32 (``TAIL``), it is continued by its tangent. So F maps
-the real line onto itself, and any value has a density: beyond the range a log density of about minus a million, never
-NaN.
+**Ranges.** Tanh and sigmoid are bounded, so a value beyond the bounds has no inverse. ``cover(params, x, y)`` therefore
+sets the range from the largest |y - b(x)| among given draws, plus a margin, whatever the other parameters are. Where
+tanh equals ±1 in float32 (beyond ``TAIL``) it is continued by its tangent. F then maps the real line onto itself, and
+every value has a density: beyond the range its log is about minus a million and never NaN.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Bijection", "Fitted", "Linear", "Sigmoid", "Tanh", "as_bijections"]
 
-#: |t| from which tanh(t) is continued by its tangent: there it is within 2e-6 of ±1.
+#: |t| beyond which tanh(t) is continued by its tangent; there it is within 2e-6 of ±1.
 TAIL = 7.0
-#: tanh and its derivative there.
+#: tanh and its derivative at ``TAIL``.
 END, END_SLOPE = math.tanh(TAIL), math.cosh(TAIL) ** -2
-#: Least and initial distance of the range's ends from the draws, relative to the draws' own reach.
+#: Smallest and initial distance between the ends of the range and the draws, relative to the reach of the draws.
 MARGIN, INITIAL_MARGIN = 1e-3, 2.0
 
 
@@ -49,7 +48,7 @@ def _bias_network(hidden: tuple[int, ...], num_outputs: int):
 
 @dataclass(frozen=True)
 class Bijection(ABC):
-    """What the bijections share: biases b(x), networks of the standardized inputs.
+    """Base class of the bijections, with biases b(x) that are networks of the standardized inputs.
 
     Args:
         hidden: widths of the networks' hidden layers.
@@ -69,7 +68,7 @@ class Bijection(ABC):
         """Parameters at which F is close to the identity on the draws y."""
 
     def cover(self, params: dict, x: Float[Array, "M D"], y: Float[Array, "S M K"]) -> dict:
-        """``params`` with a range that holds the draws y."""
+        """``params`` with a range that contains the draws y."""
         return params
 
     @abstractmethod
@@ -89,8 +88,7 @@ class Bijection(ABC):
         return {"mean": flat.mean(0), "scale": jnp.where(jnp.ptp(flat, 0) > 0, flat.std(0), 1.0)}
 
     def _init_bias(self, key, x, num_outputs):
-        flat = x.reshape(len(x), -1)
-        return _bias_network(self.hidden, num_outputs).init(key, flat)["params"]
+        return _bias_network(self.hidden, num_outputs).init(key, x.reshape(len(x), -1))["params"]
 
     def _bias(self, params, name, x, num_outputs):
         inputs = jax.lax.stop_gradient(params["inputs"])
@@ -100,7 +98,7 @@ class Bijection(ABC):
 
 @dataclass(frozen=True)
 class Linear(Bijection):
-    r"""y = (f - b(x)) / a with a > 0: the identity among them, where it starts.
+    r"""y = (f - b(x)) / a with a > 0. It starts at the identity.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -132,12 +130,41 @@ class Linear(Bijection):
         return jnp.broadcast_to(-params["log_a"], f.shape)
 
 
+class _Bounded(Bijection):
+    """y = r tanh(t) + c(x) with t = rate · e^log_slope · f (+ a bias) and the half range r."""
+
+    rate: ClassVar[float]
+    outer: ClassVar[str]  # name of c
+    inner: ClassVar[str | None] = None
+
+    def cover(self, params, x, y):
+        reach = jnp.max(jnp.abs(y - self._bias(params, self.outer, x, y.shape[-1])), (0, 1))
+        return params | {"reach": jnp.maximum(reach, 100.0 * jnp.finfo(y.dtype).tiny)}
+
+    def forward(self, params, x, f):
+        u = _squash(self._inside(params, x, f))
+        return _half_range(params) * u + self._bias(params, self.outer, x, f.shape[-1])
+
+    def inverse(self, params, x, y):
+        t = _unsquash((y - self._bias(params, self.outer, x, y.shape[-1])) / _half_range(params))
+        shift = 0.0 if self.inner is None else self._bias(params, self.inner, x, y.shape[-1])
+        return (t - shift) / self.rate * jnp.exp(-params["log_slope"])
+
+    def log_det(self, params, x, f):
+        log_slope = params["log_slope"] + math.log(self.rate)
+        return log_slope + jnp.log(_half_range(params)) + _log_slope(self._inside(params, x, f))
+
+    def _inside(self, params, x, f):
+        t = self.rate * f * jnp.exp(params["log_slope"])
+        return t if self.inner is None else t + self._bias(params, self.inner, x, f.shape[-1])
+
+
 @dataclass(frozen=True)
-class Tanh(Bijection):
+class Tanh(_Bounded):
     r"""y = a₂ tanh(a₁ f + b₁(x)) + b₂(x) with a₁, a₂ > 0.
 
-    It starts close to the identity: the range is three times as wide as the draws. a₂ is learned as the margin that it
-    leaves around them, at least a thousandth (see ``cover``).
+    It starts close to the identity, with a range three times as wide as the draws. a₂ is learned as the margin around
+    the draws, which is at least a thousandth of their reach (see ``cover``).
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -149,6 +176,8 @@ class Tanh(Bijection):
 
     Reference: as for :class:`Linear`, eq. 8.
     """
+
+    rate, outer, inner = 1.0, "outer", "inner"
 
     def init(self, key, x, y):
         num_outputs = y.shape[-1]
@@ -170,30 +199,13 @@ class Tanh(Bijection):
         params["outer"][last]["bias"] = middle
         return params
 
-    def cover(self, params, x, y):
-        return params | {"reach": _reach(y, self._bias(params, "outer", x, y.shape[-1]))}
-
-    def forward(self, params, x, f):
-        t = self._inner(params, x, f)
-        return _half_range(params) * _squash(t) + self._bias(params, "outer", x, f.shape[-1])
-
-    def inverse(self, params, x, y):
-        u = (y - self._bias(params, "outer", x, y.shape[-1])) / _half_range(params)
-        return (_unsquash(u) - self._bias(params, "inner", x, y.shape[-1])) * jnp.exp(-params["log_slope"])
-
-    def log_det(self, params, x, f):
-        return params["log_slope"] + jnp.log(_half_range(params)) + _log_slope(self._inner(params, x, f))
-
-    def _inner(self, params, x, f):
-        return f * jnp.exp(params["log_slope"]) + self._bias(params, "inner", x, f.shape[-1])
-
 
 @dataclass(frozen=True)
-class Sigmoid(Bijection):
+class Sigmoid(_Bounded):
     r"""y = a₂ σ(a₁ f) + b(x), σ(t) = 1/(1 + e⁻ᵗ), with a₁, a₂ > 0.
 
-    Computed as (a₂/2) tanh(a₁ f/2) + c(x), with the network c(x) = b(x) + a₂/2 for the middle of the range. It starts
-    close to the identity, with a range around 0 three times as wide as the draws.
+    It is computed as (a₂/2) tanh(a₁ f/2) + c(x), where the network c(x) = b(x) + a₂/2 is the middle of the range. It
+    starts close to the identity, with a range around 0 three times as wide as the draws.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -205,6 +217,8 @@ class Sigmoid(Bijection):
 
     Reference: as for :class:`Linear`, eq. 9.
     """
+
+    rate, outer = 0.5, "middle"
 
     def init(self, key, x, y):
         num_outputs = y.shape[-1]
@@ -218,21 +232,6 @@ class Sigmoid(Bijection):
             "middle": self._init_bias(key, x, num_outputs),
         }
 
-    def cover(self, params, x, y):
-        return params | {"reach": _reach(y, self._bias(params, "middle", x, y.shape[-1]))}
-
-    def forward(self, params, x, f):
-        u = _squash(0.5 * f * jnp.exp(params["log_slope"]))
-        return _half_range(params) * u + self._bias(params, "middle", x, f.shape[-1])
-
-    def inverse(self, params, x, y):
-        u = (y - self._bias(params, "middle", x, y.shape[-1])) / _half_range(params)
-        return 2.0 * _unsquash(u) * jnp.exp(-params["log_slope"])
-
-    def log_det(self, params, x, f):
-        t = 0.5 * f * jnp.exp(params["log_slope"])
-        return params["log_slope"] - math.log(2.0) + jnp.log(_half_range(params)) + _log_slope(t)
-
 
 class Fitted(NamedTuple):
     """A bijection with its parameters."""
@@ -241,19 +240,16 @@ class Fitted(NamedTuple):
     params: Any
 
     def forward(self, x, f):
-        """y = F(x, f)."""
         return self.bijection.forward(self.params, x, f)
 
     def inverse(self, x, y):
-        """f with F(x, f) = y."""
         return self.bijection.inverse(self.params, x, y)
 
     def log_det(self, x, f):
-        """log|∂F(x, f)/∂f| of every value."""
         return self.bijection.log_det(self.params, x, f)
 
 
-#: The bijections that have a name.
+#: Bijections by name.
 BIJECTIONS: dict[str, Callable[[], Bijection]] = {"linear": Linear, "tanh": Tanh, "sigmoid": Sigmoid}
 
 
@@ -261,8 +257,8 @@ def as_bijections(bijections) -> dict[str, Bijection]:
     """Candidates by name, from names and objects.
 
     Raises:
-        ValueError: an unknown name, or no candidate.
-        TypeError: something else than a name or a bijection.
+        ValueError: a name is unknown, or there is no candidate.
+        TypeError: a candidate is neither a name nor a bijection.
     """
     bijections = (bijections,) if isinstance(bijections, str | Bijection) else tuple(bijections)
     if not bijections:
@@ -282,13 +278,8 @@ def as_bijections(bijections) -> dict[str, Bijection]:
 
 
 def _half_range(params):
-    """a₂ of tanh, half of the sigmoid's."""
+    """a₂ of tanh, a₂/2 of the sigmoid."""
     return params["reach"] * (1.0 + MARGIN + jnp.exp(params["log_margin"]))
-
-
-def _reach(y, middle):
-    reach = jnp.max(jnp.abs(y - middle), (0, 1))
-    return jnp.maximum(reach, 100.0 * jnp.finfo(y.dtype).tiny)
 
 
 def _squash(t):

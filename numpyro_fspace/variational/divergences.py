@@ -1,9 +1,9 @@
-"""Divergences between the law that a guide gives a function and its prior, at measurement points.
+"""Divergences between the pushforward of a guide and a functional prior, at measurement points.
 
-A divergence is a callable ``(law, prior, x) -> D``. ``law`` is a ``LinearisedLaw``: the Gaussian law of the
-linearized function under the guide, by its ``mean(x)`` [M, K], ``root(x)`` [M, K, R] (whose product with its
-transpose is the covariance), ``jacobian(x)`` [M, K, P] and ``loc``, the mean of the weights [P]. Those that need
-draws of the function only are in ``sampled_divergences``.
+A divergence is a callable ``(pushforward, prior, x) -> D``. ``pushforward`` is a ``LinearizedPushforward``, the
+Gaussian distribution of the linearized function under the guide: ``mean(x)`` [M, K], ``root(x)`` [M, K, R] (its product
+with its transpose is the covariance), ``jacobian(x)`` [M, K, P], and ``loc``, the mean of the weights [P]. Divergences
+that need only draws of the function are in ``sampled_divergences``.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ __all__ = ["PushforwardKL", "RegularizedKL", "Wasserstein2", "regularized_kl"]
 
 @dataclass(frozen=True)
 class RegularizedKL:
-    r"""GFSVI's divergence: the KL between Gaussian laws at X_M, both with a little white noise added.
+    r"""GFSVI's divergence: the KL between Gaussian distributions at X_M, with a little white noise added to both.
 
     .. math:: D^\gamma(Q \,\|\, P_0) = \mathrm{KL}\big(N(f(X_M; m), J S J^\top + \gamma M I) \,\big\|\,
               N(\mu(X_M), K(X_M, X_M) + \gamma M I)\big)
 
-    Between a network's law, which lives on a manifold of as many dimensions as there are weights, and a process,
-    the plain KL is infinite. K includes the prior's own nugget. D tends to the plain KL as γ → 0 where that is
-    finite.
+    The plain KL between a network and a process is infinite, because the network's functions lie on a manifold with as
+    many dimensions as there are weights. K includes the prior's own nugget. As γ → 0, D tends to the plain KL wherever
+    that is finite.
 
     Args:
-        gamma: γ > 0, variance per measurement point. None is 1e-10 in float64 (the paper's) and 1e-6 in float32,
-            where a smaller one is lost to rounding.
+        gamma: γ > 0, the variance per measurement point. None means 1e-10 in float64 (the paper's value) and 1e-6 in
+            float32, where a smaller variance is lost to rounding.
 
     Raises:
         ValueError, TypeError: γ is not a positive number; the prior is not Gaussian.
@@ -51,25 +51,25 @@ class RegularizedKL:
         if self.gamma is not None:
             check_positive(self.gamma, "gamma")
 
-    def __call__(self, law, prior, x) -> Float[Array, ""]:
-        difference, root, prior_covariance = _compared(self, law, prior, x)
+    def __call__(self, pushforward, prior, x) -> Float[Array, ""]:
+        difference, root, prior_covariance = _compared(self, pushforward, prior, x)
         jitter = len(x) * default_gamma(self.gamma, difference.dtype)
         return regularized_kl(difference, root, prior_covariance, jitter)
 
 
 @dataclass(frozen=True)
 class PushforwardKL:
-    r"""TFSVI's divergence: the KL to the law that a prior of the weights gives the same linearized function.
+    r"""TFSVI's divergence: the KL to the pushforward of a prior of the weights through the same linearized function.
 
     .. math:: \mathrm{KL}\big(N(f(X_M; m), J S J^\top + \gamma M I) \,\big\|\,
               N(f(X_M; m) - J m, \sigma_p^2 J J^\top + \gamma M I)\big)
 
-    The functional prior of the model lends its measurement points only; weights ~ N(0, σ_p² I) decide.
+    Only the measurement points of the model's functional prior are used; the prior is that of weights ~ N(0, σ_p² I).
 
     Args:
         prior_scale: σ_p > 0.
-        gamma: γ > 0, variance per measurement point. None is that of ``RegularizedKL`` times the mean of the diagonal
-            of σ_p² J Jᵀ, which is as large as the network is wide: what is lost to rounding grows with it.
+        gamma: γ > 0, the variance per measurement point. None means the value of ``RegularizedKL`` times the mean of
+            the diagonal of σ_p² J Jᵀ. That mean grows with the width of the network, and so do rounding errors.
 
     Reference: T. Rudner, Z. Chen, Y. W. Teh, Y. Gal (2022), *Tractable function-space variational inference in
     Bayesian neural networks*.
@@ -83,12 +83,12 @@ class PushforwardKL:
         if self.gamma is not None:
             check_positive(self.gamma, "gamma")
 
-    def __call__(self, law, prior, x) -> Float[Array, ""]:
-        jacobian = law.jacobian(x)
+    def __call__(self, pushforward, prior, x) -> Float[Array, ""]:
+        jacobian = pushforward.jacobian(x)
         num_points, num_outputs, _ = jacobian.shape
         flat = self.prior_scale * jnp.swapaxes(jacobian, 0, 1).reshape(num_outputs * num_points, -1)
-        difference = jnp.einsum("mkp,p->km", jacobian, law.loc).reshape(-1, 1)
-        root = jnp.swapaxes(law.root(x), 0, 1).reshape(num_outputs * num_points, 1, -1)
+        difference = jnp.einsum("mkp,p->km", jacobian, pushforward.loc).reshape(-1, 1)
+        root = jnp.swapaxes(pushforward.root(x), 0, 1).reshape(num_outputs * num_points, 1, -1)
         covariance = gram(flat)
         unit = jax.lax.stop_gradient(jnp.diagonal(covariance).mean()) if self.gamma is None else 1.0
         jitter = num_points * default_gamma(self.gamma, flat.dtype) * unit
@@ -97,13 +97,13 @@ class PushforwardKL:
 
 @dataclass(frozen=True)
 class Wasserstein2:
-    r"""GWI's divergence: the squared 2-Wasserstein distance between the Gaussian laws at X_M.
+    r"""GWI's divergence: the squared 2-Wasserstein distance between the Gaussian distributions at X_M.
 
     .. math:: W_2^2 = \|m_Q - m_P\|^2 + \mathrm{tr}\, \Sigma_Q + \mathrm{tr}\, \Sigma_P
               - 2\, \mathrm{tr}\big(\Sigma_P^{1/2} \Sigma_Q \Sigma_P^{1/2}\big)^{1/2}
 
-    It is finite where a KL is not, so nothing need be added to either law; Σ_P includes the prior's nugget. What
-    maximizes the bound is a posterior of generalized variational inference, not that of Bayes' rule.
+    It is finite where a KL is not, so no noise needs to be added. Σ_P includes the prior's nugget. The maximizer of the
+    bound is a posterior of generalized variational inference and not the Bayesian posterior.
 
     Raises:
         TypeError: the prior is not Gaussian.
@@ -112,8 +112,8 @@ class Wasserstein2:
     measures meet Bayesian deep learning*.
     """
 
-    def __call__(self, law, prior, x) -> Float[Array, ""]:
-        difference, root, prior_covariance = _compared(self, law, prior, x)
+    def __call__(self, pushforward, prior, x) -> Float[Array, ""]:
+        difference, root, prior_covariance = _compared(self, pushforward, prior, x)
         root = jnp.swapaxes(root, 0, 1)
         factor = jnp.linalg.cholesky(prior_covariance)
         flat = (factor.mT @ root).reshape(-1, root.shape[-1])
@@ -125,18 +125,18 @@ class Wasserstein2:
         return jnp.sum(difference**2) + spread
 
 
-def _compared(divergence, law, prior, x):
-    """m_q - m_p [M, K] and A [M, K, R] of the law at x, covariance [K, M, M] of a Gaussian prior.
+def _compared(divergence, pushforward, prior, x):
+    """m_q - m_p [M, K] and A [M, K, R] of the pushforward at x, and the covariance [K, M, M] of a Gaussian prior.
 
-    Dependent outputs are taken together: their values are one output at M K points.
+    The values of dependent outputs are treated as those of one output at M K points.
     """
-    if not hasattr(prior, "law"):
+    if not hasattr(prior, "marginal"):
         raise TypeError(
-            f"{type(divergence).__name__} needs a Gaussian prior such as fs.GPPrior; {type(prior).__name__} is known "
-            "by its log density and draws only. fs.variational.SpectralSteinKL() takes any prior."
+            f"{type(divergence).__name__} needs a Gaussian prior such as fs.GPPrior; {type(prior).__name__} has only "
+            "a log density and draws. fs.variational.SpectralSteinKL() takes any prior."
         )
-    mean, root = law.mean(x), law.root(x)
-    prior_mean, covariance = (jnp.asarray(part, mean.dtype) for part in prior.law(x))
+    mean, root = pushforward.mean(x), pushforward.root(x)
+    prior_mean, covariance = (jnp.asarray(part, mean.dtype) for part in prior.marginal(x))
     difference = mean - prior_mean.reshape(mean.shape)
     if covariance.ndim == 3:
         return difference, root, covariance
@@ -145,7 +145,7 @@ def _compared(divergence, law, prior, x):
 
 
 def default_gamma(gamma: float | None, dtype) -> float:
-    """γ, or what the precision allows."""
+    """γ, or the smallest value that the precision allows."""
     if gamma is not None:
         return gamma
     return 1e-10 if dtype == jnp.float64 else 1e-6
@@ -153,7 +153,7 @@ def default_gamma(gamma: float | None, dtype) -> float:
 
 @jax.custom_vjp
 def gram(rows: Float[Array, "M P"]) -> Float[Array, "M M"]:
-    """A Aᵀ; its gradient takes one product with A, where that of ``A @ A.T`` takes two."""
+    """A Aᵀ, with a gradient that takes one product with A; that of ``A @ A.T`` takes two."""
     return rows @ rows.T
 
 
@@ -168,7 +168,7 @@ def regularized_kl(
     Args:
         difference: m_q - m_p.
         root: A.
-        covariance: Σ, a block for each output.
+        covariance: Σ, one block for each output.
         jitter: c.
     """
     num_points, num_outputs = difference.shape
@@ -186,7 +186,7 @@ def regularized_kl(
 
 @jax.custom_vjp
 def log_det(matrix: Float[Array, "M M"]) -> Float[Array, ""]:
-    """log|C| of a positive definite C, by Cholesky's factor; its gradient C⁻¹ is made of the same factor."""
+    """log|C| of a positive definite C from its Cholesky factor, which also gives the gradient C⁻¹."""
     return _log_det(matrix)[0]
 
 

@@ -1,7 +1,7 @@
 """Gaussian guides over all latent values of a model, started at the networks' own initializers.
 
-They are NumPyro's, under names that say what they are; any guide whose ``get_posterior(params)`` is a normal or
-low-rank normal law serves ``fs.FunctionalELBO`` alike.
+They are NumPyro's guides under descriptive names. ``fs.FunctionalELBO`` accepts any guide whose
+``get_posterior(params)`` is a normal distribution, including low-rank ones.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from numpyro_fspace.model.networks import init_to_network
 
 __all__ = ["low_rank", "mean_field"]
 
-#: Initial standard deviations: small, so that the mean is found before the spread.
+#: Initial standard deviations: small, so that the mean is fitted before the spread.
 INIT_SCALE = 1e-2
-#: Size of a low-rank factor's entries at the start, relative to the standard deviations.
+#: Size of the initial entries of a low-rank factor, relative to the standard deviations.
 INIT_FACTOR = 1e-2
 
 
@@ -26,7 +26,7 @@ def mean_field(model, *, init_scale: float = INIT_SCALE):
 
     Args:
         model: a NumPyro model with continuous latent sites.
-        init_scale: s at the start, positive.
+        init_scale: initial s, positive.
 
     Returns:
         A guide for ``numpyro.infer.SVI``.
@@ -38,13 +38,13 @@ def mean_field(model, *, init_scale: float = INIT_SCALE):
 def low_rank(model, rank: int, *, init_scale: float = INIT_SCALE):
     """q(w) = N(m, D (I + L Lᵀ) D), D = diag(s), L [P, rank]: NumPyro's ``AutoLowRankMultivariateNormal``.
 
-    NumPyro starts L at 0, where the bound has a stationary point: without noise in its gradient L would stay there. So
-    L starts at small random numbers.
+    NumPyro starts L at 0, which is a stationary point of the bound: without noise in the gradient L would stay there.
+    Here L starts at small random numbers.
 
     Args:
         model: a NumPyro model with continuous latent sites.
         rank: columns of L.
-        init_scale: s at the start, positive.
+        init_scale: initial s, positive.
 
     Returns:
         A guide for ``numpyro.infer.SVI``.

@@ -1,4 +1,8 @@
-"""The law that a guide gives a function: of its linearization, Gaussian, or of the function itself, by draws."""
+"""The pushforward of a guide: the distribution that a guide over weights gives a function at any inputs.
+
+``LinearizedPushforward`` is the Gaussian distribution of the linearized function, ``SampledPushforward`` the
+distribution of the function itself, represented by draws.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,18 @@ import numpyro.distributions as dist
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Key
 
-__all__ = ["LinearisedLaw", "SampledLaw", "as_normal", "entropy", "mean_and_spread"]
+__all__ = ["LinearizedPushforward", "SampledPushforward", "as_normal", "entropy", "mean_and_spread"]
 
 
 @dataclass(frozen=True, eq=False)
-class LinearisedLaw:
-    """GP(f(·; m), J S Jᵀ), the law of the linearized function under w ~ N(m, S).
+class LinearizedPushforward:
+    """GP(f(·; m), J S Jᵀ), the distribution of the linearized function under w ~ N(m, S).
 
     Attributes:
         function: ``(weights, x [M, D]) -> [M, K]``.
         loc: m, flat [P].
         spread: ``[…, P] -> […, R]``, the product with a square root of S.
-        unpack: ``flat weights [P] -> weights``, a tuple of arrays that follow one another in the flat ones.
+        unpack: ``flat weights [P] -> weights``, a tuple of arrays in the order of the flat weights.
     """
 
     function: Any
@@ -36,15 +40,16 @@ class LinearisedLaw:
         return self.function(self.unpack(self.loc), x)
 
     def jacobian(self, x):
-        """J(x; m), [M, K, P], row by row: a function's value at an input depends on that input alone.
+        """J(x; m), [M, K, P], computed row by row, because a function's value at an input depends only on that input.
 
-        Array by array of the weights: derivatives by flat weights would be a sum of wide matrices, one for each array.
+        The derivatives are taken for each array of weights. Derivatives with respect to flat weights would be a sum of
+        wide matrices, one for each array.
         """
         weights = self.unpack(self.loc)
 
         def of_row(row):
             value, pull = jax.vjp(lambda w: self.function(w, row[None])[0], weights)
-            # One output after another: an axis of them makes the derivative of J several times as slow on a CPU.
+            # One output after another: with an axis of outputs the derivative of J is several times slower on a CPU.
             slopes = [pull(unit)[0] for unit in jnp.eye(len(value), dtype=value.dtype)]
             return jax.tree.map(lambda *parts: jnp.stack(parts), *slopes)
 
@@ -57,16 +62,16 @@ class LinearisedLaw:
 
 
 @dataclass(frozen=True, eq=False)
-class SampledLaw:
-    """The law of f(·; w), w ~ q, known by draws.
+class SampledPushforward:
+    """The distribution of f(·; w) under w ~ q, represented by draws.
 
     Attributes:
         function: ``(flat weights, x [M, D]) -> [M, K]``.
         draw: ``key -> flat weights [P]``, differentiable in the guide's parameters.
-        key: of everything that is drawn.
-        prior_function: ``(key, x [M, D]) -> [M, K]``, the function with weights drawn from the model's prior of them.
+        key: for all draws.
+        prior_function: ``(key, x [M, D]) -> [M, K]``, the function with weights drawn from their prior in the model.
         weights_kl_terms: ``key -> log q(w) - log p(w)`` at a draw of q, or an unbiased estimate of its mean.
-        flat: whether the model's function gives [M] where ``function`` gives [M, 1].
+        flat: whether the model's function returns [M] where ``function`` returns [M, 1].
     """
 
     function: Any
@@ -82,7 +87,7 @@ class SampledLaw:
         return jax.vmap(lambda key: self.function(self.draw(key), x))(keys)
 
     def sample_prior(self, x, num_draws: int) -> Float[Array, "S M K"]:
-        """Draws of f(x) under the model's prior of the weights."""
+        """Draws of f(x) under the prior of the weights in the model."""
         keys = jax.random.split(jax.random.fold_in(self.key, 3), num_draws)
         return jax.vmap(lambda key: self.prior_function(key, x))(keys)
 
@@ -91,27 +96,27 @@ class SampledLaw:
         return jnp.mean(jax.vmap(self.weights_kl_terms)(jax.random.split(jax.random.fold_in(self.key, 4), num_draws)))
 
 
-def as_normal(law):
-    """The normal law behind a guide's posterior or a site (diagonal, low-rank, full); None for any other."""
-    while isinstance(law, dist.Independent | dist.ExpandedDistribution):
-        law = law.base_dist
+def as_normal(distribution):
+    """The normal distribution of a guide's posterior or of a site (diagonal, low-rank or full); None for any other."""
+    while isinstance(distribution, dist.Independent | dist.ExpandedDistribution):
+        distribution = distribution.base_dist
     kinds = dist.Normal | dist.LowRankMultivariateNormal | dist.MultivariateNormal
-    return law if isinstance(law, kinds) else None
+    return distribution if isinstance(distribution, kinds) else None
 
 
-def mean_and_spread(law):
-    """Mean [P] of a normal law, and the product with a root of its covariance, ``[…, P] -> […, R]``."""
-    if isinstance(law, dist.Normal):
-        return law.loc, lambda rows: _scaled(rows, law.scale)
-    if isinstance(law, dist.MultivariateNormal):
-        return law.loc, lambda rows: rows @ law.scale_tril
-    scale, factor = jnp.sqrt(law.cov_diag), law.cov_factor
-    return law.loc, lambda rows: jnp.concatenate([rows * scale, rows @ factor], -1)
+def mean_and_spread(normal):
+    """Mean [P] of a normal distribution, and the product with a root of its covariance, ``[…, P] -> […, R]``."""
+    if isinstance(normal, dist.Normal):
+        return normal.loc, lambda rows: _scaled(rows, normal.scale)
+    if isinstance(normal, dist.MultivariateNormal):
+        return normal.loc, lambda rows: rows @ normal.scale_tril
+    scale, factor = jnp.sqrt(normal.cov_diag), normal.cov_factor
+    return normal.loc, lambda rows: jnp.concatenate([rows * scale, rows @ factor], -1)
 
 
 @jax.custom_vjp
 def _scaled(rows: Float[Array, "... P"], scale: Float[Array, " P"]) -> Float[Array, "... P"]:
-    """rows · scale; XLA's own sum over the rows, in the gradient, takes ten times as long as this product on a CPU."""
+    """rows · scale. The gradient sums over rows by a product, because XLA's sum takes ten times as long on a CPU."""
     return rows * scale
 
 
@@ -124,11 +129,11 @@ def _pull_scaled(saved, g):
 _scaled.defvjp(lambda rows, scale: (rows * scale, (rows, scale)), _pull_scaled)
 
 
-def entropy(law, index) -> Float[Array, ""]:
-    """H of some coordinates of a normal law."""
-    if isinstance(law, dist.Normal):
-        return dist.Normal(law.loc[index], law.scale[index]).entropy().sum()
-    if isinstance(law, dist.MultivariateNormal):
-        covariance = law.covariance_matrix[jnp.ix_(index, index)]
-        return dist.MultivariateNormal(law.loc[index], covariance).entropy().sum()
-    return dist.LowRankMultivariateNormal(law.loc[index], law.cov_factor[index], law.cov_diag[index]).entropy().sum()
+def entropy(normal, index) -> Float[Array, ""]:
+    """Entropy of some coordinates of a normal distribution."""
+    loc = normal.loc[index]
+    if isinstance(normal, dist.Normal):
+        return dist.Normal(loc, normal.scale[index]).entropy().sum()
+    if isinstance(normal, dist.MultivariateNormal):
+        return dist.MultivariateNormal(loc, normal.covariance_matrix[jnp.ix_(index, index)]).entropy().sum()
+    return dist.LowRankMultivariateNormal(loc, normal.cov_factor[index], normal.cov_diag[index]).entropy().sum()

@@ -1,8 +1,9 @@
-"""Divergences by draws, between the network itself and its prior, at measurement points.
+"""Divergences estimated from draws, between the network itself and its prior, at measurement points.
 
-A divergence is a callable ``(law, prior, x) -> D`` with the attribute ``linearized = False``; ``law`` is then a
-``SampledLaw``: ``sample(x, num_draws)`` [S, M, K] draws the function, ``key`` is for whatever else is drawn,
-``sample_prior(x, num_draws)`` and ``weights_kl(num_draws)`` speak of the weights' own prior.
+Such a divergence is a callable ``(pushforward, prior, x) -> D`` with the attribute ``linearized = False``.
+``pushforward`` is then a ``SampledPushforward``: ``sample(x, num_draws)`` [S, M, K] draws the function, ``key`` is for
+any other random numbers, ``sample_prior(x, num_draws)`` draws the function under the prior of the weights, and
+``weights_kl(num_draws)`` estimates the KL of the weights.
 """
 
 from __future__ import annotations
@@ -21,35 +22,35 @@ if TYPE_CHECKING:
 __all__ = ["BridgeWasserstein", "SpectralSteinKL", "Wasserstein1", "spectral_stein_score", "wasserstein1"]
 
 
-#: Of the critic: weight of the penalty on gradients longer than one, rate of Adam.
+#: Weight of the penalty on gradients of the critic longer than one; learning rate of its Adam optimizer.
 CRITIC_PENALTY, CRITIC_RATE = 10.0, 0.005
 
 
 @dataclass(frozen=True)
 class Wasserstein1:
-    r"""fVI's divergence: the 1-Wasserstein distance at X_M by a critic, and the difference of the variances.
+    r"""fVI's divergence: the 1-Wasserstein distance at X_M, estimated by a critic, plus a difference of variances.
 
     .. math:: D = \sup_{\|\varphi\|_{Lip} \le 1} E_{f \sim Q}[\varphi(f(X_M))] - E_{g \sim P_0}[\varphi(g(X_M))]
               + v \sum_m |\mathrm{var}_Q f(x_m) - \mathrm{var}_{P_0} f(x_m)|
 
-    The distance alone says little of the spread in many dimensions, hence the second term. Any prior that can be drawn
-    from will do, and any continuous guide. What maximizes the bound is a posterior of generalized variational
-    inference, not that of Bayes' rule.
+    In many dimensions the distance alone depends little on the spread, hence the second term. The prior needs a
+    sampler; the guide may be any continuous guide. The maximizer of the bound is a posterior of generalized variational
+    inference and not the Bayesian posterior.
 
-    The critic φ is a linear and a radial function, which is best for laws that differ by a shift and a scale, plus a
-    small network that is trained anew at every step, as its problem changes with X_M, on half of the draws, with a
-    penalty on gradients longer than one; the other half is what it is applied to. So the estimate is, up to noise, at
-    most the distance. With few draws in many dimensions long training fits the draws and makes it worse.
+    The critic φ is the sum of a linear function, a radial function and a small network. The first two are optimal for
+    distributions that differ by a shift and a scale. The network is trained anew at every step, since its problem
+    changes with X_M, on half of the draws and with a penalty on gradients longer than one. It is evaluated on the other
+    half, so that the estimate is at most the distance, up to noise. With few draws in many dimensions, long training
+    overfits the draws and makes the estimate worse.
 
     Args:
-        num_draws: S, functions drawn from each of Q and P0 at each step, even.
+        num_draws: S, the number of functions drawn from each of Q and P0 at each step, even.
         variance_weight: v ≥ 0.
-        num_critic_steps: of Adam, for the critic's network. 0 leaves the linear and the radial
-            part.
+        num_critic_steps: Adam steps for the critic's network. With 0 only the linear and the radial part are used.
         width: hidden units of the critic.
 
     Raises:
-        ValueError, TypeError: an argument is out of its range.
+        ValueError, TypeError: an argument is out of range.
 
     Reference: M. Wu, J. Xuan, J. Lu (2025), *Bridging the gap between variational inference and stochastic gradient
     MCMC in function space*, section 3; B.-H. Tran et al. (2022), *All you need is a good functional prior for
@@ -70,12 +71,12 @@ class Wasserstein1:
         check_count(self.width, "width")
         check_not_negative(self.variance_weight, "variance_weight")
 
-    def __call__(self, law, prior, x) -> Float[Array, ""]:
-        key = jax.random.fold_in(law.key, self.num_draws)  # that of no draw
-        return self.between(law.sample(x, self.num_draws), prior, x, key)
+    def __call__(self, pushforward, prior, x) -> Float[Array, ""]:
+        key = jax.random.fold_in(pushforward.key, self.num_draws)  # no draw has this key
+        return self.between(pushforward.sample(x, self.num_draws), prior, x, key)
 
     def between(self, f: Float[Array, "S M K"], prior, x, key) -> Float[Array, ""]:
-        """D between the law that f was drawn from and the prior."""
+        """D between the distribution of the draws f and the prior."""
         key_prior, key_critic = jax.random.split(key)
         g = _prior_draws(prior, key_prior, x, f)
         distance = wasserstein1(
@@ -90,18 +91,18 @@ class BridgeWasserstein:
 
     .. math:: D = \mathrm{KL}(q(w) \,\|\, p_b(w)) + s \, D_W\big(p_b(f) \,\|\, P_0\big) \text{ at } X_M
 
-    The bridge p_b is the prior of the weights that the model writes, whose parameters are learned with the guide's: let
-    them be ``numpyro.param`` sites, ``fs.random_module(..., prior=fs.fan_in(numpyro.param("scale", 1.0, ...)))``. With
-    none, D is mean-field variational inference's, up to a constant.
+    The bridge p_b is the prior of the weights in the model. Its parameters are learned together with the guide's: make
+    them ``numpyro.param`` sites, ``fs.random_module(..., prior=fs.fan_in(numpyro.param("scale", 1.0, ...)))``. Without
+    such parameters D equals that of mean-field variational inference, up to a constant.
 
     Args:
-        distance: D_W, by draws of functions.
+        distance: D_W, estimated from draws of functions.
         strength: s > 0.
-        num_draws: of the weights, for KL(q ‖ p_b); the entropy of q is exact where q is normal.
+        num_draws: draws of the weights for KL(q ‖ p_b); the entropy of q is exact if q is normal.
 
     Raises:
-        ValueError, TypeError: an argument is out of its range; at the first step, for several functional priors or one
-            with a ``scale``, as D holds the weights' KL, which is to count once.
+        ValueError, TypeError: an argument is out of range; at the first step, if there are several functional priors
+            or one with a ``scale``, because D includes the KL of the weights, which must count once.
 
     Reference: M. Wu, J. Xuan, J. Lu (2023), *Indirect functional Bayesian neural networks*.
     """
@@ -110,7 +111,7 @@ class BridgeWasserstein:
     strength: float = 1.0
     num_draws: int = 4
     linearized = False
-    holds_weights = True  # the KL of all weights is part of it
+    holds_weights = True  # D includes the KL of all weights
 
     def __post_init__(self):
         if not hasattr(self.distance, "between"):
@@ -118,18 +119,18 @@ class BridgeWasserstein:
         check_positive(self.strength, "strength")
         check_count(self.num_draws, "num_draws")
 
-    def __call__(self, law, prior, x) -> Float[Array, ""]:
-        bridge = law.sample_prior(x, self.distance.num_draws)
-        apart = self.distance.between(bridge, prior, x, jax.random.fold_in(law.key, 2))
-        return law.weights_kl(self.num_draws) + self.strength * apart
+    def __call__(self, pushforward, prior, x) -> Float[Array, ""]:
+        bridge = pushforward.sample_prior(x, self.distance.num_draws)
+        distance = self.distance.between(bridge, prior, x, jax.random.fold_in(pushforward.key, 2))
+        return pushforward.weights_kl(self.num_draws) + self.strength * distance
 
 
 def wasserstein1(
     f: Float[Array, "S D"], g: Float[Array, "S D"], key: Key[Array, ""], num_steps: int = 200, width: int = 32
 ) -> Float[Array, ""]:
-    """Estimate of the 1-Wasserstein distance between the laws of f and g, differentiable in f and g.
+    """Estimate of the 1-Wasserstein distance between the distributions of f and g, differentiable in f and g.
 
-    The critic's network is trained on the even rows and applied to the odd ones; see ``Wasserstein1``.
+    The critic's network is trained on the even rows and evaluated on the odd rows; see ``Wasserstein1``.
 
     Reference: I. Gulrajani et al. (2017), *Improved training of Wasserstein GANs*.
     """
@@ -139,7 +140,7 @@ def wasserstein1(
     center = jnp.mean(fixed_g, 0)
     size = jnp.sqrt(jnp.mean((fixed_f - center) ** 2) + jnp.mean((fixed_g - center) ** 2)) + jnp.finfo(f.dtype).tiny
     train_f, train_g = (fixed_f[::2] - center) / size, (fixed_g[::2] - center) / size
-    # The start is the best critic for two laws that differ by a shift and a scale, φ(u) = a·u + b|u|.
+    # The initial critic φ(u) = a·u + b|u| is optimal for two distributions that differ by a shift and a scale.
     shift, scale = train_f.mean(0) - train_g.mean(0), _length(train_f).mean() - _length(train_g).mean()
     whole = _length(jnp.append(shift, scale))
     params = {
@@ -155,7 +156,7 @@ def wasserstein1(
         return line + jax.nn.softplus(u @ params["hidden"] + params["bias"]) @ params["out"]
 
     def excess(params, u):
-        """How much longer than one the critic's gradient is."""
+        """By how much the critic's gradient is longer than one."""
         steepness = _length(jax.vmap(jax.grad(critic, 1), (None, 0))(params, u))
         return jnp.maximum(steepness - 1.0, 0.0)
 
@@ -187,29 +188,29 @@ def _length(u):
 
 
 def _prior_draws(prior, key, x, f):
-    """As many draws [S, M, K] of the prior as f holds."""
+    """As many draws [S, M, K] of the prior as there are in f."""
     g = jnp.asarray(prior.sample(key, x, (len(f),)), f.dtype)
     return g.reshape(f.shape)
 
 
 @dataclass(frozen=True)
 class SpectralSteinKL:
-    r"""FBNN's divergence: KL(Q‖P0) at X_M from draws of the function, by the spectral Stein estimate of Q's score.
+    r"""FBNN's divergence: KL(Q‖P0) at X_M from draws of the function, with the spectral Stein estimate of Q's score.
 
     .. math:: \nabla \mathrm{KL} = E_{f \sim Q}\big[\nabla f(X_M)^\top
               \big(\nabla_f \log q(f) - \nabla_f \log p_0(f)\big)\big]
 
-    The gradient is the estimate. The *value* is E[-log p0(f)], which differs from the KL by Q's entropy; no estimate of
-    that is made. Any prior with a differentiable log density will do, and any continuous guide.
+    Only the gradient is an estimate of the KL's. The *value* is E[-log p0(f)]; Q's entropy, by which it differs from
+    the KL, is not estimated. The prior needs a differentiable log density; the guide may be any continuous guide.
 
     Args:
-        num_draws: S, functions drawn at each step.
-        noise: variance of the white noise added to the drawn values, so that Q has a density; part of the prior's
-            nugget, say.
-        explained: share of the kernel matrix's eigenvalues that the estimate keeps.
+        num_draws: S, the number of functions drawn at each step.
+        noise: variance of the white noise added to the drawn values so that Q has a density, for example part of the
+            prior's nugget.
+        explained: share of the sum of the kernel matrix's eigenvalues that the estimate keeps.
 
     Raises:
-        ValueError, TypeError: an argument is out of its range.
+        ValueError, TypeError: an argument is out of range.
 
     Reference: S. Sun, G. Zhang, J. Shi, R. Grosse (2019), *Functional variational Bayesian neural networks*.
     """
@@ -226,13 +227,13 @@ class SpectralSteinKL:
         if self.explained > 1.0:
             raise ValueError(f"explained={self.explained} must be at most 1.")
 
-    def __call__(self, law, prior, x) -> Float[Array, ""]:
-        f = law.sample(x, self.num_draws)
-        noise = jax.random.normal(jax.random.fold_in(law.key, self.num_draws), f.shape, f.dtype)
+    def __call__(self, pushforward, prior, x) -> Float[Array, ""]:
+        f = pushforward.sample(x, self.num_draws)
+        noise = jax.random.normal(jax.random.fold_in(pushforward.key, self.num_draws), f.shape, f.dtype)
         f = f + jnp.sqrt(self.noise) * noise
         score = spectral_stein_score(jax.lax.stop_gradient(f).reshape(len(f), -1), self.explained).reshape(f.shape)
-        entropy_term = jnp.sum(score * (f - jax.lax.stop_gradient(f)))  # zero, with the gradient of -H
-        log_prior = jax.vmap(lambda v: prior.log_prob(x, v[:, 0] if law.flat else v))(f)
+        entropy_term = jnp.sum(score * (f - jax.lax.stop_gradient(f)))  # its value is 0, its gradient that of -H
+        log_prior = jax.vmap(lambda v: prior.log_prob(x, v[:, 0] if pushforward.flat else v))(f)
         return (entropy_term - log_prior.sum()) / len(f)
 
 
@@ -241,14 +242,14 @@ def spectral_stein_score(
 ) -> Float[Array, "A D"]:
     """∇ log q from S draws from q: the spectral Stein estimate with a squared exponential kernel.
 
-    The kernel's width is the median distance between draws; eigenfunctions are kept until they explain a share
-    ``explained`` of the kernel matrix's trace. They are extended from the draws by Nyström's formula, and the estimate
-    falls to zero far from all draws.
+    The kernel's width is the median distance between draws. Eigenfunctions are kept until they explain the share
+    ``explained`` of the kernel matrix's trace. Nyström's formula extends them from the draws to other points, and the
+    estimate tends to zero far from all draws.
 
     Args:
-        draws: from q.
-        explained: that share.
-        at: where the score is wanted; the draws themselves if None.
+        draws: S draws from q.
+        explained: share of the trace, in (0, 1].
+        at: where the score is estimated; None means at the draws.
 
     Reference: J. Shi, S. Sun, J. Zhu (2018), *A spectral approach to gradient estimation for implicit distributions*.
     """

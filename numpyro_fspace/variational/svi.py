@@ -1,4 +1,4 @@
-"""From what NumPyro's ``SVI`` has fitted to a posterior of functions."""
+"""``svi_posterior``: draws from a guide that NumPyro's ``SVI`` has fitted."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["svi_posterior"]
 
 
 def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, **kwargs: Any) -> Posterior:
-    """Draws from what NumPyro's ``SVI`` has fitted.
+    """Draws from a guide that NumPyro's ``SVI`` has fitted.
 
-    If the loss is a ``fs.FunctionalELBO`` whose divergence speaks of the linearized network, so does the posterior's
-    model: that process is what was fitted (``fs.variational.linearize``).
+    If the loss is a ``fs.FunctionalELBO`` with a divergence of the linearized network, the posterior's model is
+    linearized too (``fs.variational.linearize``), because that process is the one that was fitted.
 
     Args:
         svi: NumPyro's ``SVI`` object.
-        params: what it found, ``svi.run(...).params`` or ``svi.get_params(state)``.
-        key: of the draws.
+        params: fitted parameters, ``svi.run(...).params`` or ``svi.get_params(state)``.
+        key: key for the draws.
         *args: the arguments of the run.
         num_samples: S.
         **kwargs: the keyword arguments of the run.

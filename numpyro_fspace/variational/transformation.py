@@ -1,4 +1,4 @@
-"""Bijections of function values in models and laws: composed with a function, fitted to draws (a T-stage)."""
+"""Bijections of function values: composed with the function of a model, and fitted to draws (a T-stage)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from tqdm.auto import tqdm
 
 from numpyro_fspace.model.handlers import function_hook
 from numpyro_fspace.variational.bijections import Fitted
+from numpyro_fspace.variational.divergences import default_gamma
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from jaxtyping import Array, Float, Key
 
-__all__ = ["TStage", "compose", "fit_transformation", "log_density"]
+__all__ = ["TStage", "compose", "fit_transformation", "gaussian_at", "log_density"]
 
 
 class TStage(NamedTuple):
-    """What a T-stage leaves.
+    """Result of a T-stage.
 
     Attributes:
-        losses: by candidate, the mean negative log density of the draws at every step [num_steps].
-        nll: by candidate, the least of them.
-        chosen: the candidate with the least.
-        fitted: that bijection with its parameters.
+        losses: for each candidate, the mean negative log density of the draws at every step [num_steps].
+        nll: for each candidate, its smallest loss.
+        chosen: the candidate with the smallest loss.
+        fitted: this bijection with its parameters.
     """
 
     losses: dict
@@ -70,8 +71,23 @@ def compose(model: Callable, bijections: Sequence[Fitted]) -> Callable:
     return composed
 
 
+def gaussian_at(pushforward, x, gamma: float | None):
+    """A linearized pushforward at x over the flat values [M K], with the jitter M γ, relative to variances above 1."""
+    mean, root = jax.jit(lambda x: (pushforward.mean(x), pushforward.root(x)))(x)
+    root = root.reshape(mean.size, -1)
+    size = float(jnp.mean(jnp.sum(root**2, -1)))
+    jitter = len(x) * default_gamma(gamma, mean.dtype) * max(1.0, size)
+    factor = jnp.linalg.cholesky(root @ root.T + jitter * jnp.eye(mean.size, dtype=mean.dtype))
+    if not np.all(np.isfinite(factor)):
+        raise ValueError(
+            f"FVIMC: the covariance of {mean.size} function values is singular in {mean.dtype}. Use fewer points, "
+            'a larger gamma, or jax.config.update("jax_enable_x64", True).'
+        )
+    return dist.MultivariateNormal(mean.ravel(), scale_tril=factor)
+
+
 def log_density(gaussian, bijections: Sequence[Fitted], x, y) -> Float[Array, ...]:
-    """log density of values y [..., M, K] under F_k∘…∘F_1∘Q, with Q's law ``gaussian`` at x over the flat values."""
+    """log density of values y [..., M, K] under F_k∘…∘F_1∘Q; ``gaussian`` is Q at x over the flat values."""
     total = 0.0
     for fitted in reversed(tuple(bijections)):
         f = fitted.inverse(x, y)
@@ -83,10 +99,10 @@ def fit_transformation(
     key: Key[Array, ""],
     candidates: dict,
     gaussian,
-    previous: Sequence[Fitted],
     x: Float[Array, "M D"],
     draws: Float[Array, "S M K"],
     *,
+    previous: Sequence[Fitted] = (),
     blur: float = 0.0,
     num_steps: int = 1000,
     learning_rate: float = 1e-2,
@@ -97,22 +113,22 @@ def fit_transformation(
     .. math:: \max_\lambda \tfrac{1}{S} \sum_s \log Q\big((F_\lambda \circ F_k \circ \dots \circ F_1)^{-1}(y_s)\big)
               + \log \big|\det \partial (F_\lambda \circ F_k \circ \dots \circ F_1)^{-1} / \partial y_s\big|
 
-    By Adam with a cosine schedule on the density per value, gradients clipped to norm 1; the best parameters that were
-    met count.
+    The mean log density per value is maximized by Adam with a cosine schedule and gradients clipped to norm 1. The best
+    iterate is returned.
 
     Args:
-        key: initial values of the biases.
+        key: for the initial biases and for the noise.
         candidates: bijections by name.
         gaussian: Q at x, a multivariate normal over the flat values.
-        previous: F_1, …, F_k.
         x: points.
         draws: y_s, function values of the M-stage at x.
-        blur: τ, white noise on Q and on the draws, of variances τ times their own mean variances.
+        previous: F_1, …, F_k.
+        blur: τ; white noise of variance τ times the mean variance is added to Q and to the draws.
         num_steps, learning_rate: of Adam.
-        progress_bar: whether to show the candidates done.
+        progress_bar: whether to show the progress over candidates.
 
     Returns:
-        The traces of all candidates, and the one that was chosen.
+        The losses of all candidates, and the chosen one.
 
     Raises:
         FloatingPointError: no candidate gives the draws a finite density.
@@ -154,7 +170,7 @@ def fit_transformation(
 
 
 def _blurred(key, gaussian, draws, share):
-    """Q and the draws, with white noise of a share of the mean variance of each."""
+    """Q and the draws, each with white noise of the given share of its mean variance."""
     if not share:
         return gaussian, draws
     covariance = gaussian.covariance_matrix

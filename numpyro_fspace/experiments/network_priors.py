@@ -1,9 +1,11 @@
-"""The law of random networks at a few inputs: its limit at infinite width, and its score at a finite one.
+"""The prior of random networks at a few inputs: its limit at infinite width, and its score at finite width.
 
-Weights are N(0, 1/fan-in), biases N(0, ``BIAS``), inputs one-dimensional.
+Weights are N(0, 1/fan-in), biases N(0, ``BIAS``), and inputs are one-dimensional.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,23 +13,40 @@ import numpy as np
 
 from numpyro_fspace.variational import spectral_stein_score
 
-__all__ = ["BIAS", "SCORES", "gaussian_score", "infinite_kernels", "mixture_score", "root", "spectral_score"]
+__all__ = [
+    "BIAS",
+    "SCORES",
+    "Architecture",
+    "gaussian_score",
+    "infinite_kernels",
+    "mixture_score",
+    "root",
+    "spectral_score",
+]
 
 #: Variance of a bias.
 BIAS = 0.1
-#: Nodes and largest node of the trapezoidal rule for normal expectations; variance added to a kernel matrix, relative
-#: to its trace's mean.
+#: Number of nodes and largest node of the trapezoidal rule for normal expectations; variance added to a kernel matrix,
+#: relative to the mean of its diagonal.
 NUM_NODES, LAST_NODE, JITTER = 71, 7.0, 1e-6
-#: Values of f whose score is computed at a time; draws of f of which a spectral estimate is made.
+#: Number of values of f whose score is computed together; number of draws of f for a spectral estimate.
 NUM_ROWS, NUM_SPECTRAL = 50, 1000
 
 
-def infinite_kernels(x, depth: int, activation: str) -> tuple[np.ndarray, np.ndarray]:
-    """Limits at infinite width, for inputs [M, 1]: covariance of f under the prior, tangent kernel over the width.
+class Architecture(NamedTuple):
+    """Number of layers, width of the hidden layers, and their activation, a name in ``jax.nn``."""
 
-    Expectations of φ(a)φ(b) and φ'(a)φ'(b) over a bivariate normal, layer by layer, by the trapezoidal rule, whose
-    error for analytic φ falls exponentially. Of the tangent kernel only the arrays with 1/width as variance grow with
-    the width: the first layer and the biases stand still at this scale.
+    depth: int
+    width: int
+    activation: str
+
+
+def infinite_kernels(x, depth: int, activation: str) -> tuple[np.ndarray, np.ndarray]:
+    """Limits at infinite width for inputs [M, 1]: covariance of f under the prior, and tangent kernel / width.
+
+    The expectations of φ(a)φ(b) and φ'(a)φ'(b) over a bivariate normal are computed layer by layer with the trapezoidal
+    rule, whose error decreases exponentially for analytic φ. Only arrays with variance 1/width contribute to the
+    tangent kernel at this scale; the first layer and the biases do not.
     """
     phi = getattr(jax.nn, activation)
     slope = jax.vmap(jax.vmap(jax.grad(phi)))
@@ -36,7 +55,7 @@ def infinite_kernels(x, depth: int, activation: str) -> tuple[np.ndarray, np.nda
     with jax.enable_x64(True):
         for layer in range(depth - 1):
             hidden = _expectation(covariance, phi)
-            # W of the layer before, whose outputs are the a and b here; the first layer's is not among them.
+            # The weights of the previous layer, whose outputs are a and b; the first layer does not contribute.
             tangent = hidden + (tangent * _expectation(covariance, slope) if layer else 0.0)
             covariance = hidden + BIAS
     return covariance, tangent
@@ -61,7 +80,7 @@ def _expectation(covariance, function):
 
 
 def root(matrix):
-    """A root A, A Aᵀ = matrix, after jitter."""
+    """A with A Aᵀ = matrix + jitter."""
     jitter = JITTER * np.trace(matrix) / len(matrix)
     return np.linalg.cholesky(matrix + jitter * np.eye(len(matrix)))
 
@@ -71,13 +90,13 @@ def gaussian_score(kernel):
     return lambda values: -np.linalg.solve(root(kernel) @ root(kernel).T, values.T).T
 
 
-def _hidden(key, at, depth, width, activation, num):
+def _hidden(key, at, network: Architecture, num):
     """Features of the last layer [S, M, H] of random networks."""
-    phi = getattr(jax.nn, activation)
+    phi, width = getattr(jax.nn, network.activation), network.width
 
     def draw(key):
         h = jnp.asarray(at)
-        for _ in range(depth - 1):
+        for _ in range(network.depth - 1):
             key, key_weight, key_bias = jax.random.split(key, 3)
             fan = h.shape[-1]
             weight = jax.random.normal(key_weight, (fan, width)) / np.sqrt(fan)
@@ -87,17 +106,19 @@ def _hidden(key, at, depth, width, activation, num):
     return jax.lax.map(draw, jax.random.split(key, num), batch_size=20)
 
 
-def mixture_score(key, at, depth: int, width: int, activation: str, num_units: int):
+def mixture_score(key, at, network: Architecture, num_units: int):
     """``values [S, M] -> ∇ log p(values)`` of a network's prior at inputs ``at``: a mixture of Gaussians.
 
-    Given its hidden layers f is Gaussian with covariance C = ΦΦᵀ/H + .1, so p(f) = E[N(f; 0, C)] over random hidden
-    layers: no density is estimated by kernels, and the tails, where the posterior lies, are as good as the middle.
+    Given its hidden layers f is Gaussian with covariance C = ΦΦᵀ/H + .1, so that p(f) = E[N(f; 0, C)] over random
+    hidden layers. There is no kernel density estimate, and the estimate is as accurate in the tails, where the
+    posterior lies, as in the center. ``num_units`` is the number of hidden units in a layer of all random networks
+    together.
     """
-    num = max(1, num_units // width)
+    num = max(1, num_units // network.width)
 
     def second_moments(key):
-        phi = _hidden(key, at, depth, width, activation, num)
-        return phi @ phi.mT / width
+        phi = _hidden(key, at, network, num)
+        return phi @ phi.mT / network.width
 
     covariance = np.asarray(jax.jit(second_moments)(key), np.float64) + BIAS
     covariance += JITTER * np.trace(covariance, axis1=1, axis2=2).mean() / len(at) * np.eye(len(at))
@@ -119,10 +140,11 @@ def mixture_score(key, at, depth: int, width: int, activation: str, num_units: i
     return score
 
 
-def spectral_score(key, at, depth: int, width: int, activation: str, num_units: int):
-    """The same by the spectral Stein estimate from draws of the function, as in the paper."""
+def spectral_score(key, at, network: Architecture, num_units: int):
+    """The same score by the spectral Stein estimate from draws of the function, as in the paper."""
+    width = network.width
     key_hidden, key_last, key_bias = jax.random.split(key, 3)
-    phi = _hidden(key_hidden, at, depth, width, activation, min(NUM_SPECTRAL, num_units // width))
+    phi = _hidden(key_hidden, at, network, min(NUM_SPECTRAL, num_units // width))
     weights = jax.random.normal(key_last, (len(phi), width)) / np.sqrt(width)
     biases = BIAS**0.5 * jax.random.normal(key_bias, (len(phi), 1))
     draws = jnp.einsum("smh,sh->sm", phi, weights) + biases

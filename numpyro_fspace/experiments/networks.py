@@ -1,6 +1,7 @@
-"""Networks from an image's pixels, in a row, to the logits of its class.
+"""The networks of the experiments: hidden layers of a config, and networks from an image's pixels to class logits.
 
-Each is made of the image's shape [H, W, C], the number of classes, and a config with ``activation`` (and ``widths``).
+Those of images are made from the image's shape [H, W, C], the number of classes, and a config with ``activation`` (and
+``widths``). Their inputs are flat pixels.
 """
 
 from __future__ import annotations
@@ -10,26 +11,37 @@ import functools
 import jax
 from flax import linen as nn
 
-from numpyro_fspace.experiments.catalog import hidden_layers
 from numpyro_fspace.model import conv_general_dilated
 
-__all__ = ["NETWORKS"]
+__all__ = ["NETWORKS", "check_activation", "hidden_layers"]
 
 Conv = functools.partial(nn.Conv, conv_general_dilated=conv_general_dilated)
-#: Groups of channels that group norm takes together.
+#: Number of groups of group norm.
 NUM_GROUPS = 32
 
 
+def hidden_layers(config) -> list:
+    """Dense layers of ``config.widths``, each followed by ``config.activation``, for a flax network."""
+    activation = getattr(jax.nn, config.activation)
+    return [layer for width in config.widths for layer in (nn.Dense(width), activation)]
+
+
+def check_activation(name: str) -> None:
+    """``name`` must be that of a function of ``jax.nn``."""
+    if not callable(getattr(jax.nn, name, None)):
+        raise ValueError(f"activation={name!r} is unknown; give the name of a function of jax.nn: relu, tanh.")
+
+
 def mlp(shape, num_classes, config):
-    """Hidden layers of ``config.widths``."""
+    """A network with hidden layers of ``config.widths``."""
     return nn.Sequential([*hidden_layers(config), nn.Dense(num_classes)])
 
 
 def cnn(shape, num_classes, config):
-    """GFSVI's: three convolutions, max-pooling between each two, two layers."""
+    """GFSVI's network: three convolutions with max-pooling between them, and two dense layers."""
     activation = getattr(jax.nn, config.activation)
 
-    def pool(x):  # sides are even; with flax's pooling a gradient takes half as long again on a CPU
+    def pool(x):  # sides are even; flax's pooling makes a gradient 1.5 times slower on a CPU
         return x.reshape(len(x), x.shape[1] // 2, 2, x.shape[2] // 2, 2, -1).max((2, 4))
 
     def image(x):
@@ -45,10 +57,10 @@ def cnn(shape, num_classes, config):
 
 
 def resnet18(shape, num_classes, config):
-    """ResNet-18 for small images (a first layer of 3×3, no pooling after it), with group norm in place of batch norm.
+    """ResNet-18 for small images (a first layer of 3×3 without pooling), with group norm instead of batch norm.
 
-    Batch norm makes a function of an image depend on the other images of its minibatch, so it is no function that
-    could have a prior.
+    With batch norm the output for an image depends on the other images of its minibatch, so that there is no function
+    which could have a prior.
     """
     activation = getattr(jax.nn, config.activation)
 

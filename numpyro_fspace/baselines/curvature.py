@@ -1,0 +1,225 @@
+"""The curvature of a model's log density at a mode: the parts of the posterior precision of its weights."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpyro.distributions import transforms
+from numpyro.distributions.util import scale_and_mask
+
+from numpyro_fspace.baselines.functions import declared_functions, run_with_outputs
+from numpyro_fspace.model.functions import depends_on
+from numpyro_fspace.model.potential import base_transform
+from numpyro_fspace.model.sites import active_functional_priors, is_functional_prior
+
+__all__ = ["CurvedModel"]
+
+#: Largest side of a matrix that is factorized (3 GiB in float64), and its number of entries.
+MAX_SIDE = 20_000
+MAX_ENTRIES = MAX_SIDE**2
+#: Maximum number of entries of a Jacobian in memory, 64 MiB in float32.
+CHUNK = 2**24
+
+
+class CurvedModel:
+    """A model at a mode: its weights, its functions, and the parts of the posterior precision."""
+
+    def __init__(self, model, args, kwargs, values):
+        self.model, self.args, self.kwargs = model, args, kwargs
+        trace, self.calls = self._run(values)
+        self.sites, self.center = {k: trace[k] for k in values}, values
+        self.priors = active_functional_priors(trace)
+        self._check_priors()
+        outputs = [value for _, _, value in self.calls]
+        if not outputs:
+            raise ValueError(
+                "laplace: the model's likelihood calls no declared function. Make the network by fs.random_module, or "
+                'declare it: f = fs.functional_prior("f", f, prior, points), and use what is returned.'
+            )
+        names = sorted({name for name, _, _ in self.calls} | set(self.priors))
+        used = set().union(*(depends_on(lambda v, n=n: self._evaluate(n, v), self.center) for n in names))
+        self.weights = {k: jnp.asarray(self.center[k]) for k in self.sites if k in used}
+        self._check_weights(outputs)
+        mode, self.unravel = ravel_pytree(self.weights)
+        self.flat, self.mode = mode, np.asarray(mode, np.float64)
+        # Calls whose values do not enter the likelihood are ignored.
+        seen = depends_on(
+            lambda o: self._loss([o[str(i)] for i in range(len(outputs))], self.center),
+            {str(i): value for i, value in enumerate(outputs)},
+        )
+        self.kept = [i for i in range(len(outputs)) if str(i) in seen]
+        if not self.kept:
+            raise ValueError("laplace: the likelihood depends on no function of the model.")
+        self._check_size(outputs)
+
+    def _run(self, values, outputs=None):
+        return run_with_outputs(self.model, self.args, self.kwargs, values, outputs)
+
+    def _evaluate(self, name, values):
+        """Values of the function ``name`` at all inputs at which the model calls it."""
+        f = declared_functions(self.model, self.args, self.kwargs, values)[name]
+        places = [x for n, x, _ in self.calls if n == name]
+        places += [self.priors[name]["fn"].x] if name in self.priors else []
+        return [f(x) for x in places]
+
+    def _loss(self, outputs, values):
+        """-log p(y | f) as a function of the values that the calls return."""
+        trace, _ = self._run(values, outputs)
+        sites = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"] and not is_functional_prior(s)]
+        return -sum(scale_and_mask(s["fn"].log_prob(s["value"]), s["scale"]).sum() for s in sites)
+
+    def _jacobian(self, names, rows):
+        """J [n, K, P] of functions with their outputs concatenated, at one row of inputs for each function."""
+
+        def values(flat, row):
+            functions = declared_functions(self.model, self.args, self.kwargs, self.center | self.unravel(flat))
+            return jnp.concatenate([jnp.ravel(functions[n](x[None])) for n, x in zip(names, row, strict=True)])
+
+        return jax.vmap(lambda row: jax.jacrev(values)(self.flat, row))(rows)
+
+    def prior_precision(self, *, at_mode=True):
+        """Diagonal of Σ0⁻¹, [P]. Before the mode is known (``at_mode=False``) only flat priors are refused."""
+
+        def gradient(flat):
+            def loss(flat):
+                trace, _ = self._run(self.center | self.unravel(flat))
+                sites = [trace[k] for k in self.weights]
+                return -sum(scale_and_mask(s["fn"].log_prob(s["value"]), s["scale"]).sum() for s in sites)
+
+            return jax.grad(loss)(flat)
+
+        def curve(direction):
+            return np.asarray(jax.jvp(gradient, (self.flat,), (direction,))[1], np.float64)
+
+        signs = jax.random.rademacher(jax.random.key(0), self.flat.shape, self.flat.dtype)
+        diagonal = curve(jnp.ones_like(self.flat))
+        if not np.allclose(curve(signs), diagonal * np.asarray(signs), rtol=1e-3, atol=1e-3 * np.abs(diagonal).max()):
+            raise ValueError("laplace: the prior of the weights couples them; give each weight its own prior.")
+        bad = ~(diagonal > 0) if at_mode else diagonal == 0
+        if np.any(bad):
+            names = [k for k, v in self.unravel(jnp.asarray(bad, self.flat.dtype)).items() if jnp.any(v > 0)]
+            raise ValueError(
+                f"laplace: the prior of the sites {names} has no positive curvature at the mode: it is flat or "
+                "heavy-tailed. Give the weights a normal prior such as fs.fan_in()."
+            )
+        return diagonal
+
+    def curvature_rows(self):
+        """Parts [r, P] of the rows of A in float64; AᵀA is Jᵀ Λ J plus the terms of the functional priors."""
+        names, inputs = [self.calls[i][0] for i in self.kept], [self.calls[i][1] for i in self.kept]
+        roots = self._likelihood_roots()
+        for part, jacobian in self._jacobian_parts(names, inputs, roots.shape[-1]):
+            rows = np.einsum("nkj,nkp->njp", roots[part], jacobian, optimize=True)
+            yield rows.reshape(-1, rows.shape[-1])
+        for name, site in self.priors.items():
+            root = self._prior_root(name, site)
+            parts = [part for _, part in self._jacobian_parts([name], [site["fn"].x], len(root) // len(site["fn"].x))]
+            yield root.T @ np.concatenate(parts).reshape(len(root), -1)
+
+    def _jacobian_parts(self, names, inputs, num_outputs):
+        """Slices of the rows with their Jacobians [n, K, P], which have at most ``CHUNK`` entries."""
+        jacobian = jax.jit(lambda rows: self._jacobian(names, rows))
+        num_rows = len(inputs[0])
+        step = max(1, min(num_rows, CHUNK // (num_outputs * self.flat.size)))
+        for start in range(0, num_rows, step):
+            part = slice(start, start + step)
+            yield part, np.asarray(jacobian([jnp.asarray(x)[part] for x in inputs]), np.float64)
+
+    def _likelihood_roots(self):
+        """R [N, K, K] with R Rᵀ = Λ, one block for each row of the data."""
+        outputs = [value for _, _, value in self.calls]
+        kept = [outputs[i] for i in self.kept]
+        flat = jnp.concatenate([value.reshape(len(value), -1) for value in kept], 1)
+        ends = np.cumsum([value[0].size for value in kept])[:-1]
+
+        def loss(flat):
+            new = dict(zip(self.kept, jnp.split(flat, ends, 1), strict=True))
+            return self._loss([new.get(i, value) for i, value in enumerate(outputs)], self.center)
+
+        @jax.jit
+        def curve(direction):
+            return jax.jvp(jax.grad(loss), (flat,), (direction,))[1]
+
+        units = jnp.eye(flat.shape[1], dtype=flat.dtype)
+        blocks = np.stack([np.asarray(curve(jnp.broadcast_to(u, flat.shape)), np.float64) for u in units], -1)
+        probe = jax.random.normal(jax.random.key(0), flat.shape, flat.dtype)
+        product = np.einsum("nij,nj->ni", blocks, np.asarray(probe, np.float64))
+        if not np.allclose(curve(probe), product, rtol=1e-3, atol=1e-3 * np.abs(product).max()):
+            raise ValueError("laplace: the likelihood couples the rows of the data; it must be a product over them.")
+        return _root(blocks)
+
+    def _prior_root(self, name, site):
+        """R [M·K, M·K] with R Rᵀ = -∇² log P0(f), times the scale of the functional prior."""
+        fn, scale = site["fn"], 1.0 if site["scale"] is None else float(site["scale"])
+        values = np.asarray(self._evaluate(name, self.center)[-1], np.float64)
+        with jax.enable_x64(True):
+            hessian = jax.jit(jax.hessian(lambda f: -fn.prior.log_prob(fn.x, f.reshape(values.shape))))
+            here, elsewhere = (np.asarray(hessian(jnp.asarray(f))) for f in (values.ravel(), values.ravel() + 1.0))
+        if not np.allclose(here, elsewhere, rtol=1e-3, atol=1e-3 * np.abs(here).max()):
+            raise TypeError(
+                f"laplace: functional_prior({name!r}) has the prior {type(fn.prior).__name__}, which is not Gaussian. "
+                "Use fs.GPPrior."
+            )
+        return math.sqrt(scale * float(fn.scale)) * _root(here)
+
+    def draws(self, weights) -> dict:
+        """Draws by site from flat weights [S, P]; the other sites stay at the mode."""
+        flat = jnp.asarray(weights, self.flat.dtype)
+        fixed = {k: np.broadcast_to(v, (len(flat), *np.shape(v))) for k, v in self.center.items()}
+        return fixed | jax.tree.map(np.asarray, jax.vmap(self.unravel)(flat))
+
+    def check(self):
+        """Raise for priors and likelihoods whose curvature cannot be used."""
+        self.prior_precision(at_mode=False)
+        self._likelihood_roots()
+        for name, site in self.priors.items():
+            self._prior_root(name, site)
+
+    def _check_priors(self):
+        for name, site in self.priors.items():
+            if site["fn"].points.is_random:
+                raise ValueError(
+                    f"laplace: the measurement points of functional_prior({name!r}) are random. Freeze them: "
+                    "points=fs.measurement.fixed(points(jax.random.key(0)))."
+                )
+
+    def _check_weights(self, outputs):
+        if not self.weights:
+            raise ValueError("laplace: the model's functions depend on no latent site: there are no weights to infer.")
+        transform = transforms.IdentityTransform
+        bad = [k for k in self.weights if not isinstance(base_transform(self.sites[k]), transform)]
+        if bad:
+            raise ValueError(f"laplace: the functions depend on {bad}, which are not real-valued; reparametrize.")
+        direct = depends_on(lambda values: self._loss(outputs, values), self.center) & set(self.weights)
+        if direct:
+            raise ValueError(
+                f"laplace: the likelihood sees the weights {sorted(direct)} other than through declared functions. Use "
+                "the function that fs.random_module or fs.functional_prior returns."
+            )
+
+    def _check_size(self, outputs):
+        kept = [outputs[i] for i in self.kept]
+        if len({len(value) for value in kept}) > 1:
+            raise ValueError(
+                "laplace: the likelihood uses functions at different numbers of inputs: "
+                f"{[np.shape(value) for value in kept]}. Call them at the same rows."
+            )
+        num_points = sum(np.size(self._evaluate(name, self.center)[-1]) for name in self.priors)
+        self.num_values, num_weights = sum(value.size for value in kept) + num_points, self.flat.size
+        fits = num_weights <= MAX_SIDE or (self.num_values <= MAX_SIDE and self.num_values * num_weights <= MAX_ENTRIES)
+        if not fits:
+            raise ValueError(
+                f"laplace: {num_weights} weights and {self.num_values} values of functions are too many: at most "
+                f"{MAX_SIDE} weights, or {MAX_SIDE} values with values times weights at most {MAX_ENTRIES}. Take a "
+                "smaller network, fewer data, or fs.variational.guides.low_rank."
+            )
+
+
+def _root(blocks):
+    """R with R Rᵀ = H for symmetric H [..., K, K], whose negative eigenvalues are set to 0."""
+    values, vectors = np.linalg.eigh(0.5 * (blocks + np.swapaxes(blocks, -1, -2)))
+    return vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]

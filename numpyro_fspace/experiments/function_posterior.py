@@ -1,0 +1,107 @@
+"""The posterior of a function at test inputs, as every method of the experiments returns it, and its scores."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from numpyro_fspace import metrics
+from numpyro_fspace.mcmc import Report
+from numpyro_fspace.posterior.diagnostics import function_diagnostics
+
+__all__ = ["Z90", "FunctionPosterior", "convergence", "density_scores", "scores"]
+
+#: Half-width of the central 90 % interval of a standard normal.
+Z90 = 1.6448536269514722
+
+
+class FunctionPosterior(NamedTuple):
+    """The posterior of a function at test inputs, and what it cost.
+
+    Attributes:
+        f: draws of the function [C, S, N] or [C, S, N, K]; None for a GP.
+        sigma: draws of the noise sd [C, S], or that of the GP; None if the model has no noise.
+        f_mean, f_sd: moments of the function [N].
+        seconds: wall time of fitting including compilation; for a GP that is already trained, of conditioning it.
+        num_gradients: gradient steps per chain (of up to three gradients each, with control variates), 0 for a GP.
+        num_diverging: number of draws that were undone.
+        is_chain: whether the draws come from Markov chains, whose convergence has to be checked.
+        report: result of ``fs.report`` for our chains at the test inputs; None for other methods.
+    """
+
+    f: np.ndarray | None
+    sigma: np.ndarray | None
+    f_mean: np.ndarray
+    f_sd: np.ndarray
+    seconds: float
+    num_gradients: int
+    num_diverging: int
+    is_chain: bool = False
+    report: Report | None = None
+
+    @property
+    def cost(self) -> dict:
+        """The entries of a record for time, gradients and undone draws."""
+        return {name: getattr(self, name) for name in ("seconds", "num_gradients", "num_diverging")}
+
+    def band(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of the pointwise central 90 % intervals of f, from draws or, without draws, of a Gaussian."""
+        if self.f is None:
+            return self.f_mean - Z90 * self.f_sd, self.f_mean + Z90 * self.f_sd
+        low, high = np.quantile(self.f.reshape(-1, self.f.shape[-1]), (0.05, 0.95), axis=0)
+        return low, high
+
+    def at(self, rows) -> FunctionPosterior:
+        """The posterior at some of the inputs."""
+        f = None if self.f is None else self.f[..., rows]
+        return self._replace(f=f, f_mean=self.f_mean[rows], f_sd=self.f_sd[rows])
+
+
+def convergence(posterior: FunctionPosterior, points: slice = slice(None)) -> dict:
+    """The largest R-hat and the smallest ESS of f at some of the inputs; None if there are no chains."""
+    if not posterior.is_chain or posterior.f is None:
+        return {"rhat_max": None, "ess_min": None}
+    f = posterior.f[:, :, points]
+    found = function_diagnostics(f.reshape(*f.shape[:2], -1))
+    return {"rhat_max": found.max_rhat, "ess_min": found.min_ess}
+
+
+def density_scores(posterior: FunctionPosterior, y, key) -> dict:
+    """Scores of targets y [N] or [N, K] over all of their entries, in closed form for a Gaussian.
+
+    ``lpd`` is the mean log density of the predictive distribution (the mixture over draws). ``gibbs`` is the posterior
+    mean of the log density, which some papers call expected log-likelihood. ``coverage90`` is that of 90 % intervals.
+    """
+    assert posterior.sigma is not None, "a regression has noise"
+    y, mean = np.ravel(y), np.ravel(posterior.f_mean)
+    result = {"rmse": metrics.rmse(y, mean)}
+    if posterior.f is None:
+        spread, noise = np.ravel(posterior.f_sd) ** 2, float(posterior.sigma) ** 2
+        return result | {
+            "lpd": metrics.gaussian_lpd(y, mean, spread + noise),
+            "gibbs": metrics.gaussian_lpd(y, mean, noise) - 0.5 * float(np.mean(spread)) / noise,
+            "coverage90": metrics.gaussian_coverage(y, mean, spread + noise, 0.9),
+        }
+    f, sigma = posterior.f.reshape(-1, y.size), posterior.sigma.reshape(-1, 1)
+    log_lik = -0.5 * (np.log(2 * np.pi * sigma**2) + (y - f) ** 2 / sigma**2)
+    return result | {
+        "lpd": metrics.lpd(log_lik),
+        "gibbs": metrics.gibbs_score(log_lik),
+        "coverage90": metrics.coverage(y, f + sigma * np.asarray(jax.random.normal(key, f.shape)), 0.9),
+    }
+
+
+def scores(posterior: FunctionPosterior, y, key) -> dict:
+    """``density_scores``, ``convergence``, and entries from the report of a run."""
+    result = density_scores(posterior, y, key) | convergence(posterior)
+    if posterior.report is None:
+        return result
+    return result | {
+        "temperature": float(np.max(posterior.report.temperature)),
+        "acceptance": posterior.report.acceptance,
+        "noise_share": posterior.report.noise_share,
+        "noise_heat": posterior.report.noise_heat,
+        "advice": list(posterior.report.advice),
+    }

@@ -1,0 +1,97 @@
+"""Kernels as functions of positive parameters, and where the training of these parameters starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace.priors.base import as_positive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tinygp.kernels import Kernel
+
+__all__ = ["kernel_and_params", "median_start"]
+
+#: A variance or lengthscale below this number, or above its inverse, is near the end of the range of single precision.
+SMALLEST = 1e-30
+#: Names that tinygp gives to real-valued parameters. They are trained even if they are integers: 2 * ExpSquared(1).
+REAL = ("value", "scale", "gamma", "alpha", "sigma", "factor")
+
+
+def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable], dict, dict]:
+    """The kernel as a function of positive parameters, their initial values, and the parameters that are held fixed."""
+    import tinygp
+
+    if params and (kernel is None or isinstance(kernel, tinygp.kernels.Kernel)):
+        raise ValueError(
+            "params are initial values for a kernel *function* (a function of a dict to a kernel); a tinygp kernel "
+            "starts at its own parameters, and None at median distances: leave params out."
+        )
+    if kernel is None:
+        return _squared_exponential, median_start(x, y), {}
+    if isinstance(kernel, tinygp.kernels.Kernel):
+        leaves, structure = jax.tree_util.tree_flatten_with_path(kernel)
+        held = {str(i): leaf for i, (path, leaf) in enumerate(leaves) if _is_held(path, leaf)}
+        params = {
+            str(i): as_positive(leaf, _name(kernel, path, i), ndim=2)
+            for i, (path, leaf) in enumerate(leaves)
+            if str(i) not in held
+        }
+
+        def with_values(values):
+            values = values | held
+            return jax.tree.unflatten(structure, [values[str(i)] for i in range(len(leaves))])
+
+        return with_values, params, held
+    if isinstance(kernel, type) or not callable(kernel):
+        raise TypeError(f"kernel must be None, a tinygp kernel or a function of a dict, got {kernel!r}.")
+    if not params:
+        raise ValueError("params must give a start for the kernel function: a dict of positive numbers or arrays.")
+    return kernel, {name: as_positive(value, f"params[{name!r}]", ndim=2) for name, value in params.items()}, {}
+
+
+def _name(kernel, path, number: int) -> str:
+    """What an error calls a parameter of a kernel, and how to hold it fixed."""
+    *outer, last = (getattr(key, "name", None) for key in path)
+    for key in outer:
+        kernel = getattr(kernel, key, None) if key else None
+    name = f"kernel parameter {number}" if None in (kernel, last) else f"{last} of the kernel {type(kernel).__name__}"
+    return f"{name} (fit_gp trains its logarithm; to hold it fixed write a kernel function, with params=)"
+
+
+def _is_held(path, leaf) -> bool:
+    """Whether a parameter of a kernel is not trained: an order, a choice, or an integer that is not a real number."""
+    name, array = jax.tree_util.keystr(path[-1:]).lstrip("."), leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    if not jnp.issubdtype(array.dtype, jnp.number) or name == "order":
+        return True
+    return jnp.issubdtype(array.dtype, jnp.integer) and name not in REAL
+
+
+def _squared_exponential(params: dict) -> Kernel:
+    import tinygp
+
+    unit = tinygp.transforms.Linear(1.0 / params["lengthscale"], tinygp.kernels.ExpSquared(scale=1.0))
+    return params["variance"] * unit
+
+
+def median_start(x: np.ndarray, y: np.ndarray, max_points: int = 500) -> dict[str, np.ndarray]:
+    """Initial parameters: the variance of y, and for each input its spread times the median of scaled distances."""
+    spread = np.where(np.ptp(x, 0) > 0, x.std(0), 1.0)  # the sd of a constant may be a rounding error
+    scaled = (x / spread)[:: -(-len(x) // max_points)]
+    squares = np.sum(scaled**2, axis=1)
+    distances = squares[:, None] + squares - 2 * scaled @ scaled.T
+    apart = distances[np.triu_indices(len(scaled), 1)]
+    median = np.sqrt(max(np.median(apart), 0.0)) if len(apart) else 0.0
+    start = {"variance": np.asarray(y.var() or 1.0), "lengthscale": spread * (median or 1.0)}
+    for data, (name, value) in zip("yx", start.items(), strict=True):
+        if np.min(value) < SMALLEST or np.max(value) > 1.0 / SMALLEST:
+            raise ValueError(
+                f"{data} gives the kernel a {name} of {np.min(value):.2g} to {np.max(value):.2g}, which is at the "
+                f"limit of single precision: standardize {data}."
+            )
+    return start

@@ -1,0 +1,127 @@
+"""Expected log likelihoods under a guide: in closed form where the likelihood is Gaussian, or at draws."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions.util import scale_and_mask, sum_rightmost
+
+from numpyro_fspace.model.functions import depends_on
+from numpyro_fspace.model.linearized import linearize
+from numpyro_fspace.model.sites import is_functional_prior
+from numpyro_fspace.variational.pushforward import as_normal
+
+__all__ = ["at_draw", "integrated"]
+
+#: Largest number of entries of a Jacobian at a minibatch (values of the function times weights). If it is exceeded,
+#: variances in the Gaussian likelihood are estimated without bias from ``NUM_DRAWS`` draws of the linearized network.
+MAX_ENTRIES, NUM_DRAWS = 2**21, 8
+
+
+def at_draw(guided, key, *, linearized: bool):
+    """log p(y | f_L, θ), or log p(y | f, θ), at a draw of the guide."""
+    values = guided.constrain(guided.draw(key))
+    model = linearize(guided.model, guided.center) if linearized else guided.model
+    return sum(_log_prob(site) for site in _observed(guided.trace(model, values)).values())
+
+
+def integrated(guided, key):
+    """E[log p(y | f_L, θ)] over the function, at a draw of θ; None unless the conditions below hold.
+
+    The mean of every observation must be an affine function A f(x) + b of one call of one function. The weights of the
+    function must enter nowhere else and must be independent of θ under the guide. The mean is then normal with
+    covariance (A root)(A root)ᵀ.
+    """
+    if len(guided.functions) > 1 or (guided.rest and not isinstance(guided.normal, dist.Normal)):
+        return None
+    (name,) = guided.functions
+    draw = guided.constrain(guided.draw(key))
+    values = {k: draw[k] if k in guided.rest else v for k, v in guided.center.items()}
+    calls = []
+    # If there are several networks, θ may contain the weights of one.
+    model = linearize(guided.model, guided.center) if guided.num_networks > 1 else guided.model
+
+    def observed(shift):
+        """Observed sites when the function returns f(x; m) + shift."""
+
+        def replace(_, fn, __):
+            def shifted(x):
+                value = fn(x)
+                calls.append((x, value))
+                return value if shift is None else value + shift
+
+            return shifted
+
+        return _observed(guided.trace(model, values, replace))
+
+    sites = observed(None)
+    if len(calls) != 1 or any(_normal(site) is None for site in sites.values()):
+        return None
+    ((x, value),) = calls
+    start = jnp.zeros_like(value)
+
+    def moments(shift):
+        normals = [_normal(site) for site in observed(shift).values()]
+        return [normal.loc for normal in normals], [normal.scale for normal in normals]
+
+    def tangent(step):
+        return lambda shift: jax.jvp(lambda s: moments(s)[0], (shift,), (step,))[1]
+
+    def with_fixed_function(weights):
+        """Moments of the observations if the weights change and the function's values do not."""
+
+        def hold(_, __, ___):
+            return lambda x: value
+
+        fixed = _observed(guided.trace(model, values | weights, hold)).values()
+        return [(normal.loc, normal.scale) for normal in map(_normal, fixed)]
+
+    if depends_on(with_fixed_function, {name: guided.center[name] for name in guided.used}):
+        return None
+    if depends_on(lambda v: moments(v["shift"])[1], {"shift": start}):
+        return None
+    if depends_on(lambda v: tangent(jnp.ones_like(start))(v["shift"]), {"shift": start}):
+        return None
+    root = _root(guided, name, x, value, jax.random.fold_in(key, 1))
+    roots = jax.vmap(lambda step: tangent(step)(start), in_axes=-1, out_axes=-1)(root)
+    total = 0.0
+    for site, loc_root in zip(sites.values(), roots, strict=True):
+        loss = 0.5 * jnp.broadcast_to(jnp.sum(loc_root**2, -1) / _normal(site).scale ** 2, site["fn"].shape())
+        loss = sum_rightmost(loss, site["fn"].event_dim)
+        total = total + _log_prob(site) - scale_and_mask(loss, site["scale"]).sum()
+    return total
+
+
+def _root(guided, name, x, value, key):
+    """A [*value.shape, R] with A Aᵀ equal to the covariance of the function's values at x, or equal in the mean."""
+    if value.size * guided.loc.size <= MAX_ENTRIES:
+        root = guided.linearized_pushforward(name).root(x)
+        return root.reshape(*value.shape, root.shape[-1])
+
+    def at(flat):
+        return guided.evaluate(name, guided.constrain(flat), x)
+
+    steps = jax.vmap(guided.draw)(jax.random.split(key, NUM_DRAWS)) - guided.loc
+    # One after another: on a CPU the derivative of a batch of slopes takes several times as long.
+    moved = jnp.moveaxis(jax.lax.map(jax.linearize(at, guided.loc)[1], steps), 0, -1)
+    return moved.reshape(*value.shape, NUM_DRAWS) / NUM_DRAWS**0.5
+
+
+def _normal(site):
+    """The univariate normal distribution of a site; None for any other distribution."""
+    distribution = as_normal(site["fn"])
+    return distribution if isinstance(distribution, dist.Normal) else None
+
+
+def _observed(trace) -> dict:
+    """Observed sites of a trace, that is data and factors, without functional priors."""
+    return {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and site["is_observed"] and not is_functional_prior(site)
+    }
+
+
+def _log_prob(site):
+    return scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"]).sum()
