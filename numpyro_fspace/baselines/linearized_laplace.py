@@ -20,7 +20,7 @@ from numpyro_fspace.model.functions import depends_on
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.model.networks import init_to_network
 from numpyro_fspace.model.potential import base_transform
-from numpyro_fspace.model.sites import active_functional_priors, is_functional_prior
+from numpyro_fspace.model.sites import active_functional_priors, observed_sites
 from numpyro_fspace.posterior.posterior import Posterior
 
 __all__ = ["laplace"]
@@ -204,8 +204,8 @@ class _Problem:
     def _loss(self, outputs, values):
         """-log p(y | f) for the functions' values at their calls."""
         trace, _ = self._run(values, outputs)
-        sites = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"] and not is_functional_prior(s)]
-        return -sum(scale_and_mask(s["fn"].log_prob(s["value"]), s["scale"]).sum() for s in sites)
+        sites = observed_sites(trace, factors=True, weights=True)
+        return -sum(scale_and_mask(s["fn"].log_prob(s["value"]), s["scale"]).sum() for s in sites.values())
 
     def _jacobian(self, names, rows):
         """J [n, K, P] of functions, their outputs side by side, at one row of inputs for each of them."""

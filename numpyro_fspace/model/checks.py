@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_fspace._checks import is_table, native, not_numbers
-from numpyro_fspace.model.sites import base_law, is_functional_prior, subsampled_plates
+from numpyro_fspace.model.sites import base_distribution, latent_sites, observed_sites, subsampled_plates
 
 __all__ = ["check_arguments", "check_kernel", "check_observations", "check_sites", "checked_arguments"]
 
@@ -157,8 +157,7 @@ def check_sites(trace):
     Raises:
         ValueError: naming the site and the cure.
     """
-    samples = [s for s in trace.values() if s["type"] == "sample" and not is_functional_prior(s)]
-    latents = [s for s in samples if not s["is_observed"]]
+    latents = latent_sites(trace).values()
     for site in trace.values():
         if site["type"] == "param":
             raise ValueError(
@@ -173,7 +172,7 @@ def check_sites(trace):
                 f"The latent site {name!r} is discrete; stochastic-gradient samplers move continuous sites only. "
                 "Marginalize it out."
             )
-        if isinstance(base_law(site["fn"]), dist.Delta):
+        if isinstance(base_distribution(site["fn"]), dist.Delta):
             raise ValueError(
                 f"The latent site {name!r} has a Delta prior: a constant, which a sampler would move. Write "
                 f"numpyro.deterministic({name!r}, value), or give the value to fs.random_module as prior."
@@ -187,7 +186,7 @@ def check_sites(trace):
             )
     if not latents:
         raise ValueError("The model has no latent site: there is nothing to sample.")
-    if len(samples) == len(latents):
+    if not observed_sites(trace, factors=True, weights=True):
         raise ValueError(
             "The model has no observed site, so there is no likelihood. Did run(...) get the targets (y=None makes "
             "the observation latent)? To draw from the prior use numpyro.infer.Predictive (it leaves "
@@ -197,9 +196,7 @@ def check_sites(trace):
 
 def check_observations(trace):
     """Observations must have a shape that their likelihood does not widen, and lie in its support."""
-    for site in trace.values():
-        if site["type"] != "sample" or not site["is_observed"] or site["infer"].get("is_auxiliary"):
-            continue
+    for site in observed_sites(trace, weights=True).values():
         name, value, shape = site["name"], site["value"], tuple(site["fn"].shape())
         if not _is_law_of_each(site["fn"], np.shape(value)):
             raise ValueError(

@@ -162,11 +162,13 @@ class function_hook(Messenger):
         replace: takes the name, the function, and the values of the latent sites so far; None replaces nothing.
         density: whether the log density of functions counts; False puts 0 in its place.
         networks: whether the functions of ``random_module`` are replaced too.
+        points: whether functional priors draw their measurement points, whoever runs the model.
     """
 
-    def __init__(self, replace=None, *, density=True, networks=False):
+    def __init__(self, replace=None, *, density=True, networks=False, points=False):
         super().__init__()
-        self.replace, self.density, self.networks, self.values = replace, density, networks, {}
+        self.replace, self.density, self.networks, self.points = replace, density, networks, points
+        self.values = {}
 
     def postprocess_message(self, msg):
         if msg["type"] == "sample" and not msg["is_observed"] and not is_functional_prior(msg):

@@ -20,7 +20,7 @@ from numpyro.infer import init_to_median
 from numpyro_fspace._checks import as_numbers, check_positive
 from numpyro_fspace.model.handlers import function_hook, hooked
 from numpyro_fspace.model.network_adapters import Network, read_network
-from numpyro_fspace.model.sites import base_law, note
+from numpyro_fspace.model.sites import base_distribution, note
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -283,7 +283,7 @@ def _sample(site, path, network: Network, prior, is_unit):
     if isinstance(getattr(law.support, "base_constraint", law.support), type(constraints.real)):
         hints = {"init": functools.partial(network.draw, path), "scale": _length_scale(law, typical)}
     expanded = _expand(site, law, shape)
-    if isinstance(base_law(law), dist.Delta):  # a constant is no random variable: no sampler could move it
+    if isinstance(base_distribution(law), dist.Delta):  # a constant is no random variable: no sampler could move it
         return numpyro.deterministic(site, expanded.mean.astype(network.weights[path].dtype))
     try:
         value = numpyro.sample(site, expanded, infer={"fspace": hints})
@@ -324,6 +324,6 @@ def _expand(site, law, shape):
 
 def _length_scale(law, typical):
     """The prior's standard deviation if it is normal and known, else the fan-in's guess."""
-    law = base_law(law)
+    law = base_distribution(law)
     known = isinstance(law, dist.Normal) and not isinstance(law.scale, jax.core.Tracer)
     return law.scale if known else typical

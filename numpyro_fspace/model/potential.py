@@ -24,12 +24,14 @@ from numpyro_fspace.model.checks import check_observations, check_sites
 from numpyro_fspace.model.handlers import fresh_draws, full_plates, function_hook, given_rows, without_data
 from numpyro_fspace.model.networks import init_to_network
 from numpyro_fspace.model.primitives import drawn
+from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import (
     active_functional_priors,
+    base_distribution,
     is_functional_prior,
-    is_weight,
+    latent_sites,
+    observed_sites,
     subsampled_plates,
-    weights_of,
 )
 
 __all__ = ["ModelPotential", "base_transform", "check_gradient", "has_dynamic_support"]
@@ -65,12 +67,14 @@ class ModelPotential:
         _refuse_seeded(model)
         key_init, key_fresh, self._key_scale = jax.random.split(key, 3)
         fresh = fresh_draws(model, key_fresh)
-        initial = handlers.substitute(handlers.seed(fresh, key_init), substitute_fn=_starts(init_strategy))
-        self.trace = handlers.trace(initial).get_trace(*self.args, **self.kwargs)
+        settings = {"full_plates": False, "density": True}
+        self.trace = run_model(
+            fresh, self.args, self.kwargs, key=key_init, substitute=_starts(init_strategy), **settings
+        )
         check_sites(self.trace)
         self.has_own_noise = fresh.num_own_keys > 0
         self.is_random = self.has_own_noise or self.batches() > 1.0 or fresh.has_random_points
-        self.latents = [k for k, s in self.trace.items() if _is_latent(s)]
+        self.latents = list(latent_sites(self.trace))
         _refuse_substituted(model, self.latents)
 
     @property
@@ -137,8 +141,8 @@ class ModelPotential:
         @jax.jit
         def finite(key):
             values = constrain_fn(fresh_draws(self.model, key), self.args, self.kwargs, z)
-            model = handlers.substitute(fresh_draws(self.model, key), data=values)
-            trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
+            settings = {"substitute": values, "full_plates": False, "density": True}
+            trace = run_model(fresh_draws(self.model, key), self.args, self.kwargs, **settings)
             return {k: jnp.all(jnp.isfinite(_log_density(s))) for k, s in trace.items() if s["type"] == "sample"}
 
         found = [finite(key) for key in jax.random.split(key, 10)]
@@ -170,9 +174,7 @@ class ModelPotential:
 
     def num_observed(self) -> float:
         """Observed numbers, those of all minibatches; infinite if the model has a ``factor``, which hides them."""
-        sites = [s for s in self.trace.values() if s["type"] == "sample" and s["is_observed"]]
-        weights = weights_of(self.trace)
-        sites = [s for s in sites if not is_functional_prior(s) and not is_weight(s, weights)]
+        sites = observed_sites(self.trace, factors=True).values()
         if not all(jnp.size(s["value"]) for s in sites):
             return float("inf")
         scales = [1.0 if s["scale"] is None else jnp.max(s["scale"]) for s in sites]
@@ -262,15 +264,11 @@ def _layers(model):
         model = model.func if isinstance(model, functools.partial) else getattr(model, "fn", None)
 
 
-def _is_latent(site):
-    return site["type"] == "sample" and not site["is_observed"] and not is_functional_prior(site)
-
-
 def _starts(init_strategy):
     """``init_strategy`` with arrays of the sites' shapes for its values, as ``init_to_value`` may give a number."""
 
     def start(site):
-        if not _is_latent(site):
+        if not latent_sites({site["name"]: site}):
             return init_strategy(site)
         law, name = site["fn"], f"The start of the site {site['name']!r}, as init_strategy gives it,"
         if law.support is None:
@@ -339,10 +337,7 @@ def _prior_scale(site, key):
     if hint is not None:
         return jnp.asarray(hint)
     law = site["fn"]
-    base = law
-    while isinstance(base, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
-        base = base.base_dist
-    if isinstance(base, dist.Normal):
+    if isinstance(base_distribution(law), dist.Normal):
         return jnp.sqrt(law.variance)
     try:
         draws = biject_to(law.support).inv(law.sample(key, (NUM_SCALE_DRAWS,)))

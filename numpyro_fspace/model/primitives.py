@@ -31,7 +31,7 @@ from numpyro import handlers, prng_key
 from numpyro.infer.util import _unconstrain_params
 from numpyro.primitives import _PYRO_STACK, apply_stack, plate
 
-from numpyro_fspace.model.handlers import fresh_draws, hooked, hooks
+from numpyro_fspace.model.handlers import fresh_draws, function_hook, hooked, hooks
 from numpyro_fspace.model.joint_evaluation import OnePass
 from numpyro_fspace.model.measurement import as_points
 from numpyro_fspace.model.sites import FunctionalPriorSite, note
@@ -165,6 +165,8 @@ def _density_is_wanted() -> bool:
         if isinstance(handler, fresh_draws | handlers.replay | _unconstrain_params):
             return True
         if isinstance(handler, handlers.substitute) and handler.data is not None:
+            return True
+        if isinstance(handler, function_hook) and handler.points:
             return True
     return False
 

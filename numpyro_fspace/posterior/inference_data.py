@@ -9,15 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from numpyro import handlers
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_median
 
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.functions import function_inputs, some_rows
-from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.on_demand import errors_as_themselves
-from numpyro_fspace.model.sites import is_functional_prior, is_observation, weights_of
+from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.sites import is_functional_prior, observed_sites
 from numpyro_fspace.posterior.arviz_groups import Site, datasets
 from numpyro_fspace.posterior.posterior import as_posterior, functions_run
 from numpyro_fspace.posterior.prediction import function_and_site_draws, function_draws, log_likelihood
@@ -181,15 +180,13 @@ def _trace(model, args, kwargs):
 
     @jax.jit  # so that nothing is computed but what is observed, which takes no network
     def observed(arrays):
-        def values(seed, **chosen):
-            args, kwargs = join(arrays)
-            run = handlers.substitute(handlers.seed(full_plates(model), jax.random.key(seed)), **chosen)
-            trace.update(handlers.trace(run).get_trace(*args, **kwargs))
-            return {k: s["value"] for k, s in trace.items() if is_observation(s, weights_of(trace))}
+        def values(seed, substitute):
+            trace.update(run_model(model, *join(arrays), key=jax.random.key(seed), substitute=substitute))
+            return {k: s["value"] for k, s in observed_sites(trace).items()}
 
-        first = values(0, substitute_fn=init_to_median)
+        first = values(0, init_to_median)
         known = {k: _known(trace[k]) for k in first}
-        again = values(1, data={k: s["value"] for k, s in trace.items() if s["type"] == "sample" and k not in first})
+        again = values(1, {k: s["value"] for k, s in trace.items() if s["type"] == "sample" and k not in first})
         return (
             first,
             known,

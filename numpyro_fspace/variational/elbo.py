@@ -17,10 +17,11 @@ from numpyro_fspace._checks import check_count
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.checks import check_observations
 from numpyro_fspace.model.functions import depends_on
-from numpyro_fspace.model.handlers import fresh_draws, function_hook
+from numpyro_fspace.model.handlers import fresh_draws
 from numpyro_fspace.model.linearized import function_of, linearize
 from numpyro_fspace.model.potential import base_transform
-from numpyro_fspace.model.sites import active_functional_priors, is_functional_prior
+from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.sites import active_functional_priors, observed_sites
 from numpyro_fspace.variational.divergences import RegularizedKL
 from numpyro_fspace.variational.pushforward import LinearisedLaw, SampledLaw, as_normal, entropy, mean_and_spread
 
@@ -183,9 +184,11 @@ class Problem:
 
     def trace(self, model, values, replace=None):
         """``model`` run with these latent values, and the minibatch and measurement points of this step."""
-        run = fresh_draws(handlers.substitute(model, data=values), self.key)
-        with handlers.block(), function_hook(replace, density=False):
-            return handlers.trace(run).get_trace(*self.args, **self.kwargs)
+        settings = {"substitute": values, "hook": replace, "full_plates": False, "isolated": True}
+        return run_model(fresh_draws(model, self.key), self.args, self.kwargs, **settings)
+
+    def _observed(self, model, values, replace=None) -> dict:
+        return observed_sites(self.trace(model, values, replace), factors=True, weights=True)
 
     def law(self, name) -> LinearisedLaw:
         """The law of the function ``name``."""
@@ -221,9 +224,8 @@ class Problem:
     def _prior_values(self, used, key):
         """A draw of the latent values ``used`` from the prior that the model writes."""
         rest = {k: v for k, v in self.center.items() if k not in used}
-        run = handlers.seed(handlers.substitute(self.model, data=rest), key)
-        with handlers.block(), function_hook(None, density=False):
-            trace = handlers.trace(run).get_trace(*self.args, **self.kwargs)
+        settings = {"substitute": rest, "full_plates": False, "isolated": True}
+        trace = run_model(self.model, self.args, self.kwargs, key=key, **settings)
         return {name: trace[name]["value"] for name in used}
 
     def _kl_terms(self, used, key):
@@ -273,8 +275,7 @@ class Problem:
         """log p(y | f_L, θ), or log p(y | f, θ), at a draw of q."""
         values = self.constrain(self.draw(key))
         model = linearize(self.model, self.center) if self.linearized else self.model
-        data = _observed(self.trace(model, values))
-        return sum(_log_prob(site) for site in data.values())
+        return sum(_log_prob(site) for site in self._observed(model, values).values())
 
     def closed_form(self, key):
         """E_q[log p(y | f_L, θ)] over the function, at a draw of θ; None unless it is Gaussian (see the class).
@@ -301,7 +302,7 @@ class Problem:
 
                 return shifted
 
-            return _observed(self.trace(model, values, replace))
+            return self._observed(model, values, replace)
 
         sites = observed(None)
         if len(calls) != 1 or any(_normal(site) is None for site in sites.values()):
@@ -322,7 +323,7 @@ class Problem:
             def hold(_, __, ___):
                 return lambda x: value
 
-            laws = [_normal(site) for site in _observed(self.trace(model, values | weights, hold)).values()]
+            laws = [_normal(site) for site in self._observed(model, values | weights, hold).values()]
             return [(law.loc, law.scale) for law in laws]
 
         if depends_on(held, {name: self.center[name] for name in self.used}):
@@ -369,15 +370,6 @@ def _is_real(site) -> bool:
 def _strength(site):
     """The factor on the log density of a functional prior's site."""
     return site["fn"].scale if site["scale"] is None else site["fn"].scale * site["scale"]
-
-
-def _observed(trace) -> dict:
-    """Observed sites of a trace, data and factors; functional priors are none of them."""
-    return {
-        name: site
-        for name, site in trace.items()
-        if site["type"] == "sample" and site["is_observed"] and not is_functional_prior(site)
-    }
 
 
 def _log_prob(site):
