@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import scope
-from numpyro.primitives import _PYRO_STACK, Messenger
+from numpyro.primitives import Messenger
 
 from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.model.sites import is_functional_prior
@@ -16,8 +15,6 @@ __all__ = [
     "full_plates",
     "function_hook",
     "given_rows",
-    "hooked",
-    "hooks",
     "minibatch",
     "own_keys",
     "points_in_data",
@@ -173,22 +170,3 @@ class function_hook(Messenger):
     def postprocess_message(self, msg):
         if msg["type"] == "sample" and not msg["is_observed"] and not is_functional_prior(msg):
             self.values[msg["name"]] = msg["value"]
-
-
-def hooks():
-    """The function hooks that are active, outermost first."""
-    return [handler for handler in _PYRO_STACK if isinstance(handler, function_hook)]
-
-
-def hooked(name, fn, *, is_network=False):
-    """``fn`` as the hooks around it replace it, each of which hears the name that scopes inside it have made."""
-    kind = "network" if is_network else "sample"
-    for handler in reversed(_PYRO_STACK):
-        if isinstance(handler, scope) and kind not in handler.hide_types:
-            name = f"{handler.prefix}{handler.divider}{name}"
-        elif isinstance(handler, function_hook):
-            if handler.replace is None:
-                break
-            if handler.networks or not is_network:
-                fn = handler.replace(name, fn, dict(handler.values))
-    return fn

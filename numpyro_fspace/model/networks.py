@@ -18,7 +18,8 @@ from numpyro.distributions import constraints
 from numpyro.infer import init_to_median
 
 from numpyro_fspace._checks import as_numbers, check_positive
-from numpyro_fspace.model.handlers import function_hook, hooked
+from numpyro_fspace.model.engine import current_engine
+from numpyro_fspace.model.handlers import function_hook
 from numpyro_fspace.model.network_adapters import Network, read_network
 from numpyro_fspace.model.sites import base_distribution, note
 
@@ -153,7 +154,7 @@ def random_module(
             raise ValueError(_explain_inputs(name, x.shape, shape))
         return network.apply(weights, x)
 
-    f = hooked(name, f, is_network=True)
+    f = current_engine().function(name, f, is_network=True)
     note("network", name, f, tuple(weights))
     return f
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.primitives import _PYRO_STACK, apply_stack
+from numpyro.primitives import apply_stack
+
+from numpyro_fspace.model._numpyro import active_handlers
 
 __all__ = [
     "FunctionalPriorSite",
@@ -142,5 +144,5 @@ def note(kind: str, name: str, fn, weights: tuple[str, ...] = ()):
 
     ``weights`` are the names of the sites that ``fn`` is made of, without ``name`` and the dot after it.
     """
-    if _PYRO_STACK:
+    if active_handlers():
         apply_stack({"type": kind, "name": name, "fn": fn, "weights": weights, "value": jnp.zeros((0,))})

@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_median
 
+from numpyro_fspace.model._numpyro import mask_of
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.functions import function_inputs, some_rows
 from numpyro_fspace.model.on_demand import errors_as_themselves
@@ -210,7 +211,7 @@ def _known(site):
         known &= over_events(site["scale"], law.event_dim) != 0
     while isinstance(law, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
         if isinstance(law, dist.MaskedDistribution):
-            known &= over_events(law._mask, law.event_dim)
+            known &= over_events(mask_of(law), law.event_dim)
         law = law.base_dist
     return known
 

@@ -14,6 +14,7 @@ from numpyro.infer import ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation
 
 from numpyro_fspace._checks import check_count
+from numpyro_fspace.model._numpyro import flat_to_sites
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.checks import check_observations
 from numpyro_fspace.model.functions import depends_on
@@ -130,7 +131,7 @@ class Problem:
             )
         self.model = handlers.substitute(model, data=params)  # the values of its ``numpyro.param`` sites
         self.args, self.kwargs, self.key, self.linearized = with_rows(args), with_rows(kwargs), key, linearized
-        self.unpack = guide._unpack_latent  # NumPyro offers no public name for the order of the flat values
+        self.unpack = flat_to_sites(guide)
         self.posterior = guide.get_posterior(params)
         self.normal = as_normal(self.posterior)
         if self.normal is not None:
