@@ -19,7 +19,7 @@ from numpyro_fspace.baselines.mode import check_model, check_optimizer, find_mod
 from numpyro_fspace.model.functions import depends_on
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.model.networks import init_to_network
-from numpyro_fspace.model.potential import base_transform
+from numpyro_fspace.model.site_transforms import base_transform
 from numpyro_fspace.model.sites import active_functional_priors, observed_sites
 from numpyro_fspace.posterior.posterior import Posterior
 

@@ -13,31 +13,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.distributions import biject_to, constraints, transforms
+from numpyro.distributions import biject_to
 from numpyro.infer.util import constrain_fn, potential_energy
 
-from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.checks import check_observations, check_sites
 from numpyro_fspace.model.handlers import fresh_draws, full_plates, function_hook, given_rows, without_data
+from numpyro_fspace.model.initial_values import checked_starts
 from numpyro_fspace.model.networks import init_to_network
 from numpyro_fspace.model.primitives import drawn
 from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.site_transforms import has_dynamic_support, is_positive, prior_scale
 from numpyro_fspace.model.sites import (
     active_functional_priors,
-    base_distribution,
     is_functional_prior,
     latent_sites,
     observed_sites,
     subsampled_plates,
 )
 
-__all__ = ["ModelPotential", "base_transform", "check_gradient", "has_dynamic_support"]
+__all__ = ["ModelPotential", "check_gradient"]
 
-#: Prior draws from which the scale of a parameter without a closed form is estimated.
-NUM_SCALE_DRAWS = 200
 #: Rows of the data (or a minibatch, if that is larger) evaluated together where all data are.
 MAX_ROWS = 2048
 
@@ -69,7 +66,7 @@ class ModelPotential:
         fresh = fresh_draws(model, key_fresh)
         settings = {"full_plates": False, "density": True}
         self.trace = run_model(
-            fresh, self.args, self.kwargs, key=key_init, substitute=_starts(init_strategy), **settings
+            fresh, self.args, self.kwargs, key=key_init, substitute=checked_starts(init_strategy), **settings
         )
         check_sites(self.trace)
         self.has_own_noise = fresh.num_own_keys > 0
@@ -123,12 +120,12 @@ class ModelPotential:
         """
         keys = jax.random.split(self._key_scale, len(self.latents))
         values = self.init_params()
-        scales = {k: _prior_scale(self.trace[k], key) for k, key in zip(self.latents, keys, strict=True)}
+        scales = {k: prior_scale(self.trace[k], key) for k, key in zip(self.latents, keys, strict=True)}
         return {k: jnp.broadcast_to(scales[k], v.shape).astype(v.dtype) for k, v in values.items()}
 
     def is_location(self) -> dict:
         """0 for the unconstrained parameters of positive sites (noise and other scales), 1 for all others."""
-        return {k: jnp.full_like(v, not _is_positive(self.trace[k])) for k, v in self.init_params().items()}
+        return {k: jnp.full_like(v, not is_positive(self.trace[k])) for k, v in self.init_params().items()}
 
     def __call__(self, z, key):
         """``(U(z), log functional prior)`` with the randomness of ``key``."""
@@ -264,85 +261,10 @@ def _layers(model):
         model = model.func if isinstance(model, functools.partial) else getattr(model, "fn", None)
 
 
-def _starts(init_strategy):
-    """``init_strategy`` with arrays of the sites' shapes for its values, as ``init_to_value`` may give a number."""
-
-    def start(site):
-        if not latent_sites({site["name"]: site}):
-            return init_strategy(site)
-        law, name = site["fn"], f"The start of the site {site['name']!r}, as init_strategy gives it,"
-        if law.support is None:
-            raise ValueError(
-                f"The law of the latent site {site['name']!r} does not say where it lives: give {type(law).__name__} a "
-                "support, such as support = numpyro.distributions.constraints.real."
-            )
-        value = init_strategy(site)
-        if value is None:
-            return None
-        value = as_numbers(value, name)
-        is_known = not isinstance(value, jax.core.Tracer)
-        value = np.asarray(value) if is_known else value
-        if not isinstance(law, dist.MaskedDistribution):  # whose shape may be that of its mask
-            try:
-                value = (np if is_known else jnp).broadcast_to(value, law.shape())
-            except ValueError:
-                raise ValueError(f"{name} has shape {value.shape}, but the site has {law.shape()}.") from None
-        with jax.ensure_compile_time_eval():
-            inside = law.support(value) if is_known else True
-        if not isinstance(inside, jax.core.Tracer) and not np.all(inside):
-            raise ValueError(f"{name} lies outside of its support ({law.support}): {value}.")
-        return jnp.asarray(value, jnp.result_type(value, float))
-
-    return start
-
-
 def _log_density(site):
     """Of a site of a trace."""
     return site["fn"].log_factor if is_functional_prior(site) else site["fn"].log_prob(site["value"])
 
 
-def base_transform(site):
-    """The transform from unconstrained values to one element of a site's support."""
-    transform = biject_to(site["fn"].support)
-    while isinstance(transform, transforms.IndependentTransform):
-        transform = transform.base_transform
-    return transform
-
-
-def _is_positive(site):
-    """Whether a site lives above a bound, which its unconstrained values reach at minus infinity."""
-    transform = base_transform(site)
-    if isinstance(transform, transforms.ComposeTransform):  # greater_than(low): an exponential, shifted
-        transform, *others = transform.parts
-        if not all(isinstance(other, transforms.AffineTransform) for other in others):
-            return False
-    return isinstance(transform, transforms.ExpTransform | transforms.SoftplusTransform)
-
-
 def _in_minibatch(site, trace):
     return any(frame.name in subsampled_plates(trace) for frame in site["cond_indep_stack"])
-
-
-def has_dynamic_support(site) -> bool:
-    """Whether the support of a site may depend on other sites."""
-    support = site["fn"].support
-    while isinstance(support, type(constraints.independent(constraints.real, 1))):
-        support = support.base_constraint
-    bounds = [getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound")]
-    return not all(isinstance(bound, int | float) for bound in bounds)
-
-
-def _prior_scale(site, key):
-    hint = site["infer"].get("fspace", {}).get("scale")
-    if hint is not None:
-        return jnp.asarray(hint)
-    law = site["fn"]
-    if isinstance(base_distribution(law), dist.Normal):
-        return jnp.sqrt(law.variance)
-    try:
-        draws = biject_to(law.support).inv(law.sample(key, (NUM_SCALE_DRAWS,)))
-    except NotImplementedError:  # an improper law, or one of which only the density is known
-        return jnp.ones(())
-    low, high = jnp.quantile(draws, jnp.array([0.25, 0.75]), axis=0)
-    scale = (high - low) / 1.349
-    return jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1.0)

@@ -23,8 +23,8 @@ from numpyro.distributions import biject_to
 
 from numpyro_fspace._xla import flatten
 from numpyro_fspace.model.arguments import split_arrays
-from numpyro_fspace.model.potential import has_dynamic_support
 from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.site_transforms import has_dynamic_support
 
 __all__ = ["ConfigurationalTemperature", "configurational_temperature"]
 

@@ -20,8 +20,8 @@ from numpyro_fspace.model.checks import check_observations
 from numpyro_fspace.model.functions import depends_on
 from numpyro_fspace.model.handlers import fresh_draws
 from numpyro_fspace.model.linearized import function_of, linearize
-from numpyro_fspace.model.potential import base_transform
 from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.site_transforms import base_transform
 from numpyro_fspace.model.sites import active_functional_priors, observed_sites
 from numpyro_fspace.variational.divergences import RegularizedKL
 from numpyro_fspace.variational.pushforward import LinearisedLaw, SampledLaw, as_normal, entropy, mean_and_spread
