@@ -8,32 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_fspace._checks import is_table, native, not_numbers
 from numpyro_fspace.model.sites import base_distribution, latent_sites, observed_sites, subsampled_plates
 
-__all__ = ["check_arguments", "check_kernel", "check_observations", "check_sites", "checked_arguments"]
+__all__ = ["check_arguments", "check_observations", "check_sites", "checked_arguments"]
 
 
 def _is_concrete_array(x) -> bool:
     return isinstance(x, np.ndarray | jax.Array) and not isinstance(x, jax.core.Tracer)
-
-
-def check_kernel(sampler):
-    """What ``MCMC`` samples with must be a kernel, which has the model."""
-    is_class = isinstance(sampler, type)
-    if not is_class and hasattr(sampler, "sample_field"):
-        return
-    name = sampler.__name__ if is_class else type(sampler).__name__
-    if is_class and issubclass(sampler, MCMCKernel):
-        raise TypeError(f"sampler is the class {name}: give it the model, MCMC({name}(model), ...).")
-    if hasattr(sampler, "run"):
-        raise TypeError(f"sampler must be a kernel, such as fs.SGHMC(model). {name} runs by itself: call its own run.")
-    raise TypeError(
-        f"sampler must be a kernel, got {sampler!r}: for a model write fs.MCMC(fs.SGHMC(model), ...), or "
-        "fs.MCMC(fs.fSGHMC(model), ...) if it declares a functional prior."
-    )
 
 
 @contextmanager

@@ -17,7 +17,6 @@ __all__ = [
     "given_rows",
     "minibatch",
     "own_keys",
-    "points_in_data",
     "take_observation",
     "without_data",
 ]
@@ -131,23 +130,6 @@ class own_keys(Messenger):
 
     def process_message(self, msg):
         self.num += msg["type"] == "prng_key"
-
-
-class points_in_data(Messenger):
-    """Tells functional priors of a compiled program which rows of its arguments are their points.
-
-    Args:
-        found: by name of site, what ``OnePass.found`` gave where the arguments were concrete.
-        arguments: the arrays that now stand for them.
-    """
-
-    def __init__(self, found, arguments):
-        super().__init__()
-        self.found, self.arguments = found, arguments
-
-    def postprocess_message(self, msg):
-        if is_functional_prior(msg) and msg["name"] in self.found and msg["fn"].one_pass is not None:
-            msg["fn"].one_pass.tell(self.found[msg["name"]], self.arguments)
 
 
 class function_hook(Messenger):

@@ -21,6 +21,7 @@ from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.checks import check_observations, check_sites
 from numpyro_fspace.model.handlers import fresh_draws, full_plates, function_hook, given_rows, without_data
 from numpyro_fspace.model.initial_values import checked_starts
+from numpyro_fspace.model.joint_evaluation import rows_found
 from numpyro_fspace.model.networks import init_to_network
 from numpyro_fspace.model.primitives import drawn
 from numpyro_fspace.model.run_model import run_model
@@ -91,9 +92,8 @@ class ModelPotential:
         return {k: s["fn"] for k, s in self.trace.items() if is_functional_prior(s)}
 
     def points_in_data(self) -> dict:
-        """By name of functional prior, which rows of the data are its points (``OnePass.found``), where any are."""
-        found = {k: law.one_pass.found() for k, law in self.functional_priors.items() if law.one_pass is not None}
-        return {k: v for k, v in found.items() if v is not None}
+        """By name of functional prior, which of its points are rows of the data, where any are."""
+        return rows_found(self.trace)
 
     def check_data(self):
         """Raise a ValueError for observations or measurement points no density can be computed at."""
