@@ -15,6 +15,7 @@ __all__ = [
     "as_numbers",
     "check_choice",
     "check_count",
+    "check_kernel",
     "check_not_negative",
     "check_positive",
     "check_step_size",
@@ -59,6 +60,24 @@ def check_choice(value, name: str, choices):
         raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}.")
 
 
+def check_kernel(sampler):
+    """What ``MCMC`` samples with must be a kernel, which has the model."""
+    from numpyro.infer.mcmc import MCMCKernel
+
+    is_class = isinstance(sampler, type)
+    if not is_class and hasattr(sampler, "sample_field"):
+        return
+    name = sampler.__name__ if is_class else type(sampler).__name__
+    if is_class and issubclass(sampler, MCMCKernel):
+        raise TypeError(f"sampler is the class {name}: give it the model, MCMC({name}(model), ...).")
+    if hasattr(sampler, "run"):
+        raise TypeError(f"sampler must be a kernel, such as fs.SGHMC(model). {name} runs by itself: call its own run.")
+    raise TypeError(
+        f"sampler must be a kernel, got {sampler!r}: for a model write fs.MCMC(fs.SGHMC(model), ...), or "
+        "fs.MCMC(fs.fSGHMC(model), ...) if it declares a functional prior."
+    )
+
+
 def check_step_size(step_size):
     """None (found in warm-up), a positive number, or a schedule that starts with one."""
     if step_size is None:
@@ -77,7 +96,7 @@ def check_step_size(step_size):
 
 
 def as_numbers(value, name: str):
-    """``value`` as an array of numbers that JAX takes; arrays of JAX, traced ones too, as they are.
+    """``value`` as an array of numbers that JAX takes; arrays of JAX, traced ones too, unchanged.
 
     Raises:
         TypeError: dates, durations, text, random keys, other objects, masked values.
@@ -96,7 +115,7 @@ def as_numbers(value, name: str):
 
 
 def native(array):
-    """A NumPy array as JAX takes it: of the machine's byte order, and at most 64 bits; all else as it is."""
+    """A NumPy array as JAX takes it: of the machine's byte order, and at most 64 bits; anything else unchanged."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
         return array
     if isinstance(array, np.ma.MaskedArray):

@@ -12,6 +12,7 @@ import tinygp
 from numpyro.infer.util import log_density, log_likelihood
 
 import numpyro_fspace as fs
+from numpyro_fspace.model.engine import current_engine
 from numpyro_fspace.model.joint_evaluation import rows_among
 from numpyro_fspace.model.potential import ModelPotential
 
@@ -83,7 +84,10 @@ def evaluated(model, key, x=X):
 
 
 def in_two_passes(monkeypatch):
-    monkeypatch.setattr("numpyro_fspace.model.primitives._goes_through_all_data", lambda: False)
+    def engine():
+        return current_engine()._replace(visits_data=False)
+
+    monkeypatch.setattr("numpyro_fspace.model.primitives.current_engine", engine)
 
 
 @pytest.mark.parametrize("use", [at_data, twice, row_by_row, vectorized, in_float16, in_numpy, nowhere])

@@ -13,8 +13,8 @@ from numpyro.distributions.util import scale_and_mask
 
 from numpyro_fspace.baselines.functions import declared_functions, run_with_outputs
 from numpyro_fspace.model.functions import depends_on
-from numpyro_fspace.model.potential import base_transform
-from numpyro_fspace.model.sites import active_functional_priors, is_functional_prior
+from numpyro_fspace.model.site_transforms import base_transform
+from numpyro_fspace.model.sites import active_functional_priors, observed_sites
 
 __all__ = ["CurvedModel"]
 
@@ -69,8 +69,8 @@ class CurvedModel:
     def _loss(self, outputs, values):
         """-log p(y | f) as a function of the values that the calls return."""
         trace, _ = self._run(values, outputs)
-        sites = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"] and not is_functional_prior(s)]
-        return -sum(scale_and_mask(s["fn"].log_prob(s["value"]), s["scale"]).sum() for s in sites)
+        sites = observed_sites(trace, factors=True, weights=True)
+        return -sum(scale_and_mask(s["fn"].log_prob(s["value"]), s["scale"]).sum() for s in sites.values())
 
     def _jacobian(self, names, rows):
         """J [n, K, P] of functions with their outputs concatenated, at one row of inputs for each function."""

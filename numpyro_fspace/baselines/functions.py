@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import jax
-from numpyro import handlers
 
-from numpyro_fspace.model.arguments import with_rows
-from numpyro_fspace.model.handlers import full_plates, function_hook
+from numpyro_fspace.model.run_model import run_model
 
 __all__ = ["declared_functions", "run_with_outputs"]
 
 
-def _trace(model, args, kwargs, values, replace):
-    """Trace at ``values``, all plates full, with ``replace(name, fn)`` in place of every declared function."""
-    args, kwargs = with_rows((args, kwargs))
-    run = handlers.seed(handlers.substitute(full_plates(model), data=values), jax.random.key(0))
-    with function_hook(lambda name, fn, _: replace(name, fn), density=False, networks=True):
-        return handlers.trace(run).get_trace(*args, **kwargs)
-
-
 def declared_functions(model, args, kwargs, values) -> dict:
     """The declared functions of a model by name, given its latent values."""
-    found = {}
+    functions = {}
 
-    def keep(name, fn):
-        found[name] = fn
+    def keep(name, fn, _):
+        functions[name] = fn
         return fn
 
-    _trace(model, args, kwargs, values, keep)
-    return found
+    run_model(model, args, kwargs, key=jax.random.key(0), substitute=values, hook=keep, networks=True)
+    return functions
 
 
 def run_with_outputs(model, args, kwargs, values, outputs=None):
@@ -39,7 +29,7 @@ def run_with_outputs(model, args, kwargs, values, outputs=None):
     """
     calls = []
 
-    def record(name, fn):
+    def record(name, fn, _):
         def recorded(x):
             value = fn(x)
             calls.append((name, x, value))
@@ -47,4 +37,5 @@ def run_with_outputs(model, args, kwargs, values, outputs=None):
 
         return recorded
 
-    return _trace(model, args, kwargs, values, record), calls
+    settings = {"hook": record, "networks": True, "points": True}
+    return run_model(model, args, kwargs, key=jax.random.key(0), substitute=values, **settings), calls

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_fspace._checks import check_count
-from numpyro_fspace.model.handlers import hooked
+from numpyro_fspace.model.engine import current_engine
 from numpyro_fspace.model.sites import note
 
 __all__ = ["implicit_process"]
@@ -88,6 +88,6 @@ def implicit_process(name: str, draw, num_functions: int, key):
         mean = functions.mean(0)
         return mean + jnp.tensordot(coefficients, functions - mean, 1) / num_functions**0.5
 
-    f = hooked(name, f, is_network=True)
+    f = current_engine().function(name, f, is_network=True)
     note("network", name, f, ("coefficients",))
     return f

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.mcmc import MCMCKernel
-from numpyro.primitives import _PYRO_STACK
 from numpyro.util import is_prng_key
 
 from numpyro_fspace._checks import as_numbers, check_count, check_positive, check_step_size
@@ -22,6 +21,7 @@ from numpyro_fspace.mcmc.chain import Chain
 from numpyro_fspace.mcmc.plan import Plan, one_at_a_time
 from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.mcmc.warnings import warn_of_trouble
+from numpyro_fspace.model._numpyro import active_handlers
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays
 from numpyro_fspace.model.checks import checked_arguments, known_values
 from numpyro_fspace.model.potential import ModelPotential, check_gradient, check_plates
@@ -296,7 +296,7 @@ class SGMCMCKernel(MCMCKernel):
         """What tells all that a trace reads of this kernel from others, effect handlers around the run included."""
         values = {k: v for k, v in vars(self).items() if k != "_programs"}
         values = {k: (type(v), vars(v)) if isinstance(v, Preconditioner) else v for k, v in values.items()}
-        return type(self), frozen(values), tuple(_PYRO_STACK)
+        return type(self), frozen(values), tuple(active_handlers())
 
     def _chain(self, args, kwargs, num_warmup=0, key=None):
         model = self._model_potential(args, kwargs, key)

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import as_numbers, check_choice, check_count
+from numpyro_fspace._checks import as_numbers, check_choice, check_count, check_kernel
 from numpyro_fspace._xla import chains_together, is_nested, is_worth_dividing
 from numpyro_fspace.mcmc.base import SGMCMCKernel, check_init_params
 from numpyro_fspace.mcmc.chain import KernelState
@@ -22,7 +22,7 @@ from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.progress import Interruption, Progress, is_watched
 from numpyro_fspace.mcmc.warnings import warn_of_draws, warn_of_trouble
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays, with_rows
-from numpyro_fspace.model.checks import check_kernel, check_key
+from numpyro_fspace.model.checks import check_key
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import CHAINS, beside, check_mesh, gathered, place
 from numpyro_fspace.posterior.run_files import folder_of, join_chains

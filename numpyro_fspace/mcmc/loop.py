@@ -9,8 +9,8 @@ from numpyro.util import nested_attrgetter
 
 from numpyro_fspace._xla import UNDIVIDED, is_nested
 from numpyro_fspace.mcmc.plan import one_at_a_time
-from numpyro_fspace.model import handlers
 from numpyro_fspace.model.functions import depends_on, function_inputs, function_values, some_rows
+from numpyro_fspace.model.joint_evaluation import points_in_data
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.model.sharding import CHAINS
 
@@ -94,7 +94,7 @@ class Loop:
 
         def step(i, carry):
             state, draws = carry
-            with handlers.points_in_data(found, arrays):
+            with points_in_data(found, arrays):
                 state = self.sampler.sample(state, args, kwargs)
             slot = jnp.maximum(i - first, 0) // self.thinning
             is_kept = (i >= first) & ((i - first) % self.thinning == self.thinning - 1)

@@ -15,8 +15,8 @@ from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.warmup import noise_variances
 from numpyro_fspace.mcmc.warnings import MIN_ACCEPT_PROB, by_chain, temperature_doubts
 from numpyro_fspace.model.on_demand import errors_as_themselves
-from numpyro_fspace.model.potential import base_transform
 from numpyro_fspace.model.sharding import beside
+from numpyro_fspace.model.site_transforms import base_transform
 from numpyro_fspace.posterior.convergence import standstill
 from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics, diagnose, doubts
 from numpyro_fspace.posterior.judged import judged_draws

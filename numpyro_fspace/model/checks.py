@@ -12,15 +12,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_fspace._checks import is_table, native, not_numbers
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.rounding import lost_to_rounding
-from numpyro_fspace.model.sites import has_point_mass, is_functional_prior, subsampled_plates
+from numpyro_fspace.model.sites import has_point_mass, latent_sites, observed_sites, subsampled_plates
 
-__all__ = ["check_arguments", "check_kernel", "check_observations", "check_sites", "checked_arguments"]
+__all__ = ["check_arguments", "check_observations", "check_sites", "checked_arguments"]
 
 
 def _is_concrete_array(x) -> bool:
@@ -37,22 +36,6 @@ def check_key(key, name: str):
     if not is_typed and not (_is_array(key) and key.dtype == np.uint32 and key.ndim):
         given = f"an array of {key.dtype}" if _is_array(key) else repr(key)
         raise TypeError(f"{name} must be a random key, such as jax.random.key(0), got {given}.")
-
-
-def check_kernel(sampler):
-    """What ``MCMC`` samples with must be a kernel, which has the model."""
-    is_class = isinstance(sampler, type)
-    if not is_class and hasattr(sampler, "sample_field"):
-        return
-    name = sampler.__name__ if is_class else type(sampler).__name__
-    if is_class and issubclass(sampler, MCMCKernel):
-        raise TypeError(f"sampler is the class {name}: give it the model, MCMC({name}(model), ...).")
-    if hasattr(sampler, "run"):
-        raise TypeError(f"sampler must be a kernel, such as fs.SGHMC(model). {name} runs by itself: call its own run.")
-    raise TypeError(
-        f"sampler must be a kernel, got {sampler!r}: for a model write fs.MCMC(fs.SGHMC(model), ...), or "
-        "fs.MCMC(fs.fSGHMC(model), ...) if it declares a functional prior."
-    )
 
 
 @contextmanager
@@ -250,8 +233,7 @@ def check_sites(trace):
     Raises:
         ValueError: naming the site and the cure.
     """
-    samples = [s for s in trace.values() if s["type"] == "sample" and not is_functional_prior(s)]
-    latents = [s for s in samples if not s["is_observed"]]
+    latents = latent_sites(trace).values()
     for site in trace.values():
         if site["type"] == "param":
             raise ValueError(
@@ -282,7 +264,7 @@ def check_sites(trace):
             )
     if not latents:
         raise ValueError("The model has no latent site: there is nothing to sample.")
-    if len(samples) == len(latents):
+    if not observed_sites(trace, factors=True, weights=True):
         raise ValueError(
             "The model has no observed site, so there is no likelihood. Did run(...) get the targets (y=None makes "
             "the observation latent)? To draw from the prior use numpyro.infer.Predictive (it leaves "
@@ -292,9 +274,7 @@ def check_sites(trace):
 
 def check_observations(trace):
     """Observations must have a shape that their likelihood does not widen, and lie in its support."""
-    for site in trace.values():
-        if site["type"] != "sample" or not site["is_observed"] or site["infer"].get("is_auxiliary"):
-            continue
+    for site in observed_sites(trace, weights=True).values():
         name, value, shape = site["name"], site["value"], tuple(site["fn"].shape())
         for what, part in [("", value), ("The likelihood of t", site["fn"])]:
             if any(jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.complexfloating) for leaf in jax.tree.leaves(part)):

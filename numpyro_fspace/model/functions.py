@@ -6,15 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
-from numpyro import handlers
 
 from numpyro_fspace._checks import as_numbers
-from numpyro_fspace.model.arguments import with_rows
-from numpyro_fspace.model.handlers import full_plates, function_hook
+from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior
 
 __all__ = [
-    "condition",
     "depends_on",
     "evaluate",
     "function_inputs",
@@ -31,13 +28,6 @@ def functions_of(trace) -> dict:
     return functions | {k: s["fn"] for k, s in trace.items() if s["type"] == "network"}
 
 
-def condition(model, draw):
-    """The model with its latent sites at the values of a draw."""
-    return handlers.substitute(
-        model, substitute_fn=lambda site: draw.get(site["name"]) if site["type"] == "sample" else None
-    )
-
-
 def function_inputs(model, draws, args, kwargs) -> dict:
     """Where the model first evaluates each of its functions, by name, [N, ...].
 
@@ -49,7 +39,6 @@ def function_inputs(model, draws, args, kwargs) -> dict:
         draws: values of its latent sites, [S, ...].
         args, kwargs: its arguments.
     """
-    args, kwargs = with_rows((args, kwargs))
     arrays = [a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray | jax.Array) and a.ndim]
     names, others = [], {}
 
@@ -63,9 +52,7 @@ def function_inputs(model, draws, args, kwargs) -> dict:
 
             return watched
 
-        seeded = handlers.seed(full_plates(condition(model, draw)), key)
-        with function_hook(watch, density=False, networks=True):
-            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        trace = run_model(model, args, kwargs, key=key, substitute=draw, hook=watch, networks=True)
         functions = functions_of(trace)
         for name, fn in functions.items():
             names.append(name)
@@ -103,10 +90,8 @@ def function_values(model, draw, args, kwargs, inputs) -> dict:
     Raises:
         ValueError: for names that are no functions of the model.
     """
-    seeded = handlers.seed(full_plates(condition(model, draw)), jax.random.key(0))
-    with function_hook(lambda name, fn, _: fn, density=False):
-        functions = functions_of(handlers.trace(seeded).get_trace(*args, **kwargs))
-    return evaluate(functions, inputs)
+    trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw)
+    return evaluate(functions_of(trace), inputs)
 
 
 def evaluate(functions, inputs) -> dict:

@@ -7,8 +7,8 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.handlers import block, scope
-from numpyro.primitives import _PYRO_STACK, Messenger
+from numpyro.handlers import block
+from numpyro.primitives import Messenger
 
 from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.model.sites import is_functional_prior
@@ -18,12 +18,9 @@ __all__ = [
     "full_plates",
     "function_hook",
     "given_rows",
-    "hooked",
-    "hooks",
     "minibatch",
     "own_keys",
     "parts_of_plates",
-    "points_in_data",
     "take_observation",
     "without_data",
 ]
@@ -187,23 +184,6 @@ def _hidden_site() -> str | None:
     return site["name"] if site.get("type") == "sample" else None
 
 
-class points_in_data(Messenger):
-    """Tells functional priors of a compiled program which rows of its arguments are their points.
-
-    Args:
-        found: by name of site, what ``OnePass.found`` gave where the arguments were concrete.
-        arguments: the arrays that now stand for them.
-    """
-
-    def __init__(self, found, arguments):
-        super().__init__()
-        self.found, self.arguments = found, arguments
-
-    def postprocess_message(self, msg):
-        if is_functional_prior(msg) and msg["name"] in self.found and msg["fn"].one_pass is not None:
-            msg["fn"].one_pass.tell(self.found[msg["name"]], self.arguments)
-
-
 class function_hook(Messenger):
     """While active, ``functional_prior(name, fn, …)`` speaks of ``replace(name, fn, values)`` in place of ``fn``.
 
@@ -213,31 +193,14 @@ class function_hook(Messenger):
         replace: takes the name, the function, and the values of the latent sites so far; None replaces nothing.
         density: whether the log density of functions counts; False puts 0 in its place.
         networks: whether the functions of ``random_module`` are replaced too.
+        points: whether functional priors draw their measurement points, whoever runs the model.
     """
 
-    def __init__(self, replace=None, *, density=True, networks=False):
+    def __init__(self, replace=None, *, density=True, networks=False, points=False):
         super().__init__()
-        self.replace, self.density, self.networks, self.values = replace, density, networks, {}
+        self.replace, self.density, self.networks, self.points = replace, density, networks, points
+        self.values = {}
 
     def postprocess_message(self, msg):
         if msg["type"] == "sample" and not msg["is_observed"] and not is_functional_prior(msg):
             self.values[msg["name"]] = msg["value"]
-
-
-def hooks():
-    """The function hooks that are active, outermost first."""
-    return [handler for handler in _PYRO_STACK if isinstance(handler, function_hook)]
-
-
-def hooked(name, fn, *, is_network=False):
-    """``fn`` as the hooks around it replace it, each of which hears the name that scopes inside it have made."""
-    kind = "network" if is_network else "sample"
-    for handler in reversed(_PYRO_STACK):
-        if isinstance(handler, scope) and kind not in handler.hide_types:
-            name = f"{handler.prefix}{handler.divider}{name}"
-        elif isinstance(handler, function_hook):
-            if handler.replace is None:
-                break
-            if handler.networks or not is_network:
-                fn = handler.replace(name, fn, dict(handler.values))
-    return fn

@@ -1,4 +1,9 @@
-"""A function evaluated at the measurement points and at the data's inputs in one pass, forwards and backwards."""
+"""A function evaluated at the measurement points and at the data's inputs in one pass, forwards and backwards.
+
+Points that are rows of the data cost nothing. They are recognized by their values rather than declared, because most
+programs make their points from the data outside of the model, as in ``fs.measurement.fixed(x)``, where no declaration
+could name the model's argument without a change to every such program.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import get_opaque_trace_state
+from numpyro.primitives import Messenger
 
+from numpyro_fspace.model.sites import is_functional_prior
 from numpyro_fspace.priors._cholesky import is_traced
 
-__all__ = ["Found", "OnePass", "rows_among"]
+__all__ = ["Found", "OnePass", "points_in_data", "rows_among", "rows_found"]
 
 
 class Found(NamedTuple):
@@ -48,7 +55,7 @@ class OnePass:
         self.fn, self.x, self.known, self.drawn = fn, x, x if known is None else known, drawn
         self._is_there, self._numbers = np.zeros(len(self.known), bool), np.arange(len(self.known))
         self._values, self._trace = None, _current_trace()
-        self._told, self._arguments = None, ()
+        self._assumed, self._arguments = None, ()
 
     def __call__(self, x):
         if self._values is not None or not self._goes_with(x):
@@ -73,13 +80,13 @@ class OnePass:
         is_first = np.array_equal(self._numbers, np.arange(len(self._numbers)))
         return Found(known, self._is_there.tobytes(), None if is_first else self._numbers)
 
-    def tell(self, found: Found, arguments):
-        """What was ``found`` by a pass of the same model when the ``arguments`` of this program were concrete.
+    def assume(self, found: Found, arguments):
+        """Use what another pass of the same model found when the ``arguments`` of this program were concrete.
 
-        It is believed of inputs that are one of them, as it is, and of the same points. Whatever else was equal then,
-        such as latent inputs that begin at the data, may differ later.
+        It holds for inputs that are one of these arguments and for the same points only: other arrays that were equal
+        then, such as latent inputs that start at the data, may differ later.
         """
-        self._told, self._arguments = found, arguments
+        self._assumed, self._arguments = found, arguments
 
     def _goes_with(self, x) -> bool:
         """Whether ``x`` are rows of the same kind, on one device, and under no transformation in the model (a scan)."""
@@ -88,18 +95,21 @@ class OnePass:
         return same_kind and jnp.ndim(x) > 0 and self._trace == _current_trace() and not _rows_may_be_spread()
 
     def _look_for_points(self, x):
-        told, found = self._told, None
+        assumed, found = self._assumed, None
         if x is self.known:
             found = np.arange(len(x))
         elif not is_traced((x, self.known)):
             found = rows_among(self.known, x)
         if found is not None:
             self._is_there, self._numbers = found >= 0, found
-        elif told is not None and any(x is one for one in self._arguments) and told.known == _as_bytes(self.known):
-            self._is_there = np.frombuffer(told.is_there, bool)
-            self._numbers = self._numbers if told.numbers is None else told.numbers
+        elif assumed is not None and self._is_argument(x) and assumed.known == _as_bytes(self.known):
+            self._is_there = np.frombuffer(assumed.is_there, bool)
+            self._numbers = self._numbers if assumed.numbers is None else assumed.numbers
         if self.drawn is not None and not self._is_there.all():  # any of them may be drawn
             self._is_there = np.zeros(len(self.known), bool)
+
+    def _is_argument(self, x) -> bool:
+        return any(x is one for one in self._arguments)
 
     def _places(self):
         """Numbers of the points that go before the data, as they are not among them; where all points are then."""
@@ -109,6 +119,30 @@ class OnePass:
         if is_other.all():
             return np.arange(num), np.arange(num)
         return np.flatnonzero(is_other), jnp.where(is_other, np.cumsum(is_other) - 1, self._numbers + is_other.sum())
+
+
+def rows_found(trace) -> dict[str, Found]:
+    """Which points of each functional prior of a trace are rows of the data, by its name, where any are."""
+    passes = {k: s["fn"].one_pass for k, s in trace.items() if is_functional_prior(s)}
+    found = {k: one.found() for k, one in passes.items() if one is not None}
+    return {k: v for k, v in found.items() if v is not None}
+
+
+class points_in_data(Messenger):
+    """Gives the functional priors of a compiled program what ``rows_found`` gave before it was compiled.
+
+    Args:
+        found: by name of site, which points are rows of the data.
+        arguments: the arrays that stand for the model's arguments in the program.
+    """
+
+    def __init__(self, found, arguments):
+        super().__init__()
+        self.found, self.arguments = found, arguments
+
+    def postprocess_message(self, msg):
+        if is_functional_prior(msg) and msg["name"] in self.found and msg["fn"].one_pass is not None:
+            msg["fn"].one_pass.assume(self.found[msg["name"]], self.arguments)
 
 
 def _rows(x, numbers):

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from numpyro import handlers
 
 from numpyro_fspace._checks import renamed_argument
-from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.functions import depends_on
-from numpyro_fspace.model.handlers import full_plates, function_hook
+from numpyro_fspace.model.handlers import function_hook
+from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior
 
 __all__ = ["function_of", "linearize"]
@@ -22,9 +22,8 @@ def function_of(model, name: str, args, kwargs, values: dict):
 
     It can be called inside a model that is running: nothing of the inner run is seen outside.
     """
-    run = handlers.seed(handlers.substitute(full_plates(model), data=values), jax.random.key(0))
-    with handlers.block(), handlers.mask(mask=False), function_hook(None):
-        sites = handlers.trace(run).get_trace(*with_rows(args), **with_rows(kwargs))
+    masked = handlers.mask(model, mask=False)
+    sites = run_model(masked, args, kwargs, key=jax.random.key(0), substitute=values, isolated=True)
     fn = sites[name]["fn"]
     return fn.fn if is_functional_prior(sites[name]) else fn
 

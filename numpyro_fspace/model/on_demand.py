@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.primitives import _PYRO_STACK, plate
+from numpyro.primitives import plate
 
+from numpyro_fspace.model._numpyro import active_handlers, plate_rows
 from numpyro_fspace.model.rounding import lost_to_rounding
 
 if TYPE_CHECKING:
@@ -110,8 +111,8 @@ class OnDemand:
             return self[first][(slice(None),) * num_axes + tuple(others)]
         if isinstance(rows, slice):
             rows = np.arange(*rows.indices(len(self)))
-        for frame in _PYRO_STACK:
-            if isinstance(frame, plate) and frame._indices is rows and frame.size != len(self):
+        for frame in active_handlers():
+            if isinstance(frame, plate) and plate_rows(frame) is rows and frame.size != len(self):
                 raise ValueError(
                     f"plate {frame.name!r} has {frame.size} rows and {self!r} has {len(self)}: they must be as many."
                 )

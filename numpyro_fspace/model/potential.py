@@ -13,12 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.distributions import biject_to, constraints, transforms
+from numpyro.distributions import biject_to
 from numpyro.infer.util import constrain_fn, potential_energy
 
-from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.checks import check_observations, check_sites, named_leaves
 from numpyro_fspace.model.handlers import (
@@ -30,20 +28,22 @@ from numpyro_fspace.model.handlers import (
     without_data,
 )
 from numpyro_fspace.model.indices import NUM_PARTS, check_indices, plates_of
+from numpyro_fspace.model.initial_values import checked_starts
+from numpyro_fspace.model.joint_evaluation import rows_found
 from numpyro_fspace.model.networks import init_to_network
 from numpyro_fspace.model.primitives import drawn
+from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.site_transforms import has_dynamic_support, is_positive, prior_scale
 from numpyro_fspace.model.sites import (
     active_functional_priors,
     is_functional_prior,
-    is_weight,
+    latent_sites,
+    observed_sites,
     subsampled_plates,
-    weights_of,
 )
 
-__all__ = ["ModelPotential", "base_transform", "check_gradient", "check_plates", "has_dynamic_support"]
+__all__ = ["ModelPotential", "check_gradient", "check_plates"]
 
-#: Prior draws from which the scale of a parameter without a closed form is estimated.
-NUM_SCALE_DRAWS = 200
 #: Rows of the data (or a minibatch, if that is larger) evaluated together where all data are.
 MAX_ROWS = 2048
 
@@ -73,12 +73,14 @@ class ModelPotential:
         _refuse_seeded(model)
         key_init, key_fresh, self._key_scale = jax.random.split(key, 3)
         fresh = fresh_draws(model, key_fresh)
-        initial = handlers.substitute(handlers.seed(fresh, key_init), substitute_fn=_starts(init_strategy))
-        self.trace = handlers.trace(initial).get_trace(*self.args, **self.kwargs)
+        settings = {"full_plates": False, "density": True}
+        self.trace = run_model(
+            fresh, self.args, self.kwargs, key=key_init, substitute=checked_starts(init_strategy), **settings
+        )
         check_sites(self.trace)
         self.has_own_noise = fresh.num_own_keys > 0
         self.is_random = self.has_own_noise or self.batches() > 1.0 or fresh.has_random_points
-        self.latents = [k for k, s in self.trace.items() if _is_latent(s)]
+        self.latents = list(latent_sites(self.trace))
         _refuse_substituted(model, self.latents)
 
     @property
@@ -98,9 +100,8 @@ class ModelPotential:
         return {k: s["fn"] for k, s in self.trace.items() if is_functional_prior(s)}
 
     def points_in_data(self) -> dict:
-        """By name of functional prior, which rows of the data are its points (``OnePass.found``), where any are."""
-        found = {k: law.one_pass.found() for k, law in self.functional_priors.items() if law.one_pass is not None}
-        return {k: v for k, v in found.items() if v is not None}
+        """By name of functional prior, which of its points are rows of the data, where any are."""
+        return rows_found(self.trace)
 
     def check_data(self):
         """Raise a ValueError for observations or measurement points no density can be computed at."""
@@ -127,12 +128,12 @@ class ModelPotential:
         """
         keys = jax.random.split(self._key_scale, len(self.latents))
         values = self.init_params()
-        scales = {k: _prior_scale(self.trace[k], key) for k, key in zip(self.latents, keys, strict=True)}
+        scales = {k: prior_scale(self.trace[k], key) for k, key in zip(self.latents, keys, strict=True)}
         return {k: jnp.broadcast_to(scales[k], v.shape).astype(v.dtype) for k, v in values.items()}
 
     def is_location(self) -> dict:
         """0 for the unconstrained parameters of positive sites (noise and other scales), 1 for all others."""
-        return {k: jnp.full_like(v, not _is_positive(self.trace[k])) for k, v in self.init_params().items()}
+        return {k: jnp.full_like(v, not is_positive(self.trace[k])) for k, v in self.init_params().items()}
 
     def __call__(self, z, key):
         """``(U(z), log functional prior)`` with the randomness of ``key``."""
@@ -145,8 +146,8 @@ class ModelPotential:
         @jax.jit
         def finite(key):
             values = constrain_fn(fresh_draws(self.model, key), self.args, self.kwargs, z)
-            model = handlers.substitute(fresh_draws(self.model, key), data=values)
-            trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
+            settings = {"substitute": values, "full_plates": False, "density": True}
+            trace = run_model(fresh_draws(self.model, key), self.args, self.kwargs, **settings)
             return {k: jnp.all(jnp.isfinite(_log_density(s))) for k, s in trace.items() if s["type"] == "sample"}
 
         found = [finite(key) for key in jax.random.split(key, 10)]
@@ -178,9 +179,7 @@ class ModelPotential:
 
     def num_observed(self) -> float:
         """Observed numbers, those of all minibatches; infinite if the model has a ``factor``, which hides them."""
-        sites = [s for s in self.trace.values() if s["type"] == "sample" and s["is_observed"]]
-        weights = weights_of(self.trace)
-        sites = [s for s in sites if not is_functional_prior(s) and not is_weight(s, weights)]
+        sites = observed_sites(self.trace, factors=True).values()
         if not all(jnp.size(s["value"]) for s in sites):
             return float("inf")
         scales = [1.0 if s["scale"] is None else jnp.max(s["scale"]) for s in sites]
@@ -282,101 +281,10 @@ def _layers(model):
         model = model.func if isinstance(model, functools.partial) else getattr(model, "fn", None)
 
 
-def _is_latent(site):
-    return site["type"] == "sample" and not site["is_observed"] and not is_functional_prior(site)
-
-
-def _starts(init_strategy):
-    """``init_strategy`` with arrays of the sites' shapes for its values, as ``init_to_value`` may give a number."""
-
-    def start(site):
-        if not _is_latent(site):
-            return init_strategy(site)
-        law, name = site["fn"], f"The start of the site {site['name']!r}, as init_strategy gives it,"
-        if not isinstance(law.support, constraints.Constraint):
-            raise ValueError(
-                f"The law of the latent site {site['name']!r} does not say where it lives: give {type(law).__name__} a "
-                "support, such as support = numpyro.distributions.constraints.real."
-            )
-        if not law.support.is_discrete:  # which check_sites refuses
-            try:
-                biject_to(law.support)
-            except NotImplementedError as error:
-                raise ValueError(
-                    f"The latent site {site['name']!r} lives on {law.support}, for which NumPyro has no transform from "
-                    f"the reals: give {type(law).__name__} another support, or reparametrize the site "
-                    "(numpyro.handlers.reparam, for a ProjectedNormal by ProjectedNormalReparam)."
-                ) from error
-        value = init_strategy(site)
-        if value is None:
-            return None
-        value = as_numbers(value, name)
-        is_known = not isinstance(value, jax.core.Tracer)
-        value = np.asarray(value) if is_known else value
-        if not isinstance(law, dist.MaskedDistribution):  # whose shape may be that of its mask
-            try:
-                value = (np if is_known else jnp).broadcast_to(value, law.shape())
-            except ValueError:
-                raise ValueError(f"{name} has shape {value.shape}, but the site has {law.shape()}.") from None
-        with jax.ensure_compile_time_eval():
-            inside = law.support(value) if is_known else True
-        if not isinstance(inside, jax.core.Tracer) and not np.all(inside):
-            raise ValueError(f"{name} lies outside of its support ({law.support}): {value}.")
-        return jnp.asarray(value, jnp.result_type(value, float))
-
-    return start
-
-
 def _log_density(site):
     """Of a site of a trace."""
     return site["fn"].log_factor if is_functional_prior(site) else site["fn"].log_prob(site["value"])
 
 
-def base_transform(site):
-    """The transform from unconstrained values to one element of a site's support."""
-    transform = biject_to(site["fn"].support)
-    while isinstance(transform, transforms.IndependentTransform):
-        transform = transform.base_transform
-    return transform
-
-
-def _is_positive(site):
-    """Whether a site lives above a bound, which its unconstrained values reach at minus infinity."""
-    transform = base_transform(site)
-    if isinstance(transform, transforms.ComposeTransform):  # greater_than(low): an exponential, shifted
-        transform, *others = transform.parts
-        if not all(isinstance(other, transforms.AffineTransform) for other in others):
-            return False
-    return isinstance(transform, transforms.ExpTransform | transforms.SoftplusTransform)
-
-
 def _in_minibatch(site, trace):
     return any(frame.name in subsampled_plates(trace) for frame in site["cond_indep_stack"])
-
-
-def has_dynamic_support(site) -> bool:
-    """Whether the support of a site may depend on other sites."""
-    support = site["fn"].support
-    while isinstance(support, type(constraints.independent(constraints.real, 1))):
-        support = support.base_constraint
-    bounds = [getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound")]
-    return not all(isinstance(bound, int | float) for bound in bounds)
-
-
-def _prior_scale(site, key):
-    hint = site["infer"].get("fspace", {}).get("scale")
-    if hint is not None:
-        return jnp.asarray(hint)
-    law = site["fn"]
-    base = law
-    while isinstance(base, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
-        base = base.base_dist
-    if isinstance(base, dist.Normal):
-        return jnp.sqrt(law.variance)
-    try:
-        draws = biject_to(law.support).inv(law.sample(key, (NUM_SCALE_DRAWS,)))
-    except NotImplementedError:  # an improper law, or one of which only the density is known
-        return jnp.ones(())
-    low, high = jnp.quantile(draws, jnp.array([0.25, 0.75]), axis=0)
-    scale = (high - low) / 1.349
-    return jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1.0)

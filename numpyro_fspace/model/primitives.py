@@ -1,24 +1,4 @@
-"""``functional_prior``: the NumPyro primitive that puts a prior over functions on a network.
-
-The statement adds log P0(fn(X_M)) to the model's density. It is a factor, so it must be there for every
-engine that evaluates a density (our kernels, HMC/NUTS, SVI, ``log_density``) and absent where NumPyro and
-ArviZ list observations (``Predictive``, ``log_likelihood``, ``observed_data``), which a bare
-``numpyro.factor`` is not. Which of the two is asked for can be read off the stack of effect handlers:
-
-====================================  =====================================  =========================
-who runs the model                    sign on the stack                      the site becomes
-====================================  =====================================  =========================
-our kernels                           ``fresh_draws``                        a sample site, not observed
-HMC, NUTS: the potential              ``substitute``, unconstrained values   a sample site
-SVI                                   ``replay``                             a sample site, observed
-``log_density``, ``log_likelihood``   ``substitute`` of data                 a sample site, not observed
-``Predictive``                        ``mask(False)``, anywhere              a note in the trace
-initialization, ArviZ, plain traces   none of these                          a note in the trace
-====================================  =====================================  =========================
-
-A *note* is a site of type ``"functional_prior"``, which no engine of NumPyro counts. "Not observed" keeps
-it out of ``log_likelihood``, which shares its stack with ``log_density``.
-"""
+"""``functional_prior``: the NumPyro primitive that puts a prior over functions on a network."""
 
 from __future__ import annotations
 
@@ -28,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers, prng_key
-from numpyro.infer.util import _unconstrain_params
-from numpyro.primitives import _PYRO_STACK, apply_stack, plate
+from numpyro.primitives import apply_stack
 
-from numpyro_fspace.model.handlers import fresh_draws, hooked, hooks
+from numpyro_fspace.model.engine import current_engine
 from numpyro_fspace.model.joint_evaluation import OnePass
 from numpyro_fspace.model.measurement import as_points
 from numpyro_fspace.model.sites import FunctionalPriorSite, note
@@ -105,19 +84,20 @@ def functional_prior(
     check_prior(prior)
     points = as_points(points)
     _check_scale(name, scale)
-    if not _PYRO_STACK:
+    engine = current_engine()
+    if not engine.is_running:
         return fn
-    fn = hooked(name, fn)
-    if not _density_is_wanted():
+    fn = engine.function(name, fn)
+    if not engine.wants_density:
         note("functional_prior", name, FunctionalPriorSite(fn, prior, points, scale=scale))
         return fn
-    key = _measurement_key(name, points)
+    key = _measurement_key(name, points, engine)
     if points.is_random and key is None:
-        _factor(name, FunctionalPriorSite(fn, prior, points, scale=scale))
+        _factor(name, FunctionalPriorSite(fn, prior, points, scale=scale), engine)
         return fn
     x, law, where, known, rows = drawn(prior, points, key)
-    if not all(hook.density for hook in hooks()):
-        _factor(name, FunctionalPriorSite(fn, prior, points, x, jnp.zeros(()), scale))
+    if not engine.wants_prior:
+        _factor(name, FunctionalPriorSite(fn, prior, points, x, jnp.zeros(()), scale), engine)
         return fn
     one_pass = OnePass(fn, x, known, rows)
 
@@ -131,8 +111,8 @@ def functional_prior(
             )
         return scale * log_prob
 
-    _factor(name, FunctionalPriorSite(fn, prior, points, x, log_factor, scale, one_pass))
-    return one_pass if _goes_through_all_data() else fn
+    _factor(name, FunctionalPriorSite(fn, prior, points, x, log_factor, scale, one_pass), engine)
+    return one_pass if engine.visits_data else fn
 
 
 def drawn(prior, points, key):
@@ -157,64 +137,36 @@ def _check_scale(name, scale):
         raise ValueError(f"functional_prior({name!r}): scale={scale!r} must be a positive finite number.")
 
 
-def _density_is_wanted() -> bool:
-    """Whether somebody up the stack sums log densities (see the module's table)."""
-    if any(isinstance(handler, handlers.mask) and handler.mask is False for handler in _PYRO_STACK):
-        return False
-    for handler in _PYRO_STACK:
-        if isinstance(handler, fresh_draws | handlers.replay | _unconstrain_params):
-            return True
-        if isinstance(handler, handlers.substitute) and handler.data is not None:
-            return True
-    return False
+def _measurement_key(name, points, engine):
+    """A key for random points, None for fixed ones and where there is none.
 
-
-def _goes_through_all_data() -> bool:
-    """Whether the density of everything is wanted, and so the function at the data too: by our kernels, HMC or NUTS."""
-    return any(isinstance(handler, fresh_draws | _unconstrain_params) for handler in _PYRO_STACK)
-
-
-def _measurement_key(name, points):
-    """A key for random points, None if there is none or need of none; an error if the engine would freeze one set."""
+    Raises:
+        ValueError: if the engine would draw the points once and keep them.
+    """
     if not points.is_random:
         return None
-    kinds = [type(handler) for handler in _PYRO_STACK]
-    if fresh_draws not in kinds and _unconstrain_params in kinds:
-        outer = kinds[: kinds.index(_unconstrain_params)]
-        if handlers.seed not in outer:
-            raise ValueError(
-                f"functional_prior({name!r}): the measurement points are random, but this engine (HMC, NUTS, "
-                "…) needs a density that does not change. Freeze them: "
-                "points=fs.measurement.fixed(points(jax.random.key(0))); or sample with fs.fSGHMC or fs.fSGLD."
-            )
+    if engine.freezes_points:
+        raise ValueError(
+            f"functional_prior({name!r}): the measurement points are random, but this engine (HMC, NUTS, "
+            "…) needs a density that does not change. Freeze them: "
+            "points=fs.measurement.fixed(points(jax.random.key(0))); or sample with fs.fSGHMC or fs.fSGLD."
+        )
     return prng_key()
 
 
-def _is_observed_there() -> bool:
-    """Whether the site must pass for observed: to SVI's guides, and to init strategies, which skip it then."""
-    for handler in _PYRO_STACK:
-        is_substitute = isinstance(handler, handlers.substitute) and not isinstance(handler, _unconstrain_params)
-        if isinstance(handler, handlers.replay) or (is_substitute and handler.data is None):
-            return True
-    return False
-
-
-def _factor(name, law):
+def _factor(name, site, engine):
     apply_stack(
         {
             "type": "sample",
             "name": name,
-            "fn": law,
+            "fn": site,
             "args": (),
             "kwargs": {"rng_key": None, "sample_shape": ()},
             "value": jnp.zeros((0,)),
             "scale": None,
-            "is_observed": _is_observed_there(),
+            "is_observed": engine.marks_observed,
             "intermediates": [],
             "cond_indep_stack": [],
-            "infer": {
-                "is_auxiliary": True,
-                "block_plates": [h.name for h in _PYRO_STACK if isinstance(h, plate)],
-            },
+            "infer": {"is_auxiliary": True, "block_plates": list(engine.plates)},
         }
     )

@@ -5,17 +5,20 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.primitives import _PYRO_STACK, apply_stack
+from numpyro.primitives import apply_stack
+
+from numpyro_fspace.model._numpyro import active_handlers
 
 __all__ = [
     "FunctionalPriorSite",
     "active_functional_priors",
-    "base_law",
+    "base_distribution",
     "has_point_mass",
     "is_functional_prior",
-    "is_observation",
     "is_weight",
+    "latent_sites",
     "note",
+    "observed_sites",
     "subsampled_plates",
     "weights_of",
 ]
@@ -86,8 +89,8 @@ def is_functional_prior(site) -> bool:
     return isinstance(site.get("fn"), FunctionalPriorSite)
 
 
-def base_law(law):
-    """A distribution without what masks, expands, or joins its numbers to events."""
+def base_distribution(law):
+    """The distribution inside masks, expansions and ``to_event``."""
     while isinstance(law, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
         law = law.base_dist
     return law
@@ -111,10 +114,27 @@ def is_weight(site, weights: tuple[str, ...]) -> bool:
     return site["name"] in weights or site["name"].startswith(tuple(f"{name}_" for name in weights))
 
 
-def is_observation(site, weights: tuple[str, ...]) -> bool:
-    """Whether a trace's site is data under a likelihood: no factor, and no weight that ``handlers.condition`` fixes."""
-    is_data = site["type"] == "sample" and site["is_observed"] and not is_functional_prior(site)
-    return is_data and not site["infer"].get("is_auxiliary", False) and not is_weight(site, weights)
+def latent_sites(trace) -> dict:
+    """The latent sites of a trace, by name; functional priors are none of them."""
+    samples = {k: s for k, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+    return {k: s for k, s in samples.items() if not is_functional_prior(s)}
+
+
+def observed_sites(trace, *, factors: bool = False, weights: bool = False) -> dict:
+    """The sites of a trace with data under a likelihood, by name; functional priors are none of them.
+
+    Args:
+        trace: of a model.
+        factors: whether ``numpyro.factor`` counts too.
+        weights: whether networks' weights that ``numpyro.handlers.condition`` fixes count too.
+    """
+    observed = {k: s for k, s in trace.items() if s["type"] == "sample" and s["is_observed"]}
+    names = () if weights else weights_of(trace)
+    return {
+        k: s
+        for k, s in observed.items()
+        if not (is_functional_prior(s) or (not factors and s["infer"].get("is_auxiliary")) or is_weight(s, names))
+    }
 
 
 def active_functional_priors(trace) -> dict:
@@ -133,5 +153,5 @@ def note(kind: str, name: str, fn, weights: tuple[str, ...] = ()):
 
     ``weights`` are the names of the sites that ``fn`` is made of, without ``name`` and the dot after it.
     """
-    if _PYRO_STACK:
+    if active_handlers():
         apply_stack({"type": kind, "name": name, "fn": fn, "weights": weights, "value": jnp.zeros((0,))})

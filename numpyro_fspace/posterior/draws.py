@@ -9,12 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from numpyro import handlers
 
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.functions import evaluate, functions_of, sources
-from numpyro_fspace.model.handlers import full_plates, own_keys
-from numpyro_fspace.model.sites import base_law, is_functional_prior, is_weight, weights_of
+from numpyro_fspace.model.handlers import own_keys
+from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.sites import (
+    base_distribution,
+    is_functional_prior,
+    is_weight,
+    latent_sites,
+    observed_sites,
+    weights_of,
+)
 
 if TYPE_CHECKING:
     from numpyro_fspace.posterior.posterior import Posterior
@@ -42,15 +49,15 @@ def check_draws(posterior: Posterior, args, kwargs, inputs, from_prior=()):
     model, draw = posterior.model, {k: v[0] for k, v in posterior.samples.items()}
     trace, hidden = _trace(model, draw, args, kwargs)
     weights = weights_of(trace)
-    free = [k for k, s in trace.items() if _is_latent(s) and k not in draw] + hidden
+    free = [k for k in latent_sites(trace) if k not in draw] + hidden
     unknown = sorted(set(from_prior) - set(free))
     if unknown:
-        raise ValueError(f"from_prior: {unknown} are no latent sites of the model; it has {_latents(trace)}.")
+        raise ValueError(f"from_prior: {unknown} are no latent sites of the model; it has {list(latent_sites(trace))}.")
     missing = [k for k in free if k in trace and k not in from_prior and is_weight(trace[k], weights)]
     if hidden or (free and not missing):
         needed = _latents_of_fit(posterior)
         if needed is None:
-            needed = _needed(model, draw, args, kwargs, inputs(), trace, hidden)
+            needed = _needed(model, draw, args, kwargs, inputs(), trace=trace, hidden=hidden)
         missing = missing or [k for k in free if k in needed and k not in from_prior]
     if hidden := [k for k in missing if k in hidden]:
         raise ValueError(
@@ -70,14 +77,6 @@ def check_draws(posterior: Posterior, args, kwargs, inputs, from_prior=()):
         raise ValueError(f"The draws hold {others}, which are no sites of the model; it has {sorted(trace)}.")
 
 
-def _is_latent(site) -> bool:
-    return site["type"] == "sample" and not site["is_observed"] and not is_functional_prior(site)
-
-
-def _latents(trace) -> list:
-    return [k for k, s in trace.items() if _is_latent(s)]
-
-
 def _run(model, values, args, kwargs):
     """The model's trace with these values; an improper prior, from which nothing can be drawn, gives 0."""
 
@@ -89,10 +88,11 @@ def _run(model, values, args, kwargs):
             if np.shape(found)[1:] != site["fn"].shape():  # a value for each step of a scan, of which the site is one
                 _check_shape(site, np.shape(found))
             return found
-        return jnp.zeros(site["fn"].shape()) if isinstance(base_law(site["fn"]), dist.ImproperUniform) else None
+        return (
+            jnp.zeros(site["fn"].shape()) if isinstance(base_distribution(site["fn"]), dist.ImproperUniform) else None
+        )
 
-    seeded = handlers.seed(full_plates(model), jax.random.key(0))
-    return handlers.trace(handlers.substitute(seeded, substitute_fn=value)).get_trace(*args, **kwargs)
+    return run_model(model, args, kwargs, key=jax.random.key(0), substitute=value)
 
 
 def _check_shape(site, shape):
@@ -116,9 +116,9 @@ def _trace(model, draw, args, kwargs) -> tuple[dict, list]:
             trace.update(_run(model, draw, *join(arrays)))
 
     jax.eval_shape(run, draw, arrays)
-    for name in draw.keys() & trace.keys():
-        if _is_latent(trace[name]):
-            _check_shape(trace[name], np.shape(trace[name]["value"]))
+    for name, site in latent_sites(trace).items():
+        if name in draw:
+            _check_shape(site, np.shape(site["value"]))
     return trace, keys.hidden
 
 
@@ -129,14 +129,13 @@ def _latents_of_fit(posterior) -> set | None:
         trace, hidden = _trace(posterior.model, {}, posterior.args, posterior.kwargs)
     except Exception:  # not the arguments of a fit, whatever the model makes of them
         return None
-    weights = weights_of(trace)
-    data = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"] and not is_weight(s, weights)]
-    return {*_latents(trace), *hidden} if any(not is_functional_prior(s) for s in data) else None
+    return {*latent_sites(trace), *hidden} if observed_sites(trace, factors=True) else None
 
 
-def _needed(model, draw, args, kwargs, inputs, trace, hidden) -> set:
-    """The latent sites without draws, ``hidden`` ones too, that others depend on, as on an observation none does."""
-    sites = {k: jax.ShapeDtypeStruct(np.shape(trace[k]["value"]), trace[k]["value"].dtype) for k in _latents(trace)}
+def _needed(model, draw, args, kwargs, inputs, *, trace, hidden) -> set:
+    """The latent sites without draws, ``hidden`` ones too, that others depend on; none depends on an observation."""
+    values = {k: s["value"] for k, s in latent_sites(trace).items()}
+    sites = {k: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for k, v in values.items()}
     arrays, _, join = split_arrays((args, kwargs))
 
     def parts(values):

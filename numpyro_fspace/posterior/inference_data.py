@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from numpyro import handlers
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_median
 
+from numpyro_fspace.model._numpyro import mask_of
 from numpyro_fspace.model.arguments import split_arrays, with_rows
 from numpyro_fspace.model.checks import known_values
-from numpyro_fspace.model.functions import condition, depends_on, function_inputs, some_rows
-from numpyro_fspace.model.handlers import full_plates
+from numpyro_fspace.model.functions import depends_on, function_inputs, some_rows
 from numpyro_fspace.model.on_demand import errors_as_themselves
-from numpyro_fspace.model.sites import is_functional_prior, is_observation, weights_of
+from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.sites import is_functional_prior, observed_sites
 from numpyro_fspace.posterior.arviz_groups import Site, datasets
 from numpyro_fspace.posterior.posterior import as_posterior, functions_run
 from numpyro_fspace.posterior.prediction import function_and_site_draws, function_draws, log_likelihood, map_draws
@@ -186,15 +186,13 @@ def _trace(model, args, kwargs):
 
     @jax.jit  # so that nothing is computed but what is observed, which takes no network
     def observed(arrays):
-        def values(seed, **chosen):
-            args, kwargs = join(arrays)
-            run = handlers.substitute(handlers.seed(full_plates(model), jax.random.key(seed)), **chosen)
-            trace.update(handlers.trace(run).get_trace(*args, **kwargs))
-            return {k: s["value"] for k, s in trace.items() if is_observation(s, weights_of(trace))}
+        def values(seed, substitute):
+            trace.update(run_model(model, *join(arrays), key=jax.random.key(seed), substitute=substitute))
+            return {k: s["value"] for k, s in observed_sites(trace).items()}
 
-        first = values(0, substitute_fn=init_to_median)
+        first = values(0, init_to_median)
         known = {k: _known(trace[k]) for k in first}
-        again = values(1, data={k: s["value"] for k, s in trace.items() if s["type"] == "sample" and k not in first})
+        again = values(1, {k: s["value"] for k, s in trace.items() if s["type"] == "sample" and k not in first})
         return (
             first,
             known,
@@ -210,8 +208,7 @@ def _known_in_any_draw(posterior, args, kwargs, known):
     """``known``, or where masks depend on latent values or keys: which points count in at least one of the draws."""
 
     def counts(draw, key, args, kwargs, _):
-        seeded = handlers.seed(full_plates(condition(posterior.model, draw)), key)
-        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        trace = run_model(posterior.model, args, kwargs, key=key, substitute=draw)
         return {k: _known(trace[k]) for k in known}
 
     first = {"draw": {k: v[0] for k, v in posterior.samples.items()}, "key": jax.random.key(0)}
@@ -233,7 +230,7 @@ def _known(site):
         known &= over_events(site["scale"], law.event_dim) != 0
     while isinstance(law, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
         if isinstance(law, dist.MaskedDistribution):
-            known &= over_events(law._mask, law.event_dim)
+            known &= over_events(mask_of(law), law.event_dim)
         law = law.base_dist
     return known
 

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro import handlers
 
-from numpyro_fspace.model.arguments import with_rows
-from numpyro_fspace.model.functions import condition, depends_on, evaluate, function_inputs, functions_of, some_rows
-from numpyro_fspace.model.handlers import full_plates, function_hook, given_rows
+from numpyro_fspace.model.functions import depends_on, evaluate, function_inputs, functions_of, some_rows
 from numpyro_fspace.model.on_demand import OnDemand
+from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior, subsampled_plates
 from numpyro_fspace.posterior.convergence import MIN_RUN
 
@@ -90,14 +88,13 @@ class Structure(NamedTuple):
 
 def structure(model, draw, args, kwargs) -> Structure:
     """The structure of a model at a draw of its latent sites."""
-    args, kwargs = with_rows((args, kwargs))
     draw = jax.tree.map(jnp.asarray, draw)
     trace: dict = {}
     shapes: dict = {}
 
     def run(draw, replace):
-        with function_hook(replace, density=False, networks=True):
-            return handlers.trace(handlers.seed(condition(model, draw), jax.random.key(0))).get_trace(*args, **kwargs)
+        settings = {"hook": replace, "networks": True, "full_plates": False}
+        return run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw, **settings)
 
     def calls(draw):
         """Input and output of each function, and its first call."""
@@ -266,9 +263,7 @@ def _permuted(x, num: int):
 
 def _function_values(model, num_points, draw, _, args, kwargs, at) -> dict:
     """The functions at a draw, at their inputs by kind, and at so many measurement points."""
-    seeded = handlers.seed(full_plates(condition(model, draw)), jax.random.key(0))
-    with function_hook(lambda name, fn, _: fn, density=False):
-        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+    trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw)
     at = dict(at)
     if num_points:
         laws = {k: s["fn"] for k, s in trace.items() if is_functional_prior(s)}
@@ -285,14 +280,12 @@ def _likelihood_values(model, rows, roots, draw, _, args, kwargs, __) -> dict:
     if roots:
         kinds[" at permuted rows"] = lambda x: _permuted(x, len(x)) if _has_columns(x) else x
     for kind, change in kinds.items():
-        seeded = handlers.seed(condition(model, draw), jax.random.key(0))
-        seeded = full_plates(seeded) if rows is None else given_rows(seeded, jnp.asarray(rows))
 
         def changed(name, fn, _, change=change):
             return (lambda x: fn(change(x))) if name in roots else fn
 
-        with function_hook(changed, density=False, networks=True):
-            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        settings = {"hook": changed, "networks": True, "rows": rows}
+        trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw, **settings)
         values = {k: some_rows(v.ravel(), MAX_ENTRIES) for k, v in _likelihoods(trace, draw).items()}
         found |= {k + kind: v for k, v in values.items()}
     return found

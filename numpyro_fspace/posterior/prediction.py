@@ -15,17 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import subjaxprs
-from numpyro import handlers
 
 from numpyro_fspace._checks import as_numbers, check_count, native
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.checks import check_key, checked_arguments, known_values, named_leaves
-from numpyro_fspace.model.functions import condition, evaluate, function_inputs, function_values, functions_of
-from numpyro_fspace.model.handlers import full_plates, own_keys
+from numpyro_fspace.model.functions import evaluate, function_inputs, function_values, functions_of
+from numpyro_fspace.model.handlers import own_keys
 from numpyro_fspace.model.indices import check_indices, plates_of
 from numpyro_fspace.model.on_demand import errors_as_themselves
+from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sharding import beside
-from numpyro_fspace.model.sites import is_observation, is_weight, weights_of
+from numpyro_fspace.model.sites import is_weight, observed_sites, weights_of
 from numpyro_fspace.posterior.draws import check_draws
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.row_parts import Evaluation, find_axes, take_rows
@@ -135,7 +135,7 @@ def function_and_site_draws(
 
     def evaluation(draw, key, args, kwargs, inputs):
         with (asked := own_keys()):
-            trace = _trace(model, draw, key, args, kwargs)
+            trace = run_model(model, args, kwargs, key=key, substitute=draw)
         plates.update(plates_of(trace))
         weights = weights_of(trace)
         found = {k: s["value"] for k, s in trace.items() if _is_output(s, draw, weights)}
@@ -214,17 +214,10 @@ def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> di
     check_draws(posterior, args, kwargs, dict)
 
     def one_draw(draw, key, args, kwargs, inputs):
-        trace = _trace(posterior.model, draw, key, args, kwargs)
-        weights = weights_of(trace)
-        return {k: s["fn"].log_prob(s["value"]) for k, s in trace.items() if is_observation(s, weights)}
+        trace = run_model(posterior.model, args, kwargs, key=key, substitute=draw)
+        return {k: s["fn"].log_prob(s["value"]) for k, s in observed_sites(trace).items()}
 
     return map_draws(one_draw, posterior.samples, jax.random.key(0), args, kwargs, None, batch_size=batch_size)
-
-
-def _trace(model, draw, key, args, kwargs):
-    """The model at one draw, plates at full size."""
-    seeded = handlers.seed(full_plates(condition(model, draw)), key)
-    return handlers.trace(seeded).get_trace(*args, **kwargs)
 
 
 def _shared(tree):

@@ -17,7 +17,7 @@ import numpy as np
 
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.functions import sources
-from numpyro_fspace.model.sites import base_law
+from numpyro_fspace.model.sites import base_distribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,7 +112,7 @@ class _Probe:
     def _outputs(self, key, given) -> dict:
         found = self._evaluate(key, *given)
         self.is_noisy = found.is_noisy
-        self.laws = {k: base_law(law) for k, law in found.laws.items()}
+        self.laws = {k: base_distribution(law) for k, law in found.laws.items()}
         leaves = {k: [a for a in jax.tree.leaves(law) if isinstance(a, jax.Array)] for k, law in found.laws.items()}
         return found.values | {f"{k}{LAW}{i}": a for k, parts in leaves.items() for i, a in enumerate(parts)}
 

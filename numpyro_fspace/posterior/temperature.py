@@ -20,13 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from numpyro_fspace._xla import flatten
 from numpyro_fspace.model.arguments import split_arrays
-from numpyro_fspace.model.functions import condition
-from numpyro_fspace.model.potential import has_dynamic_support
+from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.site_transforms import has_dynamic_support
 
 __all__ = ["ConfigurationalTemperature", "configurational_temperature"]
 
@@ -179,8 +178,8 @@ def _unconstrained(model, draw):
     """Of the latent sites' values, whose supports may depend on one another."""
     sites = model.trace
     if any(has_dynamic_support(sites[k]) for k in model.latents):
-        seeded = handlers.seed(condition(model.model, draw), jax.random.key(0))
-        sites = handlers.trace(seeded).get_trace(*model.args, **model.kwargs)
+        settings = {"key": jax.random.key(0), "substitute": draw, "full_plates": False}
+        sites = run_model(model.model, model.args, model.kwargs, **settings)
     return {k: biject_to(sites[k]["fn"].support).inv(draw[k]) for k in model.latents}
 
 

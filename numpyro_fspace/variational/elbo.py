@@ -13,13 +13,15 @@ from numpyro.infer import ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation
 
 from numpyro_fspace._checks import check_count
+from numpyro_fspace.model._numpyro import flat_to_sites
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.checks import check_observations
 from numpyro_fspace.model.functions import depends_on
-from numpyro_fspace.model.handlers import fresh_draws, function_hook
+from numpyro_fspace.model.handlers import fresh_draws
 from numpyro_fspace.model.linearized import function_of
-from numpyro_fspace.model.potential import base_transform
-from numpyro_fspace.model.sites import active_functional_priors
+from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.site_transforms import base_transform
+from numpyro_fspace.model.sites import active_functional_priors, observed_sites
 from numpyro_fspace.variational import likelihood
 from numpyro_fspace.variational.divergences import RegularizedKL
 from numpyro_fspace.variational.pushforward import (
@@ -141,7 +143,7 @@ class GuidedModel:
             )
         self.model = handlers.substitute(model, data=params)  # the values of its ``numpyro.param`` sites
         self.args, self.kwargs, self.key = with_rows(args), with_rows(kwargs), key
-        self.unpack = guide._unpack_latent  # NumPyro offers no public name for the order of the flat values
+        self.unpack = flat_to_sites(guide)
         self.posterior = guide.get_posterior(params)
         self.normal = as_normal(self.posterior)
         if self.normal is not None:
@@ -195,9 +197,11 @@ class GuidedModel:
 
     def trace(self, model, values, replace=None):
         """``model`` run with these latent values, and the minibatch and measurement points of this step."""
-        run = fresh_draws(handlers.substitute(model, data=values), self.key)
-        with handlers.block(), function_hook(replace, density=False):
-            return handlers.trace(run).get_trace(*self.args, **self.kwargs)
+        settings = {"substitute": values, "hook": replace, "full_plates": False, "isolated": True}
+        return run_model(fresh_draws(model, self.key), self.args, self.kwargs, **settings)
+
+    def _observed(self, model, values, replace=None) -> dict:
+        return observed_sites(self.trace(model, values, replace), factors=True, weights=True)
 
     def linearized_pushforward(self, name) -> LinearizedPushforward:
         """The distribution of the linearized function ``name``."""
@@ -233,9 +237,8 @@ class GuidedModel:
     def _prior_values(self, used, key):
         """A draw of the latent values ``used`` from the prior written in the model."""
         rest = {k: v for k, v in self.center.items() if k not in used}
-        run = handlers.seed(handlers.substitute(self.model, data=rest), key)
-        with handlers.block(), function_hook(None, density=False):
-            trace = handlers.trace(run).get_trace(*self.args, **self.kwargs)
+        settings = {"substitute": rest, "full_plates": False, "isolated": True}
+        trace = run_model(self.model, self.args, self.kwargs, key=key, **settings)
         return {name: trace[name]["value"] for name in used}
 
     def _kl_terms(self, used, key):

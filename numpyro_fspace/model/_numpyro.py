@@ -1,0 +1,51 @@
+"""The private names of NumPyro that the package needs, each behind a function of its own."""
+
+from __future__ import annotations
+
+import numpyro
+
+try:
+    from numpyro.infer.util import _unconstrain_params
+    from numpyro.primitives import _PYRO_STACK
+except ImportError as error:
+    raise ImportError(
+        f"numpyro_fspace reads NumPyro's stack of effect handlers, which NumPyro {numpyro.__version__} does not have "
+        f"where it is expected ({error}). Install another version: pip install 'numpyro>=0.22,<0.23'."
+    ) from error
+
+__all__ = ["active_handlers", "flat_to_sites", "is_unconstraining", "mask_of", "plate_rows"]
+
+
+def active_handlers() -> tuple:
+    """The effect handlers that are active, outermost first."""
+    return tuple(_PYRO_STACK)
+
+
+def is_unconstraining(handler) -> bool:
+    """Whether a handler is that of ``potential_energy``, by which HMC, NUTS and our kernels evaluate a density."""
+    return isinstance(handler, _unconstrain_params)
+
+
+def plate_rows(plate):
+    """The numbers of the rows that a plate has given to its model."""
+    return _attribute(plate, "_indices")
+
+
+def mask_of(distribution):
+    """The mask of a ``MaskedDistribution``."""
+    return _attribute(distribution, "_mask")
+
+
+def flat_to_sites(guide):
+    """The function from the flat values of an ``AutoContinuous`` guide to unconstrained values by site."""
+    return _attribute(guide, "_unpack_latent")
+
+
+def _attribute(owner, name):
+    try:
+        return getattr(owner, name)
+    except AttributeError as error:
+        raise AttributeError(
+            f"NumPyro {numpyro.__version__} has no {type(owner).__name__}.{name}, which numpyro_fspace needs. Install "
+            "another version: pip install 'numpyro>=0.22,<0.23'."
+        ) from error

@@ -1,0 +1,55 @@
+"""Initial values of latent sites, checked before a chain starts from them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to, constraints
+
+from numpyro_fspace._checks import as_numbers
+from numpyro_fspace.model.sites import latent_sites
+
+__all__ = ["checked_starts"]
+
+
+def checked_starts(init_strategy):
+    """``init_strategy`` with arrays of the sites' shapes for its values, as ``init_to_value`` may give a number."""
+
+    def start(site):
+        if not latent_sites({site["name"]: site}):
+            return init_strategy(site)
+        law, name = site["fn"], f"The start of the site {site['name']!r}, as init_strategy gives it,"
+        if not isinstance(law.support, constraints.Constraint):
+            raise ValueError(
+                f"The law of the latent site {site['name']!r} does not say where it lives: give {type(law).__name__} a "
+                "support, such as support = numpyro.distributions.constraints.real."
+            )
+        if not law.support.is_discrete:  # which check_sites refuses
+            try:
+                biject_to(law.support)
+            except NotImplementedError as error:
+                raise ValueError(
+                    f"The latent site {site['name']!r} lives on {law.support}, for which NumPyro has no transform from "
+                    f"the reals: give {type(law).__name__} another support, or reparametrize the site "
+                    "(numpyro.handlers.reparam, for a ProjectedNormal by ProjectedNormalReparam)."
+                ) from error
+        value = init_strategy(site)
+        if value is None:
+            return None
+        value = as_numbers(value, name)
+        is_known = not isinstance(value, jax.core.Tracer)
+        value = np.asarray(value) if is_known else value
+        if not isinstance(law, dist.MaskedDistribution):  # whose shape may be that of its mask
+            try:
+                value = (np if is_known else jnp).broadcast_to(value, law.shape())
+            except ValueError:
+                raise ValueError(f"{name} has shape {value.shape}, but the site has {law.shape()}.") from None
+        with jax.ensure_compile_time_eval():
+            inside = law.support(value) if is_known else True
+        if not isinstance(inside, jax.core.Tracer) and not np.all(inside):
+            raise ValueError(f"{name} lies outside of its support ({law.support}): {value}.")
+        return jnp.asarray(value, jnp.result_type(value, float))
+
+    return start

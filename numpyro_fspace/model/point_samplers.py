@@ -1,0 +1,217 @@
+"""The samplers of measurement points that ``fs.measurement`` makes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Array, Float, Int, Key
+
+__all__ = [
+    "Fixed",
+    "Own",
+    "Perturb",
+    "PointSampler",
+    "Sampler",
+    "Subset",
+    "Uniform",
+    "Union",
+    "same_inputs",
+    "together",
+]
+
+
+@runtime_checkable
+class PointSampler(Protocol):
+    """A sampler of measurement points.
+
+    Attributes:
+        num_points: M, or None if unknown.
+        num_inputs: D, or None if unknown.
+        is_random: whether the points depend on the key.
+        pool: all points that can occur, [N, D], or None if there is no finite list of them.
+    """
+
+    # Properties, as they are only read: plain attributes will do.
+    @property
+    def num_points(self) -> int | None: ...
+
+    @property
+    def num_inputs(self) -> int | None: ...
+
+    @property
+    def is_random(self) -> bool: ...
+
+    @property
+    def pool(self) -> Float[Array, "N D"] | None: ...
+
+    def __call__(self, key: Key[Array, ""]) -> Float[Array, "M D"]:
+        """Draws the points."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sampler(ABC):
+    """The attributes that samplers share."""
+
+    num_points: int | None
+    num_inputs: int | None
+    is_random: bool = True
+    pool: Array | None = None
+
+    @abstractmethod
+    def __call__(self, key: Key[Array, ""]) -> Float[Array, "M D"]:
+        """Draws the points."""
+
+    def rows(self, key: Key[Array, ""]) -> Int[Array, " M"] | None:
+        """The numbers of the points that ``self(key)`` draws from the pool, or None if there is no pool."""
+        del key
+        return None
+
+    @property
+    def constant(self) -> Float[Array, "M D"] | None:
+        """The points that are the same in every draw, with NaN in place of the others; None if M is not known."""
+        with jax.ensure_compile_time_eval():
+            return jnp.full((self.num_points, self.num_inputs), jnp.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed(Sampler):
+    """The same points at every draw."""
+
+    def __call__(self, key):
+        del key
+        return self.pool
+
+    def rows(self, key):
+        del key
+        return jnp.arange(self.num_points)
+
+    @property
+    def constant(self):
+        return self.pool
+
+
+@dataclass(frozen=True, eq=False)
+class Subset(Sampler):
+    """Distinct rows of the pool."""
+
+    def __call__(self, key):
+        return self.pool[self.rows(key)]
+
+    def rows(self, key):
+        return _distinct(key, len(self.pool), self.num_points)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Uniform(Sampler):
+    """Independent uniform points in a box."""
+
+    low: Array
+    high: Array
+
+    def __call__(self, key):
+        return self.low + (self.high - self.low) * _matrix(jax.random.uniform, key, self, self.low.dtype)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Perturb(Sampler):
+    """Rows of x with normal noise."""
+
+    x: Array
+    scale: Array
+
+    def __call__(self, key):
+        key_rows, key_noise = jax.random.split(key)
+        rows = jax.random.randint(key_rows, (self.num_points,), 0, len(self.x))
+        return self.x[rows] + self.scale * _matrix(jax.random.normal, key_noise, self, self.x.dtype)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Union(Sampler):
+    """The points of several samplers."""
+
+    members: tuple[PointSampler, ...]
+
+    def __call__(self, key):
+        keys = jax.random.split(key, len(self.members)) if self.is_random else [key] * len(self.members)
+        draws = [member(one) for member, one in zip(self.members, keys, strict=True)]
+        same_inputs([draw.shape[1] for draw in draws])
+        return jnp.concatenate(draws)
+
+    @property
+    def constant(self):
+        parts = [member.constant for member in self.members]
+        return None if any(part is None for part in parts) else together(parts)
+
+    def rows(self, key):
+        if self.pool is None:
+            return None
+        keys, before = jax.random.split(key, len(self.members)), 0
+        numbers = []
+        for member, one in zip(self.members, keys, strict=True):
+            numbers.append(before + member.rows(one))
+            before += len(member.pool)
+        return jnp.concatenate(numbers)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Own(Sampler):
+    """A user's callable of a key."""
+
+    fn: Callable
+
+    @property
+    def constant(self):
+        return None
+
+    def __call__(self, key):
+        points = jnp.asarray(self.fn(key))
+        if points.ndim != 2:
+            raise ValueError(f"points(key) must return shape [M, D], got {list(points.shape)}.")
+        return points
+
+
+def _matrix(draw, key: Key[Array, ""], sampler, dtype) -> Float[Array, "M D"]:
+    """``draw(key, (M, D))``, drawn as a list: the same numbers.
+
+    On a CPU XLA takes ten times as long to compile a matrix of them under ``vmap``, where draws for several steps are
+    made.
+    """
+    return draw(key, (sampler.num_points * sampler.num_inputs,), dtype).reshape(sampler.num_points, -1)
+
+
+def _distinct(key: Key[Array, ""], size: int, num: int) -> Int[Array, " num"]:
+    """A uniform subset of {0, ..., size - 1}, in O(num log num): Floyd's algorithm without its loop.
+
+    Floyd adds, for j = size - num, ..., size - 1, a uniform t ≤ j, or j itself if t is in the set already.
+    It is there if an earlier step drew the same t, or if the step of j = t added its own j; the latter chain
+    of steps, which only points backwards, is followed by pointer doubling.
+    """
+    last = jnp.arange(size - num, size)
+    drawn = jax.random.randint(key, (num,), 0, last + 1)
+    order = jnp.argsort(drawn, stable=True)
+    repeated = jnp.zeros(num, bool).at[order[1:]].set(drawn[order[1:]] == drawn[order[:-1]])
+    step = drawn - (size - num)
+    parent = jnp.where(step >= 0, step, jnp.arange(num))
+    for _ in range(max(num - 1, 0).bit_length()):
+        repeated, parent = repeated | repeated[parent], parent[parent]
+    return jnp.where(repeated, last, drawn)
+
+
+def together(pools: list) -> Array:
+    """Arrays of points as one, concrete even while an outer function is traced."""
+    with jax.ensure_compile_time_eval():
+        return jnp.concatenate(pools)
+
+
+def same_inputs(sizes: list[int]) -> None:
+    """Raise a ValueError unless all samplers have the same number of inputs."""
+    if len(set(sizes)) > 1:
+        raise ValueError(f"samplers must agree on the number of inputs D, got {sizes}.")

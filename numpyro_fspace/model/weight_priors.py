@@ -1,0 +1,164 @@
+"""Priors on the weights of networks: ``flat``, ``fan_in``, and the sites that they become."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_fspace._checks import check_positive
+from numpyro_fspace.model.sites import base_distribution
+
+if TYPE_CHECKING:
+    from numpyro_fspace.model.network_adapters import Network
+
+__all__ = ["FanIn", "Flat", "fan_in", "flat", "prior_of_each", "sample_weight"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """Marks weights whose prior is Lebesgue measure; made by ``flat``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FanIn:
+    """Marks weights whose prior is normal with variance ``scale²`` / fan-in; made by ``fan_in``."""
+
+    scale: Any
+
+
+def flat() -> Flat:
+    """The papers' prior on weights, p(w) ∝ 1: none at all, so that a functional prior stands alone.
+
+    It is improper. With Lebesgue measure on w the law of f is the functional posterior only if w ↦ f is a
+    bijection; real networks have flat directions along which the weights drift away without end, and f is
+    free between fixed measurement points. Prefer the default of ``random_module`` unless you replicate. It
+    cannot be sampled, so there are no prior predictive draws.
+
+    Returns:
+        A value for ``random_module``'s ``prior``, or for one weight in a dict of priors.
+
+    Example:
+        >>> flat()
+        Flat()
+
+    Reference: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural
+    networks*.
+    """
+    return Flat()
+
+
+def fan_in(scale: float = 1.0) -> FanIn:
+    """The default prior on weights, w ~ N(0, scale² / fan-in): every layer passes on the size of its input.
+
+    The fan-in of a weight array is the number of inputs of one output: the product of all axes but the last
+    (flax, pairs) or but the first (equinox). That is too many where several axes are outputs (queries, keys and values
+    of flax's attention, ``DenseGeneral``): give those a prior of their own by a dict. Biases, one-dimensional weights
+    and embeddings count as fan-in 1. One-dimensional weights that start at one everywhere (any weights that do, of a
+    network that is built already), other than biases, and those called ``scale`` (norm layers) get N(1, scale²).
+
+    Args:
+        scale: standard deviation of a weight times the square root of its fan-in; may be a random variable.
+
+    Returns:
+        A value for ``random_module``'s ``prior``, or for one weight in a dict of priors.
+
+    Raises:
+        ValueError, TypeError: scale is not a positive number.
+
+    Example:
+        >>> fan_in(3.0)
+        FanIn(scale=3.0)
+    """
+    check_positive(scale, "scale")
+    return FanIn(scale)
+
+
+def prior_of_each(name, network: Network, prior) -> dict:
+    """The prior of every weight, by path, still to be expanded."""
+    paths = list(network.weights)
+    if isinstance(prior, Mapping):
+        missing, unknown = [p for p in paths if p not in prior], [p for p in prior if p not in paths]
+        if missing or unknown:
+            raise ValueError(
+                f"random_module({name!r}): prior must give every weight a prior; missing {missing}, unknown "
+                f"{unknown}. The weights are {paths}."
+            )
+        chosen = {path: prior[path] for path in paths}
+    elif callable(prior) and not isinstance(prior, dist.Distribution):
+        chosen = {path: prior(path, tuple(leaf.shape)) for path, leaf in network.weights.items()}
+    else:
+        chosen = dict.fromkeys(paths, FanIn(1.0) if prior is None else prior)
+    for path, law in chosen.items():
+        if not isinstance(law, dist.Distribution | Flat | FanIn):
+            raise TypeError(
+                f"random_module({name!r}): the prior of {path!r} is a {type(law).__name__}; give a NumPyro "
+                "distribution, fs.fan_in(scale) or fs.model.flat()."
+            )
+    return chosen
+
+
+def sample_weight(site, path, network: Network, prior, is_unit):
+    """Sample one weight array and check that it has the shape the network asks for."""
+    shape = tuple(network.weights[path].shape)
+    typical = 1 / math.sqrt(1 if is_unit else network.fan_in(path))
+    if isinstance(prior, FanIn):
+        law = dist.Normal(float(is_unit), prior.scale * typical)
+    else:
+        law = dist.ImproperUniform(constraints.real, (), shape) if isinstance(prior, Flat) else prior
+    hints: dict[str, Any] = {"init": None, "scale": None}
+    if isinstance(getattr(law.support, "base_constraint", law.support), type(constraints.real)):
+        hints = {"init": functools.partial(network.draw, path), "scale": _length_scale(law, typical)}
+    expanded = _expand(site, law, shape)
+    if isinstance(base_distribution(law), dist.Delta):  # a constant is no random variable: no sampler could move it
+        return numpyro.deterministic(site, expanded.mean.astype(network.weights[path].dtype))
+    try:
+        value = numpyro.sample(site, expanded, infer={"fspace": hints})
+    except NotImplementedError as error:
+        raise NotImplementedError(
+            f"The prior of {site!r} cannot be sampled (fs.model.flat() is improper). Start a chain with "
+            "init_strategy=fs.model.init_to_network, or give a proper prior such as fs.fan_in()."
+        ) from error
+    except AssertionError as error:
+        if str(error):
+            raise
+        raise RuntimeError(
+            f"The site {site!r} needs a random key: call random_module inside a model that runs under MCMC, "
+            "Predictive, SVI or numpyro.handlers.seed."
+        ) from error
+    if jnp.shape(value) != shape:
+        raise ValueError(
+            f"The site {site!r} has a value of shape {jnp.shape(value)}, but the network needs {shape}. "
+            "Call random_module outside of plates, and substitute values of that shape."
+        )
+    return value
+
+
+def _expand(site, law, shape):
+    if law.support.is_discrete:
+        raise ValueError(f"The prior of {site!r} is discrete; weights need a continuous one.")
+    batch = shape[: len(shape) - law.event_dim]
+    try:
+        if law.event_dim > len(shape) or batch + law.event_shape != shape:
+            raise ValueError("its event does not match")
+        return law.expand(batch).to_event()
+    except ValueError as error:
+        raise ValueError(
+            f"The prior of {site!r} has batch_shape={law.batch_shape} and event_shape={law.event_shape}, "
+            f"which do not expand to the weight's shape {shape}: {error}."
+        ) from error
+
+
+def _length_scale(law, typical):
+    """The prior's standard deviation if it is normal and known, else the fan-in's guess."""
+    law = base_distribution(law)
+    known = isinstance(law, dist.Normal) and not isinstance(law.scale, jax.core.Tracer)
+    return law.scale if known else typical
