@@ -24,7 +24,8 @@ from numpyro_fspace.mcmc.warmup import (
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal
 
 if TYPE_CHECKING:
-    from numpyro_fspace.mcmc.chain import Chain, KernelState
+    from numpyro_fspace.mcmc.chain import Chain
+    from numpyro_fspace.mcmc.state import KernelState
 
 __all__ = ["after_draw", "before_draw", "steadied", "tuned"]
 

@@ -1,4 +1,4 @@
-"""One chain of a kernel: its state, where it starts, and its draws, in warm-up and after."""
+"""One chain of a kernel: where it starts, and its draws, in warm-up and after."""
 
 from __future__ import annotations
 
@@ -12,67 +12,13 @@ from jax.flatten_util import ravel_pytree
 from numpyro_fspace._xla import flatten
 from numpyro_fspace.mcmc.adaptation import after_draw, before_draw, steadied, tuned
 from numpyro_fspace.mcmc.newton import NUM_STEPS, approach
-from numpyro_fspace.mcmc.plan import Plan
+from numpyro_fspace.mcmc.state import Averages, DrawInfo, KernelState
 from numpyro_fspace.mcmc.warmup import NUM_DIRECTIONS, Noise, Warmup, WarmupState, drawn_to
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_variate
 from numpyro_fspace.sgmcmc.gradient_noise import GradientNoise
 
-__all__ = ["Chain", "KernelState"]
-
-
-class KernelState(NamedTuple):
-    """State of a chain under NumPyro's ``MCMC``; every field but ``plan`` can be an ``extra_fields`` entry.
-
-    Attributes:
-        i: draws made so far, warm-up included.
-        z: unconstrained values of the latent sites.
-        potential_energy: U at the last gradient (an estimate, if minibatches or points are random); before it infinite,
-            or U where the chain starts if warm-up begins with the sampler.
-        log_functional_prior: Σ scale · log P0(f(X_M)) at the same place.
-        gradient_norm: Euclidean norm of that gradient.
-        temperature: mean kinetic temperature of the draw (see ``fs.sgmcmc.Info``).
-        mean_temperature: its running mean since the last calibration or, after warm-up, over the sampling phase of this
-            run; a draw that was undone does not count.
-        num_averaged: how many draws that mean is over.
-        step_size: the step size used last.
-        friction: the friction used last, outside of the noise's directions; 0 for SGLD, which has none.
-        accept_prob: acceptance probability of the draw's Metropolis test, the mean over its steps for SGLD; 1 where
-            there is no test.
-        mean_accept_prob: its mean over the same draws as ``mean_temperature``.
-        diverging: whether this draw left the finite numbers (or ran above temperature 10⁴; in warm-up, gained energy
-            and was twice as hot as chance allows) and was undone; with a Metropolis test, whether it met NaN.
-        num_diverging: how many draws of the sampling phase were.
-        momentum: momentum of the chain, flat [P]; empty [0] for SGLD.
-        count: gradient steps of the sampler, read by schedules.
-        scale: prior standard deviations, flat [P].
-        warmup: what warm-up adapts, frozen afterwards.
-        control: center of the control variate and the data's full gradient there, flat [P]; empty [0] without one.
-        rng_key: the chain's key.
-        plan: what the programs that draw from this state depend on; no array.
-    """
-
-    i: jax.Array
-    z: dict
-    potential_energy: jax.Array
-    log_functional_prior: jax.Array
-    gradient_norm: jax.Array
-    temperature: jax.Array
-    mean_temperature: jax.Array
-    num_averaged: jax.Array
-    step_size: jax.Array
-    friction: jax.Array
-    accept_prob: jax.Array
-    mean_accept_prob: jax.Array
-    diverging: jax.Array
-    num_diverging: jax.Array
-    momentum: jax.Array
-    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
-    scale: jax.Array
-    warmup: WarmupState
-    control: ControlVariate
-    rng_key: jax.Array
-    plan: Plan
+__all__ = ["Chain"]
 
 
 class Chain(NamedTuple):
@@ -138,6 +84,7 @@ class Chain(NamedTuple):
             value, aux = jnp.full(value.shape, jnp.inf, value.dtype), jnp.zeros(aux.shape, aux.dtype)
         zero, count = jnp.zeros((), position.dtype), jnp.zeros((), int)
         warmup = WarmupState(
+            scale=ravel_pytree(self.model.scale())[0],
             optimizer=self.warmup.optimizer(1).init(position),
             direction=jax.random.normal(key_direction, position.shape, position.dtype),
             step_size=zero,
@@ -152,21 +99,10 @@ class Chain(NamedTuple):
         return KernelState(
             i=count,
             z=z,
-            potential_energy=value,
-            log_functional_prior=aux,
-            gradient_norm=zero,
-            temperature=zero,
-            mean_temperature=zero,
-            num_averaged=count,
-            step_size=zero,
-            friction=zero,
-            accept_prob=zero,
-            mean_accept_prob=zero,
-            diverging=jnp.zeros((), bool),
-            num_diverging=count,
             momentum=initial_momentum(key_momentum, position),
             count=count,
-            scale=ravel_pytree(self.model.scale())[0],
+            info=DrawInfo(value, aux, zero, zero, zero, zero, zero, jnp.zeros((), bool)),
+            averages=Averages(zero, zero, count, count),
             warmup=warmup,
             control=ControlVariate(*(jnp.zeros_like(position if self.control_every else position[:0]),) * 2),
             rng_key=key,
@@ -191,7 +127,8 @@ class Chain(NamedTuple):
             state = self._renew_control(state)
         key, key_potential = jax.random.split(state.rng_key)
         value, aux = self.model(state.z, key_potential)
-        return state._replace(potential_energy=value, log_functional_prior=aux, rng_key=key)
+        info = state.info._replace(potential_energy=value, log_functional_prior=aux)
+        return state._replace(info=info, rng_key=key)
 
     def dynamics(self, state: KernelState):
         """``(position [P], unravel, metric, potential)`` of the sampler.
@@ -237,8 +174,7 @@ class Chain(NamedTuple):
         return state._replace(
             i=state.i + 1,
             z=unravel(position),
-            potential_energy=value,
-            log_functional_prior=aux,
+            info=state.info._replace(potential_energy=value, log_functional_prior=aux),
             warmup=state.warmup._replace(optimizer=optimizer),
             rng_key=key,
         )
@@ -254,8 +190,7 @@ class Chain(NamedTuple):
         return state._replace(
             i=state.i + 1,
             z=unravel(position),
-            potential_energy=value,
-            log_functional_prior=aux,
+            info=state.info._replace(potential_energy=value, log_functional_prior=aux),
             warmup=state.warmup._replace(learned=learned._replace(factor=factor)),
             rng_key=key,
         )
@@ -305,27 +240,38 @@ class Chain(NamedTuple):
         elif self.step_size is None:
             warmup, new_position, momentum, info = steadied(self, is_adapting, state, new_position, momentum, info)
         starts = jnp.array([0, *self.warmup.calibration_draws(self.num_warmup), self.num_warmup])
-        num_averaged = jnp.where(jnp.any(starts == i), 0, state.num_averaged) + 1
-        kept = jnp.where(info.is_diverging, state.mean_temperature, info.temperature)
-        mean = state.mean_temperature + (kept - state.mean_temperature) / num_averaged
-        mean_accept = state.mean_accept_prob + (info.accept_prob - state.mean_accept_prob) / num_averaged
-        return state._replace(
-            i=state.i + 1,
-            z=unravel(new_position),
+        averages = self._averaged(jnp.any(starts == i), is_adapting, state.averages, info)
+        draw = DrawInfo(
             potential_energy=info.potential_energy,
             log_functional_prior=info.aux,
             gradient_norm=info.gradient_norm,
             temperature=info.temperature,
-            mean_temperature=mean.astype(state.mean_temperature.dtype),
-            num_averaged=num_averaged,
             step_size=info.step_size,
             friction=jnp.asarray(friction, position.dtype),
             accept_prob=info.accept_prob,
-            mean_accept_prob=mean_accept.astype(state.mean_accept_prob.dtype),
             diverging=info.is_diverging,
-            num_diverging=jnp.where(is_adapting, 0, state.num_diverging + info.is_diverging),
+        )
+        return state._replace(
+            i=state.i + 1,
+            z=unravel(new_position),
             momentum=momentum,
             count=state.count + self.num_steps,
+            info=draw,
+            averages=averages,
             warmup=warmup,
             rng_key=key,
+        )
+
+    @staticmethod
+    def _averaged(begins, is_adapting, old, info):
+        """``old`` averages with those of one more draw, the first of them if it ``begins`` a stretch."""
+        num = jnp.where(begins, 0, old.num_averaged) + 1
+        kept = jnp.where(info.is_diverging, old.temperature, info.temperature)
+        mean = old.temperature + (kept - old.temperature) / num
+        mean_accept = old.accept_prob + (info.accept_prob - old.accept_prob) / num
+        return Averages(
+            temperature=mean.astype(old.temperature.dtype),
+            accept_prob=mean_accept.astype(old.accept_prob.dtype),
+            num_averaged=num,
+            num_diverging=jnp.where(is_adapting, 0, old.num_diverging + info.is_diverging),
         )

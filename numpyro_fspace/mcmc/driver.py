@@ -14,12 +14,12 @@ from numpyro.util import is_prng_key
 from numpyro_fspace._checks import check_count
 from numpyro_fspace._xla import chains_together, is_nested, is_worth_dividing
 from numpyro_fspace.mcmc.base import SGMCMCKernel, check_init_params
-from numpyro_fspace.mcmc.chain import KernelState
 from numpyro_fspace.mcmc.checkpoint import Checkpoint, flat, plain_fields
 from numpyro_fspace.mcmc.fingerprint import describe
 from numpyro_fspace.mcmc.loop import Loop
 from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.progress import Interruption, Progress, is_watched
+from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.mcmc.warnings import warn_of_draws, warn_of_trouble
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays, with_rows
 from numpyro_fspace.model.checks import check_kernel
@@ -206,7 +206,8 @@ class MCMC(NumPyroMCMC):
             last = self.num_warmup - is_own
             i = jnp.where(state.i <= last, self.num_warmup + 1, state.i)
             zero = jnp.zeros_like(state.num_diverging)
-            state = state._replace(i=i.astype(state.i.dtype), num_diverging=zero, num_averaged=zero)
+            averages = state.averages._replace(num_diverging=zero, num_averaged=zero)
+            state = state._replace(i=i.astype(state.i.dtype), averages=averages)
             self.post_warmup_state = state
             if is_own:  # the next run begins there too
                 self._warmed = state

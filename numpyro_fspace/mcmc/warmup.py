@@ -128,6 +128,7 @@ class WarmupState(NamedTuple):
     """What warm-up carries from draw to draw.
 
     Attributes:
+        scale: prior standard deviations [P].
         optimizer: state of Adam.
         direction: estimate of the direction of largest curvature [P].
         step_size: the current step size.
@@ -139,6 +140,7 @@ class WarmupState(NamedTuple):
         anchor: where the chain starts [P], which an anchored warm start is drawn to; empty [0] without one.
     """
 
+    scale: jax.Array
     optimizer: tuple
     direction: jax.Array
     step_size: jax.Array

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from numpyro_fspace.mcmc.chain import KernelState
+from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.posterior.convergence import MIN_DRAWS, MIN_RUN, standstill
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts
 from numpyro_fspace.posterior.judged import judged_draws, points_of

@@ -1,0 +1,102 @@
+"""The state of a chain, in groups, and the flat names by which users read it."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import NamedTuple
+
+import jax
+
+from numpyro_fspace.mcmc.plan import Plan
+from numpyro_fspace.mcmc.warmup import WarmupState
+from numpyro_fspace.sgmcmc.control_variates import ControlVariate
+
+__all__ = ["Averages", "DrawInfo", "KernelState"]
+
+
+class DrawInfo(NamedTuple):
+    """What the last draw reports.
+
+    Attributes:
+        potential_energy: U at the last gradient (an estimate, if minibatches or points are random); before the first
+            draw infinite, or U where the chain starts if warm-up begins with the sampler.
+        log_functional_prior: Σ scale · log P0(f(X_M)) at the same place.
+        gradient_norm: Euclidean norm of that gradient.
+        temperature: mean kinetic temperature of the draw (see ``fs.sgmcmc.Info``).
+        step_size: the step size used last.
+        friction: the friction used last, outside of the noise's directions; 0 for SGLD, which has none.
+        accept_prob: acceptance probability of the draw's Metropolis test, the mean over its steps for SGLD; 1 where
+            there is no test.
+        diverging: whether the draw left the finite numbers (or exceeded temperature 10⁴; in warm-up, gained energy at
+            twice the temperature that chance allows) and was undone; with a Metropolis test, whether it met NaN.
+    """
+
+    potential_energy: jax.Array
+    log_functional_prior: jax.Array
+    gradient_norm: jax.Array
+    temperature: jax.Array
+    step_size: jax.Array
+    friction: jax.Array
+    accept_prob: jax.Array
+    diverging: jax.Array
+
+
+class Averages(NamedTuple):
+    """Running means since the last calibration or, after warm-up, over the sampling phase of this run.
+
+    Attributes:
+        temperature: mean of the draws' temperatures; a draw that was undone does not count.
+        accept_prob: mean of their acceptance probabilities.
+        num_averaged: draws in these means.
+        num_diverging: draws of the sampling phase that diverged.
+    """
+
+    temperature: jax.Array
+    accept_prob: jax.Array
+    num_averaged: jax.Array
+    num_diverging: jax.Array
+
+
+class KernelState(NamedTuple):
+    """State of a chain under NumPyro's ``MCMC``.
+
+    Every field but ``plan`` can be an entry of ``extra_fields``, and so can the names in the groups: ``"step_size"``
+    is ``"info.step_size"``, and ``"mean_temperature"`` and ``"mean_accept_prob"`` are those of ``averages``.
+
+    Attributes:
+        i: draws made so far, warm-up included.
+        z: unconstrained values of the latent sites.
+        momentum: momentum of the chain, flat [P]; empty [0] for SGLD.
+        count: gradient steps of the sampler, read by schedules.
+        info: what the last draw reports (``DrawInfo``).
+        averages: means of that, and how many draws diverged (``Averages``).
+        warmup: what warm-up adapts, frozen afterwards.
+        control: center of the control variate and the data's full gradient there, flat [P]; empty [0] without one.
+        rng_key: the chain's key.
+        plan: what the run was planned to be; no array.
+    """
+
+    i: jax.Array
+    z: dict
+    momentum: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
+    info: DrawInfo
+    averages: Averages
+    warmup: WarmupState
+    control: ControlVariate
+    rng_key: jax.Array
+    plan: Plan
+
+    potential_energy = property(attrgetter("info.potential_energy"))
+    log_functional_prior = property(attrgetter("info.log_functional_prior"))
+    gradient_norm = property(attrgetter("info.gradient_norm"))
+    temperature = property(attrgetter("info.temperature"))
+    step_size = property(attrgetter("info.step_size"))
+    friction = property(attrgetter("info.friction"))
+    accept_prob = property(attrgetter("info.accept_prob"))
+    diverging = property(attrgetter("info.diverging"))
+    mean_temperature = property(attrgetter("averages.temperature"))
+    mean_accept_prob = property(attrgetter("averages.accept_prob"))
+    num_averaged = property(attrgetter("averages.num_averaged"))
+    num_diverging = property(attrgetter("averages.num_diverging"))
+    scale = property(attrgetter("warmup.scale"))
