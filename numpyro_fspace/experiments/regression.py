@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 #: Those that take no arguments.
-PRECONDITIONERS = ("identity", "prior_scale", "rmsprop", "low_rank")
+PRECONDITIONERS = ("identity", "prior_scale", "rmsprop")
 #: Random networks that the law of a network is fitted to, for each measurement point.
 DRAWS_PER_POINT = 10
 

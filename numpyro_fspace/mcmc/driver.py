@@ -13,12 +13,13 @@ from numpyro.util import is_prng_key
 
 from numpyro_fspace._checks import check_count
 from numpyro_fspace._xla import chains_together, is_nested, is_worth_dividing
-from numpyro_fspace.mcmc.base import SGMCMCKernel, check_init_params
+from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.checkpoint import Checkpoint, flat, plain_fields
 from numpyro_fspace.mcmc.fingerprint import describe
 from numpyro_fspace.mcmc.loop import Loop
 from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.progress import Interruption, Progress, is_watched
+from numpyro_fspace.mcmc.start import check_init_params
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.mcmc.warnings import warn_of_draws, warn_of_trouble
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays, with_rows
@@ -200,7 +201,9 @@ class MCMC(NumPyroMCMC):
                     "give the kernel a step_size, or leave post_warmup_state out."
                 )
             is_own = state is self._warmed
-            if state.control.center.size or self.sampler._chain(args, kwargs).control_every is not None:
+            plan = self.sampler.prepare(args, kwargs, self.num_warmup).of_constants((args, kwargs))
+            state = state._replace(plan=plan)
+            if state.control.center.size or plan.control_every is not None:
                 state = self.sampler.refresh(state, args, kwargs)
             # Another object's warm-up is over, however long that of this one is: not even the last act of one is due.
             last = self.num_warmup - is_own
@@ -214,9 +217,6 @@ class MCMC(NumPyroMCMC):
         if self._is_ours(extra_fields):
             self._run(rng_key, extra_fields, init_params, args, kwargs)
         else:
-            if goes_on:
-                plan = self.sampler.plan(self.sampler.check(args, kwargs), self.num_warmup, (args, kwargs))
-                self.post_warmup_state = self.post_warmup_state._replace(plan=plan)
             structure, others = split_arrays((args, kwargs))[1]
             arrays = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, np.ndarray)]
             arguments = frozen((structure, others, arrays))
@@ -275,22 +275,21 @@ class MCMC(NumPyroMCMC):
             args, kwargs, _ = join(arrays)
         found, largest = {}, 0
         if isinstance(self.sampler, SGMCMCKernel):
-            checked = self.sampler.check(args, kwargs)
-            found, largest = checked.points, checked.largest_array
-            plan = self.sampler.plan(checked, self.num_warmup)
+            plan = self.sampler.prepare(args, kwargs, self.num_warmup)
+            found, largest = plan.points, plan.largest_array
 
         def begin(key, init_params, state):
             if not isinstance(self.sampler, SGMCMCKernel):
                 return self.sampler.init(key, self.num_warmup, init_params, args, kwargs), 0
             if state is None:
-                return self.sampler.start(checked, plan, key, init_params, args, kwargs), 0
+                return self.sampler.start(plan, key, init_params, args, kwargs), 0
             return state._replace(rng_key=key, plan=plan), self.num_warmup
 
         arrays, static, join = split_arrays((args, kwargs, self.functions_at, found))
         start = key, init_params, self.post_warmup_state
         if self.num_chains > 1 and self.chain_method == "sequential":
             if init_params is not None:
-                check_init_params(init_params, checked.params, self.num_chains)
+                check_init_params(init_params, plan.params, self.num_chains)
             self._run_one_by_one(self._loop(fields, static, join, largest, 1), begin, start, arrays)
             return
         loop = self._loop(fields, static, join, largest, self.num_chains)

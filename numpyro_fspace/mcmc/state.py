@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import NamedTuple
 
 import jax
 
 from numpyro_fspace.mcmc.plan import Plan
-from numpyro_fspace.mcmc.warmup import WarmupState
+from numpyro_fspace.mcmc.warmup.state import WarmupState
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate
 
 __all__ = ["Averages", "DrawInfo", "KernelState"]
@@ -39,6 +38,13 @@ class DrawInfo(NamedTuple):
     friction: jax.Array
     accept_prob: jax.Array
     diverging: jax.Array
+
+    def with_energy(self, value, aux) -> DrawInfo:
+        """This with U and the log functional prior, in the types that they have here."""
+        energy, log_prior = self.potential_energy, self.log_functional_prior
+        return self._replace(
+            potential_energy=value.astype(energy.dtype), log_functional_prior=aux.astype(log_prior.dtype)
+        )
 
 
 class Averages(NamedTuple):
@@ -87,16 +93,54 @@ class KernelState(NamedTuple):
     rng_key: jax.Array
     plan: Plan
 
-    potential_energy = property(attrgetter("info.potential_energy"))
-    log_functional_prior = property(attrgetter("info.log_functional_prior"))
-    gradient_norm = property(attrgetter("info.gradient_norm"))
-    temperature = property(attrgetter("info.temperature"))
-    step_size = property(attrgetter("info.step_size"))
-    friction = property(attrgetter("info.friction"))
-    accept_prob = property(attrgetter("info.accept_prob"))
-    diverging = property(attrgetter("info.diverging"))
-    mean_temperature = property(attrgetter("averages.temperature"))
-    mean_accept_prob = property(attrgetter("averages.accept_prob"))
-    num_averaged = property(attrgetter("averages.num_averaged"))
-    num_diverging = property(attrgetter("averages.num_diverging"))
-    scale = property(attrgetter("warmup.scale"))
+    @property
+    def potential_energy(self) -> jax.Array:
+        return self.info.potential_energy
+
+    @property
+    def log_functional_prior(self) -> jax.Array:
+        return self.info.log_functional_prior
+
+    @property
+    def gradient_norm(self) -> jax.Array:
+        return self.info.gradient_norm
+
+    @property
+    def temperature(self) -> jax.Array:
+        return self.info.temperature
+
+    @property
+    def step_size(self) -> jax.Array:
+        return self.info.step_size
+
+    @property
+    def friction(self) -> jax.Array:
+        return self.info.friction
+
+    @property
+    def accept_prob(self) -> jax.Array:
+        return self.info.accept_prob
+
+    @property
+    def diverging(self) -> jax.Array:
+        return self.info.diverging
+
+    @property
+    def mean_temperature(self) -> jax.Array:
+        return self.averages.temperature
+
+    @property
+    def mean_accept_prob(self) -> jax.Array:
+        return self.averages.accept_prob
+
+    @property
+    def num_averaged(self) -> jax.Array:
+        return self.averages.num_averaged
+
+    @property
+    def num_diverging(self) -> jax.Array:
+        return self.averages.num_diverging
+
+    @property
+    def scale(self) -> jax.Array:
+        return self.warmup.scale
