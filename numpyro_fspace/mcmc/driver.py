@@ -30,7 +30,7 @@ from numpyro_fspace.posterior.run_files import folder_of, join_chains
 from numpyro_fspace.priors._cholesky import is_traced
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from jax.sharding import Mesh
     from jaxtyping import Array, ArrayLike, Float, Key
@@ -83,7 +83,16 @@ class MCMC(NumPyroMCMC):
 
     Args:
         sampler: a kernel.
-        num_warmup, num_samples, num_chains, thinning, ...: as for NumPyro's ``MCMC``.
+        num_warmup: draws of warm-up of each chain, which are not kept.
+        num_samples: draws of each chain after that.
+        num_chains: chains.
+        thinning: of so many draws one is kept, the last of them.
+        postprocess_fn: from unconstrained to constrained values, in place of the kernel's own.
+        chain_method: ``"parallel"`` (a device for each chain; one after another if there are fewer), ``"sequential"``
+            or ``"vectorized"`` (one program on one device).
+        progress_bar: whether a bar is shown on a terminal or in a notebook.
+        progress_rate: draws between two updates of the bar of NumPyro's own loop; ours sets its own pace.
+        jit_model_args: whether NumPyro's own loop compiles the model's arguments as arguments; ours always does.
         functions_at: inputs [N, D] (or a dict of them by name of function) at which every draw's functions are kept *in
             place of the weights* they depend on, for networks whose draws would not fit: ``get_samples()["f"]`` is then
             [S, N, ...]. What needs weights, such as ``fs.predict``, cannot use such a run.
@@ -125,14 +134,33 @@ class MCMC(NumPyroMCMC):
         self,
         sampler,
         *,
+        num_warmup: int = 1000,
+        num_samples: int = 1000,
+        num_chains: int = 1,
+        thinning: int = 1,
+        postprocess_fn: Callable | None = None,
+        chain_method: str | Callable = "parallel",
+        progress_bar: bool = True,
+        progress_rate: int | None = None,
+        jit_model_args: bool = False,
         functions_at: Float[ArrayLike, "N D"] | dict | None = None,
         mesh: Mesh | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 100,
-        **settings,
     ):
         check_kernel(sampler)
-        super().__init__(sampler, **settings)
+        super().__init__(
+            sampler,
+            num_warmup=num_warmup,
+            num_samples=num_samples,
+            num_chains=num_chains,
+            thinning=thinning,
+            postprocess_fn=postprocess_fn,
+            chain_method=chain_method,
+            progress_bar=progress_bar,
+            progress_rate=progress_rate,
+            jit_model_args=jit_model_args,
+        )
         check_count(checkpoint_every, "checkpoint_every")
         asked = {"checkpoint": checkpoint, "functions_at": functions_at, "mesh": mesh}
         for name in [name for name, value in asked.items() if value is not None]:

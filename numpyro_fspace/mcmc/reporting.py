@@ -13,6 +13,7 @@ from numpyro.infer import MCMC
 
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.warmup.friction import noise_variances
+from numpyro_fspace.mcmc.warmup.stability import is_hot
 from numpyro_fspace.mcmc.warnings import MIN_ACCEPT_PROB, by_chain, temperature_doubts
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.potential import base_transform
@@ -38,7 +39,6 @@ SHARE = 0.2
 ACCEPTANCE_LIMIT = 0.3
 NOISE_LIMIT = 0.1
 HEAT_LIMIT = 1.0
-TEMPERATURE_LIMIT = 0.1
 DRIFT_LIMIT = 1.2
 SHORTFALL_LIMIT = 10.0
 
@@ -331,8 +331,7 @@ def _advice(
         )
     if num_diverging:
         yield f"{num_diverging} draws diverged: shorten step_size, warm up longer, or raise the prior's nugget."
-    chance = TEMPERATURE_LIMIT + 4.0 * np.sqrt(2.0 / (size * num_draws))
-    if not is_tested and np.any(temperature > 1.0 + chance):
+    if not is_tested and np.any(is_hot(temperature, size * num_draws)):
         yield (
             f"kinetic temperature {np.nanmax(temperature):.2f} times the target's: intervals are too wide. Shorten "
             "step_size, raise friction, enlarge minibatches, or give the noise a tighter prior."
