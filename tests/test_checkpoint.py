@@ -277,7 +277,7 @@ def scaled(x, y=None, noise=1.0):
         ({"noise": 50.0}, r"argument 'noise' was '0\.5' and is '50.0'"),
         ({"noise": np.array(50.0)}, r"argument 'noise' was '0.5' and is float64\[\]"),
         ({"preconditioner": fs.preconditioners.diagonal(0.1)}, "settings.preconditioner"),
-        ({"preconditioner": fs.preconditioners.low_rank(3)}, "settings.preconditioner"),
+        ({"preconditioner": fs.preconditioners.dense()}, "settings.preconditioner"),
         ({"step_size": optax.constant_schedule(1e-3)}, "settings.step_size"),
         ({"step_size": optax.piecewise_constant_schedule(1e-2, {57: 0.1})}, "settings.step_size"),
         ({"init_strategy": init_to_value(values={"v": np.eye(1, 2000, 999)})}, "init_strategy"),

@@ -86,17 +86,18 @@ def start(kernel, key=0):
     return kernel.init(jax.random.key(key), 0, None, (X, LABELS), {})
 
 
-def chain_of(kernel):
-    return kernel._chain((X, LABELS), {})
+def target_of(kernel):
+    """The model as the chains of a kernel see it."""
+    return kernel._target(kernel.prepare((X, LABELS), {}, 0), (X, LABELS), {})
 
 
 def test_kernel_gradient_is_unbiased_with_random_points_and_a_center_elsewhere():
     """The functional prior's points keep their noise; the mean over many keys is that of the plain estimate."""
     kernel = fs.fSGHMC(classifier, step_size=0.01)
-    chain, state = chain_of(kernel), start(kernel)
-    state = chain._renew_control(state)._replace(z={"w": W})
-    corrected, plain = chain.dynamics(state)[3], chain_of(fs.fSGHMC(classifier, step_size=0.01, control_variates=False))
-    plain = plain.dynamics(state)[3]
+    target, state = target_of(kernel), start(kernel)
+    state = target.renew_control(state)._replace(z={"w": W})
+    without = target_of(fs.fSGHMC(classifier, step_size=0.01, control_variates=False))
+    corrected, plain = target.dynamics(state).potential, without.dynamics(state).potential
     keys = jax.random.split(jax.random.key(1), 20_000)
     grads = [jax.vmap(lambda k, u=u: jax.grad(lambda w: u(w, k)[0])(W))(keys) for u in (corrected, plain)]
     error = np.sqrt(sum(g.var(0) / len(keys) for g in grads))
@@ -121,7 +122,7 @@ def test_center_is_where_the_chain_is_and_its_gradient_that_of_all_data():
 def test_full_gradient_in_parts(monkeypatch, max_rows):
     """Also where the parts do not divide the data, and where a minibatch is larger than a part."""
     monkeypatch.setattr("numpyro_fspace.model.potential.MAX_ROWS", max_rows)
-    model = chain_of(fs.fSGHMC(classifier, step_size=0.01)).model
+    model = target_of(fs.fSGHMC(classifier, step_size=0.01)).model
     found = model.data_gradient({"w": W}, jax.random.key(0))["w"]
     assert np.allclose(found, full_gradient(W), atol=1e-4)
 
@@ -135,7 +136,7 @@ def test_full_gradient_of_two_plates():
                 yb = numpyro.subsample(y[rows], event_dim=0)
                 numpyro.sample(f"y_{name}", dist.Bernoulli(logits=xb @ w), obs=yb)
 
-    found = chain_of(fs.SGHMC(two, step_size=0.01)).model.data_gradient({"w": W}, jax.random.key(0))["w"]
+    found = target_of(fs.SGHMC(two, step_size=0.01)).model.data_gradient({"w": W}, jax.random.key(0))["w"]
     assert np.allclose(found, full_gradient(W), atol=1e-4)
 
 
@@ -174,7 +175,7 @@ def test_when_the_center_is_renewed(setting, batch, every):
         return classifier(x, y, batch=batch)
 
     kernel = fs.fSGHMC(model, step_size=0.01, num_steps=8, control_variates=setting)
-    assert chain_of(kernel).control_every == every
+    assert kernel.prepare((X, LABELS), {}, 0).control_every == every
     assert start(kernel).control.center.size == (0 if every is None else 2)
 
 

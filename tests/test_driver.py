@@ -84,7 +84,8 @@ def test_what_is_not_kept_is_not_computed():
 def test_a_run_goes_on_in_another_object(num_warmup):
     """Its warm-up is over, however long that of the new object is; the divergences of the first run are not its own."""
     first = finished(options={})
-    first.post_warmup_state = first.last_state._replace(num_diverging=first.last_state.num_diverging + 5)
+    last = first.last_state
+    first.post_warmup_state = last._replace(averages=last.averages._replace(num_diverging=last.num_diverging + 5))
     first.run(KEY, X, Y)
     other = make(num_warmup=num_warmup, options={})
     other.post_warmup_state = finished(options={}).last_state

@@ -25,8 +25,9 @@ def variances(gradient_noise, step_size, variance, refresh_every, resample=False
     @jax.vmap
     def run(key):
         def draw(state, key):
-            rest = (20, 1.0, TEMPERATURE, sghmc.Identity(), resample, refresh_every, gradient_noise)
-            return kernel(key, state, potential, step_size, *rest)[0], None
+            rest = {"num_steps": 20, "temperature": TEMPERATURE, "resample_momentum": resample}
+            rest |= {"refresh_every": refresh_every, "gradient_noise": gradient_noise}
+            return kernel(key, state, potential, step_size, **rest)[0], None
 
         key, key_start = jax.random.split(key)
         start = sghmc.init(jnp.sqrt(TEMPERATURE) * jax.random.normal(key_start, (2,)), key_start)

@@ -271,7 +271,7 @@ def slowest_damping(refresh_every, num_steps=20, friction=0.01):
         def image(start):
             state = algorithm.SGHMCState(start[0], start[1], jnp.zeros((), int))
             settings = {"friction": friction, "temperature": 1e-24, "refresh_every": refresh_every}
-            state, _ = transition(KEY, state, lambda q, key: 0.5 * q**2, epsilon, num_steps, **settings)
+            state, _ = transition(KEY, state, lambda q, key: 0.5 * q**2, epsilon, num_steps=num_steps, **settings)
             return jnp.stack([state.position, state.momentum])
 
         return jax.vmap(image)(jnp.eye(2))

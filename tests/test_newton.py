@@ -13,7 +13,7 @@ import pytest
 from flax import linen as nn
 
 import numpyro_fspace as fs
-from numpyro_fspace.mcmc.newton import approach, hessian
+from numpyro_fspace.mcmc.warmup.newton import approach, hessian
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Dense
 
@@ -104,7 +104,7 @@ def test_float32_serves_for_a_condition_number_of_ten_to_the_tenth(key):
     def potential(w):
         return 0.5 * jnp.sum((rows @ w - y) ** 2)
 
-    position, factor = approach(key, jnp.zeros(4), jnp.eye(4), potential, jnp.ones(4), 100)
+    position, factor = approach(key, jnp.zeros(4), jnp.eye(4), potential, scale=jnp.ones(4), num_steps=100)
     np.testing.assert_allclose(position, target, rtol=1e-3)
     np.testing.assert_allclose(hessian(potential, position, Dense(factor)), np.eye(4), atol=1e-3)
 

@@ -14,7 +14,7 @@ from numpyro.infer import NUTS
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import reporting
-from numpyro_fspace.mcmc.warmup import noise_variances
+from numpyro_fspace.mcmc.warmup.friction import noise_variances
 
 NUM_DATA = 64
 
@@ -131,8 +131,8 @@ def test_what_chance_allows_of_a_likelihood(data):
     _, y = data
     for width, temperature, size in ((3, 1.0, 3), (3, 4.0, 3), (300, 1.0, NUM_DATA)):
         mcmc = run(fs.SGHMC(linear(batch_size=8), temperature=temperature), (jnp.ones((NUM_DATA, width)), y), 10, 10)
-        chain = mcmc.sampler._chain(mcmc._args, mcmc._kwargs)
-        _, chance = reporting._shortfall(chain, mcmc.last_state, jax.random.key(0))
+        target = mcmc.sampler._target(mcmc.last_state.plan, mcmc._args, mcmc._kwargs)
+        _, chance = reporting._shortfall(target, mcmc.last_state, jax.random.key(0))
         assert chance == pytest.approx(temperature * np.sqrt(0.5 * size))
 
 

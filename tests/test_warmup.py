@@ -16,8 +16,11 @@ from flax import linen as nn
 from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
-from numpyro_fspace.mcmc.adaptation import _cooled
-from numpyro_fspace.mcmc.warmup import MAX_KICK, MAX_NOISE_HEAT, Noise, largest_curvature
+from numpyro_fspace.mcmc.warmup import stability
+from numpyro_fspace.mcmc.warmup.curvature import largest_curvature
+from numpyro_fspace.mcmc.warmup.friction import MAX_KICK, MAX_NOISE_EXCESS, Noise, friction_for, steadying
+from numpyro_fspace.mcmc.warmup.optimizer import Descent, adam, descend
+from numpyro_fspace.mcmc.warmup.stability import cooled, cooling, shortening
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity
 
@@ -28,7 +31,7 @@ def test_largest_curvature_is_that_of_the_preconditioned_hessian(scale, key):
     metric = Identity() if scale is None else Diagonal(jnp.array(scale))
     s = np.eye(3) if scale is None else np.diag(scale)
     found, direction = largest_curvature(
-        lambda w, k: 0.5 * w @ hessian @ w, jnp.ones(3), jax.random.normal(key, (3,)), key, metric
+        lambda w: 0.5 * w @ hessian @ w, jnp.ones(3), jax.random.normal(key, (3,)), metric
     )
     values, vectors = np.linalg.eigh(s @ hessian @ s)
     np.testing.assert_allclose(found, values[-1], rtol=1e-3)
@@ -36,11 +39,12 @@ def test_largest_curvature_is_that_of_the_preconditioned_hessian(scale, key):
 
 
 def test_phases():
-    warmup = fs.Warmup(warm_start=0.3)
-    assert warmup.num_optimizer_draws(1000) == 300
-    assert warmup.calibration_draws(1000) == [300, 475, 650, 825]
-    assert warmup.calibration_draws(0) == []
-    assert fs.Warmup(warm_start=0.0).calibration_draws(8) == [0, 2, 4, 6]
+    schedule = fs.Warmup(warm_start=0.3).schedule(1000)
+    assert schedule.num_optimizing == 300
+    assert schedule.calibrations == (300, 475, 650, 825)
+    assert schedule.directions_found == 737
+    assert fs.Warmup(warm_start=0.3).schedule(0).calibrations == ()
+    assert fs.Warmup(warm_start=0.0).schedule(8).calibrations == (0, 2, 4, 6)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +52,12 @@ def test_phases():
     [(1.0, False, 1.0), (1.05, False, 1.0), (1.4, False, 0.9), (5.0, False, 0.5), (1.0, True, 0.5), (0.2, False, 1.0)],
 )
 def test_heat_shortens_the_step(temperature, diverging, factor):
-    found = fs.Warmup().shortening(jnp.array(temperature), 1e6, 0.0, jnp.array(diverging), 10_000)
+    found = shortening(jnp.array(temperature), 1e6, 0.0, jnp.array(diverging), 10_000)
     np.testing.assert_allclose(found, factor)
 
 
 def test_heat_without_a_gain_of_energy_is_no_sign_of_a_long_step():
     """1000 parameters at temperature 3 hold 1000 units of energy more than at 1."""
-    shortening = fs.Warmup().shortening
     assert shortening(3.0, -50.0, -900.0, False, 1000) == 1.0
     assert shortening(3.0, 900.0, 100.0, False, 1000) < 1.0
     assert shortening(10.0, 4500.0, 100.0, False, 1000) == 0.5
@@ -64,9 +67,9 @@ def test_heat_without_a_gain_of_energy_is_no_sign_of_a_long_step():
 
 def test_energy_that_friction_took_away_does_not_hide_a_rise():
     """Flung up by 6000, at a mean temperature of 100, and cold again when the draw ends."""
-    assert fs.Warmup().shortening(100.0, 6000.0, 6000.0, False, 1000) == 0.5
-    assert fs.Warmup().shortening(100.0, 6000.0, 900.0, False, 1000) == 1.0
-    assert fs.Warmup().shortening(1.0, 6000.0, 6000.0, False, 1000) == 1.0
+    assert shortening(100.0, 6000.0, 6000.0, False, 1000) == 0.5
+    assert shortening(100.0, 6000.0, 900.0, False, 1000) == 1.0
+    assert shortening(1.0, 6000.0, 6000.0, False, 1000) == 1.0
 
 
 def wells(y=None):
@@ -94,8 +97,8 @@ def test_a_chain_that_a_long_step_flings_out_of_its_well_is_brought_back(warm_st
 
 def test_few_parameters_fluctuate_more():
     """With 8 parameters a temperature of 2 is within chance, with 8000 it is not."""
-    assert fs.Warmup().shortening(jnp.array(2.0), 1e6, 0.0, jnp.array(False), 8) == 1.0
-    assert fs.Warmup().shortening(jnp.array(2.0), 1e6, 0.0, jnp.array(False), 8000) < 1.0
+    assert shortening(jnp.array(2.0), 1e6, 0.0, jnp.array(False), 8) == 1.0
+    assert shortening(jnp.array(2.0), 1e6, 0.0, jnp.array(False), 8000) < 1.0
 
 
 def test_a_chain_that_comes_to_where_its_step_is_too_long_is_warned_of(key):
@@ -118,9 +121,9 @@ def test_a_chain_that_comes_to_where_its_step_is_too_long_is_warned_of(key):
 
 def test_momentum_of_an_undone_draw_is_cooled_and_never_heated():
     hot = jnp.full((4,), 3.0)
-    np.testing.assert_allclose(jnp.mean(_cooled(hot, 2.0) ** 2), 2.0, rtol=1e-6)
-    np.testing.assert_array_equal(_cooled(0.1 * hot, 1.0), 0.1 * hot)
-    assert _cooled(jnp.zeros((0,)), 1.0).shape == (0,)
+    np.testing.assert_allclose(jnp.mean(cooled(hot, 2.0) ** 2), 2.0, rtol=1e-6)
+    np.testing.assert_array_equal(cooled(0.1 * hot, 1.0), 0.1 * hot)
+    assert cooled(jnp.zeros((0,)), 1.0).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -128,16 +131,11 @@ def test_momentum_of_an_undone_draw_is_cooled_and_never_heated():
     [(0.9, 1.0), (1.04, 1.0), (1.1, 0.5**0.5), (1.2, 0.5), (9.0, 0.5), (np.nan, 1.0), (np.inf, 0.5)],
 )
 def test_heat_of_a_stretch_is_brought_down(temperature, factor):
-    np.testing.assert_allclose(fs.Warmup().cooling(jnp.array(temperature), 10**6), factor, rtol=1e-6)
+    np.testing.assert_allclose(cooling(jnp.array(temperature), 10**6), factor, rtol=1e-6)
 
 
 def test_few_parameters_are_hot_by_chance():
-    assert fs.Warmup().cooling(jnp.array(1.5), 100) == 1.0
-
-
-class Uncooled(fs.Warmup):
-    def cooling(self, temperature, size):
-        return jnp.ones(())
+    assert cooling(jnp.array(1.5), 100) == 1.0
 
 
 def many_means(y):
@@ -149,19 +147,20 @@ def many_means(y):
 
 @pytest.mark.filterwarnings("ignore:The chain runs hot")
 @pytest.mark.filterwarnings("ignore:The draws are doubtful")  # which they are: the chain is kept hot on purpose
-def test_the_noise_of_minibatches_shortens_the_step_in_warm_up_alone():
+def test_the_noise_of_minibatches_shortens_the_step_in_warm_up_alone(monkeypatch):
     """In equilibrium no draw gains energy; the mean temperature tells of the noise."""
     y = np.random.default_rng(0).normal(size=(1000, 50)).astype(np.float32)
-    end = {}
-    for warmup in (Uncooled(), fs.Warmup()):
-        kernel = fs.SGHMC(many_means, friction=1.0, control_variates=False, warmup=warmup)
+    end = []
+    for limit in (np.inf, stability.MAX_STRETCH_EXCESS):  # without cooling, and with it
+        monkeypatch.setattr(stability, "MAX_STRETCH_EXCESS", limit)
+        kernel = fs.SGHMC(many_means, friction=1.0, control_variates=False)
         mcmc = fs.MCMC(kernel, num_warmup=200, num_samples=200, progress_bar=False)
         mcmc.run(jax.random.key(0), y, extra_fields=("step_size",))
         assert len(set(mcmc.get_extra_fields()["step_size"].tolist())) == 1
-        end[type(warmup)] = mcmc.last_state
-    hot, cooled = end[Uncooled], end[fs.Warmup]
-    assert cooled.step_size <= 0.5 * hot.step_size
-    assert 0.95 < cooled.mean_temperature < 1.0 + 0.6 * (hot.mean_temperature - 1.0)
+        end.append(mcmc.last_state)
+    without, with_cooling = end
+    assert with_cooling.step_size <= 0.5 * without.step_size
+    assert 0.95 < with_cooling.mean_temperature < 1.0 + 0.6 * (without.mean_temperature - 1.0)
 
 
 def cliff(y=None):
@@ -205,9 +204,11 @@ def test_warm_start_moves_locations_and_holds_scales(key):
         return model(unravel(w), k)
 
     def optimize(mask):
-        state = fs.Warmup(learning_rate=0.1).optimizer(500).init(position)
-        arguments = (key, position, state, potential, model(model.init_params(), key), Identity(), 500, 500)
-        found, _, (value, _) = fs.Warmup(learning_rate=0.1).optimize(*arguments, mask)
+        optimizer = adam(500, learning_rate=0.1)
+        start = Descent(position, optimizer.init(position), model(model.init_params(), key))
+        settings = {"optimizer": optimizer, "num_updates": 500, "mask": mask}
+        gradient = jax.value_and_grad(potential, has_aux=True)
+        found, _, (value, _) = descend(key, start, gradient, Identity(), **settings)
         np.testing.assert_allclose(value, potential(found, key)[0], rtol=1e-3)  # at the step before
         return unravel(found)
 
@@ -304,7 +305,7 @@ def test_rmsprop_learns_in_burn_in_and_is_frozen_after(key):
     kernel = fs.SGLD(two_scales, preconditioner=fs.preconditioners.rmsprop())
     assert kernel.preconditioner.adapts
     states = run_states(kernel, 200, 230, key)
-    start, second, third = (fs.Warmup().calibration_draws(200)[q] for q in (0, 1, 2))
+    start, second, third = (fs.Warmup().schedule(200).calibrations[q] for q in (0, 1, 2))
     squares = [np.asarray(state.warmup.learned.mean_square) for state in states]
     assert not squares[start].any() and not squares[second - 1].any()
     assert squares[second][1] > 100.0 * squares[second][0]  # the Hessian's diagonal is 1 and 10001
@@ -317,7 +318,7 @@ def test_rmsprop_learns_in_burn_in_and_is_frozen_after(key):
 
 def test_rmsprop_learns_the_mean_square_of_the_gradients_at_the_draws(key):
     kernel = fs.SGHMC(two_scales, preconditioner=fs.preconditioners.rmsprop())
-    start, second, _, _ = fs.Warmup().calibration_draws(80)
+    start, second, _, _ = fs.Warmup().schedule(80).calibrations
     states = run_states(kernel, 80, second + 1, key)
     w = np.array([state.z["w"] for state in states[start:second]])
     kept = ~np.array([state.diverging for state in states[start:second]])
@@ -328,7 +329,7 @@ def test_rmsprop_learns_the_mean_square_of_the_gradients_at_the_draws(key):
 
 def test_rmsprop_map():
     metric = fs.preconditioners.rmsprop().build(
-        jnp.array([2.0, 3.0]), fs.preconditioners.Learned(jnp.array([0.0, 16.0]), None, None, None)
+        jnp.array([2.0, 3.0]), fs.preconditioners.Learned(jnp.array([0.0, 16.0]), None)
     )
     np.testing.assert_allclose(metric.scale(jnp.ones(2)), [2.0, 1.5])
 
@@ -399,7 +400,8 @@ def test_a_steadily_hot_sgld_shortens_its_step(key):
     state = draw(state)
     too_long = 1.9 / 1e4  # the variance is twenty times what it should be
     spread = 0.01 * jnp.sqrt(20.0) * jax.random.normal(key, (200,))
-    state = state._replace(z={"w": spread}, warmup=state.warmup._replace(step_size=jnp.asarray(too_long)))
+    step = state.warmup.step._replace(size=jnp.asarray(too_long))
+    state = state._replace(z={"w": spread}, warmup=state.warmup._replace(step=step))
     state = kernel.refresh(state, (y,), {})
     for _ in range(20):
         state = draw(state)
@@ -432,8 +434,8 @@ def chain_of_one_informed(key, batch_size, **settings):
 
 
 def test_friction_is_what_leaves_the_heat_that_is_allowed():
-    friction = fs.Warmup().friction(jnp.array([0.1, 0.1, 0.2]), jnp.array([0.0, 800.0, 800.0]), 2.0)
-    np.testing.assert_allclose(friction, [1.0, 0.5 * 80.0 / (2.0 * MAX_NOISE_HEAT), 160.0 / (4.0 * MAX_NOISE_HEAT)])
+    friction = friction_for(jnp.array([0.1, 0.1, 0.2]), jnp.array([0.0, 800.0, 800.0]), 2.0)
+    np.testing.assert_allclose(friction, [1.0, 0.5 * 80.0 / (2.0 * MAX_NOISE_EXCESS), 160.0 / (4.0 * MAX_NOISE_EXCESS)])
 
 
 @pytest.mark.parametrize(("measured", "is_last", "found"), [(3.0, False, 3.0), (3.0, True, 5.0), (7.0, True, 7.0)])
@@ -463,7 +465,7 @@ def test_leading_directions_of_noise_are_found_and_measured():
 
 
 def test_a_step_is_shortened_until_a_kick_s_noise_can_be_balanced():
-    factor = jax.vmap(fs.Warmup().steadying, (None, 0, None))(0.1, jnp.array([0.0, 1.0, 100.0, 1e4]), 2.0)
+    factor = jax.vmap(steadying, (None, 0, None))(0.1, jnp.array([0.0, 1.0, 100.0, 1e4]), 2.0)
     np.testing.assert_allclose(factor, [1.0, 1.0, np.sqrt(MAX_KICK * 2.0), 0.1 * np.sqrt(MAX_KICK * 2.0)], rtol=1e-6)
 
 
@@ -533,5 +535,5 @@ def test_random_points_are_noise_too():
 
         potential = ModelPotential(model, (x,), key=jax.random.key(0))
         assert potential.is_random == is_random
-        chain = fs.fSGHMC(model)._chain((x,), {})
-        assert chain.finds_friction == is_random and (chain.friction is None) == is_random
+        plan = fs.fSGHMC(model).prepare((x,), {}, 100)
+        assert plan.absorbs_noise == is_random and (plan.friction is None) == is_random

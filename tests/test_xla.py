@@ -54,7 +54,7 @@ def regression(x, y):
 
 
 @pytest.mark.parametrize("kernel", [fs.SGLD, fs.SGHMC])
-@pytest.mark.parametrize("preconditioner", [fs.preconditioners.rmsprop(), fs.preconditioners.low_rank(2)])
+@pytest.mark.parametrize("preconditioner", [fs.preconditioners.rmsprop(), fs.preconditioners.prior_scale()])
 def test_a_run_whose_gradients_come_in_pieces_has_the_same_draws(monkeypatch, kernel, preconditioner):
     x = jnp.linspace(-1, 1, 20)[:, None] ** jnp.arange(1, 4)
     draws = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from numpyro_fspace.mcmc.warmup import Warmup
+from numpyro_fspace.mcmc.warmup.optimizer import adam
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.checks import checked_arguments
 from numpyro_fspace.model.potential import ModelPotential, check_gradient, check_plates
@@ -49,7 +49,7 @@ def find_modes(model, keys, args, kwargs, *, num_updates, optimizer, init_strate
     """
     import optax
 
-    optimizer = Warmup().optimizer(num_updates) if optimizer is None else optimizer
+    optimizer = adam(num_updates) if optimizer is None else optimizer
     arrays, _, join = split_arrays((args, kwargs))
     latents = check_model(model, args, kwargs, init_strategy)
 

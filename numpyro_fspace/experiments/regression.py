@@ -26,7 +26,7 @@ from numpyro_fspace.priors import CalibratedPrior, GPFit, GPPrior, NetworkPrior
 __all__ = ["Config", "build_model", "known_gp", "random_functions", "training_points"]
 
 #: Preconditioners without arguments.
-PRECONDITIONERS = ("identity", "prior_scale", "rmsprop", "low_rank")
+PRECONDITIONERS = ("identity", "prior_scale", "rmsprop")
 #: Number of random networks for each measurement point, in the Gaussian approximation of a network's prior.
 DRAWS_PER_POINT = 10
 

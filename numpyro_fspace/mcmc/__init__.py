@@ -1,10 +1,10 @@
 """The samplers as NumPyro kernels, their warm-up, and the driver."""
 
-from numpyro_fspace.mcmc.chain import KernelState
 from numpyro_fspace.mcmc.driver import MCMC
 from numpyro_fspace.mcmc.kernels import SGHMC, SGLD, fSGHMC, fSGLD
 from numpyro_fspace.mcmc.metropolis import fHMC, fMALA
 from numpyro_fspace.mcmc.reporting import Report, report
+from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.mcmc.warmup import Warmup
 
 __all__ = ["MCMC", "Report", "SGHMC", "SGLD", "KernelState", "Warmup", "fHMC", "fMALA", "fSGHMC", "fSGLD", "report"]

@@ -1,12 +1,12 @@
-"""What the NumPyro kernels share: the model's potential, warm-up, chains, NumPyro's protocol."""
+"""What the NumPyro kernels share: settings, the plan of a run, NumPyro's protocol."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from abc import abstractmethod
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,10 @@ from numpyro.util import is_prng_key
 
 from numpyro_fspace._checks import as_numbers, check_count, check_positive, check_step_size
 from numpyro_fspace._xla import UNOPTIMIZED, chains_together, is_nested, largest_array
-from numpyro_fspace.mcmc.chain import Chain
+from numpyro_fspace.mcmc import chain
+from numpyro_fspace.mcmc.dynamics import Target
 from numpyro_fspace.mcmc.plan import Plan, one_at_a_time
+from numpyro_fspace.mcmc.start import check_init_params, check_start
 from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.mcmc.warnings import warn_of_trouble
 from numpyro_fspace.model._numpyro import active_handlers
@@ -27,21 +29,18 @@ from numpyro_fspace.model.checks import checked_arguments, known_values
 from numpyro_fspace.model.potential import ModelPotential, check_gradient, check_plates
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 
-__all__ = ["Checked", "SGMCMCKernel", "check_init_params"]
+__all__ = ["SGMCMCKernel"]
 
 
-class Checked(NamedTuple):
-    """What the first evaluation of a model with its data tells.
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False)
+class Facts:
+    """What the first evaluation of a model tells of its structure: fields of a ``Plan``, by name.
 
-    Attributes:
-        params: shapes of the unconstrained parameters, by site.
-        points: by name of functional prior, which rows of the data are its points (``OnePass.found``).
-        largest_array: numbers in the largest array that the model computes.
+    It is part of the structure of what that evaluation returns, so that a trace hands it on without side effects.
     """
 
-    params: dict
-    points: dict
-    largest_array: int
+    fields: dict
 
 
 class SGMCMCKernel(MCMCKernel):
@@ -90,9 +89,8 @@ class SGMCMCKernel(MCMCKernel):
         check_positive(self.temperature, "temperature")
         if not isinstance(self.preconditioner, Preconditioner):
             raise TypeError(
-                "preconditioner must come from fs.preconditioners (dense(), rmsprop(), prior_scale(), low_rank(rank), "
-                "diagonal(s), identity()), "
-                f"got {self.preconditioner!r}."
+                "preconditioner must come from fs.preconditioners (dense(), rmsprop(), prior_scale(), diagonal(s), "
+                f"identity()), got {self.preconditioner!r}."
             )
         if not isinstance(self.warmup, Warmup):
             raise TypeError(f"warmup must be a fs.Warmup or None, got {self.warmup!r}.")
@@ -111,11 +109,6 @@ class SGMCMCKernel(MCMCKernel):
     def preconditioner(self, preconditioner):
         self._preconditioner = preconditioner
 
-    @property
-    def absorbs_noise(self) -> bool:
-        """Whether the sampler's thermostat takes account of the noise of gradients."""
-        return False
-
     def warn_of_trouble(self, mcmc):
         """Warn where a run of this kernel went wrong. ``fs.MCMC`` does so itself; NumPyro's ``MCMC`` does not."""
         warn_of_trouble(mcmc)
@@ -123,18 +116,8 @@ class SGMCMCKernel(MCMCKernel):
     # ---- what a sampler adds -------------------------------------------------------------------
 
     @abstractmethod
-    def _initial_momentum(self, key, position):
-        """The momentum a chain starts with, flat [P] (or empty)."""
-
-    @abstractmethod
-    def _transition(
-        self, key, position, momentum, count, potential, step_size, friction, metric, metropolis, gradient_noise
-    ):
-        """``num_steps`` gradient steps: ``(position, momentum, Info)``."""
-
-    @abstractmethod
-    def _stable_step_size(self, curvature, metropolis):
-        """The step size for largest curvature λ (in the preconditioner's coordinates), tested or not."""
+    def _sampler(self, metropolis: bool):
+        """The algorithm with the kernel's settings (``sgmcmc.samplers``), with a Metropolis test or without one."""
 
     def _default_preconditioner(self):
         return automatic() if self.step_size is None else prior_scale()
@@ -174,39 +157,64 @@ class SGMCMCKernel(MCMCKernel):
         return self.postprocess_fn(model_args, model_kwargs)
 
     def refresh(self, state, model_args, model_kwargs):
+        """``state`` with its potential energy, and the control variate, evaluated anew on this data."""
         arrays, static, join = split_arrays((model_args, model_kwargs))
-        single = is_prng_key(state.rng_key)
+        single, plan = is_prng_key(state.rng_key), self._plan_of(state, model_args, model_kwargs)
 
         @one_at_a_time
         def refresh(state, arrays):
-            fn = self._chain(*join(arrays)).refresh
+            fn = self._target(plan, *join(arrays)).refresh
             return fn(state) if single else jax.vmap(fn)(state)
 
-        return self._compiled(refresh, static, "refresh", self._settings(), single)(state, arrays)
+        return self._compiled(refresh, static, "refresh", plan, single)(state, arrays)
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
-        checked = self.check(model_args, model_kwargs)
-        plan = self.plan(checked, num_warmup, (model_args, model_kwargs))
-        return self.start(checked, plan, rng_key, init_params, model_args, model_kwargs)
+        plan = self.prepare(model_args, model_kwargs, num_warmup).of_constants((model_args, model_kwargs))
+        return self.start(plan, rng_key, init_params, model_args, model_kwargs)
 
-    def plan(self, checked: Checked, num_warmup: int, constants=()) -> Plan:
-        """What programs of a run depend on; NumPy arrays that are constants of theirs may be changed in place."""
-        arrays = [leaf for leaf in jax.tree.leaves(constants) if isinstance(leaf, np.ndarray)]
-        return Plan(num_warmup, checked.largest_array, self._settings(), frozen(arrays))
+    @one_at_a_time
+    def prepare(self, args: tuple, kwargs: dict, num_warmup: int) -> Plan:
+        """The plan of a run: all that it depends on besides numbers in arrays.
 
-    def start(self, checked: Checked, plan: Plan, rng_key, init_params, model_args, model_kwargs):
+        Args:
+            args, kwargs: the model's arguments.
+            num_warmup: draws of warm-up.
+
+        Raises:
+            TypeError, ValueError: for settings, a model or data that cannot be sampled.
+        """
+        self._check_settings()
+        with checked_arguments(args, kwargs, model=self._model) as trouble:
+            trace = jax.make_jaxpr(partial(self._first_evaluation, args, kwargs), return_shape=True)
+            program, (params, facts) = trace(jax.random.key(0))
+            check_plates(self._model, args, kwargs, self.init_strategy)
+            if trouble is not None:
+                check_gradient(self._model, args, kwargs, self.init_strategy)
+        return Plan(
+            num_warmup=num_warmup,
+            warmup=self.warmup,
+            schedule=self.warmup.schedule(num_warmup),
+            step_size=self.step_size,
+            largest_array=largest_array(program.jaxpr),
+            settings=(self._settings(), tuple(active_handlers())),
+            arguments=_structure(args, kwargs),
+            params=params,
+            **facts.fields,
+        )
+
+    def start(self, plan: Plan, rng_key, init_params, model_args, model_kwargs):
         """The state of a chain, or of as many as there are keys, at ``init_params`` or where the strategy puts it."""
-        num_warmup = plan.num_warmup
-        if self.step_size is None and not self.warmup.calibration_draws(num_warmup):
+        if plan.finds_step_size and not plan.schedule.calibrations:
             raise ValueError(
-                f"num_warmup={num_warmup} leaves no draw to find a step size in (warm_start="
+                f"num_warmup={plan.num_warmup} leaves no draw to find a step size in (warm_start="
                 f"{self.warmup.warm_start} of it goes to the optimizer): give step_size, or warm up for longer."
             )
-        single, expected = is_prng_key(rng_key), checked.params
+        single = is_prng_key(rng_key)
         if init_params is not None:
-            check_init_params(init_params, expected, None if single else rng_key.shape[0])
+            check_init_params(init_params, plan.params, None if single else rng_key.shape[0])
             init_params = {
-                k: jnp.asarray(as_numbers(v, f"init_params[{k!r}]"), expected[k].dtype) for k, v in init_params.items()
+                k: jnp.asarray(as_numbers(v, f"init_params[{k!r}]"), plan.params[k].dtype)
+                for k, v in init_params.items()
             }
         arrays, static, join = split_arrays((model_args, model_kwargs))
 
@@ -216,62 +224,33 @@ class SGMCMCKernel(MCMCKernel):
 
             def one(key, init_params):
                 key, key_model = jax.random.split(key)
-                chain = self._chain(args, kwargs, num_warmup, key_model)
-                return chain.start(key, init_params, self._initial_momentum, plan=None)
+                return chain.start(self._target(plan, args, kwargs, key=key_model), key, init_params)
 
             return one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
 
         is_alone = not is_nested()  # else no options can be given
         options = UNOPTIMIZED if is_alone and jax.default_backend() == "cpu" else None
-        start = self._compiled(init, static, "init", plan.settings, num_warmup, single, is_alone, options=options)
+        start = self._compiled(init, static, "init", plan, single, is_alone, options=options)
         with known_values(self._model, model_args, model_kwargs, "run"):
             return start(rng_key, init_params, arrays)._replace(plan=plan)
 
-    @one_at_a_time
-    def check(self, model_args, model_kwargs) -> Checked:
-        """What the model and its data are like; an error for settings, a model or data that cannot be sampled."""
-        self._check_settings()
-        points: dict = {}
-        with checked_arguments(model_args, model_kwargs, model=self._model) as trouble:
-            trace = jax.make_jaxpr(partial(self._checked_params, model_args, model_kwargs, points), return_shape=True)
-            program, params = trace(jax.random.key(0))  # the model's first evaluation, with what its start takes
-            check_plates(self._model, model_args, model_kwargs, self.init_strategy)
-            if trouble is not None:
-                check_gradient(self._model, model_args, model_kwargs, self.init_strategy)
-        return Checked(params, points, largest_array(program.jaxpr))
-
     def check_start(self, start, state, model_args, model_kwargs):
         """Raise a ValueError if a chain's first draw left it at ``start``, where the potential is not finite."""
-        stuck = ~np.isfinite(np.atleast_1d(state.potential_energy))
-        if not stuck.any():
-            return
-        for old, new in zip(jax.tree.leaves(start.z), jax.tree.leaves(state.z), strict=True):
-            stuck &= np.all(np.reshape(old == new, (stuck.size, -1)), axis=1)
-        energy = np.atleast_1d(self.refresh(start, model_args, model_kwargs).potential_energy)
-        stuck &= ~np.isfinite(energy)  # else the draw was undone for its step's length
-        if stuck.any():
-            number = int(np.argmax(stuck))
-            chain = jax.tree.map(lambda a: a.reshape(energy.size, *a.shape[state.i.ndim :])[number], start)
-            names = self._model_potential(model_args, model_kwargs).not_finite(chain.z, chain.rng_key)
-            raise ValueError(
-                f"The log density is {-energy[number]} where {stuck.sum()} of {energy.size} chains start, and they "
-                f"cannot move: that of {', '.join(map(repr, names)) or 'the model'} is not finite there. Look at what "
-                "the model computes (a covariance without a Cholesky factor wants a larger nugget), or start elsewhere "
-                "(init_params of run, init_strategy of the kernel)."
-            )
+        check_start(self, start, state, model_args, model_kwargs)
 
     @one_at_a_time
     def sample(self, state, model_args, model_kwargs):
         with checked_arguments(model_args, model_kwargs) as trouble:  # NumPyro's driver may go on with other data
             if trouble is not None:
                 check_gradient(self._model, model_args, model_kwargs, self.init_strategy)
-        chain = self._chain(model_args, model_kwargs, state.plan.num_warmup)
+        plan = self._plan_of(state, model_args, model_kwargs)
+        target = self._target(plan, model_args, model_kwargs)
         if is_prng_key(state.rng_key):
-            return chain.draw(state.i, state)
+            return chain.draw(target, state.i, state)
         # The draw index is the same for all chains: unbatched, so that phases are branches, not selects.
-        draw = jax.vmap(lambda one: chain.draw(state.i[0], one))
+        draw = jax.vmap(lambda one: chain.draw(target, state.i[0], one))
         num = len(state.i)
-        num_together = chains_together(num, state.plan.largest_array)
+        num_together = chains_together(num, plan.largest_array)
         if num_together == num:
             return draw(state)
         blocks = jax.tree.map(lambda a: a.reshape(num // num_together, num_together, *a.shape[1:]), state)
@@ -279,9 +258,10 @@ class SGMCMCKernel(MCMCKernel):
 
     # ---- parts ---------------------------------------------------------------------------------
 
-    def _model_potential(self, args, kwargs, key=None):
+    def _model_potential(self, args, kwargs, key=None, *, is_known=False):
         key = jax.random.key(0) if key is None else key
-        return ModelPotential(self._model, args, kwargs, key=key, init_strategy=self.init_strategy)
+        strategy = self.init_strategy
+        return ModelPotential(self._model, args, kwargs, key=key, init_strategy=strategy, is_known=is_known)
 
     def _control_every(self, batches: float) -> int | None:
         """Draws between renewals of the control variate, None for none; by default one full gradient per N/B steps."""
@@ -289,32 +269,22 @@ class SGMCMCKernel(MCMCKernel):
             return None
         return math.ceil(batches / self.num_steps) if self.control_variates is True else int(self.control_variates)
 
-    def _preconditioner_of(self, model):
-        return self.preconditioner.chosen(model.size, model.is_plain)
-
     def _settings(self):
-        """What tells all that a trace reads of this kernel from others, effect handlers around the run included."""
+        """What tells all settings of this kernel from those of others."""
         values = {k: v for k, v in vars(self).items() if k != "_programs"}
         values = {k: (type(v), vars(v)) if isinstance(v, Preconditioner) else v for k, v in values.items()}
-        return type(self), frozen(values), tuple(active_handlers())
+        return type(self), frozen(values)
 
-    def _chain(self, args, kwargs, num_warmup=0, key=None):
-        model = self._model_potential(args, kwargs, key)
-        return Chain(
-            model=model,
-            warmup=self.warmup,
-            num_warmup=num_warmup,
-            num_steps=self.num_steps,
-            step_size=self.step_size,
-            friction=self.friction if self.friction is not None or model.is_random else 1.0,
-            temperature=self.temperature,
-            transition=self._transition,
-            metropolis=not self._why_untested(model) if self.metropolis is None else self.metropolis,
-            stable_step_size=self._stable_step_size,
-            preconditioner=self._preconditioner_of(model),
-            absorbs_noise=self.absorbs_noise,
-            control_every=None if model.has_own_noise else self._control_every(model.batches()),
-        )
+    def _plan_of(self, state, args, kwargs) -> Plan:
+        """The plan of a state; made anew for settings or arguments that it was not made for."""
+        plan = state.plan
+        is_known = plan.settings is not None and plan.settings[0] == self._settings()
+        is_known = is_known and plan.arguments == _structure(args, kwargs)
+        return plan if is_known else self.prepare(args, kwargs, plan.num_warmup)
+
+    def _target(self, plan: Plan, args, kwargs, key=None) -> Target:
+        """A model with these arguments, and the plan of a run on it."""
+        return Target(self._model_potential(args, kwargs, key, is_known=True), plan)
 
     def _why_untested(self, potential) -> str | None:
         """Why a Metropolis test has no sense with this potential and these settings; None if it has."""
@@ -326,7 +296,8 @@ class SGMCMCKernel(MCMCKernel):
             else None
         )
 
-    def _checked_params(self, args, kwargs, points, key):
+    def _first_evaluation(self, args, kwargs, key):
+        """``(initial parameters, Facts)`` of a model, or an error if it cannot be sampled."""
         potential, name = self._model_potential(args, kwargs, key), type(self).__name__
         if self.needs_functional_prior and not potential.functional_priors:
             raise ValueError(
@@ -339,34 +310,28 @@ class SGMCMCKernel(MCMCKernel):
                 f"metropolis=True needs the exact density, but {why}: leave metropolis out, or change that."
             )
         potential.check_data()
-        points |= potential.points_in_data()
         params = potential.init_params()
         position = ravel_pytree(params)[0]
-        preconditioner = self._preconditioner_of(potential)
+        preconditioner = self.preconditioner.chosen(position.size, potential.is_plain)
         preconditioner.build(position, preconditioner.start(position))  # refuses a scale of another length
-        return params
+        facts = Facts(
+            {
+                "sampler": self._sampler(not why if self.metropolis is None else self.metropolis),
+                "friction": self.friction if self.friction is not None or potential.is_random else 1.0,
+                "preconditioner": preconditioner,
+                "control_every": None if potential.has_own_noise else self._control_every(potential.batches()),
+                "held": tuple(k for k in potential.latents if potential.is_scale(k)),
+                "points": potential.points_in_data(),
+            }
+        )
+        return params, facts
 
     def _compiled(self, fn, static, *key, options=None):
         """``jax.jit(fn)``, or what it was when it was first asked for with such arguments and under this key."""
         return kept(self._programs, static, key, jax.jit(fn, compiler_options=options))
 
 
-def check_init_params(given, expected, num_chains):
-    """``init_params`` must have the sites of the model, of the shapes that are expected, for so many chains or one."""
-    if not isinstance(given, dict) or set(given) != set(expected):
-        names = sorted(given) if isinstance(given, dict) else type(given).__name__
-        raise ValueError(f"init_params must be a dict with the sites {sorted(expected)}, got {names}.")
-    for name, value in given.items():
-        if value is None or isinstance(value, dict):
-            raise TypeError(f"init_params[{name!r}] must be an array of numbers, got {value!r}.")
-        if num_chains is not None and jnp.shape(value)[:1] != (num_chains,):
-            raise ValueError(
-                f"init_params[{name!r}] has shape {jnp.shape(value)}; its first axis must be that of the "
-                f"{num_chains} chains."
-            )
-        shape = jnp.shape(value) if num_chains is None else jnp.shape(value)[1:]
-        if shape != jnp.shape(expected[name]):
-            raise ValueError(
-                f"init_params[{name!r}] has shape {shape} per chain, the model's (unconstrained) site has "
-                f"{jnp.shape(expected[name])}."
-            )
+def _structure(args, kwargs):
+    """What tells the model's arguments from those of another structure, shapes or types."""
+    arrays, (structure, others), _ = split_arrays((args, kwargs))
+    return structure, frozen(others), tuple((np.shape(a), jnp.result_type(a)) for a in arrays)

@@ -13,13 +13,14 @@ from numpyro.util import is_prng_key
 
 from numpyro_fspace._checks import as_numbers, check_choice, check_count, check_kernel
 from numpyro_fspace._xla import chains_together, is_nested, is_worth_dividing
-from numpyro_fspace.mcmc.base import SGMCMCKernel, check_init_params
-from numpyro_fspace.mcmc.chain import KernelState
+from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.checkpoint import Checkpoint, flat, plain_fields
 from numpyro_fspace.mcmc.fingerprint import describe
 from numpyro_fspace.mcmc.loop import Loop
 from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.progress import Interruption, Progress, is_watched
+from numpyro_fspace.mcmc.start import check_init_params
+from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.mcmc.warnings import warn_of_draws, warn_of_trouble
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays, with_rows
 from numpyro_fspace.model.checks import check_key
@@ -29,7 +30,7 @@ from numpyro_fspace.posterior.run_files import folder_of, join_chains
 from numpyro_fspace.priors._cholesky import is_traced
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from jax.sharding import Mesh
     from jaxtyping import Array, ArrayLike, Float, Key
@@ -83,7 +84,16 @@ class MCMC(NumPyroMCMC):
 
     Args:
         sampler: a kernel.
-        num_warmup, num_samples, num_chains, thinning, ...: as for NumPyro's ``MCMC``.
+        num_warmup: draws of warm-up of each chain, which are not kept.
+        num_samples: draws of each chain after that.
+        num_chains: chains.
+        thinning: of so many draws one is kept, the last of them.
+        postprocess_fn: from unconstrained to constrained values, in place of the kernel's own.
+        chain_method: ``"parallel"`` (a device for each chain; one after another if there are fewer), ``"sequential"``
+            or ``"vectorized"`` (one program on one device).
+        progress_bar: whether a bar is shown on a terminal or in a notebook.
+        progress_rate: draws between two updates of the bar of NumPyro's own loop; ours sets its own pace.
+        jit_model_args: whether NumPyro's own loop compiles the model's arguments as arguments; ours always does.
         functions_at: inputs [N, D] (or a dict of them by name of function) at which every draw's functions are kept *in
             place of the weights* they depend on, for networks whose draws would not fit: ``get_samples()["f"]`` is then
             [S, N, ...]. What needs weights, such as ``fs.predict``, cannot use such a run.
@@ -125,14 +135,33 @@ class MCMC(NumPyroMCMC):
         self,
         sampler,
         *,
+        num_warmup: int = 1000,
+        num_samples: int = 1000,
+        num_chains: int = 1,
+        thinning: int = 1,
+        postprocess_fn: Callable | None = None,
+        chain_method: str | Callable = "parallel",
+        progress_bar: bool = True,
+        progress_rate: int | None = None,
+        jit_model_args: bool = False,
         functions_at: Float[ArrayLike, "N D"] | dict | None = None,
         mesh: Mesh | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 100,
-        **settings,
     ):
         check_kernel(sampler)
-        super().__init__(sampler, **settings)
+        super().__init__(
+            sampler,
+            num_warmup=num_warmup,
+            num_samples=num_samples,
+            num_chains=num_chains,
+            thinning=thinning,
+            postprocess_fn=postprocess_fn,
+            chain_method=chain_method,
+            progress_bar=progress_bar,
+            progress_rate=progress_rate,
+            jit_model_args=jit_model_args,
+        )
         check_count(checkpoint_every, "checkpoint_every")
         asked = {"checkpoint": checkpoint, "functions_at": functions_at, "mesh": mesh}
         for name in [name for name, value in asked.items() if value is not None]:
@@ -203,22 +232,22 @@ class MCMC(NumPyroMCMC):
                     "give the kernel a step_size, or leave post_warmup_state out."
                 )
             is_own = state is self._warmed
-            if state.control.center.size or self.sampler._chain(args, kwargs).control_every is not None:
+            plan = self.sampler.prepare(args, kwargs, self.num_warmup).of_constants((args, kwargs))
+            state = state._replace(plan=plan)
+            if state.control.center.size or plan.control_every is not None:
                 state = self.sampler.refresh(state, args, kwargs)
             # Another object's warm-up is over, however long that of this one is: not even the last act of one is due.
             last = self.num_warmup - is_own
             i = jnp.where(state.i <= last, self.num_warmup + 1, state.i)
             zero = jnp.zeros_like(state.num_diverging)
-            state = state._replace(i=i.astype(state.i.dtype), num_diverging=zero, num_averaged=zero)
+            averages = state.averages._replace(num_diverging=zero, num_averaged=zero)
+            state = state._replace(i=i.astype(state.i.dtype), averages=averages)
             self.post_warmup_state = state
             if is_own:  # the next run begins there too
                 self._warmed = state
         if self._is_ours(extra_fields):
             self._run(rng_key, extra_fields, init_params, args, kwargs)
         else:
-            if goes_on:
-                plan = self.sampler.plan(self.sampler.check(args, kwargs), self.num_warmup, (args, kwargs))
-                self.post_warmup_state = self.post_warmup_state._replace(plan=plan)
             structure, others = split_arrays((args, kwargs))[1]
             arrays = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, np.ndarray)]
             arguments = frozen((structure, others, arrays))
@@ -281,22 +310,21 @@ class MCMC(NumPyroMCMC):
             args, kwargs, _ = join(arrays)
         found, largest = {}, 0
         if isinstance(self.sampler, SGMCMCKernel):
-            checked = self.sampler.check(args, kwargs)
-            found, largest = checked.points, checked.largest_array
-            plan = self.sampler.plan(checked, self.num_warmup)
+            plan = self.sampler.prepare(args, kwargs, self.num_warmup)
+            found, largest = plan.points, plan.largest_array
 
         def begin(key, init_params, state):
             if not isinstance(self.sampler, SGMCMCKernel):
                 return self.sampler.init(key, self.num_warmup, init_params, args, kwargs), 0
             if state is None:
-                return self.sampler.start(checked, plan, key, init_params, args, kwargs), 0
+                return self.sampler.start(plan, key, init_params, args, kwargs), 0
             return state._replace(rng_key=key, plan=plan), self.num_warmup
 
         arrays, static, join = split_arrays((args, kwargs, self.functions_at, found))
         start = key, init_params, self.post_warmup_state
         if self.num_chains > 1 and self.chain_method == "sequential":
             if init_params is not None:
-                check_init_params(init_params, checked.params, self.num_chains)
+                check_init_params(init_params, plan.params, self.num_chains)
             self._run_one_by_one(self._loop(fields, static, join, largest, 1), begin, start, arrays)
             return
         loop = self._loop(fields, static, join, largest, self.num_chains)

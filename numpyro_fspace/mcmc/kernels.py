@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import jax.numpy as jnp
-
 from numpyro_fspace._checks import check_choice, check_count, check_positive
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.model.networks import init_to_network
-from numpyro_fspace.sgmcmc import sghmc, sgld
+from numpyro_fspace.sgmcmc.samplers import Hamiltonian, Langevin
+from numpyro_fspace.sgmcmc.sghmc import INTEGRATORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,19 +99,8 @@ class SGLD(SGMCMCKernel):
         )
         self._check_settings()
 
-    def _initial_momentum(self, key, position):
-        return jnp.zeros((0,), position.dtype)
-
-    def _transition(
-        self, key, position, momentum, count, potential, step_size, friction, metric, metropolis, gradient_noise
-    ):
-        kernel = sgld.build_kernel(has_aux=True, metropolis=metropolis)
-        state = sgld.SGLDState(position, count)
-        state, info = kernel(key, state, potential, step_size, self.num_steps, self.temperature, metric)
-        return state.position, momentum, info
-
-    def _stable_step_size(self, curvature, metropolis):
-        return (0.4 if metropolis else 0.2) / curvature
+    def _sampler(self, metropolis):
+        return Langevin(self.num_steps, self.temperature, metropolis)
 
 
 class SGHMC(SGMCMCKernel):
@@ -231,41 +219,22 @@ class SGHMC(SGMCMCKernel):
         super()._check_settings()
         if self.friction is not None:
             check_positive(self.friction, "friction")
-        check_choice(self.integrator, "integrator", sghmc.INTEGRATORS)
+        check_choice(self.integrator, "integrator", INTEGRATORS)
         if not isinstance(self.resample_momentum, bool):
             raise TypeError(f"resample_momentum must be True or False, got {self.resample_momentum!r}.")
         check_count(self.refresh_every, "refresh_every")
         if self.integrator == "baoab" and self.num_steps % self.refresh_every:
             raise ValueError(f"refresh_every={self.refresh_every} must divide num_steps={self.num_steps}.")
 
-    @property
-    def absorbs_noise(self) -> bool:
-        return self.integrator == "baoab"
-
-    def _initial_momentum(self, key, position):
-        return sghmc.init(position, key, temperature=self.temperature).momentum
-
-    def _transition(
-        self, key, position, momentum, count, potential, step_size, friction, metric, metropolis, gradient_noise
-    ):
-        kernel = sghmc.build_kernel(integrator=self.integrator, has_aux=True, metropolis=metropolis)
-        state, info = kernel(
-            key,
-            sghmc.SGHMCState(position, momentum, count),
-            potential,
-            step_size,
-            self.num_steps,
-            friction,
-            self.temperature,
-            metric,
-            self.resample_momentum,
-            self.refresh_every,
-            gradient_noise,
+    def _sampler(self, metropolis):
+        return Hamiltonian(
+            num_steps=self.num_steps,
+            temperature=self.temperature,
+            metropolis=metropolis,
+            resample_momentum=self.resample_momentum,
+            refresh_every=self.refresh_every,
+            integrator=self.integrator,
         )
-        return state.position, state.momentum, info
-
-    def _stable_step_size(self, curvature, metropolis):
-        return 1.0 / jnp.sqrt(curvature)
 
     def _why_untested(self, potential):
         return (

@@ -1,13 +1,17 @@
-"""What the programs of a run depend on besides the model and its data: known when the run begins, and then fixed."""
+"""What a run was planned to be: all that its programs depend on besides arrays, known when it begins and then fixed."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import jax
+import numpy as np
+
+from numpyro_fspace.model.arguments import frozen
 
 __all__ = ["Plan", "one_at_a_time"]
 
@@ -15,27 +19,79 @@ _LOCK = threading.RLock()
 
 
 @jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """What a draw depends on besides the chain's state and the model's arguments.
+    """What a run depends on besides the chain's state and the numbers in the model's arguments.
 
     It is part of the type of a state, as the shapes of its arrays are, so that JAX does not use a program that was
-    compiled for another plan.
+    compiled for another plan. A state that was pickled keeps ``num_warmup`` alone of it.
 
     Attributes:
         num_warmup: draws of warm-up.
         largest_array: numbers in the largest array that the model computes.
-        settings: what tells the kernel's settings from others; None in a state that was pickled.
+        settings: what tells the kernel's settings from others.
+        arguments: what tells the structure of the model's arguments from others.
         contents: what tells the contents of NumPy arrays from others, where they are constants of the program.
+        warmup: the settings of the warm-up.
+        schedule: which draw of it does what.
+        sampler: the algorithm with its settings, with a Metropolis test or without one.
+        step_size: fixed step size or schedule; None if warm-up finds it.
+        friction: of the sampler; None if warm-up finds it.
+        preconditioner: the one chosen for the model.
+        control_every: draws between renewals of the control variate's center; None has no control variate.
+        held: the latent sites that the optimizer does not move.
+        params: shapes of the unconstrained parameters, by site.
+        points: by name of functional prior, which rows of the data are its points (``OnePass.found``).
     """
 
     num_warmup: int
-    largest_array: int
+    largest_array: int = 0
     settings: Hashable = None
+    arguments: Hashable = None
     contents: Hashable = None
+    warmup: Any = None
+    schedule: Any = None
+    sampler: Any = None
+    step_size: float | Callable | None = None
+    friction: float | None = None
+    preconditioner: Any = None
+    control_every: int | None = None
+    held: tuple[str, ...] = ()
+    params: dict = dataclasses.field(default_factory=dict)
+    points: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def finds_step_size(self) -> bool:
+        """Whether warm-up finds the step size."""
+        return self.step_size is None
+
+    @property
+    def absorbs_noise(self) -> bool:
+        """Whether warm-up finds the noise of gradients, which the sampler's thermostat takes account of."""
+        return self.friction is None and self.sampler.absorbs_noise
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether warm-up has anything to calibrate."""
+        return bool(self.schedule.calibrations) and (self.finds_step_size or self.preconditioner.adapts)
+
+    def _key(self):
+        """What tells plans apart; it implies all else."""
+        return self.num_warmup, self.largest_array, self.settings, self.arguments, self.contents
+
+    def __eq__(self, other):
+        return isinstance(other, Plan) and self._key() == other._key()
+
+    def __hash__(self):
+        return hash(self._key())
+
+    def of_constants(self, arguments) -> Plan:
+        """This plan for programs in which NumPy arrays are constants; they may be changed in place between runs."""
+        arrays = [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, np.ndarray)]
+        return dataclasses.replace(self, contents=frozen(arrays))
 
     def __reduce__(self):
-        return Plan, (self.num_warmup, self.largest_array)
+        return Plan, (self.num_warmup,)
 
 
 def one_at_a_time(fn):

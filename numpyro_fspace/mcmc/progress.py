@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from tqdm.auto import tqdm
 
-from numpyro_fspace.mcmc.chain import KernelState
+from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.posterior.convergence import convergence
 
 __all__ = ["Interruption", "Progress", "is_watched"]

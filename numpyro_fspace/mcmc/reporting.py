@@ -12,7 +12,8 @@ from numpyro.distributions import biject_to, transforms
 from numpyro.infer import MCMC
 
 from numpyro_fspace.mcmc.base import SGMCMCKernel
-from numpyro_fspace.mcmc.warmup import noise_variances
+from numpyro_fspace.mcmc.warmup.friction import noise_variances
+from numpyro_fspace.mcmc.warmup.stability import is_hot
 from numpyro_fspace.mcmc.warnings import MIN_ACCEPT_PROB, by_chain, temperature_doubts
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import beside
@@ -38,7 +39,6 @@ SHARE = 0.2
 ACCEPTANCE_LIMIT = 0.3
 NOISE_LIMIT = 0.1
 HEAT_LIMIT = 1.0
-TEMPERATURE_LIMIT = 0.1
 DRIFT_LIMIT = 1.2
 SHORTFALL_LIMIT = 10.0
 
@@ -176,11 +176,12 @@ def report(
     functions, sites = (None if points is None else diagnose(*points) for points in judged[:2])
     both = [part for part in (functions, sites) if part is not None]
     state, key = mcmc.last_state, jax.random.key(0) if key is None else key
-    chain = kernel._chain(args, kwargs)
-    acceptance, noise_share, noise_heat = _probe(kernel, chain, state, key)
-    if chain.metropolis:
+    plan = kernel._plan_of(state, args, kwargs)
+    target, is_tested = kernel._target(plan, args, kwargs), plan.sampler.metropolis
+    acceptance, noise_share, noise_heat = _probe(target, state, key)
+    if is_tested:
         acceptance = float(np.mean(state.mean_accept_prob))
-    shortfall, chance = _shortfall(chain, state, key)
+    shortfall, chance = _shortfall(target, state, key)
     has_momentum = kernel.has_momentum
     temperature = np.atleast_1d(state.mean_temperature) / kernel.temperature
     found = {
@@ -194,7 +195,7 @@ def report(
         "shortfall": shortfall,
     }
     rest = {"size": state.scale.shape[-1], "num_draws": mcmc.num_samples, "chance": chance}
-    rest |= {"is_tested": chain.metropolis}
+    rest |= {"is_tested": is_tested}
     advice = _advice(convergence=_convergence(judged, both), **rest, **found)
     return Report(functions, sites, judged.left_out, **found, advice=tuple(advice))
 
@@ -217,14 +218,14 @@ def _convergence(judged, found):
     return doubts(found, np.min(still, axis=0)) if found else []
 
 
-def _shortfall(chain, state, key):
+def _shortfall(target, state, key):
     """``(log likelihood at each chain's last state below the best chain's [C], its standard deviation by chance)``.
 
     Chance is that of a Gaussian posterior at the sampler's temperature T, in which the log likelihood of N numbers has
     the variance T²P/2, or T²N/2 if that is less, at most.
     """
-    model, states = chain.model, by_chain(state)
-    chance = chain.temperature * np.sqrt(0.5 * min(state.scale.shape[-1], model.num_observed()))
+    model, states = target.model, by_chain(state)
+    chance = target.plan.sampler.temperature * np.sqrt(0.5 * min(state.scale.shape[-1], model.num_observed()))
     if states.i.size == 1:  # no data need be read for it
         return np.zeros(1), chance
     found = jax.jit(lambda z: jax.lax.map(lambda z: model.log_likelihood(z, key), z))(states.z)
@@ -234,12 +235,13 @@ def _shortfall(chain, state, key):
     return shortfall, chance
 
 
-def _probe(kernel, chain, state, key):
+def _probe(target, state, key):
     """``(acceptance, noise share, noise heat)``, means over chains, at their last states."""
-    has_momentum = kernel.has_momentum
+    sampler = target.plan.sampler
+    has_momentum, temperature = sampler.has_momentum, sampler.temperature
 
     def one_chain(key, state):
-        position, _, metric, potential = chain.dynamics(state)
+        position, _, metric, potential = target.dynamics(state)
         step_size = state.step_size
 
         def energy(w, key):
@@ -249,19 +251,19 @@ def _probe(kernel, chain, state, key):
         keys = jax.random.split(key_gradients, NUM_GRADIENTS)
         gradients = jax.lax.map(lambda k: metric.scale_gradient(jax.grad(energy)(position, k)), keys)
         friction = state.friction if has_momentum else 1.0
-        gradient_noise = chain.gradient_noise(state)
+        gradient_noise = target.gradient_noise(state)
         if gradient_noise is not None:
-            gradients = gradient_noise.damped(gradients, step_size, friction, kernel.temperature)
+            gradients = gradient_noise.damped(gradients, step_size, friction, temperature)
         trace, weighted = noise_variances(gradients)
         variances = trace / position.size, weighted
-        share, heat = (step_size * v / (2.0 * friction * kernel.temperature) for v in variances)
+        share, heat = (step_size * v / (2.0 * friction * temperature) for v in variances)
 
         # A step of SGLD is a leapfrog step of length √(2ε) from a fresh momentum.
-        time_step, num_steps = (step_size, kernel.num_steps) if has_momentum else (jnp.sqrt(2.0 * step_size), 1)
+        time_step, num_steps = (step_size, sampler.num_steps) if has_momentum else (jnp.sqrt(2.0 * step_size), 1)
 
         def accept(keys):
             key_momentum, key_potential = keys
-            momentum = jnp.sqrt(kernel.temperature) * jax.random.normal(key_momentum, position.shape, position.dtype)
+            momentum = jnp.sqrt(temperature) * jax.random.normal(key_momentum, position.shape, position.dtype)
             value_and_gradient = jax.value_and_grad(lambda w: energy(w, key_potential))
 
             def leapfrog(carry, _):
@@ -275,7 +277,7 @@ def _probe(kernel, chain, state, key):
             start = (position, momentum, gradient, value)
             (_, p, _, new_value), _ = jax.lax.scan(leapfrog, start, length=num_steps)
             gain = value - new_value + 0.5 * jnp.sum((momentum - p) * (momentum + p))
-            return jnp.where(jnp.isfinite(gain), jnp.exp(jnp.minimum(0.0, gain / kernel.temperature)), 0.0)
+            return jnp.where(jnp.isfinite(gain), jnp.exp(jnp.minimum(0.0, gain / temperature)), 0.0)
 
         keys = jax.random.split(key_trajectories, (2, NUM_TRAJECTORIES))
         return jnp.mean(jax.lax.map(accept, (keys[0], keys[1]))), share, heat
@@ -329,8 +331,7 @@ def _advice(
         )
     if num_diverging:
         yield f"{num_diverging} draws diverged: shorten step_size, warm up longer, or raise the prior's nugget."
-    chance = TEMPERATURE_LIMIT + 4.0 * np.sqrt(2.0 / (size * num_draws))
-    if not is_tested and np.any(temperature > 1.0 + chance):
+    if not is_tested and np.any(is_hot(temperature, size * num_draws)):
         yield (
             f"kinetic temperature {np.nanmax(temperature):.2f} times the target's: intervals are too wide. Shorten "
             "step_size, raise friction, enlarge minibatches, or give the noise a tighter prior."

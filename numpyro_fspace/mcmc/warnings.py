@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from numpyro_fspace.mcmc.chain import KernelState
+from numpyro_fspace.mcmc.state import KernelState
+from numpyro_fspace.mcmc.warmup.stability import is_hot
 from numpyro_fspace.posterior.convergence import MIN_DRAWS, MIN_RUN, standstill
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts
 from numpyro_fspace.posterior.judged import judged_draws, points_of
@@ -148,8 +149,8 @@ def warn_of_trouble(mcmc):
         )
     is_tested = np.any(accept_prob != 1.0)  # then the draws have the right distribution, whatever the temperature
     size = state.scale.shape[-1]
-    tolerance = 0.1 + 4.0 * np.sqrt(2.0 / (size * max(1, mcmc.num_samples)))
-    if mcmc.sampler.has_momentum and not is_tested and np.any(temperature > 1.0 + tolerance):
+    too_high = is_hot(temperature, size * max(1, mcmc.num_samples))
+    if mcmc.sampler.has_momentum and not is_tested and np.any(too_high):
         warn(
             f"The chain runs hot: mean kinetic temperature {np.max(temperature):.2f} instead of 1, so the draws are "
             "wider than the posterior. Use a smaller step_size, a larger friction, or larger minibatches."

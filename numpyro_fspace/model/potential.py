@@ -56,6 +56,8 @@ class ModelPotential:
         args, kwargs: its arguments.
         key: draws the initial values.
         init_strategy: a NumPyro init strategy; networks start from their own initializer by default.
+        is_known: whether the model's structure was looked at before. Its initial run is then made when it is first
+            asked for, which in a compiled program must not be in a loop or a branch.
 
     Attributes:
         trace: the trace of the initial run.
@@ -68,20 +70,40 @@ class ModelPotential:
             observation, or local latent variables in a subsampled plate.
     """
 
-    def __init__(self, model, args=(), kwargs=None, *, key, init_strategy=init_to_network):
+    def __init__(self, model, args=(), kwargs=None, *, key, init_strategy=init_to_network, is_known=False):
         self.model, self.args, self.kwargs = model, with_rows(args), with_rows(kwargs or {})
         _refuse_seeded(model)
-        key_init, key_fresh, self._key_scale = jax.random.split(key, 3)
-        fresh = fresh_draws(model, key_fresh)
-        settings = {"full_plates": False, "density": True}
-        self.trace = run_model(
-            fresh, self.args, self.kwargs, key=key_init, substitute=checked_starts(init_strategy), **settings
-        )
-        check_sites(self.trace)
-        self.has_own_noise = fresh.num_own_keys > 0
-        self.is_random = self.has_own_noise or self.batches() > 1.0 or fresh.has_random_points
-        self.latents = list(latent_sites(self.trace))
-        _refuse_substituted(model, self.latents)
+        self._key_init, self._key_fresh, self._key_scale = jax.random.split(key, 3)
+        self._init_strategy = init_strategy
+        if not is_known:
+            self._first  # noqa: B018  # raises the errors
+
+    @functools.cached_property
+    def _first(self):
+        """``(trace, whether the model has noise of its own, whether points are random)`` of the initial run."""
+        fresh = fresh_draws(self.model, self._key_fresh)
+        start = checked_starts(self._init_strategy)
+        settings = {"key": self._key_init, "substitute": start, "full_plates": False, "density": True}
+        trace = run_model(fresh, self.args, self.kwargs, **settings)
+        check_sites(trace)
+        _refuse_substituted(self.model, list(latent_sites(trace)))
+        return trace, fresh.num_own_keys > 0, fresh.has_random_points
+
+    @property
+    def trace(self) -> dict:
+        return self._first[0]
+
+    @property
+    def has_own_noise(self) -> bool:
+        return self._first[1]
+
+    @property
+    def is_random(self) -> bool:
+        return self.has_own_noise or self.batches() > 1.0 or self._first[2]
+
+    @property
+    def latents(self) -> list[str]:
+        return list(latent_sites(self.trace))
 
     @property
     def is_plain(self) -> bool:
@@ -131,9 +153,13 @@ class ModelPotential:
         scales = {k: prior_scale(self.trace[k], key) for k, key in zip(self.latents, keys, strict=True)}
         return {k: jnp.broadcast_to(scales[k], v.shape).astype(v.dtype) for k, v in values.items()}
 
+    def is_scale(self, name: str) -> bool:
+        """Whether a latent site is positive: noise, or another scale."""
+        return is_positive(self.trace[name])
+
     def is_location(self) -> dict:
         """0 for the unconstrained parameters of positive sites (noise and other scales), 1 for all others."""
-        return {k: jnp.full_like(v, not is_positive(self.trace[k])) for k, v in self.init_params().items()}
+        return {k: jnp.full_like(v, not self.is_scale(k)) for k, v in self.init_params().items()}
 
     def __call__(self, z, key):
         """``(U(z), log functional prior)`` with the randomness of ``key``."""

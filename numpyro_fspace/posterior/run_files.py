@@ -30,7 +30,7 @@ import numpy as np
 
 __all__ = ["RunFiles", "folder_of", "join_chains", "plain"]
 
-FORMAT = 6
+FORMAT = 7
 #: Bytes that are read at a time where a whole file is checked.
 BLOCK = 2**20
 #: What a state file holds beside the leaves of the state.

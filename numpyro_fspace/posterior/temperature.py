@@ -106,11 +106,12 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
     def gradients(is_whole, draws, offsets, chain, keys, scale, learned, arrays):
         args, kwargs = join(arrays)
         model = kernel._model_potential(args, kwargs)
+        preconditioner = kernel.preconditioner.chosen(size, model.is_plain)
 
         def one(given):
             draw, offset, chain, key = given
             position, unravel = flatten(_unconstrained(model, draw))
-            metric = kernel._preconditioner_of(model).build(scale[chain], jax.tree.map(lambda a: a[chain], learned))
+            metric = preconditioner.build(scale[chain], jax.tree.map(lambda a: a[chain], learned))
             z = unravel(position + metric.scale(offset))
             return metric.scale_gradient(ravel_pytree(_gradient(model, z, key, is_random, is_whole))[0])
 

@@ -7,6 +7,7 @@ is ignored by a deterministic potential. ``position`` is any pytree of floating-
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from numpyro_fspace.sgmcmc.random_normals import normals
 
 __all__ = [
+    "Dynamics",
     "Info",
     "accept",
     "as_position",
@@ -55,6 +57,22 @@ class Info(NamedTuple):
     is_diverging: jax.Array
     aux: Any
     accept_prob: jax.Array
+
+
+class Dynamics(NamedTuple):
+    """What a sampler moves by, on flat positions.
+
+    Attributes:
+        position: w [P], where the chain is.
+        unravel: from flat positions to the model's.
+        metric: the preconditioner S.
+        potential: ``(position, key) -> (U, aux)``.
+    """
+
+    position: jax.Array
+    unravel: Callable
+    metric: Any
+    potential: Callable
 
 
 def step_size_at(step_size, count, dtype):

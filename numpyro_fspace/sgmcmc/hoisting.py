@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-__all__ = ["Staged", "stage"]
+__all__ = ["Staged", "stage", "staged_gradient"]
 
 #: Numbers of one array that the first stage may make; what is larger, and what comes of it, is left to the second.
 MAX_NUMBERS = 2**15
@@ -74,6 +74,17 @@ def stage(potential_fn: Callable, position, key) -> Staged:
         lambda position, draws: jax.tree.unflatten(structure, value([*values, *draws, *jax.tree.leaves(position)])),
         jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes),
     )
+
+
+def staged_gradient(potential_fn: Callable, position, key, *, has_aux: bool):
+    """``(potential, gradient)`` of a potential that returns U, or ``(U, aux)`` if it ``has_aux``.
+
+    ``potential`` is staged and returns ``(U, aux)`` in either case, with None for an aux that is missing;
+    ``gradient(position, draws)`` is ``((U, aux), ∇U)``.
+    """
+    both = potential_fn if has_aux else lambda w, k: (potential_fn(w, k), None)
+    potential = stage(both, position, key)
+    return potential, jax.value_and_grad(potential.value, has_aux=True)
 
 
 def _variables(atoms):

@@ -19,7 +19,6 @@ __all__ = [
     "Diagonal",
     "Identity",
     "Learned",
-    "LowRank",
     "Preconditioner",
     "automatic",
     "dense",
@@ -79,38 +78,15 @@ class Dense(NamedTuple):
         return gradient @ self.s
 
 
-class LowRank(NamedTuple):
-    """S = diag(s) (I + V diag(c) Vᵀ) for flat positions [P], with V [P, R] orthonormal and c [R] > -1."""
-
-    s: jax.Array
-    basis: jax.Array
-    stretch: jax.Array
-
-    def scale(self, u):
-        """S u."""
-        return self.s * self._stretched(u)
-
-    def scale_gradient(self, gradient):
-        """Sᵀ ∇U."""
-        return self._stretched(self.s * gradient)
-
-    def _stretched(self, v):
-        return v + self.basis @ (self.stretch * (v @ self.basis))
-
-
 class Learned(NamedTuple):
     """What warm-up learns for a preconditioner.
 
     Attributes:
         mean_square: mean of (s ∂U/∂w)² over burn-in, for prior scales s, [P]; zeros before there is any, [0] if unused.
-        basis: leading directions of curvature in the coordinates of the diagonal, orthonormal, [P, R]; R = 0 if unused.
-        curvatures: |curvature| along them, [R]; ones before they are known.
         factor: of a dense preconditioner in units of the prior scales, [P, P]; [0, 0] if unused.
     """
 
     mean_square: jax.Array
-    basis: jax.Array
-    curvatures: jax.Array
     factor: jax.Array
 
 
@@ -121,12 +97,10 @@ class Preconditioner:
         adapts: whether S depends on the mean squared gradient or, if it is dense, the mean Hessian, which warm-up then
             estimates.
         is_dense: whether S is a matrix [P, P].
-        rank: how many directions of curvature it depends on.
     """
 
     adapts = False
     is_dense = False
-    rank = 0
 
     def chosen(self, size: int, is_plain: bool) -> Preconditioner:
         """The preconditioner for a model of ``size`` parameters.
@@ -147,10 +121,9 @@ class Preconditioner:
     def start(self, position) -> Learned:
         """What is known before warm-up, for flat ``position`` [P]."""
         size, dtype = position.size, position.dtype
-        basis = jax.random.normal(jax.random.key(0), (size, min(self.rank, size)), dtype)
         mean_square = jnp.zeros(size if self.adapts and not self.is_dense else 0, dtype)
         factor = jnp.eye(size if self.is_dense else 0, dtype=dtype)
-        return Learned(mean_square, basis, jnp.ones(basis.shape[1], dtype), factor)
+        return Learned(mean_square, factor)
 
     def nothing_seen(self, position):
         """Zeros in the form of what ``renewed`` takes the mean of, for flat ``position`` [P]."""
@@ -201,18 +174,6 @@ class _dense(Preconditioner):
 class _automatic(_rmsprop):
     def chosen(self, size, is_plain):
         return dense() if is_plain and size <= MAX_DENSE else rmsprop()
-
-
-class _low_rank(_rmsprop):
-    def __init__(self, rank):
-        self.rank = rank
-
-    def build(self, prior_scale, learned):
-        stretch = jnp.maximum(learned.curvatures, 1.0) ** -0.5 - 1.0
-        return LowRank(super().build(prior_scale, learned).s, learned.basis, stretch)
-
-    def __repr__(self):
-        return f"{super().__repr__()}({self.rank})"
 
 
 class _diagonal(Preconditioner):
@@ -291,25 +252,15 @@ def automatic() -> Preconditioner:
 
 
 def low_rank(rank: int = 50) -> Preconditioner:
-    """S = D (I + V (Λ^(-1/2) - I) Vᵀ): the diagonal D of ``rmsprop``, and ``rank`` directions of its largest curvature.
-
-    V and Λ are the leading eigenvectors and |eigenvalues| (at least 1) of D ∇²U D where the chain is at the start of
-    burn-in, at its quarter and at its half, by subspace iteration on products of the Hessian with vectors; nothing of
-    size P x P is formed. The target is exact, as S is frozen for the second half of burn-in and after.
-
-    It helps where curvature is the same everywhere the posterior is: linear features, or few parameters and much data.
-    In a network the stiff directions turn as the chain moves; see *Preconditioners* in ``docs/theory.md`` for figures,
-    and watch the temperature. A step costs 6 P · rank multiplications more; with P = 100 000, rank 50 and
-    minibatches of 500 rows a run took 1.8 GiB in all.
+    """Removed in 0.2: a diagonal with leading directions of curvature, which turn as a network's chain moves.
 
     Raises:
-        ValueError, TypeError: rank is not a positive integer.
+        NotImplementedError: always.
     """
-    if isinstance(rank, bool) or not isinstance(rank, int):
-        raise TypeError(f"low_rank(rank): rank={rank!r} must be an integer.")
-    if rank < 1:
-        raise ValueError(f"low_rank(rank): rank={rank} must be at least 1.")
-    return _low_rank(rank)
+    raise NotImplementedError(
+        f"fs.preconditioners.low_rank({rank}) was removed in 0.2, as the directions that it found turn while the chain "
+        "moves. Use rmsprop(), the default for networks, or dense() for up to some hundred parameters."
+    )
 
 
 def diagonal(scale) -> Preconditioner:

@@ -45,7 +45,7 @@ from numpyro_fspace.sgmcmc.base import (
     step_size_at,
     walled,
 )
-from numpyro_fspace.sgmcmc.hoisting import stage
+from numpyro_fspace.sgmcmc.hoisting import staged_gradient
 from numpyro_fspace.sgmcmc.integrators import add, drift, kick, ornstein_uhlenbeck
 from numpyro_fspace.sgmcmc.preconditioners import Identity
 from numpyro_fspace.sgmcmc.random_normals import normal_like
@@ -93,7 +93,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
             on its key, nor the step size on the count within a transition, and the integrator must be ``"baoab"``.
 
     Returns:
-        ``kernel(key, state, potential_fn, step_size, num_steps=10, friction=1.0, temperature=1.0,
+        ``kernel(key, state, potential_fn, step_size, *, num_steps=10, friction=1.0, temperature=1.0,
         metric=Identity(), resample_momentum=False, refresh_every=1, gradient_noise=None) -> (SGHMCState, Info)``. With
         ``refresh_every`` = k the thermostat O acts at every k-th step, for a time kε: noise, which on a CPU costs
         more than the gradient of a small network, is drawn k times less often, and the law of the positions keeps
@@ -117,6 +117,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
         state,
         potential_fn,
         step_size,
+        *,
         num_steps=10,
         friction=1.0,
         temperature=1.0,
@@ -129,8 +130,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
             refresh_every = 1
         if num_steps % refresh_every:
             raise ValueError(f"num_steps={num_steps} must be a multiple of refresh_every={refresh_every}.")
-        potential = stage(potential_fn, state.position, key)
-        gradient_fn = jax.value_and_grad(potential.value, has_aux=has_aux)
+        potential, gradient_fn = staged_gradient(potential_fn, state.position, key, has_aux=has_aux)
         key_scan, key_momentum = jax.random.split(key)
         size, dtype = size_and_dtype(state.position)
 
@@ -199,8 +199,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
             start = (state.position, momentum, old_gradient, zero, potential.zeros, zero, epsilon)
             end = scan_with_draws(tested_leapfrogs, start, key_scan, *blocks)
             position, new_momentum, gradient, heat, value, gain, _ = end
-            old_energy, energy = (v[0] if has_aux else v for v in (old_value, value))
-            gain = (old_energy - energy + gain) / temperature
+            gain = (old_value[0] - value[0] + gain) / temperature
             accepted, probability = accept(jax.random.fold_in(key_momentum, 1), gain)
             rejected = state.position, jax.tree.map(jnp.negative, momentum), old_value, old_gradient
             position, momentum, value, gradient = select(accepted, (position, new_momentum, value, gradient), rejected)
@@ -217,8 +216,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
             good = finite(position, momentum, value) & (heat < MAX_TEMPERATURE)
             position, momentum = select(good, (position, momentum), (state.position, fresh))
             probability = jnp.ones((), dtype)
-        value, aux = value if has_aux else (value, None)
-        info = Info(value, jnp.sqrt(squared_gradient), heat, epsilon, ~good, aux, probability)
+        info = Info(value[0], jnp.sqrt(squared_gradient), heat, epsilon, ~good, value[1], probability)
         return SGHMCState(position, momentum, state.count + num_steps), info
 
     return kernel
@@ -273,18 +271,16 @@ def as_top_level_api(
     def init_fn(position, rng_key):
         return init(position, rng_key, temperature=temperature)
 
+    settings = {
+        "num_steps": num_steps,
+        "friction": friction,
+        "temperature": temperature,
+        "metric": metric,
+        "resample_momentum": resample_momentum,
+        "refresh_every": refresh_every,
+    }
+
     def step_fn(rng_key, state):
-        return kernel(
-            rng_key,
-            state,
-            potential_fn,
-            step_size,
-            num_steps,
-            friction,
-            temperature,
-            metric,
-            resample_momentum,
-            refresh_every,
-        )
+        return kernel(rng_key, state, potential_fn, step_size, **settings)
 
     return SamplingAlgorithm(init_fn, step_fn)

@@ -33,7 +33,7 @@ from numpyro_fspace.sgmcmc.base import (
     step_size_at,
     walled,
 )
-from numpyro_fspace.sgmcmc.hoisting import stage
+from numpyro_fspace.sgmcmc.hoisting import staged_gradient
 from numpyro_fspace.sgmcmc.integrators import euler_maruyama
 from numpyro_fspace.sgmcmc.preconditioners import Identity
 
@@ -61,15 +61,14 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
             exp(-U/T) the exact target at every step size. The potential must not depend on its key.
 
     Returns:
-        ``kernel(key, state, potential_fn, step_size, num_steps=1, temperature=1.0, metric=Identity())
+        ``kernel(key, state, potential_fn, step_size, *, num_steps=1, temperature=1.0, metric=Identity())
         -> (SGLDState, Info)``. Without the test, a transition in which the potential, its gradient or the position is
         not finite anywhere is undone and reported. With the test, a step to an infinite potential is rejected, and a
         step to NaN is rejected and reported.
     """
 
-    def kernel(key, state, potential_fn, step_size, num_steps=1, temperature=1.0, metric=Identity()):  # noqa: B008
-        potential = stage(potential_fn, state.position, key)
-        gradient_fn = jax.value_and_grad(potential.value, has_aux=has_aux)
+    def kernel(key, state, potential_fn, step_size, *, num_steps=1, temperature=1.0, metric=Identity()):  # noqa: B008
+        potential, gradient_fn = staged_gradient(potential_fn, state.position, key, has_aux=has_aux)
         size, dtype = size_and_dtype(state.position)
         key_end, key_test = jax.random.split(jax.random.fold_in(key, 1))
 
@@ -90,7 +89,7 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
             (position, value, gradient), heat, good, probability, _ = carry
             new, du, more, epsilon = propose(position, gradient, noise, t)
             new_value, new_gradient = gradient_fn(new, [stacked[0] for stacked in draws])
-            energy, new_energy = (v[0] if has_aux else v for v in (value, new_value))
+            energy, new_energy = value[0], new_value[0]
             # log U-ratio plus log q(w | w') - log q(w' | w), written in differences that float32 keeps
             old_force, new_force = metric.scale_gradient(gradient), metric.scale_gradient(new_gradient)
             gain = energy - new_energy + 0.5 * (dot(du, old_force) + dot(du, new_force))
@@ -115,8 +114,7 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
             value, probability = potential.value(position, draw(key_end)), jnp.ones((), dtype)
             good &= finite(position, value)
             position = select(good, position, state.position)
-        value, aux = value if has_aux else (value, None)
-        info = Info(value, jnp.sqrt(squared_gradient), heat, epsilon, ~good, aux, probability)
+        info = Info(value[0], jnp.sqrt(squared_gradient), heat, epsilon, ~good, value[1], probability)
         return SGLDState(position, state.count + num_steps), info
 
     return kernel
@@ -164,6 +162,7 @@ def as_top_level_api(
         return init(position)
 
     def step_fn(rng_key, state):
-        return kernel(rng_key, state, potential_fn, step_size, num_steps, temperature, metric)
+        settings = {"num_steps": num_steps, "temperature": temperature, "metric": metric}
+        return kernel(rng_key, state, potential_fn, step_size, **settings)
 
     return SamplingAlgorithm(init_fn, step_fn)

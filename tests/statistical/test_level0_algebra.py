@@ -213,10 +213,10 @@ def test_each_step_draws_anew(key, algorithm):
 
     def last(k):
         if algorithm == "sgld":
-            out, info = sgld.build_kernel()(k, sgld.init(zero), potential_fn, 1.0, 2, 0.0)
+            out, info = sgld.build_kernel()(k, sgld.init(zero), potential_fn, 1.0, num_steps=2, temperature=0.0)
         else:
             start = sghmc.SGHMCState(zero, zero, jnp.zeros((), int))
-            out, info = sghmc.build_kernel()(k, start, potential_fn, 1.0, 2, 0.5, 0.0)
+            out, info = sghmc.build_kernel()(k, start, potential_fn, 1.0, num_steps=2, friction=0.5, temperature=0.0)
         return jnp.stack([out.position[0], info.gradient_norm])
 
     @quick_jit

@@ -41,13 +41,14 @@ def outcome(name, key, metric, unravel):
     position, count = unravel(STATE[:3]), jnp.zeros((), int)
     if name == "sgld":
         start = sgld.SGLDState(position, count)
-        rest = (settings.epsilon, num_steps, settings.temperature, metric)
-        out, _ = sgld.build_kernel()(key, start, TARGET.potential, *rest)
+        rest = {"num_steps": num_steps, "temperature": settings.temperature, "metric": metric}
+        out, _ = sgld.build_kernel()(key, start, TARGET.potential, settings.epsilon, **rest)
         return ravel_pytree(out.position)[0]
     start = sghmc.SGHMCState(position, unravel(STATE[3:]), count)
-    rest = (settings.friction, settings.temperature, metric, settings.resample, refresh_every)
+    rest = {"friction": settings.friction, "temperature": settings.temperature, "metric": metric}
+    rest |= {"num_steps": num_steps, "resample_momentum": settings.resample, "refresh_every": refresh_every}
     kernel = sghmc.build_kernel(integrator=name)
-    out, _ = kernel(key, start, TARGET.potential, settings.epsilon, num_steps, *rest)
+    out, _ = kernel(key, start, TARGET.potential, settings.epsilon, **rest)
     return jnp.concatenate([ravel_pytree(out.position)[0], ravel_pytree(out.momentum)[0]])
 
 
@@ -104,7 +105,7 @@ def test_noise_is_independent_of_the_draw_of_the_potential(key, name):
             out, info = sgld.build_kernel()(key, sgld.init(jnp.zeros(2)), potential_fn, 0.1)
             return jnp.append(out.position / jnp.sqrt(0.2), info.gradient_norm)
         start = sghmc.SGHMCState(jnp.zeros(2), jnp.zeros(2), jnp.zeros((), int))
-        out, info = sghmc.build_kernel()(key, start, potential_fn, 1.0, 1, jnp.inf)
+        out, info = sghmc.build_kernel()(key, start, potential_fn, 1.0, num_steps=1, friction=jnp.inf)
         return jnp.append(out.position / 0.5, info.gradient_norm)
 
     @functools.partial(quick_jit, is_busy=True)

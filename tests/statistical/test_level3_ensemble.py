@@ -51,10 +51,10 @@ def ensemble(name):
             state = state._replace(count=jnp.where(restarts, 0, state.count))
             if name == "sgld":
                 kernel = sgld.build_kernel()
-                return kernel(key, state, TARGET.potential, epsilon, NUM_STEPS, 1.0, metric)[0], None
+                return kernel(key, state, TARGET.potential, epsilon, num_steps=NUM_STEPS, metric=metric)[0], None
             kernel = sghmc.build_kernel(integrator=name)
-            rest = (1.0, 1.0, metric, True, 2)
-            return kernel(key, state, TARGET.potential, epsilon, NUM_STEPS, *rest)[0], None
+            rest = {"num_steps": NUM_STEPS, "metric": metric, "resample_momentum": True, "refresh_every": 2}
+            return kernel(key, state, TARGET.potential, epsilon, **rest)[0], None
 
         state = jax.lax.scan(step, state, jax.random.split(key_steps, NUM_TRANSITIONS))[0]
         return ravel_pytree(state.position)[0]
@@ -123,10 +123,10 @@ def test_skewed_target(key, name, epsilon):
         key_init, key_steps = jax.random.split(key)
         w = jnp.zeros(1)
         if name == "sgld":
-            state, kernel, rest = sgld.init(w), sgld.build_kernel(), (1000,)
+            state, kernel, rest = sgld.init(w), sgld.build_kernel(), {"num_steps": 1000}
         else:
-            state, kernel, rest = sghmc.init(w, key_init), sghmc.build_kernel(), (120, 1.0)
-        state, info = kernel(key_steps, state, lambda w, k: jnp.sum(jnp.exp(w) - 0.5 * w), epsilon, *rest)
+            state, kernel, rest = sghmc.init(w, key_init), sghmc.build_kernel(), {"num_steps": 120}
+        state, info = kernel(key_steps, state, lambda w, k: jnp.sum(jnp.exp(w) - 0.5 * w), epsilon, **rest)
         return state.position[0], info.is_diverging
 
     w, is_diverging = quick_jit(jax.vmap(chain), is_busy=True)(jax.random.split(key, NUM_CHAINS))

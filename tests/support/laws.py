@@ -70,12 +70,14 @@ def _call(name, settings, num_steps, refresh_every, unravel, size):
         position = unravel(state[:size])
         if name == "sgld":
             start = sgld.SGLDState(position, count)
-            out, _ = sgld.build_kernel()(key, start, potential_fn, epsilon, num_steps, temperature, metric)
+            options = {"num_steps": num_steps, "temperature": temperature, "metric": metric}
+            out, _ = sgld.build_kernel()(key, start, potential_fn, epsilon, **options)
             return ravel_pytree(out.position)[0]
         kernel = sghmc.build_kernel(integrator=name)
         start = sghmc.SGHMCState(position, unravel(state[size:]), count)
-        options = (friction, temperature, metric, settings.resample, refresh_every)
-        out, _ = kernel(key, start, potential_fn, epsilon, num_steps, *options)
+        options = {"num_steps": num_steps, "friction": friction, "temperature": temperature, "metric": metric}
+        options |= {"resample_momentum": settings.resample, "refresh_every": refresh_every}
+        out, _ = kernel(key, start, potential_fn, epsilon, **options)
         return jnp.concatenate([ravel_pytree(out.position)[0], ravel_pytree(out.momentum)[0]])
 
     return call, metric

@@ -39,7 +39,7 @@ def hessian(potential, position, metric):
     return 0.5 * (products + products.T)
 
 
-def approach(key, position, factor, potential, scale, num_steps: int):
+def approach(key, position, factor, potential, *, scale, num_steps: int):
     """``num_steps`` steps of the Gaussian with mean ``position`` [P] and S = diag(``scale``) ``factor``.
 
     Args:

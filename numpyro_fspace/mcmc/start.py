@@ -1,0 +1,51 @@
+"""Checks of where chains start: initial parameters that were given, and a potential that is finite there."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["check_init_params", "check_start"]
+
+
+def check_start(kernel, start, state, args, kwargs):
+    """Raise a ValueError if a chain's first draw left it at ``start``, where the potential is not finite."""
+    stuck = ~np.isfinite(np.atleast_1d(state.potential_energy))
+    if not stuck.any():
+        return
+    for old, new in zip(jax.tree.leaves(start.z), jax.tree.leaves(state.z), strict=True):
+        stuck &= np.all(np.reshape(old == new, (stuck.size, -1)), axis=1)
+    energy = np.atleast_1d(kernel.refresh(start, args, kwargs).potential_energy)
+    stuck &= ~np.isfinite(energy)  # else the draw was undone for its step's length
+    if stuck.any():
+        number = int(np.argmax(stuck))
+        chain = jax.tree.map(lambda a: a.reshape(energy.size, *a.shape[state.i.ndim :])[number], start)
+        names = kernel._model_potential(args, kwargs).not_finite(chain.z, chain.rng_key)
+        raise ValueError(
+            f"The log density is {-energy[number]} where {stuck.sum()} of {energy.size} chains start, and they "
+            f"cannot move: that of {', '.join(map(repr, names)) or 'the model'} is not finite there. Look at what "
+            "the model computes (a covariance without a Cholesky factor wants a larger nugget), or start elsewhere "
+            "(init_params of run, init_strategy of the kernel)."
+        )
+
+
+def check_init_params(given, expected, num_chains):
+    """``init_params`` must have the sites of the model, of the expected shapes, for this number of chains or one."""
+    if not isinstance(given, dict) or set(given) != set(expected):
+        names = sorted(given) if isinstance(given, dict) else type(given).__name__
+        raise ValueError(f"init_params must be a dict with the sites {sorted(expected)}, got {names}.")
+    for name, value in given.items():
+        if value is None or isinstance(value, dict):
+            raise TypeError(f"init_params[{name!r}] must be an array of numbers, got {value!r}.")
+        if num_chains is not None and jnp.shape(value)[:1] != (num_chains,):
+            raise ValueError(
+                f"init_params[{name!r}] has shape {jnp.shape(value)}; its first axis must be that of the "
+                f"{num_chains} chains."
+            )
+        shape = jnp.shape(value) if num_chains is None else jnp.shape(value)[1:]
+        if shape != jnp.shape(expected[name]):
+            raise ValueError(
+                f"init_params[{name!r}] has shape {shape} per chain, the model's (unconstrained) site has "
+                f"{jnp.shape(expected[name])}."
+            )

@@ -1,0 +1,146 @@
+"""The state of a chain, in groups, and the flat names by which users read it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+
+from numpyro_fspace.mcmc.plan import Plan
+from numpyro_fspace.mcmc.warmup.state import WarmupState
+from numpyro_fspace.sgmcmc.control_variates import ControlVariate
+
+__all__ = ["Averages", "DrawInfo", "KernelState"]
+
+
+class DrawInfo(NamedTuple):
+    """What the last draw reports.
+
+    Attributes:
+        potential_energy: U at the last gradient (an estimate, if minibatches or points are random); before the first
+            draw infinite, or U where the chain starts if warm-up begins with the sampler.
+        log_functional_prior: Σ scale · log P0(f(X_M)) at the same place.
+        gradient_norm: Euclidean norm of that gradient.
+        temperature: mean kinetic temperature of the draw (see ``fs.sgmcmc.Info``).
+        step_size: the step size used last.
+        friction: the friction used last, outside of the noise's directions; 0 for SGLD, which has none.
+        accept_prob: acceptance probability of the draw's Metropolis test, the mean over its steps for SGLD; 1 where
+            there is no test.
+        diverging: whether the draw left the finite numbers (or exceeded temperature 10⁴; in warm-up, gained energy at
+            twice the temperature that chance allows) and was undone; with a Metropolis test, whether it met NaN.
+    """
+
+    potential_energy: jax.Array
+    log_functional_prior: jax.Array
+    gradient_norm: jax.Array
+    temperature: jax.Array
+    step_size: jax.Array
+    friction: jax.Array
+    accept_prob: jax.Array
+    diverging: jax.Array
+
+    def with_energy(self, value, aux) -> DrawInfo:
+        """This with U and the log functional prior, in the types that they have here."""
+        energy, log_prior = self.potential_energy, self.log_functional_prior
+        return self._replace(
+            potential_energy=value.astype(energy.dtype), log_functional_prior=aux.astype(log_prior.dtype)
+        )
+
+
+class Averages(NamedTuple):
+    """Running means since the last calibration or, after warm-up, over the sampling phase of this run.
+
+    Attributes:
+        temperature: mean of the draws' temperatures; a draw that was undone does not count.
+        accept_prob: mean of their acceptance probabilities.
+        num_averaged: draws in these means.
+        num_diverging: draws of the sampling phase that diverged.
+    """
+
+    temperature: jax.Array
+    accept_prob: jax.Array
+    num_averaged: jax.Array
+    num_diverging: jax.Array
+
+
+class KernelState(NamedTuple):
+    """State of a chain under NumPyro's ``MCMC``.
+
+    Every field but ``plan`` can be an entry of ``extra_fields``, and so can the names in the groups: ``"step_size"``
+    is ``"info.step_size"``, and ``"mean_temperature"`` and ``"mean_accept_prob"`` are those of ``averages``.
+
+    Attributes:
+        i: draws made so far, warm-up included.
+        z: unconstrained values of the latent sites.
+        momentum: momentum of the chain, flat [P]; empty [0] for SGLD.
+        count: gradient steps of the sampler, read by schedules.
+        info: what the last draw reports (``DrawInfo``).
+        averages: means of that, and how many draws diverged (``Averages``).
+        warmup: what warm-up adapts, frozen afterwards.
+        control: center of the control variate and the data's full gradient there, flat [P]; empty [0] without one.
+        rng_key: the chain's key.
+        plan: what the run was planned to be; no array.
+    """
+
+    i: jax.Array
+    z: dict
+    momentum: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
+    info: DrawInfo
+    averages: Averages
+    warmup: WarmupState
+    control: ControlVariate
+    rng_key: jax.Array
+    plan: Plan
+
+    @property
+    def potential_energy(self) -> jax.Array:
+        return self.info.potential_energy
+
+    @property
+    def log_functional_prior(self) -> jax.Array:
+        return self.info.log_functional_prior
+
+    @property
+    def gradient_norm(self) -> jax.Array:
+        return self.info.gradient_norm
+
+    @property
+    def temperature(self) -> jax.Array:
+        return self.info.temperature
+
+    @property
+    def step_size(self) -> jax.Array:
+        return self.info.step_size
+
+    @property
+    def friction(self) -> jax.Array:
+        return self.info.friction
+
+    @property
+    def accept_prob(self) -> jax.Array:
+        return self.info.accept_prob
+
+    @property
+    def diverging(self) -> jax.Array:
+        return self.info.diverging
+
+    @property
+    def mean_temperature(self) -> jax.Array:
+        return self.averages.temperature
+
+    @property
+    def mean_accept_prob(self) -> jax.Array:
+        return self.averages.accept_prob
+
+    @property
+    def num_averaged(self) -> jax.Array:
+        return self.averages.num_averaged
+
+    @property
+    def num_diverging(self) -> jax.Array:
+        return self.averages.num_diverging
+
+    @property
+    def scale(self) -> jax.Array:
+        return self.warmup.scale

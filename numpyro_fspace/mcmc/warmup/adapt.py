@@ -1,0 +1,269 @@
+"""The parts of warm-up put together: what happens before a draw, to a draw, and after it.
+
+Each function takes a chain's target and its state, and returns the state with more of what warm-up learns. The schedule
+says when; nothing here acts after warm-up's end.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from numpyro_fspace._xla import flatten
+from numpyro_fspace.mcmc.warmup import friction, stability
+from numpyro_fspace.mcmc.warmup.curvature import NUM_POWER_ITERATIONS, calibrated, largest_curvature
+from numpyro_fspace.mcmc.warmup.newton import NUM_STEPS, approach, hessian
+from numpyro_fspace.mcmc.warmup.optimizer import Descent, adam, descend, drawn_to
+from numpyro_fspace.mcmc.warmup.stability import Drawn
+from numpyro_fspace.mcmc.warmup.state import Squares
+
+__all__ = ["after_draw", "before_draw", "judged", "warm_start"]
+
+
+def warm_start(target, state):
+    """A draw of the warm start: Adam's updates or, for a dense preconditioner, Newton's."""
+    plan, dynamics = target.plan, target.dynamics(state)
+    num_draws = plan.schedule.num_optimizing
+    key, key_steps, key_potential = jax.random.split(state.rng_key, 3)
+    if plan.preconditioner.is_dense:
+        learned = state.warmup.learned
+        position, factor = approach(
+            key_steps,
+            dynamics.position,
+            learned.factor,
+            lambda w: dynamics.potential(w, key_potential)[0],
+            scale=state.warmup.scale,
+            num_steps=-(-NUM_STEPS // num_draws),
+        )
+        value = dynamics.potential(position, key_potential)
+        warmup = state.warmup._replace(learned=learned._replace(factor=factor))
+    else:
+        start = Descent(
+            dynamics.position, state.warmup.optimizer, (state.info.potential_energy, state.info.log_functional_prior)
+        )
+        position, optimizer, value = descend(
+            key_steps,
+            start,
+            _warm_start_gradient(target, state, dynamics.unravel),
+            dynamics.metric,
+            optimizer=adam(num_draws * plan.sampler.num_steps, plan.warmup.learning_rate),
+            num_updates=plan.sampler.num_steps,
+            mask=target.mask(state.z),
+        )
+        warmup = state.warmup._replace(optimizer=optimizer)
+    info = state.info.with_energy(*value)
+    return state._replace(i=state.i + 1, z=dynamics.unravel(position), info=info, warmup=warmup, rng_key=key)
+
+
+def before_draw(target, i, state):
+    """``state`` with what it has collected made use of, if draw ``i`` is one before which it is time."""
+    plan = target.plan
+    draws = plan.schedule.calibrations
+    is_untested = plan.finds_step_size and not plan.sampler.metropolis
+    if is_untested and plan.sampler.has_momentum:
+        state = _cool(plan, (i == draws[3]) | (i == plan.num_warmup), state)
+    is_time = jnp.any(jnp.array(draws) == i)
+    may_lengthen = i < (draws[3] if plan.preconditioner.adapts else draws[2])
+    state = jax.lax.cond(is_time, lambda s: _calibrate(target, may_lengthen, s), lambda s: s, state)
+    if is_untested:
+        is_time = jnp.any(jnp.array(plan.schedule.shortenings) == i)
+        again = functools.partial(_calibrate, target, False, num_iterations=NUM_POWER_ITERATIONS // 4)
+        state = jax.lax.cond(is_time, again, lambda s: s, state)
+    return state if plan.friction is not None else _learn_noise(plan, i, state)
+
+
+def after_draw(target, i, state):
+    """``state`` with what the place where draw ``i`` ended tells, if warm-up asks there."""
+    plan = target.plan
+    draws = plan.schedule.calibrations
+    if plan.preconditioner.adapts:
+        every = -(-state.warmup.scale.size // 16) if plan.preconditioner.is_dense else 1
+        is_learning = (i >= draws[0]) & (i < draws[2]) & ((i - draws[0]) % every == 0)
+        state = jax.lax.cond(is_learning, lambda s: _collect_square(target, s), lambda s: s, state)
+    if plan.friction is None:
+        is_measuring = (i >= draws[1]) & (i < plan.num_warmup)
+        state = jax.lax.cond(is_measuring, lambda s: _measure_noise(target, i, s), lambda s: s, state)
+    return state
+
+
+def judged(plan, is_adapting, state, drawn: Drawn):
+    """``(step, drawn)`` after a draw from ``state``: the step size that follows from it, and the draw, undone if it was
+    unstable.
+
+    Args:
+        plan: the plan of the run.
+        is_adapting: whether the draw is one of warm-up's, which change the step size.
+        state: the chain's state before the draw.
+        drawn: where the sampler got.
+    """
+    return (_tuned if plan.sampler.metropolis else _steadied)(plan, is_adapting, state, drawn)
+
+
+def _tuned(plan, is_adapting, state, drawn):
+    """A step size nearer to the acceptance that is aimed at, below the longest step, which the curvature allows.
+
+    A draw of burn-in whose temperature is too high loses the excess, as a chain that slides down to where the posterior
+    is would take long to.
+    """
+    step, info = state.warmup.step, drawn.info
+    factor = stability.tuning(info.accept_prob, step.num_tuned).astype(step.size.dtype)
+    size = jnp.minimum(step.size * factor, step.longest)
+    step = step._replace(size=jnp.where(is_adapting, size, step.size), num_tuned=step.num_tuned + 1)
+    temperature = plan.sampler.temperature
+    is_hot = is_adapting & stability.is_hot(info.temperature / temperature, state.warmup.scale.size)
+    momentum = jnp.where(is_hot, stability.cooled(drawn.momentum, temperature), drawn.momentum)
+    return step, drawn._replace(momentum=momentum)
+
+
+def _steadied(plan, is_adapting, state, drawn):
+    """A shorter step, and the old place, after an unstable draw."""
+    temperature, (position, momentum, info) = plan.sampler.temperature, drawn
+    relative = info.temperature / temperature
+    heat = 0.5 * position.size * (info.temperature - temperature)  # SGLD's speed is not remembered
+    if momentum.size:
+        heat = _kinetic(momentum) - _kinetic(state.momentum)
+    risen = (info.potential_energy - state.info.potential_energy) / temperature
+    gained = risen + heat / temperature
+    factor = stability.shortening(relative, gained, risen, info.is_diverging, position.size)
+    factor = jnp.where(is_adapting, factor, 1.0)
+    undo = factor <= 0.5
+    step = state.warmup.step
+    step = step._replace(size=step.size * factor.astype(position.dtype))
+    # An unstable draw may end finite but far away, from where short steps never come back: it is undone. And kinetic
+    # energy must not outlive the step size it came from: short steps would take for ever to lose it, and be shortened
+    # for it again and again.
+    info = info._replace(
+        is_diverging=info.is_diverging | undo,
+        potential_energy=jnp.where(undo, state.info.potential_energy, info.potential_energy),
+        aux=jnp.where(undo, state.info.log_functional_prior, info.aux),
+    )
+    is_hot = is_adapting & stability.is_hot(relative, position.size)
+    position = jnp.where(undo, flatten(state.z)[0], position)
+    momentum = jnp.where(undo, state.momentum, momentum)
+    momentum = jnp.where(undo | is_hot, stability.cooled(momentum, temperature), momentum)
+    return step, Drawn(position, momentum, info)
+
+
+def _warm_start_gradient(target, state, unravel):
+    """``(position, key) -> ((U, aux), gradient)`` of the warm start."""
+    info = state.info
+
+    def potential(w, key):
+        value, aux = target.potential(unravel(w), key)
+        return value, (value.astype(info.potential_energy.dtype), aux.astype(info.log_functional_prior.dtype))
+
+    def prior_gradient(w):
+        return ravel_pytree(target.prior_gradient(unravel(w)))[0]
+
+    is_anchored = target.plan.warmup.anchored
+    correction = drawn_to(state.warmup.anchor, prior_gradient) if is_anchored else jnp.zeros_like
+    gradient = jax.value_and_grad(potential, has_aux=True)
+
+    def value_and_gradient(w, key):
+        (_, value), found = gradient(w, key)
+        return value, found + correction(w)
+
+    return value_and_gradient
+
+
+def _learn_squares(plan, state):
+    """``state`` with its preconditioner renewed from the gradients since the last calibration."""
+    warmup = state.warmup
+    total, num = warmup.squares
+    renewed = plan.preconditioner.renewed(warmup.learned, total / jnp.maximum(num, 1))
+    learned = jax.tree.map(lambda new, old: jnp.where(num > 0, new, old), renewed, warmup.learned)
+    squares = Squares(jnp.zeros_like(total), jnp.zeros_like(num))
+    return state._replace(warmup=warmup._replace(learned=learned, squares=squares))
+
+
+def _calibrate(target, may_lengthen, state, num_iterations=NUM_POWER_ITERATIONS):
+    """``state`` with its preconditioner renewed, and the step size that suits it there."""
+    plan, state = target.plan, _learn_squares(target.plan, state)
+    if not plan.finds_step_size:
+        return state
+    dynamics, step = target.dynamics(state), state.warmup.step
+    key, key_potential = jax.random.split(state.rng_key)
+    found = largest_curvature(
+        lambda w: dynamics.potential(w, key_potential)[0],
+        dynamics.position,
+        step.direction,
+        dynamics.metric,
+        num_iterations=num_iterations,
+    )
+    step = calibrated(
+        step, *found, sampler=plan.sampler, is_dense=plan.preconditioner.is_dense, may_lengthen=may_lengthen
+    )
+    return state._replace(warmup=state.warmup._replace(step=step), rng_key=key)
+
+
+def _shortened(state, is_time, factor):
+    """``state`` with its step size times ``factor``, if it is time."""
+    step = state.warmup.step
+    size = jnp.where(is_time, factor.astype(step.size.dtype), 1.0) * step.size
+    return state._replace(warmup=state.warmup._replace(step=step._replace(size=size)))
+
+
+def _cool(plan, is_time, state):
+    """``state`` with a shorter step, if it is time, for the temperature of the draws since the last calibration."""
+    num = (plan.num_warmup - plan.schedule.calibrations[3]) * state.warmup.scale.size
+    return _shortened(state, is_time, stability.cooling(state.averages.temperature / plan.sampler.temperature, num))
+
+
+def _learn_noise(plan, i, state):
+    """``state`` with the noise that was measured made use of, if draw ``i`` is one before which it is time.
+
+    The last measurement may raise that of the rest alone: the temperature is not looked at again, and belongs to the
+    friction before.
+    """
+    schedule, noise = plan.schedule, state.warmup.noise
+    draws, is_last = schedule.calibrations, i == plan.num_warmup
+    is_time = (i == draws[2]) | (i == draws[3]) | is_last
+    noise = jax.lax.cond(is_time, lambda n: n.renewed(is_last), lambda n: n, noise)
+    if not plan.absorbs_noise:
+        return state._replace(warmup=state.warmup._replace(noise=noise))
+    noise = jax.lax.cond(i == draws[2], lambda n: n.without_directions(), lambda n: n, noise)
+    noise = jax.lax.cond(i == schedule.directions_found, lambda n: n.with_directions(), lambda n: n, noise)
+    factor = friction.steadying(state.warmup.step.size, jnp.max(noise.variances), plan.sampler.temperature)
+    return _shortened(state._replace(warmup=state.warmup._replace(noise=noise)), is_time, factor)
+
+
+def _measure_noise(target, i, state):
+    """Add what some gradients say of their noise to what the friction is found from.
+
+    The key is none that the chain comes to: its draws are the same whether or not this is asked.
+    """
+    plan, dynamics = target.plan, target.dynamics(state)
+    keys = jax.random.split(jax.random.fold_in(state.rng_key, 2), friction.NUM_GRADIENTS)
+    gradient = jax.grad(lambda w, key: dynamics.potential(w, key)[0])
+    gradients = jax.lax.map(lambda key: gradient(dynamics.position, key), keys)
+    rows = friction.differences_of(jax.vmap(dynamics.metric.scale_gradient)(gradients))
+    schedule, noise = plan.schedule, state.warmup.noise
+    is_seeking = plan.absorbs_noise & (schedule.calibrations[2] <= i) & (i < schedule.directions_found)
+    new = jax.lax.cond(is_seeking, noise.with_rows, noise.with_measured, rows)
+    good = jnp.all(jnp.isfinite(rows)) & ~state.info.diverging
+    noise = jax.tree.map(lambda new, old: jnp.where(good, new, old), new, noise)
+    return state._replace(warmup=state.warmup._replace(noise=noise))
+
+
+def _collect_square(target, state):
+    """Add one squared gradient in prior scales, or one Hessian, to what the preconditioner is renewed from."""
+    dynamics, (total, num) = target.dynamics(state), state.warmup.squares
+    key, key_potential = jax.random.split(state.rng_key)
+
+    def energy(w):
+        return dynamics.potential(w, key_potential)[0]
+
+    if target.plan.preconditioner.is_dense:
+        square = hessian(energy, dynamics.position, dynamics.metric)
+    else:
+        square = (state.warmup.scale * jax.grad(energy)(dynamics.position)) ** 2
+    good = jnp.all(jnp.isfinite(square)) & ~state.info.diverging
+    squares = Squares(total + jnp.where(good, square, 0.0), num + good)
+    return state._replace(warmup=state.warmup._replace(squares=squares), rng_key=key)
+
+
+def _kinetic(momentum):
+    return 0.5 * jnp.vdot(momentum, momentum)

@@ -1,0 +1,82 @@
+"""The step size, from the largest curvature of the potential in the preconditioner's coordinates."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["NUM_POWER_ITERATIONS", "StepSize", "calibrated", "largest_curvature"]
+
+NUM_POWER_ITERATIONS = 40
+#: Factor on the curvature for a dense preconditioner without a Metropolis test. All directions are equally stiff in its
+#: coordinates, so that half the step makes a quarter of the error in each.
+DENSE_MARGIN = 4.0
+
+
+class StepSize(NamedTuple):
+    """The step size that warm-up adapts.
+
+    Attributes:
+        size: the current step size; 0 before the first calibration.
+        longest: what it may grow to, the step size that the last calibration found.
+        num_tuned: draws since then, by which tuning to the acceptance probability becomes finer.
+        direction: estimate of the direction of largest curvature [P].
+    """
+
+    size: jax.Array
+    longest: jax.Array
+    num_tuned: jax.Array
+    direction: jax.Array
+
+    @classmethod
+    def start(cls, key, position) -> StepSize:
+        """Nothing is known, at flat ``position`` [P]."""
+        zero, direction = jnp.zeros((), position.dtype), jax.random.normal(key, position.shape, position.dtype)
+        return cls(zero, zero, jnp.zeros((), int), direction)
+
+
+def largest_curvature(energy, position, direction, metric, *, num_iterations: int = NUM_POWER_ITERATIONS):
+    """Largest |eigenvalue| of Sᵀ ∇²U S at ``position`` [P], by power iteration from ``direction`` [P].
+
+    ``energy(w)`` is U for one minibatch and one set of measurement points.
+
+    Returns:
+        ``(λ, direction)``.
+    """
+
+    def step(direction, _):
+        product = jax.jvp(jax.grad(energy), (position,), (metric.scale(direction),))[1]
+        product = metric.scale_gradient(product)
+        norm = jnp.linalg.norm(product)
+        return product / jnp.where(norm > 0, norm, 1.0), norm
+
+    direction, norms = jax.lax.scan(step, direction / jnp.linalg.norm(direction), length=num_iterations)
+    return norms[-1], direction
+
+
+def calibrated(step: StepSize, curvature, direction, *, sampler, is_dense: bool, may_lengthen) -> StepSize:
+    """``step`` after the largest curvature was measured where the chain is.
+
+    Args:
+        step: the step size so far.
+        curvature, direction: what ``largest_curvature`` returned.
+        sampler: it knows its stable step size.
+        is_dense: whether the preconditioner is.
+        may_lengthen: whether the step may become longer.
+    """
+    good = jnp.isfinite(curvature) & (curvature > 0)
+    if is_dense and not sampler.metropolis:
+        curvature = DENSE_MARGIN * curvature
+    found = jnp.where(good, sampler.stable_step_size(curvature), 0.5 * step.size)
+    # λ belongs to one minibatch and one set of points; a step that has proved itself is not cut by more than half. With
+    # a Metropolis test, tuning to the acceptance probability does what the curvature elsewhere would.
+    least = 0.0 if sampler.metropolis else 0.5 * step.size
+    shortened = jnp.clip(found, least, step.size)
+    return StepSize(
+        size=jnp.where(may_lengthen | (step.size == 0), found, shortened),
+        longest=found,
+        num_tuned=jnp.zeros_like(step.num_tuned),
+        direction=jnp.where(good, direction, step.direction),
+    )

@@ -1,0 +1,122 @@
+"""Friction for the noise of gradients: its leading directions, its variance, and what the sampler does about it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["NUM_DIRECTIONS", "NUM_GRADIENTS", "Noise", "differences_of", "friction_for", "noise_variances", "steadying"]
+
+#: What noise outside its leading directions may add to the temperature where it acts; friction is raised for it.
+MAX_NOISE_EXCESS = 0.3
+#: Variance that the noise of one gradient may add to a momentum, over the temperature; the step is shortened for it.
+MAX_KICK = 0.25
+#: Gradients at the end of a draw of burn-in by which their noise is known.
+NUM_GRADIENTS = 4
+#: Directions of their noise that get a friction of their own.
+NUM_DIRECTIONS = 8
+
+
+class Noise(NamedTuple):
+    """What warm-up knows of the covariance V of gradients, in the preconditioner's coordinates.
+
+    Attributes:
+        basis: leading directions of V, orthonormal rows Q [R, P]; while they are sought, rows Y with Yᵀ Y ≈ Σ V, and
+            zeros before.
+        variances: of the gradient along them, [R]; zeros before they are measured.
+        rest: variance of what is left where it acts, tr V² / tr V (see ``noise_variances``) of (I - Qᵀ Q) V (I - Qᵀ Q).
+        squares: sums of those variances since they were last renewed, [R].
+        traces: the same of tr V and tr V² of what is left, [2].
+        num: draws in these sums.
+    """
+
+    basis: jax.Array
+    variances: jax.Array
+    rest: jax.Array
+    squares: jax.Array
+    traces: jax.Array
+    num: jax.Array
+
+    @classmethod
+    def start(cls, position, num_directions: int) -> Noise:
+        """Nothing is known, at flat ``position`` [P]."""
+        num = min(num_directions, position.size)
+        basis, along, rest, traces = (jnp.zeros(n, position.dtype) for n in ((num, position.size), num, (), 2))
+        return cls(basis, along, rest, along, traces, jnp.zeros((), int))
+
+    def without_directions(self) -> Noise:
+        """Forget the directions, to seek them anew."""
+        return self._replace(basis=jnp.zeros_like(self.basis), variances=jnp.zeros_like(self.variances))
+
+    def with_rows(self, rows) -> Noise:
+        """Directions sought with more rows [G, P] of covariance V: the leading singular vectors of old and new."""
+        both = jnp.concatenate([self.basis, rows])
+        _, rotation = jnp.linalg.eigh(both @ both.T)
+        return self._replace(basis=rotation[:, : len(rows) - 1 : -1].T @ both)  # largest first
+
+    def with_directions(self) -> Noise:
+        """Those that were found, and nothing measured along them."""
+        cleared = jax.tree.map(jnp.zeros_like, (self.variances, self.squares, self.traces, self.num))
+        variances, squares, traces, num = cleared
+        return Noise(jnp.linalg.qr(self.basis.T)[0].T, variances, self.rest, squares, traces, num)
+
+    def with_measured(self, differences) -> Noise:
+        """Sums with those of one draw's rows [G, P] of covariance V."""
+        along = differences @ self.basis.T
+        trace, weighted = variances_of_differences(differences - along @ self.basis)
+        return self._replace(
+            squares=self.squares + jnp.mean(along**2, axis=0),
+            traces=self.traces + jnp.stack([trace, trace * weighted]),
+            num=self.num + 1,
+        )
+
+    def renewed(self, is_last) -> Noise:
+        """Variances from the sums, which begin anew. At the last time that of the rest may rise alone."""
+        trace, squared = self.traces
+        rest = jnp.where(trace > 0, squared / jnp.where(trace > 0, trace, 1.0), self.rest)
+        rest = jnp.where(is_last, jnp.maximum(rest, self.rest), rest)
+        variances = jnp.where(self.num > 0, self.squares / jnp.maximum(self.num, 1), self.variances)
+        squares, traces, num = jax.tree.map(jnp.zeros_like, (self.squares, self.traces, self.num))
+        return Noise(self.basis, variances.astype(rest.dtype), rest, squares, traces, num)
+
+
+def friction_for(step_size, noise_variance, temperature):
+    """The friction under which noise of this variance adds ``MAX_NOISE_EXCESS`` to the temperature, 1 at least.
+
+    A direction of variance v gets ε v / (2γ) above the sampler's own ``temperature``, to leading order.
+    """
+    return jnp.maximum(1.0, 0.5 * step_size * noise_variance / (MAX_NOISE_EXCESS * temperature))
+
+
+def steadying(step_size, noise_variance, temperature):
+    """Factor on the step size under which noise of this variance adds ``MAX_KICK`` of a temperature at most.
+
+    A kick adds ε² v to the variance of the momentum, which no friction takes away before it has moved the chain.
+    """
+    limit = jnp.sqrt(MAX_KICK * temperature / jnp.where(noise_variance > 0, noise_variance, 1.0))
+    return jnp.where(noise_variance > 0, jnp.minimum(1.0, limit / step_size), 1.0)
+
+
+def noise_variances(gradients):
+    """``(tr V, tr V² / tr V)`` of the covariance V of independent gradients [G, P]: the mean is that of v, over the
+    directions of V, weighted by v.
+
+    Differences of pairs have covariance 2V and mean zero, and the squared product of two of them the mean 4 tr V².
+    """
+    return variances_of_differences(differences_of(gradients))
+
+
+def differences_of(gradients):
+    """Rows of covariance V and mean zero [G/2, P], from independent gradients [G, P]."""
+    return (gradients[::2] - gradients[1::2]) / jnp.sqrt(2.0)
+
+
+def variances_of_differences(differences):
+    """``noise_variances`` of gradients with these differences."""
+    products = differences @ differences.T
+    num = len(products)
+    trace = jnp.trace(products) / num
+    relative = (products / jnp.where(trace > 0, trace, 1.0)) ** 2  # the squares of the products may overflow
+    return trace, trace * (jnp.sum(relative) - jnp.trace(relative)) / (num * (num - 1))

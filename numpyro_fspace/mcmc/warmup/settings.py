@@ -1,0 +1,88 @@
+"""The user's settings of the warm-up, and its schedule: which draw does what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_fspace._checks import check_positive
+
+__all__ = ["Schedule", "Warmup"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which draw of a warm-up does what; draws are counted from 0.
+
+    Attributes:
+        num_warmup: draws of warm-up.
+        num_optimizing: its first draws, which the optimizer makes.
+        calibrations: the draws before which the step size is calibrated: where burn-in begins, at its quarter, half and
+            three quarters. Empty without burn-in.
+        shortenings: further draws before which a step size that no Metropolis test guards can be shortened. The
+            curvature differs along the chain (that of a likelihood goes with the inverse square of its noise), and the
+            step must suit the stiffest of the places that the chain comes to.
+        directions_found: the draw before which the directions of the gradient noise are fixed; they are sought with the
+            final preconditioner.
+    """
+
+    num_warmup: int
+    num_optimizing: int
+    calibrations: tuple[int, ...]
+    shortenings: tuple[int, ...]
+    directions_found: int
+
+    @classmethod
+    def of(cls, num_warmup: int, num_optimizing: int) -> Schedule:
+        """The schedule of a warm-up whose first ``num_optimizing`` draws are the optimizer's."""
+        rest = num_warmup - num_optimizing
+        if not rest:
+            return cls(num_warmup, num_optimizing, (), (), num_warmup)
+        draws = tuple(num_optimizing + (rest * quarter) // 4 for quarter in range(4))
+        half = num_warmup - draws[2]
+        eighths = {draws[2] + (half * part) // 8 for part in (1, 2, 3, 5, 6, 7)}
+        return cls(num_warmup, num_optimizing, draws, tuple(sorted(eighths - set(draws))), (draws[2] + draws[3]) // 2)
+
+
+class Warmup(NamedTuple):
+    """Settings of the warm-up.
+
+    Attributes:
+        warm_start: fraction of the warm-up draws spent on the optimizer, between 0 and 1; 0 skips it. The other
+            settings are those of Adam, which a dense preconditioner has no use for.
+        learning_rate: of Adam, in units of the preconditioner's scale (a prior standard deviation).
+        anchored: whether the optimizer is drawn to where the chain starts, w*, in place of the mode of the prior p0:
+            ∇(-log p0)(w) is replaced by its difference from that at w*, (w - w*)/σ² for N(0, σ²), and by 0 where that
+            would push away from w*, as heavy tails do. A mode is much smaller than a typical draw where weights are
+            many; if their scale is sampled with them, it follows them down, and a deep network may stay there, with f
+            near zero and the noise large. (For a linear model, with the start drawn from the prior and targets with
+            their noise, the optimum would be a draw from the posterior: "sample then optimize".)
+
+    Example:
+        >>> import numpyro_fspace as fs
+        >>> fs.Warmup(warm_start=0.5).schedule(80).calibrations
+        (40, 50, 60, 70)
+
+    Reference: A. G. de G. Matthews, J. Hron, R. E. Turner, Z. Ghahramani (2017), *Sample-then-optimize posterior
+    sampling for Bayesian linear models*.
+    """
+
+    warm_start: float = 0.3
+    learning_rate: float = 0.01
+    anchored: bool = True
+
+    def check(self):
+        """Raise an error for numbers that are no settings."""
+        if not isinstance(self.warm_start, int | float | np.number) or not 0.0 <= self.warm_start <= 1.0:
+            raise ValueError(
+                f"warm_start={self.warm_start!r} must be a fraction of the warm-up draws, between 0 and 1 (0.3: 30 %)."
+            )
+        check_positive(self.learning_rate, "learning_rate")
+        if not isinstance(self.anchored, bool):
+            raise TypeError(f"anchored={self.anchored!r} must be True or False.")
+
+    def schedule(self, num_warmup: int) -> Schedule:
+        """What each of ``num_warmup`` draws does."""
+        return Schedule.of(num_warmup, round(self.warm_start * num_warmup))

@@ -1,0 +1,82 @@
+"""Whether a step is too long, and what is done about it: shortening, cooling, tuning to an acceptance probability."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+__all__ = ["MAX_EXCESS", "Drawn", "chance_excess", "cooled", "cooling", "is_hot", "shortening", "tuning"]
+
+#: Excess of the mean kinetic temperature over 1, beyond chance, of which a run, its report and its warm-up take notice.
+MAX_EXCESS = 0.1
+#: The same for a stretch of burn-in, after which the step is shortened for good.
+MAX_STRETCH_EXCESS = 0.05
+#: Acceptance probability for which a Metropolis-tested step is tuned.
+TARGET_ACCEPT_PROB = 0.9
+
+
+class Drawn(NamedTuple):
+    """What a draw led to: ``position`` [P], ``momentum``, and the sampler's ``info``."""
+
+    position: Any
+    momentum: Any
+    info: Any
+
+
+def chance_excess(size):
+    """How far a mean of ``size`` squared standard normals exceeds 1 by chance: four standard deviations."""
+    return 4.0 * (2.0 / size) ** 0.5
+
+
+def is_hot(temperature, size):
+    """Whether a mean temperature of ``size`` numbers, relative to the sampler's, is too high by more than chance."""
+    return temperature > 1.0 + MAX_EXCESS + chance_excess(size)
+
+
+def shortening(temperature, gained, risen, is_diverging, size: int):
+    """Factor on the step size after a draw of burn-in over ``size`` parameters; 1 if all is well.
+
+    A chain that slides down to where the posterior is has a high temperature at every step size, but only a long step
+    makes it gain energy. So a high temperature counts only if the total energy grew by half of the excess; or if U grew
+    by more than ``size``, twice what takes a mode's neighborhood to temperature 1: a large friction takes the kinetic
+    energy away before it is counted, and leaves the chain where it was flung.
+
+    Args:
+        temperature: mean kinetic temperature of the draw, relative to the sampler's own.
+        gained: by how much the draw raised U + |p|²/2, relative to the sampler's temperature.
+        risen: the same of U alone.
+        is_diverging: whether the draw left the finite numbers.
+        size: P.
+    """
+    is_unstable = ~((gained < 0.25 * size * (temperature - 1.0)) & (risen < size))  # also where a number is NaN
+    factor = jnp.where(is_hot(temperature, size) & is_unstable, 0.9, 1.0)
+    is_far_too_hot = is_hot(0.5 * temperature, size) & is_unstable
+    return jnp.where(is_diverging | is_far_too_hot, 0.5, factor)
+
+
+def cooling(temperature, size: int):
+    """Factor on the step size after a stretch of burn-in of a mean ``temperature``, relative to the sampler's.
+
+    It is 1 up to ``MAX_STRETCH_EXCESS`` above 1, and where ``size`` numbers may exceed 1 as much by chance. Above, it
+    would bring the excess down to ``MAX_STRETCH_EXCESS`` if that goes as the step's square (that of discretization
+    does; that of noise goes as the step, that of noise which control variates left, as its third power), by half at
+    most.
+    """
+    excess = temperature - 1.0
+    limited = jnp.maximum(jnp.sqrt(MAX_STRETCH_EXCESS / jnp.maximum(excess, MAX_STRETCH_EXCESS)), 0.5)
+    return jnp.where(excess > MAX_STRETCH_EXCESS + chance_excess(size), limited, 1.0)
+
+
+def tuning(accept_prob, num_tuned):
+    """Factor on the step size after draw number ``num_tuned`` since a calibration, for a mean acceptance of 0.9.
+
+    A stochastic approximation [Robbins and Monro 1951], of the logarithm.
+    """
+    return jnp.exp(0.5 * (num_tuned + 1.0) ** -0.6 * (accept_prob - TARGET_ACCEPT_PROB))
+
+
+def cooled(momentum, temperature):
+    """``momentum``, shortened to the mean square ``temperature`` if it is longer."""
+    square = jnp.vdot(momentum, momentum)
+    return momentum * jnp.sqrt(jnp.minimum(1.0, temperature * momentum.size / jnp.where(square > 0, square, 1.0)))

@@ -1,0 +1,67 @@
+"""What warm-up carries from draw to draw: one small state for each of its parts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_fspace.mcmc.warmup.curvature import StepSize
+from numpyro_fspace.mcmc.warmup.friction import NUM_DIRECTIONS, Noise
+from numpyro_fspace.mcmc.warmup.optimizer import adam
+from numpyro_fspace.sgmcmc.preconditioners import Learned
+
+__all__ = ["Squares", "WarmupState"]
+
+
+class Squares(NamedTuple):
+    """What the preconditioner is renewed from: squared gradients (or Hessians) since the last calibration.
+
+    Attributes:
+        total: their sum.
+        num: how many.
+    """
+
+    total: jax.Array
+    num: jax.Array
+
+
+class WarmupState(NamedTuple):
+    """State of warm-up.
+
+    Attributes:
+        scale: prior standard deviations [P].
+        anchor: where the chain starts [P], which an anchored warm start is drawn to; empty [0] without one.
+        optimizer: state of Adam.
+        step: the step size.
+        learned: what the preconditioner is built from.
+        squares: what it is renewed from.
+        noise: of gradients.
+    """
+
+    scale: jax.Array
+    anchor: jax.Array
+    optimizer: Any
+    step: StepSize
+    learned: Learned
+    squares: Squares
+    noise: Noise
+
+    @property
+    def step_size(self) -> jax.Array:
+        """The current step size."""
+        return self.step.size
+
+    @classmethod
+    def start(cls, key, position, scale, plan) -> WarmupState:
+        """Nothing is known, at flat ``position`` [P] with prior standard deviations ``scale`` [P]."""
+        return cls(
+            scale=scale,
+            anchor=position if plan.warmup.anchored else position[:0],
+            optimizer=adam(1).init(position),
+            step=StepSize.start(key, position),
+            learned=plan.preconditioner.start(position),
+            squares=Squares(plan.preconditioner.nothing_seen(position), jnp.zeros((), int)),
+            noise=Noise.start(position, NUM_DIRECTIONS if plan.absorbs_noise else 0),
+        )

@@ -1,0 +1,122 @@
+"""SGLD and SGHMC with their settings, as chains on flat positions use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from numpyro_fspace.sgmcmc import sghmc, sgld
+from numpyro_fspace.sgmcmc.base import Dynamics
+from numpyro_fspace.sgmcmc.gradient_noise import GradientNoise
+
+__all__ = ["Given", "Hamiltonian", "Langevin"]
+
+
+class Given(NamedTuple):
+    """What warm-up finds for a sampler, or the user gives.
+
+    Attributes:
+        step_size: a number, or a schedule of the gradient step.
+        friction: of SGHMC.
+        gradient_noise: what is known of the noise of gradients, for a sampler that absorbs it.
+    """
+
+    step_size: Any
+    friction: Any
+    gradient_noise: GradientNoise | None = None
+
+
+@dataclass(frozen=True)
+class Langevin:
+    """SGLD.
+
+    Attributes:
+        num_steps: gradient steps per draw.
+        temperature: T.
+        metropolis: whether each step is tested.
+    """
+
+    num_steps: int
+    temperature: float
+    metropolis: bool
+
+    has_momentum = False
+    absorbs_noise = False
+
+    def initial_momentum(self, key, position):
+        """An empty momentum."""
+        return jnp.zeros((0,), position.dtype)
+
+    def transition(self, key, dynamics: Dynamics, momentum, count, given: Given):
+        """``num_steps`` gradient steps: ``(position, momentum, Info)``."""
+        kernel = sgld.build_kernel(has_aux=True, metropolis=self.metropolis)
+        state, info = kernel(
+            key,
+            sgld.SGLDState(dynamics.position, count),
+            dynamics.potential,
+            given.step_size,
+            num_steps=self.num_steps,
+            temperature=self.temperature,
+            metric=dynamics.metric,
+        )
+        return state.position, momentum, info
+
+    def stable_step_size(self, curvature):
+        """The step size for a largest curvature λ in the preconditioner's coordinates."""
+        return (0.4 if self.metropolis else 0.2) / curvature
+
+
+@dataclass(frozen=True)
+class Hamiltonian:
+    """SGHMC.
+
+    Attributes:
+        num_steps: gradient steps per draw.
+        temperature: T.
+        metropolis: whether each draw is tested.
+        resample_momentum: whether the momentum is redrawn at every draw.
+        refresh_every: steps between the thermostat's partial refreshes of the momentum.
+        integrator: ``"baoab"`` or ``"euler"``.
+    """
+
+    num_steps: int
+    temperature: float
+    metropolis: bool
+    resample_momentum: bool
+    refresh_every: int
+    integrator: str
+
+    has_momentum = True
+
+    @property
+    def absorbs_noise(self) -> bool:
+        """Whether the thermostat takes account of the noise of gradients."""
+        return self.integrator == "baoab"
+
+    def initial_momentum(self, key, position):
+        """A draw from N(0, T I), flat [P]."""
+        return sghmc.init(position, key, temperature=self.temperature).momentum
+
+    def transition(self, key, dynamics: Dynamics, momentum, count, given: Given):
+        """``num_steps`` gradient steps: ``(position, momentum, Info)``."""
+        kernel = sghmc.build_kernel(integrator=self.integrator, has_aux=True, metropolis=self.metropolis)
+        state, info = kernel(
+            key,
+            sghmc.SGHMCState(dynamics.position, momentum, count),
+            dynamics.potential,
+            given.step_size,
+            num_steps=self.num_steps,
+            friction=given.friction,
+            temperature=self.temperature,
+            metric=dynamics.metric,
+            resample_momentum=self.resample_momentum,
+            refresh_every=self.refresh_every,
+            gradient_noise=given.gradient_noise,
+        )
+        return state.position, state.momentum, info
+
+    def stable_step_size(self, curvature):
+        """The step size for a largest curvature λ in the preconditioner's coordinates."""
+        return 1.0 / jnp.sqrt(curvature)
