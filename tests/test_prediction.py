@@ -14,7 +14,7 @@ from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points
 from numpyro import handlers
 
 import numpyro_fspace as fs
-from numpyro_fspace.posterior import prediction
+from numpyro_fspace.posterior import mapping, prediction
 from numpyro_fspace.posterior.prediction import log_likelihood
 
 KEY = jax.random.key(0)
@@ -269,12 +269,12 @@ def test_the_largest_array_bounds_the_number_of_draws_at_a_time(monkeypatch, on_
             numpyro.sample("y", dist.Normal(w[1] * hidden.sum(-1), NOISE), obs=y)
 
     calls = []
-    compiled = prediction._compiled
-    monkeypatch.setattr(prediction, "_compiled", lambda fn, given: Recorder(compiled(fn, given), calls))
+    compiled = prediction.compile_chunk
+    monkeypatch.setattr(prediction, "compile_chunk", lambda fn, given: Recorder(compiled(fn, given), calls))
     x = np.linspace(0.0, 1.0, 40, dtype=np.float32)[:, None]
     given = fs.OnDemand(x) if on_demand else x
     whole = fs.predict(DRAWS, KEY, given, model=model, inputs={})
-    monkeypatch.setattr(prediction, "CHUNK", 2 * 40 * 7)
+    monkeypatch.setattr(mapping, "CHUNK", 2 * 40 * 7)
     parts = fs.predict(DRAWS, KEY, given, model=model, inputs={})
     assert calls == [6, 2, 2, 2]
     np.testing.assert_allclose(parts["y"], whole["y"], rtol=1e-6)
@@ -305,8 +305,8 @@ def test_a_function_is_evaluated_once_where_the_model_and_its_names_have_equal_i
         fs.functional_prior("f", net, Independent(), np.zeros((4, 2), np.float32))
         numpyro.deterministic("mean", net(x))
 
-    compiled = prediction._compiled
-    monkeypatch.setattr(prediction, "_compiled", lambda fn, given: Looked(compiled(fn, given), []))
+    compiled = prediction.compile_chunk
+    monkeypatch.setattr(prediction, "compile_chunk", lambda fn, given: Looked(compiled(fn, given), []))
     draws = {"net.kernel": jnp.ones((5, 2, 3)), "net.bias": jnp.zeros((5, 3))}
     for x in (np.ones((50, 2), np.float32), np.ones((50, 2))):  # the second in another precision
         values = fs.predict(draws, KEY, x, model=model)
@@ -342,7 +342,7 @@ def line_at(x):
     ids=["precisions and lengths", "integers and NaN", "keys", "no arrays"],
 )
 def test_arrays_are_shared_that_can_be_exchanged(arrays, first):
-    shared = prediction._shared(arrays)
+    shared = mapping.share_equal(arrays)
     assert [next(j for j, b in enumerate(arrays) if a is b) for a in shared] == first
 
 
@@ -358,7 +358,7 @@ def test_rows_are_cut_where_one_draw_would_make_too_large_an_array(monkeypatch):
     x = np.linspace(0.0, 1.0, 40, dtype=np.float32)[:, None]
     whole = fs.predict(DRAWS, KEY, x, model=model, inputs=x)
     assert traced == [40, 40]  # one trace tells the sites, one the size, and is run
-    monkeypatch.setattr(prediction, "CHUNK", 10 * 7)
+    monkeypatch.setattr(mapping, "CHUNK", 10 * 7)
     parts = fs.predict(DRAWS, KEY, x, model=model, inputs=x)
     # ten rows and five of them are tried, and then a program of ten rows of all draws, then of one
     assert traced == [40, 40, 40, 40, 10, 5, 10, 10, 10]
@@ -390,7 +390,7 @@ def test_sites_of_all_rows_are_not_made_of_batches(monkeypatch):
     draws = {"slope": jnp.arange(3.0)}
     with pytest.raises(ValueError, match=r"input_batch_size=2: \['mean', 'size'\] cannot be put together from"):
         fs.predict(draws, KEY, NEW, model=of_all_rows, inputs=NEW, input_batch_size=2)
-    monkeypatch.setattr(prediction, "CHUNK", 4)
+    monkeypatch.setattr(mapping, "CHUNK", 4)
     values = fs.predict(draws, KEY, NEW + 1.0, model=of_all_rows, inputs=NEW + 1.0)
     np.testing.assert_allclose(values["mean"], np.arange(3.0) * (NEW + 1.0).mean(), rtol=1e-5)
 

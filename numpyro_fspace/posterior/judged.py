@@ -20,6 +20,7 @@ from numpyro_fspace.model.handlers import full_plates, function_hook, given_rows
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.model.sites import is_functional_prior, subsampled_plates
 from numpyro_fspace.posterior.convergence import MIN_RUN
+from numpyro_fspace.posterior.mapping import map_draws
 
 if TYPE_CHECKING:
     from numpyro_fspace.posterior.posterior import Posterior
@@ -300,7 +301,6 @@ def _likelihood_values(model, rows, roots, draw, _, args, kwargs, __) -> dict:
 
 def _by_chain(fn, draws, args, kwargs, inputs) -> dict:
     """``fn`` of every draw, [C, S, …]; of draws that lie on disk a chain at a time, of which a part is loaded."""
-    from numpyro_fspace.posterior.prediction import map_draws
 
     def values(some):
         return map_draws(fn, some, jax.random.key(0), args, kwargs, inputs)

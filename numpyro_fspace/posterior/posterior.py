@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro import handlers
 from numpyro.infer import MCMC as NumPyroMCMC
 
 from numpyro_fspace._checks import as_numbers, not_numbers
+from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.model.sharding import beside
+from numpyro_fspace.posterior.archive import read_archive
 from numpyro_fspace.posterior.run_files import RunFiles, join_chains, plain
 
 if TYPE_CHECKING:
@@ -67,9 +70,17 @@ class Posterior:
             >>> posterior = fs.Posterior.load("run.npz", model)  # in another process, say  # doctest: +SKIP
             >>> f = fs.predict(posterior, jax.random.key(0), x_new)["f"]  # doctest: +SKIP
         """
-        from numpyro_fspace.posterior.saving import read
-
-        return read(path, model, args, kwargs)
+        if not callable(model):
+            raise TypeError(f"load needs the model of the posterior, a function, got {type(model).__name__}.")
+        found = read_archive(path)
+        if args or kwargs:
+            found |= {"args": args, "kwargs": kwargs}
+        if found["fit"].get("params"):
+            model = handlers.substitute(model, data=found["fit"]["params"])
+        if "center" in found["fit"]:
+            model = linearize(model, found["fit"]["center"])
+        names = ("num_chains", "kwargs", "stats", "fit", "functions_at")
+        return cls(model, found["samples"], args=tuple(found["args"]), **{name: found[name] for name in names})
 
     @classmethod
     def from_checkpoint(cls, folder: str | Path, model: Callable, /, *args, **kwargs) -> Posterior:

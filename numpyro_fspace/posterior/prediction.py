@@ -6,7 +6,6 @@ deterministic sites instead of reusing those of the run.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import subjaxprs
 from numpyro import handlers
 
-from numpyro_fspace._checks import as_numbers, check_count, native
+from numpyro_fspace._checks import as_numbers, check_count
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.checks import check_key, checked_arguments, known_values, named_leaves
 from numpyro_fspace.model.functions import condition, evaluate, function_inputs, function_values, functions_of
@@ -26,7 +24,9 @@ from numpyro_fspace.model.indices import check_indices, plates_of
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import beside
 from numpyro_fspace.model.sites import is_observation, is_weight, weights_of
+from numpyro_fspace.posterior import mapping
 from numpyro_fspace.posterior.draws import check_draws
+from numpyro_fspace.posterior.mapping import compile_chunk, largest_array, map_draws, share_equal
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.row_parts import Evaluation, find_axes, take_rows
 from numpyro_fspace.posterior.warnings import warn_of_predictions
@@ -39,10 +39,7 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.posterior.posterior import Posterior
 
-__all__ = ["function_and_site_draws", "function_draws", "log_likelihood", "map_draws", "predict"]
-
-#: Numbers in the largest array that draws evaluated together may make: 2²⁵ (128 MiB in float32).
-CHUNK = 2**25
+__all__ = ["function_and_site_draws", "function_draws", "log_likelihood", "predict"]
 
 
 @errors_as_themselves
@@ -153,14 +150,14 @@ def function_and_site_draws(
     def one_draw(*given):
         return evaluation(*given).values
 
-    given, keys = _shared((args, kwargs, places())), jax.random.split(key, len(jax.tree.leaves(draws)[0]))
-    all_rows, arrays = _compiled(one_draw, given), split_arrays(given)[0]
+    given, keys = share_equal((args, kwargs, places())), jax.random.split(key, len(jax.tree.leaves(draws)[0]))
+    all_rows, arrays = compile_chunk(one_draw, given), split_arrays(given)[0]
     unknown = [None] * len(jax.tree.leaves((draws, keys)))
     check_indices(all_rows.trace(draws, keys, arrays).jaxpr, [*unknown, *arrays], plates, named_leaves(args, kwargs))
     num, size = max([0, *(len(x) for x in jax.tree.leaves(places()))]), input_batch_size
     if size is None or num > size:
-        largest = _largest(all_rows, draws, keys, arrays) // len(keys)
-        room = max(1, num * CHUNK // max(largest, CHUNK))
+        largest = largest_array(all_rows, draws, keys, arrays) // len(keys)
+        room = max(1, num * mapping.CHUNK // max(largest, mapping.CHUNK))
         size = room if size is None else size
     axes: dict = {}
     mixed: list = []
@@ -183,7 +180,7 @@ def function_and_site_draws(
             )
     if num <= size or mixed:
         return map_draws(one_draw, draws, key, *given, batch_size=batch_size, chunk=all_rows)
-    parts, chunk = [], _compiled(one_draw, take_rows(given, num, slice(size)))  # one program for all parts
+    parts, chunk = [], compile_chunk(one_draw, take_rows(given, num, slice(size)))  # one program for all parts
     for start in range(0, num, size):
         part_key = jax.random.fold_in(key, start)
         part = take_rows(given, num, slice(start, start + size))
@@ -227,79 +224,10 @@ def _trace(model, draw, key, args, kwargs):
     return handlers.trace(seeded).get_trace(*args, **kwargs)
 
 
-def _shared(tree):
-    """``tree`` with one array in the place of all that equal it."""
-    found: list = []
-
-    def share(leaf):
-        is_array = isinstance(leaf, np.ndarray | jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-        if not is_array or not leaf.ndim:
-            return leaf
-        value = jnp.asarray(native(leaf))
-        for first, other in found:
-            if value.dtype == other.dtype and value.shape == other.shape and np.array_equal(value, other):
-                return first
-        found.append((leaf, value))
-        return leaf
-
-    return jax.tree.map(share, tree)
-
-
-def _compiled(fn, given):
-    """``fn`` over draws and keys, compiled; arrays among what is given enter as arguments.
-
-    An array that stands at several places is one there too, and what is computed from it at each is computed once.
-    """
-    arrays, _, join = split_arrays(given)
-    places = [id(a) for a in arrays]
-    first = [places.index(place) for place in places]
-
-    @jax.jit
-    def chunk(draws, keys, arrays):
-        filled = join([arrays[i] for i in first])
-        return jax.vmap(lambda draw, key: fn(draw, key, *filled))(draws, keys)
-
-    return chunk
-
-
-def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None, chunk=None) -> dict:
-    """``fn(draw, key, args, kwargs, inputs)`` for every draw, in chunks, collected as NumPy arrays.
-
-    Arrays among the arguments enter the compiled function as arguments, all else as constants.
-    """
-    num = jax.tree.leaves(draws)[0].shape[0]
-    arrays = split_arrays((args, kwargs, inputs))[0]
-    chunk = _compiled(fn, (args, kwargs, inputs)) if chunk is None else chunk
-    keys = jax.random.split(key, num)
-    if batch_size is None:
-        batch_size = max(1, num * CHUNK // max(_largest(chunk, draws, keys, arrays), CHUNK))
-    check_count(batch_size, "batch_size")
-    values: dict = {}
-    for start in range(0, num, batch_size):
-        rows = slice(start, start + batch_size)
-        part = jax.device_get(chunk(jax.tree.map(lambda a, rows=rows: a[rows], draws), keys[rows], arrays))
-        for k, v in part.items():
-            values.setdefault(k, np.empty((num, *v.shape[1:]), v.dtype))[rows] = v
-    return values
-
-
 def _as_arrays(inputs):
     if isinstance(inputs, dict):
         return {k: jnp.asarray(as_numbers(x, f"inputs[{k!r}]")) for k, x in inputs.items()}
     return jnp.asarray(as_numbers(inputs, "inputs"))
-
-
-def _largest(chunk, draws, keys, arrays) -> int:
-    """Numbers in the largest array that ``chunk`` makes of all draws at once. The trace serves its call too."""
-    return max([1, *_sizes(chunk.trace(draws, keys, arrays).jaxpr)])
-
-
-def _sizes(program):
-    """Numbers in each array that a program makes, and its subprograms."""
-    for equation in program.eqns:
-        yield from (math.prod(getattr(made.aval, "shape", ())) for made in equation.outvars)
-    for part in subjaxprs(getattr(program, "jaxpr", program)):
-        yield from _sizes(part)
 
 
 def _is_output(site, draw, weights):

@@ -1,0 +1,87 @@
+"""Evaluate a function at every draw: compiled, vectorized over draws, in chunks of bounded memory."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import subjaxprs
+
+from numpyro_fspace._checks import check_count, native
+from numpyro_fspace.model.arguments import split_arrays
+
+__all__ = ["compile_chunk", "largest_array", "map_draws", "share_equal"]
+
+#: Numbers in the largest array that draws evaluated together may make: 2²⁵ (128 MiB in float32).
+CHUNK = 2**25
+
+
+def compile_chunk(fn, given):
+    """``fn`` over draws and keys, compiled; arrays among what is given enter as arguments.
+
+    An array that stands at several places is one there too, and what is computed from it at each is computed once.
+    """
+    arrays, _, join = split_arrays(given)
+    places = [id(a) for a in arrays]
+    first = [places.index(place) for place in places]
+
+    @jax.jit
+    def chunk(draws, keys, arrays):
+        filled = join([arrays[i] for i in first])
+        return jax.vmap(lambda draw, key: fn(draw, key, *filled))(draws, keys)
+
+    return chunk
+
+
+def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None, chunk=None) -> dict:
+    """``fn(draw, key, args, kwargs, inputs)`` for every draw, in chunks, collected as NumPy arrays.
+
+    Arrays among the arguments enter the compiled function as arguments, all else as constants.
+    """
+    num = jax.tree.leaves(draws)[0].shape[0]
+    arrays = split_arrays((args, kwargs, inputs))[0]
+    chunk = compile_chunk(fn, (args, kwargs, inputs)) if chunk is None else chunk
+    keys = jax.random.split(key, num)
+    if batch_size is None:
+        batch_size = max(1, num * CHUNK // max(largest_array(chunk, draws, keys, arrays), CHUNK))
+    check_count(batch_size, "batch_size")
+    values: dict = {}
+    for start in range(0, num, batch_size):
+        rows = slice(start, start + batch_size)
+        part = jax.device_get(chunk(jax.tree.map(lambda a, rows=rows: a[rows], draws), keys[rows], arrays))
+        for k, v in part.items():
+            values.setdefault(k, np.empty((num, *v.shape[1:]), v.dtype))[rows] = v
+    return values
+
+
+def share_equal(tree):
+    """``tree`` with one array in the place of all that equal it."""
+    found: list = []
+
+    def share(leaf):
+        is_array = isinstance(leaf, np.ndarray | jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+        if not is_array or not leaf.ndim:
+            return leaf
+        value = jnp.asarray(native(leaf))
+        for first, other in found:
+            if value.dtype == other.dtype and value.shape == other.shape and np.array_equal(value, other):
+                return first
+        found.append((leaf, value))
+        return leaf
+
+    return jax.tree.map(share, tree)
+
+
+def largest_array(chunk, draws, keys, arrays) -> int:
+    """Numbers in the largest array that ``chunk`` makes of all draws at once. The trace serves its call too."""
+    return max([1, *_sizes(chunk.trace(draws, keys, arrays).jaxpr)])
+
+
+def _sizes(program):
+    """Numbers in each array that a program makes, and its subprograms."""
+    for equation in program.eqns:
+        yield from (math.prod(getattr(made.aval, "shape", ())) for made in equation.outvars)
+    for part in subjaxprs(getattr(program, "jaxpr", program)):
+        yield from _sizes(part)
