@@ -31,7 +31,8 @@ import numpyro_fspace as fs
 from numpyro_fspace.mcmc.checkpoint import Checkpoint, _write_state, flat
 from numpyro_fspace.mcmc.fingerprint import describe
 from numpyro_fspace.mcmc.loop import Loop
-from numpyro_fspace.posterior.run_files import _difference, sealed
+from numpyro_fspace.posterior.checksums import sealed
+from numpyro_fspace.posterior.run_files import _difference
 
 pytestmark = pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning", "ignore::UserWarning")
 

@@ -17,11 +17,11 @@ from numpyro_fspace.mcmc.warnings import MIN_ACCEPT_PROB, by_chain, temperature_
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.potential import base_transform
 from numpyro_fspace.model.sharding import beside
+from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature, configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
 from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics, diagnose, doubts
-from numpyro_fspace.posterior.judged import judged_draws
 from numpyro_fspace.posterior.posterior import as_posterior
-from numpyro_fspace.posterior.temperature import ConfigurationalTemperature, configurational_temperature
+from numpyro_fspace.posterior.quantities import quantities_of
 from numpyro_fspace.sgmcmc.integrators import drift, kick
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def report(
         args, kwargs = mcmc._args, mcmc._kwargs
     args, kwargs = beside((args, kwargs), mcmc.last_state)
     posterior, draws = as_posterior(mcmc), mcmc.get_samples(group_by_chain=True)
-    judged = judged_draws(posterior.model, draws, args, kwargs, inputs=inputs)
+    judged = quantities_of(posterior.model, draws, args, kwargs, inputs=inputs)
     functions, sites = (None if points is None else diagnose(*points) for points in judged[:2])
     both = [part for part in (functions, sites) if part is not None]
     state, key = mcmc.last_state, jax.random.key(0) if key is None else key

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 
 from numpyro_fspace.mcmc.chain import KernelState
+from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
 from numpyro_fspace.posterior.convergence import MIN_DRAWS, MIN_RUN, standstill
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts
-from numpyro_fspace.posterior.judged import judged_draws, points_of
-from numpyro_fspace.posterior.temperature import configurational_temperature
+from numpyro_fspace.posterior.quantities import quantities_of, points_of
 from numpyro_fspace.posterior.warnings import warn, without_harm
 
 __all__ = [
@@ -63,7 +63,7 @@ def _doubts_of_convergence(mcmc, draws):
         leaves = jax.tree_util.tree_leaves_with_path(draws)
         parts = [points_of({jax.tree_util.keystr(path, simple=True): v for path, v in leaves})]
     else:
-        parts = judged_draws(model, draws, args, kwargs, num_points=NUM_POINTS, num_others=NUM_OTHERS)[:2]
+        parts = quantities_of(model, draws, args, kwargs, num_points=NUM_POINTS, num_others=NUM_OTHERS)[:2]
     parts = [part for part in parts if part is not None]
     if not parts:
         return []

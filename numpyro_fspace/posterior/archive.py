@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.posterior.run_files import plain
+from numpyro_fspace.posterior.arrays import plain
 
 __all__ = ["read_archive", "write_archive"]
 

@@ -19,11 +19,11 @@ from numpyro_fspace.model.functions import condition, depends_on, function_input
 from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sites import is_functional_prior, is_observation, weights_of
+from numpyro_fspace.posterior.arrays import plain
 from numpyro_fspace.posterior.arviz_groups import Site, datasets
 from numpyro_fspace.posterior.mapping import map_draws
 from numpyro_fspace.posterior.posterior import as_posterior, functions_run
 from numpyro_fspace.posterior.prediction import function_and_site_draws, function_draws, log_likelihood
-from numpyro_fspace.posterior.run_files import plain
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float

@@ -15,7 +15,8 @@ from numpyro_fspace._checks import as_numbers, not_numbers
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.model.sharding import beside
 from numpyro_fspace.posterior.archive import read_archive
-from numpyro_fspace.posterior.run_files import RunFiles, join_chains, plain
+from numpyro_fspace.posterior.arrays import join_chains, plain
+from numpyro_fspace.posterior.run_files import RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,10 +25,10 @@ from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import beside
 from numpyro_fspace.model.sites import is_observation, is_weight, weights_of
 from numpyro_fspace.posterior import mapping
-from numpyro_fspace.posterior.draws import check_draws
+from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.mapping import compile_chunk, largest_array, map_draws, share_equal
 from numpyro_fspace.posterior.posterior import as_posterior
-from numpyro_fspace.posterior.row_parts import Evaluation, find_axes, take_rows
+from numpyro_fspace.posterior.row_batches import Evaluation, find_axes, take_rows
 from numpyro_fspace.posterior.warnings import warn_of_predictions
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def function_and_site_draws(
     def places():
         return function_inputs(model, draws, args, kwargs) if inputs is None else _as_arrays(inputs)
 
-    check_draws(replace(posterior, samples=draws), args, kwargs, places, from_prior)
+    check_complete(replace(posterior, samples=draws), args, kwargs, places, from_prior)
 
     plates: dict = {}
 
@@ -192,7 +192,7 @@ def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
     """Draws [S, N, K] of the functions alone, at ``inputs``: nothing of the size of the data is computed for them."""
 
     inputs = _as_arrays(inputs)
-    check_draws(posterior, args, kwargs, lambda: inputs)
+    check_complete(posterior, args, kwargs, lambda: inputs)
 
     def one_draw(draw, _, args, kwargs, inputs):
         return function_values(posterior.model, draw, args, kwargs, inputs)
@@ -208,7 +208,7 @@ def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> di
     are weights that ``numpyro.handlers.condition`` fixes. A point under a mask has log-likelihood 0.
     """
 
-    check_draws(posterior, args, kwargs, dict)
+    check_complete(posterior, args, kwargs, dict)
 
     def one_draw(draw, key, args, kwargs, inputs):
         trace = _trace(posterior.model, draw, key, args, kwargs)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts
-from numpyro_fspace.posterior.judged import judged_predictions
+from numpyro_fspace.posterior.quantities import quantities_in_predictions
 
 __all__ = ["warn", "warn_of_predictions", "without_harm"]
 
@@ -25,7 +25,7 @@ def warn(message: str):
 def warn_of_predictions(posterior, args, kwargs, predictions):
     """Warn where the chains of a posterior do not agree in its predictions."""
     with without_harm("These predictions"):
-        points = judged_predictions(posterior, args, kwargs, predictions)
+        points = quantities_in_predictions(posterior, args, kwargs, predictions)
         if points is None:
             return
         found = diagnose(*points)

@@ -14,18 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from numpyro_fspace.model.arguments import with_rows
-from numpyro_fspace.model.functions import condition, depends_on, evaluate, function_inputs, functions_of, some_rows
+from numpyro_fspace.model.functions import condition, evaluate, function_inputs, functions_of, some_rows
 from numpyro_fspace.model.handlers import full_plates, function_hook, given_rows
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.model.sites import is_functional_prior, subsampled_plates
 from numpyro_fspace.posterior.convergence import MIN_RUN
 from numpyro_fspace.posterior.mapping import map_draws
+from numpyro_fspace.posterior.model_structure import Structure, likelihood_parameters, structure
 
 if TYPE_CHECKING:
     from numpyro_fspace.posterior.posterior import Posterior
 
-__all__ = ["Judged", "Points", "judged_draws", "judged_predictions", "points_of"]
+__all__ = ["Quantities", "Points", "quantities_of", "quantities_in_predictions", "points_of"]
 
 #: Draws of each chain that are looked at, evenly spaced, and entries of each site.
 MAX_DRAWS, MAX_ENTRIES = 1000, 100
@@ -40,7 +40,7 @@ class Points(NamedTuple):
     names: tuple[str, ...]
 
 
-class Judged(NamedTuple):
+class Quantities(NamedTuple):
     """What is judged of a run; None where there is nothing of the kind.
 
     Attributes:
@@ -54,112 +54,9 @@ class Judged(NamedTuple):
     left_out: tuple[str, ...]
 
 
-class Structure(NamedTuple):
-    """What a model's program tells without being run.
-
-    Attributes:
-        trace: sites of the model; the values are of no use.
-        direct: names of the functions whose outputs enter a likelihood through no other function.
-        composed: names of those whose inputs depend on weights.
-        weights: names of the sites that are weights.
-    """
-
-    trace: dict
-    direct: set
-    composed: set
-    weights: set
-
-    @property
-    def priors(self) -> list:
-        return [k for k, site in self.trace.items() if is_functional_prior(site)]
-
-    @property
-    def networks(self) -> list:
-        return [k for k, site in self.trace.items() if site["type"] == "network"]
-
-    @property
-    def judged(self) -> list:
-        """Functions under a functional prior; without any, the one network that reaches the data by itself, if one."""
-        alone = [k for k in self.networks if k in self.direct]
-        return self.priors or (alone if len(alone) == 1 and alone[0] not in self.composed else [])
-
-    @property
-    def needs_likelihood(self) -> bool:
-        """Whether networks reach the data that are not judged themselves."""
-        return bool((self.direct & set(self.networks)) - set(self.judged))
-
-
-def structure(model, draw, args, kwargs) -> Structure:
-    """The structure of a model at a draw of its latent sites."""
-    args, kwargs = with_rows((args, kwargs))
-    draw = jax.tree.map(jnp.asarray, draw)
-    trace: dict = {}
-    shapes: dict = {}
-
-    def run(draw, replace):
-        with function_hook(replace, density=False, networks=True):
-            return handlers.trace(handlers.seed(condition(model, draw), jax.random.key(0))).get_trace(*args, **kwargs)
-
-    def calls(draw):
-        """Input and output of each function, and its first call."""
-        seen: dict = {}
-        shapes.clear()
-
-        def watch(name, fn, _):
-            def watched(x):
-                out = fn(x)
-                seen.setdefault(name, (x, out))
-                shapes.setdefault(name, []).append(jax.tree.map(_shape_of, out))
-                return out
-
-            return watched
-
-        trace.update(run(draw, watch))
-        return seen
-
-    def likelihoods(outputs):
-        """Their parameters, where each function returns these values in place of its own."""
-        left = {name: iter(values) for name, values in outputs.items()}
-        return _likelihoods(run(draw, lambda name, fn, _: lambda x: next(left[name])), draw)
-
-    def sources(name, part):
-        return depends_on(lambda draw: calls(draw)[name][part], draw)
-
-    try:
-        names = list(jax.eval_shape(calls, draw))
-        inputs, outputs = ({name: sources(name, part) for name in names} for part in (0, 1))
-        direct = depends_on(likelihoods, dict(shapes)) if names else set()
-    except jax.errors.UnexpectedTracerError:  # functions are called under a transformation of the model's own
-        names, inputs, outputs, direct = [], {}, {}, {k for k, s in trace.items() if s["type"] == "network"}
-    weights = {k for k in draw if k in trace and "fspace" in trace[k].get("infer", {})}
-    for name in names:  # written by hand: the arrays that a function is made of
-        weights |= {k for k in outputs[name] - inputs[name] if np.size(draw[k]) > 1}
-    composed = {name for name in names if inputs[name] & weights}
-    return Structure(trace, direct, composed, weights)
-
-
-def _shape_of(value):
-    return jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
-
-
-def _likelihoods(trace, draw) -> dict:
-    """Floating parameters of the laws of what is observed (or, where no data are given, drawn), by name."""
-    found = {}
-    for name, site in trace.items():
-        if site["type"] != "sample" or is_functional_prior(site) or (name in draw and not site["is_observed"]):
-            continue
-        law = site["fn"]
-        while hasattr(law, "base_dist"):
-            law = law.base_dist
-        named = {k: vars(law)[k] for k in law.arg_constraints if k in vars(law)}
-        values = named or dict(enumerate(jax.tree.leaves(law)))
-        for key, value in values.items():
-            if jnp.issubdtype(jnp.result_type(value), jnp.floating):
-                found[f"{name}.{key}"] = jnp.asarray(value)
-    return found
-
-
-def judged_draws(model, draws, args, kwargs, *, inputs=None, num_points: int = 100, num_others: int = 30) -> Judged:
+def quantities_of(
+    model, draws, args, kwargs, *, inputs=None, num_points: int = 100, num_others: int = 30
+) -> Quantities:
     """Draws of what is judged.
 
     Args:
@@ -211,10 +108,10 @@ def judged_draws(model, draws, args, kwargs, *, inputs=None, num_points: int = 1
         values = partial(_likelihood_values, model, rows, set(plan.networks) - plan.composed)
         found = _by_chain(values, draws, args, kwargs, None)
         others = others | {k: v for k, v in found.items() if (v != v[:1, :1]).any()}  # a known scale is not judged
-    return Judged(points_of(functions), points_of(others, MAX_ENTRIES), tuple(left_out))
+    return Quantities(points_of(functions), points_of(others, MAX_ENTRIES), tuple(left_out))
 
 
-def judged_predictions(posterior: Posterior, args, kwargs, predictions: dict) -> Points | None:
+def quantities_in_predictions(posterior: Posterior, args, kwargs, predictions: dict) -> Points | None:
     """Functions and observations among ``fs.predict``'s draws [S, …], by chain; None if they cannot be judged."""
     num_chains = posterior.num_chains
     num = len(next(iter(predictions.values()), ()))
@@ -222,7 +119,7 @@ def judged_predictions(posterior: Posterior, args, kwargs, predictions: dict) ->
         return None
     plan = structure(posterior.model, {k: v[0] for k, v in posterior.samples.items()}, args, kwargs)
     drawn = [k for k, s in plan.trace.items() if s["type"] == "sample" and not is_functional_prior(s)]
-    named = {k for k in predictions if k in drawn or any(_is_of(k, name) for name in plan.judged)}
+    named = {k for k in predictions if k in drawn or any(_is_of(k, name) for name in plan.monitored)}
     step = -(-num // num_chains // MAX_DRAWS)
     by_chain = {k: predictions[k].reshape(num_chains, -1, *predictions[k].shape[1:])[:, ::step] for k in sorted(named)}
     return points_of(by_chain, MAX_ENTRIES)
@@ -236,11 +133,11 @@ def _chosen(plan: Structure, inputs) -> list:
     """Names of the functions that are judged. Who asks for a network gets it, though another function has a prior."""
     known = list(dict.fromkeys([*plan.priors, *plan.networks]))
     if inputs is None:
-        return plan.judged
+        return plan.monitored
     if not known:
         raise ValueError("inputs: the model has no random_module and no functional_prior, so there is no f to judge.")
     if not isinstance(inputs, dict):
-        return plan.judged or plan.networks
+        return plan.monitored or plan.networks
     if not inputs.keys() <= set(known):
         raise ValueError(f"inputs: report judges {sorted(known)}, got inputs of {sorted(inputs)}.")
     return [k for k in known if k in inputs]
@@ -294,7 +191,7 @@ def _likelihood_values(model, rows, roots, draw, _, args, kwargs, __) -> dict:
 
         with function_hook(changed, density=False, networks=True):
             trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-        values = {k: some_rows(v.ravel(), MAX_ENTRIES) for k, v in _likelihoods(trace, draw).items()}
+        values = {k: some_rows(v.ravel(), MAX_ENTRIES) for k, v in likelihood_parameters(trace, draw).items()}
         found |= {k + kind: v for k, v in values.items()}
     return found
 

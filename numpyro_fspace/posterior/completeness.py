@@ -19,10 +19,10 @@ from numpyro_fspace.model.sites import base_law, is_functional_prior, is_weight,
 if TYPE_CHECKING:
     from numpyro_fspace.posterior.posterior import Posterior
 
-__all__ = ["check_draws"]
+__all__ = ["check_complete"]
 
 
-def check_draws(posterior: Posterior, args, kwargs, inputs, from_prior=()):
+def check_complete(posterior: Posterior, args, kwargs, inputs, from_prior=()):
     """Refuse draws that lack latent values of the model, which would silently come from the prior.
 
     What no draw can hold is the model's to draw: the observations, and latent values that are new with the arguments.
