@@ -34,7 +34,7 @@ from numpyro_fspace.mcmc.loop import Loop
 from numpyro_fspace.posterior.checksums import sealed
 from numpyro_fspace.posterior.run_files import _difference
 
-pytestmark = pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning", "ignore::UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:The kinetic temperature:RuntimeWarning", "ignore::UserWarning")
 
 KEY = jax.random.key(3)
 KERNEL = fs.fSGHMC(linear(random_points(), batch=4), num_steps=3)

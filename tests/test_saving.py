@@ -26,7 +26,7 @@ KEY = jax.random.key(0)
 NEW = np.linspace(-3.0, 3.0, 5, dtype=np.float32)[:, None]
 NET = nn.Sequential([nn.Dense(4), nn.tanh, nn.Dense(1)])
 
-pytestmark = pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:The kinetic temperature:RuntimeWarning")
 
 
 def network(x, y=None, *, noise=0.5, kind="normal"):

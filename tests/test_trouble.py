@@ -15,6 +15,7 @@ from models import NOISE, Independent, X, Y, linear, run
 from numpyro.infer import NUTS
 
 import numpyro_fspace as fs
+from numpyro_fspace.mcmc import advice
 from numpyro_fspace.mcmc import warnings as run_warnings
 from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature, configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
@@ -103,13 +104,13 @@ def test_temperature_names_one_hot_direction_of_a_hundred():
         numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
 
     found = temperature(model, {"w": draws}, x, y)
-    assert run_warnings.temperature_doubts(found) == []
+    assert advice.temperature_doubts(found) == []
     _, vectors = np.linalg.eigh(precision)
     hot = draws + (np.sqrt(2.0) - 1.0) * ((draws - mean) @ vectors[:, -1:]) * vectors[:, -1]
     found = temperature(model, {"w": hot}, x, y)
     assert abs(np.log(found.leading / 2.0)) < 4 * found.leading_error
     assert found.mean < 1.2  # which hides it
-    (line,) = run_warnings.temperature_doubts(found)
+    (line,) = advice.temperature_doubts(found)
     assert "in the direction that the data determine best" in line
 
 
@@ -134,7 +135,7 @@ def test_temperature_costs_no_more_than_it_may():
 def test_limits_are_wider_where_few_draws_are_looked_at():
     for num_draws, is_said in ((8, False), (20, True)):
         found = ConfigurationalTemperature(1.6, 1.0, 0.1, 0.1, num_draws)  # 4.7 standard errors
-        assert bool(run_warnings.temperature_doubts(found)) == is_said
+        assert bool(advice.temperature_doubts(found)) == is_said
 
 
 @pytest.mark.parametrize("thinning", [1, 20])
@@ -169,9 +170,9 @@ def test_a_short_run_by_small_minibatches_warns(thinning):
 )
 def test_limits_of_the_temperature(value, error, start):
     found = ConfigurationalTemperature(value, 1.0, error, 0.1, 256)
-    lines = run_warnings.temperature_doubts(found)
+    lines = advice.temperature_doubts(found)
     found = ConfigurationalTemperature(value, 1.0, error, 0.1, 256)
-    lines = run_warnings.temperature_doubts(found)
+    lines = advice.temperature_doubts(found)
     assert len(lines) == (start is not None) and all(line.startswith(start) for line in lines)
 
 

@@ -138,7 +138,7 @@ def sampler(kernel, problem: Size, x, y, **settings) -> Callable:
     def run(key):
         with warnings.catch_warnings():
             # Only its time is of interest.
-            warnings.filterwarnings("ignore", "The chain runs hot|.* diverged", RuntimeWarning)
+            warnings.filterwarnings("ignore", "The kinetic temperature|.* diverged", RuntimeWarning)
             mcmc.run(key, x, y)
         jax.block_until_ready(mcmc.last_state.z)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,9 +11,10 @@ import numpy as np
 from numpyro.distributions import biject_to, transforms
 from numpyro.infer import MCMC
 
+from numpyro_fspace.mcmc.advice import report_doubts, sampler_doubts
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.warmup import noise_variances
-from numpyro_fspace.mcmc.warnings import MIN_ACCEPT_PROB, by_chain, temperature_doubts
+from numpyro_fspace.mcmc.warnings import by_chain
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.potential import base_transform
 from numpyro_fspace.model.sharding import beside
@@ -34,13 +35,6 @@ NUM_TRAJECTORIES = 8
 
 #: Of the gradient steps of the run, how many may be spent on its configurational temperature.
 SHARE = 0.2
-
-ACCEPTANCE_LIMIT = 0.3
-NOISE_LIMIT = 0.1
-HEAT_LIMIT = 1.0
-TEMPERATURE_LIMIT = 0.1
-DRIFT_LIMIT = 1.2
-SHORTFALL_LIMIT = 10.0
 
 
 @dataclass(frozen=True)
@@ -183,20 +177,28 @@ def report(
     shortfall, chance = _shortfall(chain, state, key)
     has_momentum = kernel.has_momentum
     temperature = np.atleast_1d(state.mean_temperature) / kernel.temperature
-    found = {
-        "num_diverging": int(np.sum(state.num_diverging)),
-        "temperature": temperature if has_momentum else np.full_like(temperature, np.nan),
-        "configurational": configurational_temperature(kernel, by_chain(state), draws, args, kwargs, key, SHARE),
-        "acceptance": acceptance,
-        "noise_share": noise_share,
-        "noise_heat": noise_heat,
-        "drift": _weight_drift(mcmc, kernel, args, kwargs),
-        "shortfall": shortfall,
-    }
-    rest = {"size": state.scale.shape[-1], "num_draws": mcmc.num_samples, "chance": chance}
-    rest |= {"is_tested": chain.metropolis}
-    advice = _advice(convergence=_convergence(judged, both), **rest, **found)
-    return Report(functions, sites, judged.left_out, **found, advice=tuple(advice))
+    found = Report(
+        functions,
+        sites,
+        judged.left_out,
+        num_diverging=int(np.sum(state.num_diverging)),
+        temperature=temperature if has_momentum else np.full_like(temperature, np.nan),
+        configurational=configurational_temperature(kernel, by_chain(state), draws, args, kwargs, key, SHARE),
+        acceptance=acceptance,
+        noise_share=noise_share,
+        noise_heat=noise_heat,
+        drift=_weight_drift(mcmc, kernel, args, kwargs),
+        shortfall=shortfall,
+        advice=(),
+    )
+    lines = report_doubts(
+        found,
+        convergence=_convergence(judged, both),
+        sampler=list(sampler_doubts(kernel, state, mcmc.num_samples)),
+        shortfall_sd=chance,
+        is_tested=chain.metropolis,
+    )
+    return replace(found, advice=tuple(lines))
 
 
 def _checked_kernel(mcmc):
@@ -300,63 +302,3 @@ def _weight_drift(mcmc, kernel, args, kwargs):
         squares = squares + np.einsum("csp,csp,p->cs", weights, weights, precision, dtype=np.float64)
     quarter = max(1, squares.shape[1] // 4)
     return squares[:, -quarter:].mean(1) / squares[:, :quarter].mean(1)
-
-
-def _advice(
-    *,
-    is_tested,
-    convergence,
-    num_diverging,
-    temperature,
-    configurational,
-    acceptance,
-    noise_share,
-    noise_heat,
-    drift,
-    shortfall,
-    size,
-    num_draws,
-    chance,
-):
-    yield from convergence
-    (apart,) = np.nonzero(shortfall > SHORTFALL_LIMIT * chance)
-    if len(apart) and not all(line.startswith("the effective") for line in convergence):
-        yield (
-            f"the log likelihood of the data is up to {shortfall.max():.4g} lower in some chains "
-            f"({', '.join(map(str, apart))}, the first being 0) than in the best, far more than chance allows: a "
-            "chain far below most may be stuck, one far above most may interpolate the data. Leave it out, or run "
-            "again, with another key or a longer num_warmup."
-        )
-    if num_diverging:
-        yield f"{num_diverging} draws diverged: shorten step_size, warm up longer, or raise the prior's nugget."
-    chance = TEMPERATURE_LIMIT + 4.0 * np.sqrt(2.0 / (size * num_draws))
-    if not is_tested and np.any(temperature > 1.0 + chance):
-        yield (
-            f"kinetic temperature {np.nanmax(temperature):.2f} times the target's: intervals are too wide. Shorten "
-            "step_size, raise friction, enlarge minibatches, or give the noise a tighter prior."
-        )
-    if configurational is not None:
-        yield from temperature_doubts(configurational)
-    if is_tested and acceptance < MIN_ACCEPT_PROB:
-        yield f"the Metropolis test accepts {acceptance:.2f} of the steps, too few to move by: shorten step_size."
-    if not is_tested and acceptance < ACCEPTANCE_LIMIT:
-        yield (
-            f"a Metropolis test would accept {acceptance:.2f} of the draws: the discretization may bias them. "
-            "Compare f with a run at half the step size."
-        )
-    if noise_share > NOISE_LIMIT:
-        yield (
-            f"the gradient's noise adds {100 * noise_share:.0f} % to the temperature: enlarge the minibatch, fix the "
-            "measurement points or take more of them, or shorten step_size."
-        )
-    elif noise_heat > HEAT_LIMIT:
-        yield (
-            f"the gradient's noise makes the few directions it acts on {1.0 + noise_heat:.1f} times as hot as the "
-            "rest, which the mean temperature does not show: f is too uncertain there. Enlarge the minibatch, fix the "
-            "measurement points, or raise friction."
-        )
-    if np.all(drift > 1.0 + 0.5 * (DRIFT_LIMIT - 1.0)) and np.mean(drift) > DRIFT_LIMIT:
-        yield (
-            f"the weights' mean square grew by a factor {np.mean(drift):.2f} over the run: warm-up was too short, or "
-            "their law is improper (fs.model.flat())."
-        )

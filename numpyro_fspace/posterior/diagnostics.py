@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_fspace.posterior.convergence import ESS_LIMIT, RHAT_LIMIT, convergence
+from numpyro_fspace.posterior.convergence import convergence
+from numpyro_fspace.posterior.limits import ESS_LIMIT, RHAT_LIMIT
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Bool, Float

@@ -18,7 +18,7 @@ from numpyro_fspace.model.functions import condition, evaluate, function_inputs,
 from numpyro_fspace.model.handlers import full_plates, function_hook, given_rows
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.model.sites import is_functional_prior, subsampled_plates
-from numpyro_fspace.posterior.convergence import MIN_RUN
+from numpyro_fspace.posterior.limits import MIN_RUN
 from numpyro_fspace.posterior.mapping import map_draws
 from numpyro_fspace.posterior.model_structure import Structure, likelihood_parameters, structure
 
