@@ -429,3 +429,65 @@ def test_outputs_of_a_network_with_several():
     np.testing.assert_allclose(found["net[1]"][:, :, 0], x[:, 0] * mcmc.get_samples()["net.w"][:, :, 1], rtol=1e-5)
     names = fs.report(mcmc).functions.names
     assert {name.partition("]")[0] for name in names} == {"net[0", "net[1"} and len(names) == 20 * 3
+
+
+# ---- Predictive ------------------------------------------------------------------------------------------------
+
+
+def counted():
+    """A model of a line, and the list to which each run of its Python code adds an entry."""
+    runs = []
+
+    def model(x, y=None):
+        runs.append(x.shape)
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        f = fs.functional_prior("f", lambda x: w[0] + w[1] * x[:, 0], Independent(), POINTS)
+        with numpyro.plate("data", len(x), subsample_size=2) as rows:
+            numpyro.sample("y", dist.Normal(f(x[rows]), NOISE), obs=y)
+
+    return model, runs
+
+
+@pytest.mark.parametrize("settings", [{}, {"inputs": 0.1 * NEW}, {"batch_size": 40}, {"input_batch_size": 2}], ids=list)
+def test_predictive_gives_the_numbers_of_predict_and_traces_the_model_once(settings):
+    model, runs = counted()
+    chains = {"w": np.random.default_rng(0).normal(size=(500, 2)).astype(np.float32)}  # judged, as there are two chains
+    posterior = fs.Posterior(model, chains, num_chains=2)
+    predictive = fs.Predictive(posterior, **settings)
+    first = predictive(KEY, NEW)
+    num = len(runs)
+    for key, x in ((jax.random.key(1), NEW), (KEY, NEW + 1.0), (KEY, np.asarray(NEW, np.float32).copy())):
+        values = predictive(key, x)
+        assert len(runs) == num
+        expected = fs.predict(posterior, key, x, **settings)
+        num = len(runs)
+        assert values.keys() == expected.keys() == first.keys()
+        for name in values:
+            np.testing.assert_array_equal(values[name], expected[name])
+    predictive(KEY, NEW[:4])
+    assert len(runs) > num
+
+
+def test_predictive_looks_at_the_rows_of_every_call():
+    """Rows that are all alike cannot tell that the model standardizes its inputs; those of the next call do."""
+
+    def model(x):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        f = fs.functional_prior("f", lambda x: w[0] + w[1] * x[:, 0], Independent(), POINTS)
+        numpyro.deterministic("mean", f(x - x.mean()))
+
+    predictive = fs.Predictive(DRAWS, model=model, input_batch_size=2)
+    predictive(KEY, np.ones((6, 1), np.float32))
+    with pytest.raises(ValueError, match="cannot be put together"):
+        predictive(KEY, np.linspace(-1.0, 1.0, 6, dtype=np.float32)[:, None])
+
+
+def test_predictive_takes_other_settings_of_the_model_anew():
+    def model(x, scale=1.0):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        numpyro.deterministic("mean", scale * w[0] * x[:, 0])
+
+    predictive = fs.Predictive(DRAWS, model=model)
+    once, twice = (predictive(KEY, NEW, scale=scale)["mean"] for scale in (1.0, 2.0))
+    np.testing.assert_array_equal(2.0 * once, twice)
+    assert repr(predictive).startswith("Predictive(Posterior(") and "\n" not in repr(predictive)

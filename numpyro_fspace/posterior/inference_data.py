@@ -23,7 +23,7 @@ from numpyro_fspace.posterior.arrays import plain
 from numpyro_fspace.posterior.arviz_groups import Site, datasets
 from numpyro_fspace.posterior.mapping import map_draws
 from numpyro_fspace.posterior.posterior import as_posterior, functions_run
-from numpyro_fspace.posterior.prediction import function_and_site_draws, function_draws, log_likelihood
+from numpyro_fspace.posterior.prediction import Evaluator, function_draws, log_likelihood
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -122,7 +122,7 @@ def to_arviz(
     if inputs is None:
         inputs = {k: some_rows(x, num_probes) for k, x in function_inputs(model, found.samples, args, kwargs).items()}
     if log_lik:
-        predictions = function_and_site_draws(found, jax.random.key(0), args, kwargs, inputs)
+        predictions = Evaluator(found).draws(jax.random.key(0), (args, kwargs), inputs)
     else:
         predictions = function_draws(found, args, kwargs, inputs) if len(inputs) else {}
     functions = {k for k, s in trace.items() if s["type"] == "network" or is_functional_prior(s)}
@@ -210,15 +210,15 @@ def _trace(model, args, kwargs):
 def _known_in_any_draw(posterior, args, kwargs, known):
     """``known``, or where masks depend on latent values or keys: which points count in at least one of the draws."""
 
-    def counts(draw, key, args, kwargs, _):
+    def counts(draw, key, args, kwargs):
         seeded = handlers.seed(full_plates(condition(posterior.model, draw)), key)
         trace = handlers.trace(seeded).get_trace(*args, **kwargs)
         return {k: _known(trace[k]) for k in known}
 
     first = {"draw": {k: v[0] for k, v in posterior.samples.items()}, "key": jax.random.key(0)}
-    if not depends_on(lambda values: counts(values["draw"], values["key"], *with_rows((args, kwargs)), None), first):
+    if not depends_on(lambda values: counts(values["draw"], values["key"], *with_rows((args, kwargs))), first):
         return known
-    by_draw = map_draws(counts, posterior.samples, jax.random.key(0), args, kwargs, None)
+    by_draw = map_draws(counts, posterior.samples, jax.random.key(0), (args, kwargs))
     return {k: v.any(axis=0) for k, v in by_draw.items()}
 
 

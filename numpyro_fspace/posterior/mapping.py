@@ -12,7 +12,7 @@ from jax.extend.core import subjaxprs
 from numpyro_fspace._checks import check_count, native
 from numpyro_fspace.model.arguments import split_arrays
 
-__all__ = ["compile_chunk", "largest_array", "map_draws", "share_equal"]
+__all__ = ["compile_chunk", "largest_array", "map_compiled", "map_draws", "share_equal"]
 
 #: Numbers in the largest array that draws evaluated together may make: 2²⁵ (128 MiB in float32).
 CHUNK = 2**25
@@ -35,14 +35,18 @@ def compile_chunk(fn, given):
     return chunk
 
 
-def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None, chunk=None) -> dict:
-    """``fn(draw, key, args, kwargs, inputs)`` for every draw, in chunks, collected as NumPy arrays.
+def map_draws(fn, draws, key, given: tuple, *, batch_size: int | None = None) -> dict:
+    """``fn(draw, key, *given)`` for every draw, a dict of arrays, collected as NumPy arrays [S, ...].
 
-    Arrays among the arguments enter the compiled function as arguments, all else as constants.
+    Arrays among what is given enter the compiled function as arguments, all else as constants.
     """
+    return map_compiled(compile_chunk(fn, given), draws, key, given, batch_size=batch_size)
+
+
+def map_compiled(chunk, draws, key, given: tuple, *, batch_size: int | None = None) -> dict:
+    """``map_draws`` with what ``compile_chunk`` has made; ``batch_size`` draws at a time, or what memory allows."""
     num = jax.tree.leaves(draws)[0].shape[0]
-    arrays = split_arrays((args, kwargs, inputs))[0]
-    chunk = compile_chunk(fn, (args, kwargs, inputs)) if chunk is None else chunk
+    arrays = split_arrays(given)[0]
     keys = jax.random.split(key, num)
     if batch_size is None:
         batch_size = max(1, num * CHUNK // max(largest_array(chunk, draws, keys, arrays), CHUNK))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Posterior", "as_posterior", "functions_run"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Posterior:
     """Draws of the latent values of a model, and what ``fs.predict`` and ``fs.to_arviz`` need beside them.
 
@@ -115,6 +115,11 @@ class Posterior:
         samples = stats.pop(files.run["sample_field"])
         flat = jax.tree.map(join_chains, (samples, _arrays(stats)))
         return cls(model, flat[0], files.run["num_chains"], args, kwargs, flat[1])
+
+    def __repr__(self) -> str:
+        num_draws = len(next(iter(self.samples.values())))
+        name = getattr(self.model, "__name__", type(self.model).__name__)
+        return f"Posterior({name}, {num_draws} draws of {len(self.samples)} sites, num_chains={self.num_chains})"
 
     def __post_init__(self):
         sizes = {k: jnp.shape(v)[0] if jnp.ndim(v) else None for k, v in self.samples.items()}

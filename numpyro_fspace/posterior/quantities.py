@@ -23,7 +23,7 @@ from numpyro_fspace.posterior.mapping import map_draws
 from numpyro_fspace.posterior.model_structure import Structure, likelihood_parameters, structure
 
 if TYPE_CHECKING:
-    from numpyro_fspace.posterior.posterior import Posterior
+    from collections.abc import Callable
 
 __all__ = ["Quantities", "Points", "quantities_of", "quantities_in_predictions", "points_of"]
 
@@ -97,7 +97,7 @@ def quantities_of(
         else:
             at = {"": inputs if isinstance(inputs, dict) else dict.fromkeys(names, inputs)}
         values = partial(_function_values, model, num_others if inputs is None else 0)
-        found = _by_chain(values, draws, args, kwargs, jax.tree.map(jnp.asarray, at))
+        found = _by_chain(values, draws, (args, kwargs, jax.tree.map(jnp.asarray, at)))
         functions = {k: f for name in names for k, f in found.items() if _is_of(k, name)}
     is_likelihood_judged = plan.needs_likelihood and not missing
     if is_likelihood_judged and on_disk:
@@ -106,18 +106,17 @@ def quantities_of(
         sizes = {size for size, _ in subsampled_plates(plan.trace).values()}
         rows = some_rows(np.arange(sizes.pop()), num_points) if len(sizes) == 1 else None
         values = partial(_likelihood_values, model, rows, set(plan.networks) - plan.composed)
-        found = _by_chain(values, draws, args, kwargs, None)
+        found = _by_chain(values, draws, (args, kwargs))
         others = others | {k: v for k, v in found.items() if (v != v[:1, :1]).any()}  # a known scale is not judged
     return Quantities(points_of(functions), points_of(others, MAX_ENTRIES), tuple(left_out))
 
 
-def quantities_in_predictions(posterior: Posterior, args, kwargs, predictions: dict) -> Points | None:
+def quantities_in_predictions(predictions: dict, num_chains: int, find_structure: Callable) -> Points | None:
     """Functions and observations among ``fs.predict``'s draws [S, …], by chain; None if they cannot be judged."""
-    num_chains = posterior.num_chains
     num = len(next(iter(predictions.values()), ()))
     if num_chains < 2 or num < num_chains * MIN_RUN or num % num_chains:
         return None
-    plan = structure(posterior.model, {k: v[0] for k, v in posterior.samples.items()}, args, kwargs)
+    plan = find_structure()
     drawn = [k for k, s in plan.trace.items() if s["type"] == "sample" and not is_functional_prior(s)]
     named = {k for k in predictions if k in drawn or any(_is_of(k, name) for name in plan.monitored)}
     step = -(-num // num_chains // MAX_DRAWS)
@@ -162,8 +161,9 @@ def _permuted(x, num: int):
     return columns[rows, np.arange(columns.shape[1])].reshape(num, *x.shape[1:])
 
 
-def _function_values(model, num_points, draw, _, args, kwargs, at) -> dict:
+def _function_values(model, num_points, draw, _, *given) -> dict:
     """The functions at a draw, at their inputs by kind, and at so many measurement points."""
+    args, kwargs, at = given
     seeded = handlers.seed(full_plates(condition(model, draw)), jax.random.key(0))
     with function_hook(lambda name, fn, _: fn, density=False):
         trace = handlers.trace(seeded).get_trace(*args, **kwargs)
@@ -176,8 +176,9 @@ def _function_values(model, num_points, draw, _, args, kwargs, at) -> dict:
     return {k + kind: f for kind, inputs in at.items() for k, f in evaluate(functions, inputs).items()}
 
 
-def _likelihood_values(model, rows, roots, draw, _, args, kwargs, __) -> dict:
+def _likelihood_values(model, rows, roots, draw, _, *given) -> dict:
     """Parameters of the likelihoods at a draw, where the ``roots`` among the functions take other inputs too."""
+    args, kwargs = given
     found: dict = {}
     kinds: dict = {"": lambda x: x}
     if roots:
@@ -196,11 +197,11 @@ def _likelihood_values(model, rows, roots, draw, _, args, kwargs, __) -> dict:
     return found
 
 
-def _by_chain(fn, draws, args, kwargs, inputs) -> dict:
+def _by_chain(fn, draws, given: tuple) -> dict:
     """``fn`` of every draw, [C, S, …]; of draws that lie on disk a chain at a time, of which a part is loaded."""
 
     def values(some):
-        return map_draws(fn, some, jax.random.key(0), args, kwargs, inputs)
+        return map_draws(fn, some, jax.random.key(0), given)
 
     shape = next(iter(draws.values())).shape[:2]
     if any(isinstance(v, np.memmap) for v in draws.values()):

@@ -22,10 +22,10 @@ def warn(message: str):
     warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
-def warn_of_predictions(posterior, args, kwargs, predictions):
+def warn_of_predictions(predictions: dict, num_chains: int, find_structure):
     """Warn where the chains of a posterior do not agree in its predictions."""
     with without_harm("These predictions"):
-        points = quantities_in_predictions(posterior, args, kwargs, predictions)
+        points = quantities_in_predictions(predictions, num_chains, find_structure)
         if points is None:
             return
         found = diagnose(*points)
