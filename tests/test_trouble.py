@@ -34,7 +34,7 @@ def temperature(model, draws, *args, kernel=fs.SGHMC, **settings):
     num_chains = len(next(iter(draws.values())))
     state = jax.tree.map(lambda a: jnp.broadcast_to(a, (num_chains, *a.shape)), mcmc.last_state)
     draws = {k: np.asarray(v, np.float32) for k, v in draws.items()}
-    return configurational_temperature(kernel, state, draws, args, {}, jax.random.key(1), 1e9)
+    return configurational_temperature(kernel, state, draws, args, {}, key=jax.random.key(1), share=1e9)
 
 
 def gaussian(precision, mean, shape, factor=1.0, seed=0):
@@ -123,7 +123,7 @@ def test_temperature_costs_no_more_than_it_may():
 
     def num_draws(num_made, share):
         made = state._replace(i=jnp.array([num_made]))
-        found = configurational_temperature(kernel, made, draws, (X, Y), {}, KEY, share)
+        found = configurational_temperature(kernel, made, draws, (X, Y), {}, key=KEY, share=share)
         return None if found is None else found.num_draws
 
     assert num_draws(400, 0.06) == 24

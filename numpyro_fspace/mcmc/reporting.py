@@ -37,7 +37,7 @@ NUM_TRAJECTORIES = 8
 SHARE = 0.2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What ``report`` found; ``print`` it.
 
@@ -94,6 +94,14 @@ class Report:
             f"weight drift × {self._range(self.drift)}",
         ]
         return "\n".join(lines + [f"Look: {line}" for line in self.advice] + ([] if self.advice else ["No doubts."]))
+
+    def __repr__(self) -> str:
+        parts = [] if self.functions is None else [f"functions={self.functions!r}"]
+        return f"Report({', '.join([f'{len(self.advice)} doubts', *parts])})"
+
+    def _repr_pretty_(self, printer, cycle):
+        """What notebooks show: the table."""
+        printer.text(str(self))
 
     @staticmethod
     def _range(values):
@@ -183,7 +191,7 @@ def report(
         judged.left_out,
         num_diverging=int(np.sum(state.num_diverging)),
         temperature=temperature if has_momentum else np.full_like(temperature, np.nan),
-        configurational=configurational_temperature(kernel, by_chain(state), draws, args, kwargs, key, SHARE),
+        configurational=configurational_temperature(kernel, by_chain(state), draws, args, kwargs, key=key, share=SHARE),
         acceptance=acceptance,
         noise_share=noise_share,
         noise_heat=noise_heat,

@@ -42,7 +42,7 @@ def _doubts(mcmc, state):
     if isinstance(state, KernelState):
         args, kwargs = mcmc._args, mcmc._kwargs
         found = configurational_temperature(
-            mcmc.sampler, by_chain(state), draws, args, kwargs, jax.random.key(0), SHARE
+            mcmc.sampler, by_chain(state), draws, args, kwargs, key=jax.random.key(0), share=SHARE
         )
         lines += [] if found is None else temperature_doubts(found)
     return lines

@@ -56,14 +56,17 @@ def datasets(groups: dict, sites: dict, dims: dict | None, coords: dict | None) 
     found = {}
     for group, arrays in groups.items():
         axes = AXES.get(group, ("chain", "draw"))
-        made = {k: _variable(group, k, np.asarray(v), axes, sites.get(k), dims.get(k, ())) for k, v in arrays.items()}
+        made = {
+            k: _variable(group, k, np.asarray(v), axes=axes, site=sites.get(k), dims=dims.get(k, ()))
+            for k, v in arrays.items()
+        }
         variables = {k: variable for k, variable in made.items() if variable is not None}
         if variables:
             found[group] = _dataset(variables, axes, coords)
     return found
 
 
-def _variable(group, name, values, axes, site, dims) -> Variable | None:
+def _variable(group, name, values, *, axes, site, dims) -> Variable | None:
     """None if no point is left."""
     event_dim = 0 if site is None or group == "log_likelihood" else site.event_dim
     num_points = values.ndim - len(axes) - event_dim

@@ -50,7 +50,7 @@ def check_complete(posterior: Posterior, args, kwargs, inputs, from_prior=()):
     if hidden or (free and not missing):
         needed = _latents_of_fit(posterior)
         if needed is None:
-            needed = _needed(model, draw, args, kwargs, inputs(), trace, hidden)
+            needed = _needed(model, draw, args, kwargs, inputs(), trace=trace, hidden=hidden)
         missing = missing or [k for k in free if k in needed and k not in from_prior]
     if hidden := [k for k in missing if k in hidden]:
         raise ValueError(
@@ -134,7 +134,7 @@ def _latents_of_fit(posterior) -> set | None:
     return {*_latents(trace), *hidden} if any(not is_functional_prior(s) for s in data) else None
 
 
-def _needed(model, draw, args, kwargs, inputs, trace, hidden) -> set:
+def _needed(model, draw, args, kwargs, inputs, *, trace, hidden) -> set:
     """The latent sites without draws, ``hidden`` ones too, that others depend on, as on an observation none does."""
     sites = {k: jax.ShapeDtypeStruct(np.shape(trace[k]["value"]), trace[k]["value"].dtype) for k in _latents(trace)}
     arrays, _, join = split_arrays((args, kwargs))

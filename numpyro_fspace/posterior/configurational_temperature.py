@@ -66,7 +66,7 @@ class ConfigurationalTemperature(NamedTuple):
         return f"{self.mean:.2f} (where the data say most {self.leading:.2f})"
 
 
-def configurational_temperature(kernel, state, draws, args, kwargs, key, share) -> ConfigurationalTemperature | None:
+def configurational_temperature(kernel, state, draws, args, kwargs, *, key, share) -> ConfigurationalTemperature | None:
     """The configurational temperature of draws of one of our kernels, by gradients of all data.
 
     Curvatures are finite differences of gradients over a part of the posterior's width, which see the kinks of a ReLU
@@ -104,7 +104,7 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
     some = {k: np.asarray(draws[k][np.ix_(chains, places)]).reshape(-1, *draws[k].shape[2:]) for k in model.latents}
     arrays, static, join = split_arrays((args, kwargs))
 
-    def gradients(is_whole, draws, offsets, chain, keys, scale, learned, arrays):
+    def gradients(is_whole, points, scale, learned, arrays):
         args, kwargs = join(arrays)
         model = kernel._model_potential(args, kwargs)
 
@@ -115,7 +115,7 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
             z = unravel(position + metric.scale(offset))
             return metric.scale_gradient(ravel_pytree(_gradient(model, z, key, is_random, is_whole))[0])
 
-        return jax.lax.map(one, (draws, offsets, chain, keys))
+        return jax.lax.map(one, points)
 
     def compiled(is_whole):
         key = "configurational temperature", kernel._settings(), is_random, is_whole
@@ -123,9 +123,8 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
 
     def at(rows, offsets, keys, is_whole=True):
         given = jax.tree.map(lambda a: a[rows], some)
-        found = compiled(is_whole)(
-            given, offsets.astype(state.scale.dtype), chain[rows], keys, state.scale, state.warmup.learned, arrays
-        )
+        points = given, offsets.astype(state.scale.dtype), chain[rows], keys
+        found = compiled(is_whole)(points, state.scale, state.warmup.learned, arrays)
         return np.asarray(found, np.float64)
 
     keys = jax.random.split(key, (2, len(chain)))

@@ -26,7 +26,7 @@ __all__ = ["FunctionDiagnostics", "diagnose", "doubts", "function_diagnostics"]
 ONE_CHAIN = "one chain; R-hat compares its two halves and cannot see other modes."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FunctionDiagnostics:
     """Posterior moments and convergence of ``f`` at each of P probe points; ``print`` it for a summary.
 
@@ -89,6 +89,14 @@ class FunctionDiagnostics:
             f"{self.converged.sum()} of {points}: R-hat ≤ {RHAT_LIMIT} and ESS ≥ {ESS_LIMIT} per chain.",
         ]
         return "\n".join(lines + [f"Note: {note}" for note in self.notes])
+
+    def __repr__(self) -> str:
+        sizes = f"num_chains={self.num_chains}, num_draws={self.num_draws}, num_points={len(self.names)}"
+        return f"FunctionDiagnostics({sizes}, max_rhat={self.max_rhat:.3f}, min_ess={self.min_ess:.0f})"
+
+    def _repr_pretty_(self, printer, cycle):
+        """What notebooks show: the table."""
+        printer.text(str(self))
 
     def _row(self, label: str, values: np.ndarray, form: str, *, largest: bool) -> str:
         if np.isnan(values).all():

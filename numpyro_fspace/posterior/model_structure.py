@@ -35,6 +35,9 @@ class Structure(NamedTuple):
     composed: set
     weights: set
 
+    def __repr__(self) -> str:
+        return f"Structure(direct={self.direct}, composed={self.composed}, weights={self.weights})"
+
     @property
     def priors(self) -> list:
         return [k for k, site in self.trace.items() if is_functional_prior(site)]

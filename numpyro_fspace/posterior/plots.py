@@ -70,7 +70,8 @@ def plot_functions(
     """
     x, f_draws, noise_draws = _check(x, f_draws, noise_draws, level, num_draws)
     if x.shape[1] == 1:
-        return _plot_line(x[:, 0], f_draws, x_data, y_data, truth, reference, noise_draws, level, num_draws, ax)
+        given = {"x_data": x_data, "y_data": y_data, "truth": truth, "reference": reference, "noise_draws": noise_draws}
+        return _plot_line(x[:, 0], f_draws, **given, level=level, num_draws=num_draws, ax=ax)
     if y_data is None:
         raise ValueError(f"y_data is required when x has {x.shape[1]} inputs: the targets at the rows of x.")
     for name, value in {"x_data": x_data, "truth": truth, "reference": reference}.items():
@@ -81,7 +82,7 @@ def plot_functions(
     return _plot_observed(draws, f_draws.mean(axis=0), y, level, ax)
 
 
-def _plot_line(x, f_draws, x_data, y_data, truth, reference, noise_draws, level, num_draws, ax) -> Axes:
+def _plot_line(x, f_draws, *, x_data, y_data, truth, reference, noise_draws, level, num_draws, ax) -> Axes:
     if np.ptp(x) == 0:
         raise ValueError("x must hold at least two different points to draw a line through.")
     if (x_data is None) != (y_data is None):

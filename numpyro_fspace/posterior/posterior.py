@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import functools
+import warnings
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import jax
@@ -43,6 +45,7 @@ class Posterior:
 
     model: Callable
     samples: dict
+    _: KW_ONLY
     num_chains: int = 1
     args: tuple = ()
     kwargs: dict = field(default_factory=dict)
@@ -114,7 +117,7 @@ class Posterior:
         stats = files.draws()
         samples = stats.pop(files.run["sample_field"])
         flat = jax.tree.map(join_chains, (samples, _arrays(stats)))
-        return cls(model, flat[0], files.run["num_chains"], args, kwargs, flat[1])
+        return cls(model, flat[0], num_chains=files.run["num_chains"], args=args, kwargs=kwargs, stats=flat[1])
 
     def __repr__(self) -> str:
         num_draws = len(next(iter(self.samples.values())))
@@ -131,6 +134,28 @@ class Posterior:
                 raise TypeError(f"samples[{name!r}] {trouble}.")
         if 0 in sizes.values():
             raise ValueError("samples holds no draws: every array of it has a leading axis of length 0.")
+
+
+def _warn_of_positions(init):
+    """``Posterior`` with fields given by position, as in version 0.1: they work and warn until 0.3."""
+
+    @functools.wraps(init)
+    def wrapped(self, model, samples, *others, **fields):
+        if others:
+            names = ("num_chains", "args", "kwargs", "stats", "fit", "functions_at")[: len(others)]
+            warnings.warn(
+                f"Posterior(model, samples, ...): pass {', '.join(f'{k}=' for k in names)} by keyword; positions go in "
+                "0.3.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            fields |= dict(zip(names, others, strict=True))
+        init(self, model, samples, **fields)
+
+    return wrapped
+
+
+Posterior.__init__ = _warn_of_positions(Posterior.__init__)  # type: ignore[method-assign]
 
 
 def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, ...] = ()) -> Posterior:
@@ -160,7 +185,8 @@ def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, .
                 f"from the prior. If that is meant, say so: predict(..., from_prior={missing})."
             )
         args, kwargs = beside((source._args, source._kwargs), samples)
-        found = Posterior(source.sampler.model, samples, source.num_chains, args, kwargs, stats)
+        settings = {"num_chains": source.num_chains, "args": args, "kwargs": kwargs, "stats": stats}
+        found = Posterior(source.sampler.model, samples, **settings)
         return found if model is None else as_posterior(found, model)
     if not isinstance(source, dict):
         raise TypeError(
@@ -177,8 +203,8 @@ def functions_run(source) -> Posterior:
         return source
     _check_has_run(source)
     stats, (args, kwargs) = _arrays(source.get_extra_fields()), (source._args, source._kwargs)
-    samples, at = source.get_samples(), source.functions_at
-    return Posterior(source.sampler.model, samples, source.num_chains, args, kwargs, stats, functions_at=at)
+    settings = {"num_chains": source.num_chains, "args": args, "kwargs": kwargs, "stats": stats}
+    return Posterior(source.sampler.model, source.get_samples(), **settings, functions_at=source.functions_at)
 
 
 def _check_has_run(source):

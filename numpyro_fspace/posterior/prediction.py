@@ -137,16 +137,17 @@ class Evaluator:
             )
         return {} if mixed else axes, size
 
-    def _evaluation(self, plates, draw, key, args, kwargs, inputs) -> Evaluation:
+    def _evaluation(self, plates, draw, key, *given) -> Evaluation:
+        args, kwargs, inputs = given
         with (asked := own_keys()):
             trace = _trace(self.posterior.model, draw, key, args, kwargs)
         plates.update(plates_of(trace))
         weights = weights_of(trace)
         found = {k: s["value"] for k, s in trace.items() if _is_output(s, draw, weights)}
-        given = [k for k in found if trace[k]["type"] == "sample" and trace[k]["is_observed"]]
-        keys = jax.random.split(jax.random.fold_in(key, 1), len(given))
+        observed = [k for k in found if trace[k]["type"] == "sample" and trace[k]["is_observed"]]
+        keys = jax.random.split(jax.random.fold_in(key, 1), len(observed))
         # What is observed is drawn anew, and stays what it is for the sites that depend on it (a known noise, inputs).
-        found |= {k: trace[k]["fn"](rng_key=key) for k, key in zip(given, keys, strict=True)}
+        found |= {k: trace[k]["fn"](rng_key=key) for k, key in zip(observed, keys, strict=True)}
         laws = {k: trace[k]["fn"] for k in found if trace[k]["type"] == "sample"}
         for name in laws:
             if jnp.iscomplexobj(found[name]):

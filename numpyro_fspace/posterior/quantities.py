@@ -39,6 +39,9 @@ class Points(NamedTuple):
     draws: np.ndarray
     names: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return f"Points(draws of shape {np.shape(self.draws)})"
+
 
 class Quantities(NamedTuple):
     """What is judged of a run; None where there is nothing of the kind.
