@@ -102,7 +102,7 @@ def test_fields_by_position_work_and_warn():
     with pytest.warns(DeprecationWarning, match="num_chains=, args= by keyword"):
         posterior = fs.Posterior(curved, {"w": np.zeros(4)}, 2, (X,))
     assert posterior.num_chains == 2 and posterior.args == (X,)
-    assert repr(posterior) == "Posterior(curved, 4 draws of 1 sites, num_chains=2)"
+    assert repr(posterior) == "Posterior(curved, num_draws=4, num_chains=2, num_sites=1)"
 
 
 def test_bad_input():

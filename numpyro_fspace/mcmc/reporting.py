@@ -96,8 +96,8 @@ class Report:
         return "\n".join(lines + [f"Look: {line}" for line in self.advice] + ([] if self.advice else ["No doubts."]))
 
     def __repr__(self) -> str:
-        parts = [] if self.functions is None else [f"functions={self.functions!r}"]
-        return f"Report({', '.join([f'{len(self.advice)} doubts', *parts])})"
+        parts = [] if self.functions is None else [repr(self.functions)]
+        return f"Report({', '.join([f'num_doubts={len(self.advice)}', *parts])})"
 
     def _repr_pretty_(self, printer, cycle):
         """What notebooks show: the table."""

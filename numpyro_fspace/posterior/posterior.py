@@ -122,7 +122,8 @@ class Posterior:
     def __repr__(self) -> str:
         num_draws = len(next(iter(self.samples.values())))
         name = getattr(self.model, "__name__", type(self.model).__name__)
-        return f"Posterior({name}, {num_draws} draws of {len(self.samples)} sites, num_chains={self.num_chains})"
+        sizes = f"num_draws={num_draws}, num_chains={self.num_chains}, num_sites={len(self.samples)}"
+        return f"Posterior({name}, {sizes})"
 
     def __post_init__(self):
         sizes = {k: jnp.shape(v)[0] if jnp.ndim(v) else None for k, v in self.samples.items()}
