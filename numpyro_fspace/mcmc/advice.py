@@ -18,7 +18,7 @@ from numpyro_fspace.posterior.limits import (
 )
 
 if TYPE_CHECKING:
-    from numpyro_fspace.mcmc.reporting import Report
+    from numpyro_fspace.mcmc.report_table import Report
 
 __all__ = ["report_doubts", "sampler_doubts", "temperature_doubts"]
 

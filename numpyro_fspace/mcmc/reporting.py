@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,14 +13,15 @@ from numpyro.infer import MCMC
 
 from numpyro_fspace.mcmc.advice import report_doubts, sampler_doubts
 from numpyro_fspace.mcmc.base import SGMCMCKernel
+from numpyro_fspace.mcmc.report_table import Report
 from numpyro_fspace.mcmc.warmup import noise_variances
 from numpyro_fspace.mcmc.warnings import by_chain
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.potential import base_transform
 from numpyro_fspace.model.sharding import beside
-from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature, configurational_temperature
+from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
-from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics, diagnose, doubts
+from numpyro_fspace.posterior.diagnostics import diagnose, doubts
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.quantities import quantities_of
 from numpyro_fspace.sgmcmc.integrators import drift, kick
@@ -35,78 +36,6 @@ NUM_TRAJECTORIES = 8
 
 #: Of the gradient steps of the run, how many may be spent on its configurational temperature.
 SHARE = 0.2
-
-
-@dataclass(frozen=True, repr=False)
-class Report:
-    """What ``report`` found; ``print`` it.
-
-    Attributes:
-        functions: R-hat, effective sample sizes and moments of f at the probe inputs; None for a model without one.
-        sites: the same of the latent sites that are no weights, and of what enters a likelihood where several networks
-            make it up; None if there are none.
-        left_out: in words, what of the model is not judged.
-        num_diverging: undone draws of the sampling phase, all chains.
-        temperature: mean kinetic temperature of each chain relative to the sampler's, [C]; NaN for SGLD, which has
-            no momentum.
-        configurational: the configurational temperature of the draws relative to the sampler's, on average
-            (``.mean``) and in the direction that the data determine best (``.leading``), with relative standard errors
-            (``.mean_error``, ``.leading_error``): 1 for a law that is sampled rightly, SGLD's too. None if it cannot be
-            had for a fifth of the run's gradients, or the model draws random numbers of its own.
-        acceptance: the mean acceptance probability of the run's Metropolis test; of a run without one, what a test of
-            one draw's steps (one step for SGLD) would have had, at the last state of each chain with minibatch and
-            points frozen.
-        noise_share: variance of the stochastic gradient's noise relative to the sampler's own noise, per unit of
-            time: the relative excess of temperature that minibatches and random points cause, to leading order, as a
-            mean over all directions, as the temperature is.
-        noise_heat: the same in the directions that this noise acts on, a mean weighted by its variance. Where a few of
-            many directions are hot, it is large though temperature and ``noise_share`` are not.
-        drift: mean square of the networks' standardized weights in the last quarter of each chain over that in the
-            first, [C].
-        shortfall: by how much the log likelihood of the data at the last state of each chain is lower than that of the
-            chain where it is highest, [C]; all data, with minibatches too.
-        advice: one line for each doubt; empty if there is none.
-    """
-
-    functions: FunctionDiagnostics | None
-    sites: FunctionDiagnostics | None
-    left_out: tuple[str, ...]
-    num_diverging: int
-    temperature: np.ndarray
-    configurational: ConfigurationalTemperature | None
-    acceptance: float
-    noise_share: float
-    noise_heat: float
-    drift: np.ndarray
-    shortfall: np.ndarray
-    advice: tuple[str, ...]
-
-    def __str__(self) -> str:
-        temperature = "" if np.isnan(self.temperature).all() else f"temperature {self._range(self.temperature)}, "
-        if self.configurational is not None:
-            temperature += f"configurational {self.configurational}, "
-        lines = [] if self.functions is None else [str(self.functions)]
-        lines += [] if self.sites is None else [str(self.sites).replace("Functions", "Sites", 1)]
-        lines += [f"Left out: {'; '.join(self.left_out)}."] if self.left_out else []
-        lines += [
-            f"Sampler: {temperature}acceptance {self.acceptance:.2f}, gradient-noise share {self.noise_share:.3f} "
-            f"(where it acts {self.noise_heat:.2f}), {self.num_diverging} diverging, "
-            f"weight drift × {self._range(self.drift)}",
-        ]
-        return "\n".join(lines + [f"Look: {line}" for line in self.advice] + ([] if self.advice else ["No doubts."]))
-
-    def __repr__(self) -> str:
-        parts = [] if self.functions is None else [repr(self.functions)]
-        return f"Report({', '.join([f'num_doubts={len(self.advice)}', *parts])})"
-
-    def _repr_pretty_(self, printer, cycle):
-        """What notebooks show: the table."""
-        printer.text(str(self))
-
-    @staticmethod
-    def _range(values):
-        low, high = np.min(values), np.max(values)
-        return f"{low:.2f}" if high - low < 0.005 else f"{low:.2f}-{high:.2f}"
 
 
 @errors_as_themselves
