@@ -208,7 +208,7 @@ def test_nuts_whose_chains_differ_warns(num_chains):
     if num_chains == 1:
         mcmc.run(KEY, 10.0, init_params=start)
     else:
-        with pytest.warns(RuntimeWarning, match=r"R-hat of mu reaches .*the chains have not met"):
+        with pytest.warns(RuntimeWarning, match=r"R-hat of mu reaches .*the chains have not converged"):
             mcmc.run(KEY, 10.0, init_params=start)
 
 
@@ -231,7 +231,7 @@ def test_predict_warns_where_chains_differ():
     flat = {k: v.reshape(-1, *v.shape[2:]) for k, v in draws.items()}
     found = fs.Posterior(one_network, flat, num_chains=2)
     fs.predict(found, KEY, x)  # a warning would be an error
-    with pytest.warns(RuntimeWarning, match=r"At these inputs R-hat of [fy] reaches .*not met"):
+    with pytest.warns(RuntimeWarning, match=r"At these inputs R-hat of [fy] reaches .*not converged"):
         fs.predict(found, KEY, x[:, ::-1].copy())
     fs.predict(flat, KEY, x[:, ::-1].copy(), model=one_network)  # no chains are known
 

@@ -34,7 +34,7 @@ __all__ = ["Report", "report"]
 NUM_GRADIENTS = 16
 NUM_TRAJECTORIES = 8
 
-#: Of the gradient steps of the run, how many may be spent on its configurational temperature.
+#: The share of the run's gradient steps that its configurational temperature may cost.
 SHARE = 0.2
 
 
@@ -48,21 +48,21 @@ def report(
 ) -> Report:
     r"""Judge a run of ``SGLD``, ``SGHMC``, ``fSGLD`` or ``fSGHMC`` in function space.
 
-    It looks for each way in which such a run is known to go wrong: chains that have not met (R-hat, effective
-    sample sizes) or stand still, a chain that is stuck where the data are hardly explained (shortfall of their
-    likelihood), steps that are too long (divergences, kinetic and configurational temperature, the acceptance a
+    It looks for each way in which such a run is known to go wrong: chains that have not converged (R-hat,
+    effective sample sizes) or stand still, a chain that is stuck where the data are hardly explained (shortfall of
+    their likelihood), steps that are too long (divergences, kinetic and configurational temperature, the acceptance a
     Metropolis test would have had), minibatches that are too small (the gradient's noise, on average and where it
-    acts), and improper laws (drift of the weights).
+    acts), and improper distributions (drift of the weights).
 
-    **What is judged.** Every function under a functional prior or, without one, the network that the likelihood is made
-    of: at the data, at measurement points, at rows whose columns come from different rows of the data, and at rows
-    twice as far from the mean, as predictions are wanted elsewhere too. If several networks make up a likelihood, its
-    parameters at the data and at such rows, since parts of a sum can be exchanged. And every latent site that is no
-    weight, so that a model without networks is judged by its sites. What is left out is listed. ``inputs`` names other
-    places, and other networks.
+    **What is judged.** Every function under a functional prior or, without one, the network that enters the
+    likelihood: at the data, at measurement points, at rows whose columns come from different rows of the data, and at
+    rows twice as far from the mean, as predictions are wanted elsewhere too. If a likelihood depends on several
+    networks, its parameters at the data and at such rows, since parts of a sum can be exchanged. And every latent site
+    other than weights, so that a model without networks is judged by its sites. What is left out is listed. ``inputs``
+    names other places, and other networks.
 
-    **Temperature of the draws.** E|Sᵀ∇U|² / E tr Sᵀ∇²U S is T for every law that is sampled rightly. Gradients of all
-    data at up to 256 draws estimate it, as long as they cost less than a fifth of the run's own.
+    **Temperature of the draws.** E|Sᵀ∇U|² / E tr Sᵀ∇²U S is T for every distribution that is sampled correctly.
+    Gradients of all data at up to 256 draws estimate it, as long as they cost less than a fifth of the run's own.
 
     With V the covariance of :math:`S^\top \nabla \tilde U` over minibatches and points, a direction in which its
     variance is v gets the temperature :math:`T + \varepsilon v / (2 \gamma)` under SGHMC, and
@@ -72,7 +72,7 @@ def report(
 
     Args:
         mcmc: an ``MCMC`` object that has run one of our kernels.
-        *args: the arguments of that run; what it was given if there are none here.
+        *args: the arguments of that run, which are known if none are given here.
         key: of the probes; ``jax.random.key(0)`` if None.
         inputs: where f is judged, [N, D], or a dict of them by name of function; None is as above, up to 100 rows of
             the data and 30 points of each other kind.
@@ -83,7 +83,7 @@ def report(
 
     Raises:
         TypeError: if ``mcmc`` ran another kernel.
-        ValueError: if it has not run, or ``inputs`` are given for what is no function of the model.
+        ValueError: if it has not run, or ``inputs`` names something that is not a function of the model.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs

@@ -18,7 +18,7 @@ __all__ = ["by_chain", "warn_of_draws", "warn_of_trouble"]
 
 #: Rows of the data, and points of each other kind, at which its functions are judged.
 NUM_POINTS, NUM_OTHERS = 30, 15
-#: Of its gradient steps, how many may be spent on its temperature.
+#: The share of the run's gradient steps that its configurational temperature may cost.
 SHARE = 0.03
 
 
@@ -63,7 +63,7 @@ def _doubts_of_convergence(mcmc, draws):
 
 
 def by_chain(state):
-    """``state`` with an axis of chains, which that of a single one lacks."""
+    """``state`` with an axis of chains, which the state of a single chain lacks."""
     return state if state.potential_energy.ndim else jax.tree.map(lambda a: a[None], state)
 
 

@@ -37,10 +37,10 @@ class FunctionDiagnostics:
         mean: posterior means, ``[P]``.
         sd: posterior standard deviations, ``[P]``.
         rhat: rank-normalized split R-hat, the larger of bulk and tail, ``[P]``; NaN where undefined.
-        ess_bulk: effective number of draws for the center of the law, ``[P]``.
+        ess_bulk: effective number of draws for the center of the distribution, ``[P]``.
         ess_tail: the smaller of the effective numbers for the 5 % and 95 % quantiles, ``[P]``.
         mcse_mean: Monte Carlo standard error of ``mean``, ``[P]``.
-        notes: what went wrong, in words.
+        notes: problems, in words.
     """
 
     names: tuple[str, ...]
@@ -211,7 +211,7 @@ def diagnose(draws: Float[np.ndarray, "C S P"], names: tuple[str, ...]) -> Funct
 
 
 def doubts(found: Sequence[FunctionDiagnostics], still: np.ndarray) -> list[str]:
-    """What speaks against chains, a line each, in the order of its weight.
+    """A line for each reason to doubt the chains, the most severe first.
 
     Args:
         found: diagnostics of the same draws.
@@ -267,7 +267,7 @@ def _chains(numbers: np.ndarray, num_chains: int) -> str:
 
 
 def _not_met(num_chains: int) -> str:
-    return "the chains have not met" if num_chains > 1 else "the chain has not settled, as its halves differ"
+    return "the chains have not converged" if num_chains > 1 else "the chain has not settled, as its halves differ"
 
 
 def _notes_of_trouble(found: FunctionDiagnostics) -> list[str]:

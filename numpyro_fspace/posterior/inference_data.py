@@ -179,8 +179,8 @@ def _stats(found) -> dict:
 
 def _trace(model, args, kwargs):
     """``(trace, observed, known, drawn)``: the model's sites, whose values are not to be read, the values of those
-    observed, which parts of these the likelihood does not leave out, and the names of those whose values are others at
-    each call, which are none of ``observed``.
+    observed, which parts of these the likelihood counts, and the names of those whose values differ from call to call,
+    which ``observed`` does not hold.
     """
     arrays, _, join = split_arrays((args, kwargs))
     trace = {}

@@ -19,9 +19,9 @@ CHUNK = 2**25
 
 
 def compile_chunk(fn, given):
-    """``fn`` over draws and keys, compiled; arrays among what is given enter as arguments.
+    """``fn`` over draws and keys, compiled; arrays in ``given`` enter as arguments.
 
-    An array that stands at several places is one there too, and what is computed from it at each is computed once.
+    An array that stands at several places is one argument, so that what is computed from it is computed once.
     """
     arrays, _, join = split_arrays(given)
     places = [id(a) for a in arrays]
@@ -38,7 +38,7 @@ def compile_chunk(fn, given):
 def map_draws(fn, draws, key, given: tuple, *, batch_size: int | None = None) -> dict:
     """``fn(draw, key, *given)`` for every draw, a dict of arrays, collected as NumPy arrays [S, ...].
 
-    Arrays among what is given enter the compiled function as arguments, all else as constants.
+    Arrays in ``given`` enter the compiled function as arguments, all else as constants.
     """
     return map_compiled(compile_chunk(fn, given), draws, key, given, batch_size=batch_size)
 
@@ -61,7 +61,7 @@ def map_compiled(chunk, draws, key, given: tuple, *, batch_size: int | None = No
 
 
 def share_equal(tree):
-    """``tree`` with one array in the place of all that equal it."""
+    """``tree`` with one array in place of all that are equal to it."""
     found: list = []
 
     def share(leaf):
@@ -79,12 +79,12 @@ def share_equal(tree):
 
 
 def largest_array(chunk, draws, keys, arrays) -> int:
-    """Numbers in the largest array that ``chunk`` makes of all draws at once. The trace serves its call too."""
+    """Numbers in the largest array that ``chunk`` would make of all draws at once; its trace serves the call too."""
     return max([1, *_sizes(chunk.trace(draws, keys, arrays).jaxpr)])
 
 
 def _sizes(program):
-    """Numbers in each array that a program makes, and its subprograms."""
+    """Numbers in each array that a program and its subprograms make."""
     for equation in program.eqns:
         yield from (math.prod(getattr(made.aval, "shape", ())) for made in equation.outvars)
     for part in subjaxprs(getattr(program, "jaxpr", program)):

@@ -21,11 +21,11 @@ __all__ = ["Structure", "likelihood_parameters", "structure"]
 
 
 class Structure(NamedTuple):
-    """What a model's program tells without being run.
+    """What can be read off a model's program.
 
     Attributes:
-        trace: sites of the model; the values are of no use.
-        direct: names of the functions whose outputs enter a likelihood through no other function.
+        trace: sites of the model. Nothing was computed: do not read their values.
+        direct: names of the functions whose outputs enter a likelihood, and not only through another function.
         composed: names of those whose inputs depend on weights.
         weights: names of the sites that are weights.
     """
@@ -48,13 +48,13 @@ class Structure(NamedTuple):
 
     @property
     def monitored(self) -> list:
-        """Functions under a functional prior; without any, the one network that reaches the data by itself, if one."""
+        """Functions under a functional prior; without one, the only network that enters the likelihood directly."""
         alone = [k for k in self.networks if k in self.direct]
         return self.priors or (alone if len(alone) == 1 and alone[0] not in self.composed else [])
 
     @property
     def needs_likelihood(self) -> bool:
-        """Whether networks reach the data that are not judged themselves."""
+        """Whether some network enters the likelihood directly and is not monitored itself."""
         return bool((self.direct & set(self.networks)) - set(self.monitored))
 
 
@@ -112,7 +112,7 @@ def _shape_of(value):
 
 
 def likelihood_parameters(trace, draw) -> dict:
-    """Floating parameters of the laws of what is observed (or, where no data are given, drawn), by name."""
+    """Floating-point parameters of the observations' distributions, by name; of their draws where no data are given."""
     found = {}
     for name, site in trace.items():
         if site["type"] != "sample" or is_functional_prior(site) or (name in draw and not site["is_observed"]):

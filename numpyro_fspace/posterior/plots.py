@@ -36,7 +36,7 @@ def plot_functions(
     """Draws of a function against its input; with several inputs, predictions against observations.
 
     With one input: the mean, the central band of ``f``, a few draws, and, if given, the data, the band of
-    noisy targets, the true function and a reference law. Where the data's inputs leave a gap the background
+    noisy targets, the true function and a reference distribution. Where the data's inputs leave a gap the background
     is shaded, so that extrapolation is seen to be one. With several inputs: ``y_data`` (observed at the rows
     of ``x``) across, the predictions with interval bars up, and the diagonal of perfect prediction.
 
@@ -46,7 +46,7 @@ def plot_functions(
         x_data: inputs of the training data, ``[M]`` or ``[M, 1]``; one input only.
         y_data: targets at ``x_data``; with several inputs, targets at ``x`` (then required, ``[N]``).
         truth: the true function at ``x``, ``[N]``; one input only.
-        reference: mean and standard deviation at ``x`` of a Gaussian law to compare with, such as the exact
+        reference: mean and standard deviation at ``x`` of a Gaussian to compare with, such as the exact
             GP posterior of ``f``, drawn as a dashed band of the same level; one input only.
         noise_draws: draws of noisy targets at ``x``, ``[S, N]``, for an outer band (one input) or the bars
             (several inputs).

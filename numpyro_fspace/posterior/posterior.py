@@ -1,4 +1,4 @@
-"""``Posterior``: draws of a model's latent values with the model that they belong to, whatever made them."""
+"""``Posterior``: posterior draws together with their model."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ __all__ = ["Posterior", "as_posterior", "functions_run"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Posterior:
-    """Draws of the latent values of a model, and what ``fs.predict`` and ``fs.to_arviz`` need beside them.
+    """Draws of the latent values of a model, with the model and the arguments that it was fitted to.
 
     Attributes:
-        model: the NumPyro model, with the functions of this posterior (linearized ones, say).
-        samples: draws by site, [S, …], chains one after the other.
-        num_chains: in how many chains; 1 for independent draws.
+        model: the NumPyro model. Its functions are those of the posterior, which may be linearized.
+        samples: draws by site, [S, …], the chains concatenated.
+        num_chains: the number of chains; 1 for independent draws.
         args, kwargs: the arguments that the model was fitted to.
         stats: fields of the draws, [S, …] each, such as ``diverging``.
-        fit: what ``model`` has beside the code that it was written as: ``"params"``, values of ``numpyro.param`` sites,
-            and ``"center"``, where its networks are linearized; None if that is not all.
-        functions_at: the inputs of a run that kept functions in place of weights, which ``samples`` then holds; else
+        fit: what was added to the code of the model: ``"params"``, values of ``numpyro.param`` sites, and
+            ``"center"``, where its networks are linearized. None if more was added, which ``fs.save`` cannot write.
+        functions_at: the inputs of a run that kept functions in place of weights; ``samples`` then holds these. Else
             None.
     """
 
@@ -55,18 +55,18 @@ class Posterior:
 
     @classmethod
     def load(cls, path: str | Path, model: Callable, /, *args, **kwargs) -> Posterior:
-        """The posterior that ``fs.save`` has written.
+        """Read the posterior that ``fs.save`` has written.
 
         Args:
             path: of the file.
-            model: the model that was fitted, as it was written: what ``fs.svi_posterior`` and
-                ``fs.baselines.laplace`` change in it is in the file.
-            args, kwargs: the arguments it was fitted to; those in the file if there are none here.
+            model: the model that was fitted, before ``fs.svi_posterior`` or ``fs.baselines.laplace`` changed it. The
+                changes are in the file.
+            args, kwargs: the arguments it was fitted to; those in the file if none are given.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: it is damaged, of another version, or something else.
-            TypeError: ``model`` is no function.
+            ValueError: it is damaged, of another format, or was not written by ``fs.save``.
+            TypeError: ``model`` is not a function.
 
         Example:
             >>> import numpyro_fspace as fs  # doctest: +SKIP
@@ -90,12 +90,12 @@ class Posterior:
     def from_checkpoint(cls, folder: str | Path, model: Callable, /, *args, **kwargs) -> Posterior:
         """The draws that ``fs.MCMC(..., checkpoint=folder)`` has written so far, without loading them.
 
-        The files are read once, block by block, and compared with their checksums. The arrays then lie on disk, and of
-        them is loaded what is touched: ``fs.predict`` reads them in batches. While a run
-        of several chains goes on they are no single block yet, and are copied into memory.
+        The files are read once, block by block, and compared with their checksums. The arrays are then mapped from
+        disk, and only what is used is loaded: ``fs.predict`` reads them in batches. While a run of several chains is
+        still going on, its draws are copied into memory.
 
         Args:
-            folder: that of the checkpoint.
+            folder: the folder of the checkpoint.
             model: the model of the run.
             args, kwargs: the arguments it was fitted to.
 
@@ -160,9 +160,14 @@ Posterior.__init__ = _warn_of_positions(Posterior.__init__)  # type: ignore[meth
 
 
 def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, ...] = ()) -> Posterior:
-    """The posterior behind an ``MCMC`` object (NumPyro's has not warned of trouble yet), draws or a ``Posterior``.
+    """The posterior of an ``MCMC`` object, of a dict of draws, or a ``Posterior`` itself.
 
-    What another ``model`` was fitted to is not known. Sites ``from_prior`` need no draws.
+    Where NumPyro's ``MCMC`` ran one of our kernels, the warnings at the end of a run are given here.
+
+    Args:
+        source: an ``MCMC`` object that has run, a ``Posterior``, or a dict of draws [S, …].
+        model: another model; the arguments that it was fitted to are then unknown. A dict needs one.
+        from_prior: names of latent sites that need no draws.
     """
     if isinstance(source, NumPyroMCMC | Posterior) and getattr(source, "functions_at", None) is not None:
         _check_has_run(source)
@@ -199,7 +204,7 @@ def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, .
 
 
 def functions_run(source) -> Posterior:
-    """The posterior behind a run that kept functions in place of weights."""
+    """The posterior of a run that kept functions in place of weights."""
     if isinstance(source, Posterior):
         return source
     _check_has_run(source)

@@ -1,7 +1,6 @@
-"""From draws of weights to draws of functions and observations, in bounded memory.
+"""Draws of functions and observations from draws of weights, in bounded memory.
 
-Everything here runs the model with its plates at full size, whatever ``subsample_size`` says, and recomputes
-deterministic sites instead of reusing those of the run.
+The model runs with its plates at full size, whatever ``subsample_size`` is. Deterministic sites are recomputed.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ class Evaluator:
         found = {k: s["value"] for k, s in trace.items() if _is_output(s, draw, weights)}
         observed = [k for k in found if trace[k]["type"] == "sample" and trace[k]["is_observed"]]
         keys = jax.random.split(jax.random.fold_in(key, 1), len(observed))
-        # What is observed is drawn anew, and stays what it is for the sites that depend on it (a known noise, inputs).
+        # Observations are drawn anew. Sites that depend on them (a known noise, inputs) see the values observed.
         found |= {k: trace[k]["fn"](rng_key=key) for k, key in zip(observed, keys, strict=True)}
         laws = {k: trace[k]["fn"] for k in found if trace[k]["type"] == "sample"}
         for name in laws:
@@ -157,7 +156,7 @@ class Evaluator:
 
 
 def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
-    """Draws [S, N, K] of the functions alone, at ``inputs``: nothing of the size of the data is computed for them."""
+    """Draws [S, N, K] of the functions alone, at ``inputs``. Nothing of the size of the data is computed."""
 
     inputs = as_arrays(inputs)
     check_complete(posterior, args, kwargs, lambda: inputs)
@@ -172,7 +171,7 @@ def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
 def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> dict:
     """Pointwise log-likelihood [S, N] of every observed site, at the full data and recomputed functions.
 
-    ``args`` include the targets. The functional prior and other factors are no observations and are left out, and so
+    ``args`` include the targets. The functional prior and other factors are not observations and are left out, and so
     are weights that ``numpyro.handlers.condition`` fixes. A point under a mask has log-likelihood 0.
     """
 

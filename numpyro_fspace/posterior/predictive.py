@@ -39,7 +39,7 @@ class Predictive:
         from_prior: names of latent sites that come from the prior, as for ``fs.predict``.
 
     Raises:
-        TypeError: if ``source`` is neither, or the model is missing.
+        TypeError: if ``source`` is none of these, or the model is missing.
         ValueError: if ``source`` has no draws, or kept functions in place of weights.
 
     Example:
@@ -113,8 +113,8 @@ def predict(
 ) -> dict[str, np.ndarray]:
     """Draws of functions and observations at new inputs, one for each posterior draw.
 
-    A ``RuntimeWarning`` tells if the chains of ``source`` have not met in these (R-hat above 1.05; where it has several
-    chains of 100 draws or more).
+    A ``RuntimeWarning`` is given if the chains of ``source`` have not converged in these predictions (R-hat above
+    1.05). ``fs.Predictive`` gives the same draws, and compiles the model once for several calls.
 
     Args:
         source: an ``MCMC`` object that has run, a ``fs.Posterior`` (of ``fs.svi_posterior``, of a checkpoint, …), or a
@@ -125,10 +125,10 @@ def predict(
         inputs: where functions are evaluated: an array [N, D], or a dict of them by name of function; if None where
             the model itself first evaluates each (at the first array among the arguments, where that is random).
         batch_size: draws evaluated together; chosen to bound memory if None.
-        input_batch_size: rows evaluated together; if None all, unless one draw would make an array of more than 2²⁵
-            numbers of them (a convolutional network's, say, of a thousand images), and each row's values depend on
-            that row alone, which is tried at one draw. Every argument with as many rows as the longest of ``inputs``
-            is cut alike.
+        input_batch_size: rows evaluated together. If None, all rows, unless one draw would make an array of more than
+            2²⁵ numbers of them, as a convolutional network does of a thousand images. Rows are then evaluated in
+            batches, if the values of each row depend on that row alone, which is tested at one draw. Every argument
+            with as many rows as the longest of ``inputs`` is cut alike.
         from_prior: names of latent sites that come from the prior, given the others, in place of the draws, such as
             the latent values of new rows. All others must be among the draws.
         **kwargs: the model's keyword arguments; those called as an argument above must be given by position.
@@ -138,7 +138,7 @@ def predict(
         ``random_module``, new observations by site, deterministic sites. Chains are concatenated.
 
     Raises:
-        TypeError: if ``source`` is neither, or the model is missing.
+        TypeError: if ``source`` is none of these, or the model is missing.
         ValueError: if ``source`` has no draws, kept functions in place of weights or lacks latent sites of the model;
             if ``inputs`` names no function of the model, or ``from_prior`` no latent site; if ``input_batch_size`` is
             given and the model mixes rows. Errors of the model itself come through.

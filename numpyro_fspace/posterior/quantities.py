@@ -1,6 +1,6 @@
-"""What of a run is judged: functions, what enters a likelihood, and the latent sites that are no weights.
+"""The quantities whose convergence is judged: functions, parameters of likelihoods, and latent sites but weights.
 
-Weights are left out, since hidden units can be exchanged, and so are networks that reach the data through another
+Weights are left out, since hidden units can be exchanged. So are networks that enter the likelihood through another
 network alone, since their outputs can be exchanged too.
 """
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Quantities", "Points", "quantities_of", "quantities_in_predictions", "points_of"]
 
-#: Draws of each chain that are looked at, evenly spaced, and entries of each site.
+#: The most draws of each chain, evenly spaced, and the most entries of each site.
 MAX_DRAWS, MAX_ENTRIES = 1000, 100
-#: Numbers in all draws of one function or site.
+#: The most numbers in all draws of one function or site.
 MAX_NUMBERS = 2**21
 
 
 class Points(NamedTuple):
-    """Draws [C, S, P] of P numbers, and the names of these."""
+    """Draws [C, S, P] of P numbers, with their names."""
 
     draws: np.ndarray
     names: tuple[str, ...]
@@ -44,12 +44,12 @@ class Points(NamedTuple):
 
 
 class Quantities(NamedTuple):
-    """What is judged of a run; None where there is nothing of the kind.
+    """The quantities of a run whose convergence is judged; None where there are none of the kind.
 
     Attributes:
         functions: the model's functions, each at several kinds of inputs.
-        others: latent sites that are no weights, and the parameters of likelihoods that several networks make up.
-        left_out: in words, what is not judged.
+        others: latent sites other than weights, and parameters of likelihoods that depend on several networks.
+        left_out: what is not judged, in words.
     """
 
     functions: Points | None
@@ -60,11 +60,11 @@ class Quantities(NamedTuple):
 def quantities_of(
     model, draws, args, kwargs, *, inputs=None, num_points: int = 100, num_others: int = 30
 ) -> Quantities:
-    """Draws of what is judged.
+    """The quantities of a run: their draws, at most 1000 of each chain.
 
     Args:
         model: the NumPyro model.
-        draws: of its sites, [C, S, …]; they may lie on disk.
+        draws: draws of its sites, [C, S, …], which may lie on disk.
         args, kwargs: its arguments, with the targets.
         inputs: where functions are judged, [N, …] or a dict of them by name of function. None judges each at
             ``num_points`` of the rows that the model gives it, and at ``num_others`` points of each other kind: the
@@ -72,7 +72,7 @@ def quantities_of(
         num_points, num_others: see ``inputs``.
 
     Raises:
-        ValueError: for inputs of what is no function of the model.
+        ValueError: if ``inputs`` names something that is not a function of the model.
     """
     step = -(-_num_draws(draws) // MAX_DRAWS)
     draws = {k: v[:, ::-step][:, ::-1] if step > 1 else v for k, v in draws.items()}
@@ -115,7 +115,7 @@ def quantities_of(
 
 
 def quantities_in_predictions(predictions: dict, num_chains: int, find_structure: Callable) -> Points | None:
-    """Functions and observations among ``fs.predict``'s draws [S, …], by chain; None if they cannot be judged."""
+    """Functions and observations among predictions [S, …], by chain; None if there are too few draws or one chain."""
     num = len(next(iter(predictions.values()), ()))
     if num_chains < 2 or num < num_chains * MIN_RUN or num % num_chains:
         return None
@@ -132,7 +132,7 @@ def _num_draws(draws) -> int:
 
 
 def _chosen(plan: Structure, inputs) -> list:
-    """Names of the functions that are judged. Who asks for a network gets it, though another function has a prior."""
+    """Names of the functions that are judged: all that ``inputs`` names, or those that the structure says."""
     known = list(dict.fromkeys([*plan.priors, *plan.networks]))
     if inputs is None:
         return plan.monitored
@@ -146,7 +146,7 @@ def _chosen(plan: Structure, inputs) -> list:
 
 
 def _kinds(known: dict, num_points: int, num_others: int) -> dict:
-    """Inputs by kind (what is added to a function's name) and by function."""
+    """Inputs by kind, which is added to the function's name, and by function."""
     return {
         "": {k: some_rows(x, num_points) for k, x in known.items()},
         " at permuted rows": {k: _permuted(x, num_others) for k, x in known.items() if _has_columns(x)},
@@ -165,7 +165,7 @@ def _permuted(x, num: int):
 
 
 def _function_values(model, num_points, draw, _, *given) -> dict:
-    """The functions at a draw, at their inputs by kind, and at so many measurement points."""
+    """The functions at a draw: at their inputs by kind, and at ``num_points`` measurement points."""
     args, kwargs, at = given
     seeded = handlers.seed(full_plates(condition(model, draw)), jax.random.key(0))
     with function_hook(lambda name, fn, _: fn, density=False):
@@ -180,7 +180,7 @@ def _function_values(model, num_points, draw, _, *given) -> dict:
 
 
 def _likelihood_values(model, rows, roots, draw, _, *given) -> dict:
-    """Parameters of the likelihoods at a draw, where the ``roots`` among the functions take other inputs too."""
+    """Parameters of the likelihoods at a draw, at the data and where the functions ``roots`` take permuted inputs."""
     args, kwargs = given
     found: dict = {}
     kinds: dict = {"": lambda x: x}
@@ -201,7 +201,7 @@ def _likelihood_values(model, rows, roots, draw, _, *given) -> dict:
 
 
 def _by_chain(fn, draws, given: tuple) -> dict:
-    """``fn`` of every draw, [C, S, …]; of draws that lie on disk a chain at a time, of which a part is loaded."""
+    """``fn`` at every draw, [C, S, …]. Draws that lie on disk are evaluated a chain at a time."""
 
     def values(some):
         return map_draws(fn, some, jax.random.key(0), given)
@@ -220,10 +220,10 @@ def _is_of(label: str, name: str) -> bool:
 
 
 def points_of(draws: dict, most: int | None = None) -> Points | None:
-    """Draws [C, S, …] by label as one array, of each label at most so many points.
+    """Draws [C, S, …] by label as one array, with at most ``most`` points of each label.
 
-    Numbers that are the same in all draws while others move are so by construction (a triangular matrix's zeros), and
-    left out. So are values that are not finite elsewhere than at the data.
+    Numbers that are the same in all draws while others move are constants, such as the zeros of a triangular matrix,
+    and are left out. So are values that are not finite, except at the data.
     """
     parts, names = [], []
     for label, values in draws.items():

@@ -1,11 +1,12 @@
-"""Whether what a model computes at many rows can be put together from parts of the rows.
+"""Whether a model can be evaluated in batches of rows.
 
-It cannot where a row's values depend on other rows (inputs standardized in the model, attention, a cumulative sum), on
-the row's number or on how many rows there are. This is found by a probe of one draw, at as many rows as memory allows:
+It cannot where the values of a row depend on other rows (inputs standardized in the model, attention, a cumulative
+sum), on the row's number, or on the number of rows. One draw is evaluated to find out, at as many rows as memory
+allows:
 
-* where half of the rows are replaced, the others must stay what they are, bit for bit, as the program is the same;
-* the first rows alone, and the last ones alone, must be what they are among all, up to rounding;
-* what is drawn anew must be independent between rows.
+* if half of the rows are replaced, the values of the others must not change by a bit, as the program is the same;
+* the first rows alone, and the last ones alone, must have the values that they have among all, up to rounding;
+* random values must be drawn independently for each row.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluation", "Probe", "find_axes", "take_rows"]
 
-#: Two evaluations of a row in programs of different sizes are alike if they differ, on average over rows, by less than
-#: these shares of the rows' spread and of their size.
+#: Evaluations of rows in programs of different sizes agree if they differ, on average over rows, by less than these
+#: shares of the spread of the values and of their size.
 SPREAD, SIZE = 1e-2, 1e-5
 
 
@@ -37,7 +38,7 @@ class Evaluation(NamedTuple):
 
     Attributes:
         values: what ``predict`` returns, by name.
-        laws: the laws that some of the values were drawn from, by name.
+        laws: the distributions that some of the values were drawn from, by name.
         is_noisy: whether the model draws random numbers beside these values.
     """
 
@@ -47,7 +48,7 @@ class Evaluation(NamedTuple):
 
 
 def take_rows(given, num: int, rows):
-    """``given`` with these rows of its arrays of ``num`` rows; one that stands at several places stays one."""
+    """``given`` with these rows of its arrays of ``num`` rows. An array at several places stays one array."""
     parts = {id(a): a[rows] for a in jax.tree.leaves(given) if np.shape(a)[:1] == (num,)}
     return jax.tree.map(lambda a: parts.get(id(a), a), given)
 
@@ -92,7 +93,7 @@ def find_axes(probe: Probe, given: tuple, size: int, most: int, key: Key[Array, 
     return {k: axis for k, axis in axes.items() if LAW not in k}, sorted(names)
 
 
-#: Between the name of a site and the number of its law's parameter, among the outputs of a probe.
+#: Between the name of a site and the number of a parameter of its distribution, among the outputs of a probe.
 LAW = "\0"
 
 

@@ -1,15 +1,15 @@
-"""The files of a run on disk, read: draws that need not fit into memory, and the state of the chains.
+"""The files of a run: draws, which need not fit into memory, and the state of the chains. This module reads them.
 
 A directory holds ``run.json``, what the run is; ``draws-000-z.w.npy``, …, an array [C, S, …] for each field of the
 draws, of full size from the start; and ``state.npz``, the state of the chains and the number of draws it counts. The
-draws of a part are written into their places before the state that counts them is moved into its own: whenever the run
-is killed, the draws that the state counts are whole, and those after it are made and written again, the same. Chains
-lie one after another, so the arrays need no joining and no loading: they are mapped. Files are arrays only; nothing in
-them is executed.
+draws of a part are written before the state that counts them replaces the last one. So whenever the run is killed, the
+draws that the state counts are complete, and those after it are made again, with the same values. Chains lie one after
+another, so that the arrays can be mapped without joining or loading them. Files hold arrays only; nothing in them is
+executed.
 
-No damage goes unseen. ``run.json`` and ``state.npz`` end with a SHA-256 of the rest. The state names the ``run.json``
+All damage is found. ``run.json`` and ``state.npz`` end with a SHA-256 of the rest. The state names the ``run.json``
 that it belongs to, and holds a CRC-32 of every field's file, chain by chain, as far as it counts draws: a part that is
-written continues it, and whoever opens the folder compares it with the draws once.
+written continues it, and it is compared with the draws once when the folder is opened.
 
 ``mcmc/checkpoint.py`` writes them.
 """
@@ -45,7 +45,7 @@ class RunFiles:
         directory: where they are, or will be.
         run: what the run is, a dict for JSON. Its entry ``"arrays"`` has the type and shape of each field of the draws
             by name, ``{"z/w": ["float32", [C, S, 2]]}``; the part before a slash is the field of the state. A
-            directory where one of these entries is another one is refused, and left as it is.
+            directory where one of these entries differs is refused, and not changed.
 
     Raises:
         ValueError: the directory holds another run, files of another format, or damaged ones.
