@@ -6,7 +6,7 @@ import warnings
 from numpyro_fspace import baselines, datasets, metrics, model, priors, sgmcmc, variational
 from numpyro_fspace.mcmc import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD, report
 from numpyro_fspace.model import OnDemand, fan_in, functional_prior, measurement, random_module
-from numpyro_fspace.posterior import Posterior, diagnostics, plot_functions, predict, save, to_arviz
+from numpyro_fspace.posterior import Posterior, Predictive, diagnostics, plot_functions, predict, save, to_arviz
 from numpyro_fspace.priors import CalibratedPrior, GPPrior, dirichlet_targets, fit_gp
 from numpyro_fspace.sgmcmc import preconditioners
 from numpyro_fspace.variational import FVIMC, FunctionalELBO, svi_posterior
@@ -23,6 +23,7 @@ __all__ = [
     "GPPrior",
     "OnDemand",
     "Posterior",
+    "Predictive",
     "Warmup",
     "baselines",
     "datasets",

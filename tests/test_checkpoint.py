@@ -31,9 +31,10 @@ import numpyro_fspace as fs
 from numpyro_fspace.mcmc.checkpoint import Checkpoint, _write_state, flat
 from numpyro_fspace.mcmc.fingerprint import describe
 from numpyro_fspace.mcmc.loop import Loop
-from numpyro_fspace.posterior.run_files import _difference, sealed
+from numpyro_fspace.posterior.checksums import sealed
+from numpyro_fspace.posterior.run_files import _difference
 
-pytestmark = pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning", "ignore::UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:The kinetic temperature:RuntimeWarning", "ignore::UserWarning")
 
 KEY = jax.random.key(3)
 KERNEL = fs.fSGHMC(linear(random_points(), batch=4), num_steps=3)

@@ -114,7 +114,7 @@ def test_heat_of_a_warm_up_is_no_draw_s():
         warnings.simplefilter("error", RuntimeWarning)
         mcmc.warmup(KEY, X, Y, init_params=far)
     assert np.all(mcmc.last_state.mean_temperature > 2.0)
-    with pytest.warns(RuntimeWarning, match="The chain runs hot"):
+    with pytest.warns(RuntimeWarning, match="The kinetic temperature"):
         warn_of_trouble(mcmc)
 
 

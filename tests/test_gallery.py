@@ -24,7 +24,7 @@ def draws_by_chain(name, kernel, *, num_warmup, num_samples):
     return {k: drawn[k].reshape(2, num_samples, -1) for k in case.functions}, mcmc
 
 
-@pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning")  # warm-ups are short
+@pytest.mark.filterwarnings("ignore:The kinetic temperature:RuntimeWarning")  # warm-ups are short
 @pytest.mark.filterwarnings("ignore:The draws are doubtful:RuntimeWarning")  # and draws are few
 @pytest.mark.parametrize("name", CASES)
 def test_converges_under_fsghmc(name):

@@ -17,7 +17,7 @@ from numpyro.infer.reparam import LocScaleReparam
 
 import numpyro_fspace as fs
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:The chain runs hot:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:The kinetic temperature:RuntimeWarning")
 
 
 def run_on(model, **settings):

@@ -28,7 +28,7 @@ from numpyro_fspace.sgmcmc import sghmc as algorithm
 
 KEY = jax.random.key(0)
 COLD = fs.Warmup(warm_start=0.0)
-pytestmark = pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:The kinetic temperature:RuntimeWarning")
 
 
 def base_model(x, y=None):
@@ -461,10 +461,10 @@ def test_divergences_keep_the_last_good_state_and_are_reported(kernel):
         fs.to_arviz(plain)
 
 
-@pytest.mark.filterwarnings("default:The chain runs hot:RuntimeWarning")
+@pytest.mark.filterwarnings("default:The kinetic temperature:RuntimeWarning")
 def test_a_hot_chain_is_reported():
     """Started far from the mode and without warm-up, the fall heats the momentum."""
-    with pytest.warns(RuntimeWarning, match="runs hot.*smaller step_size"):
+    with pytest.warns(RuntimeWarning, match="kinetic temperature.*smaller step_size"):
         run(sghmc(metropolis=False), num_warmup=0, init_params={"w": jnp.array([4.0, 4.0])})
 
 

@@ -39,7 +39,7 @@ def run(x, y, **settings):
     return mcmc
 
 
-@pytest.mark.filterwarnings("ignore:The chain runs hot")  # ten draws say little
+@pytest.mark.filterwarnings("ignore:The kinetic temperature")  # ten draws say little
 @pytest.mark.parametrize(
     "settings", [pytest.param({}, marks=pytest.mark.nightly), {"num_chains": 2, "chain_method": "vectorized"}]
 )
@@ -77,7 +77,7 @@ def test_rows_in_any_order_and_number():
     assert len(source) == 6 and source.ndim == 2 and "Recorder of shape [6, 2]" in repr(source)
 
 
-@pytest.mark.filterwarnings("ignore:The chain runs hot")
+@pytest.mark.filterwarnings("ignore:The kinetic temperature")
 def test_minibatches_of_ten_steps_at_a_time():
     """Without the full gradients of control variates, a call brings the rows of ten gradient steps, and no more."""
     random = np.random.default_rng(0)  # so many rows that ten minibatches hardly share any
@@ -87,7 +87,7 @@ def test_minibatches_of_ten_steps_at_a_time():
     assert 9 * BATCH < x.most == y.most <= 10 * BATCH
 
 
-@pytest.mark.filterwarnings("ignore:The chain runs hot")
+@pytest.mark.filterwarnings("ignore:The kinetic temperature")
 def test_a_bar_loads_no_rows(files, monkeypatch):
     """Several chains in a terminal: R-hat of functions, which would need the inputs of all rows, is left out."""
     monkeypatch.setattr(driver, "is_watched", lambda: True)
@@ -97,7 +97,7 @@ def test_a_bar_loads_no_rows(files, monkeypatch):
     assert BATCH < x.most < NUM  # those of ten gradient steps of two chains
 
 
-@pytest.mark.filterwarnings("ignore:The chain runs hot")
+@pytest.mark.filterwarnings("ignore:The kinetic temperature")
 def test_functions_at_inputs_load_no_rows(files):
     """``report`` and ``to_arviz`` at ``inputs`` take the rows of minibatches and what was observed, no more."""
     x, y = (Recorder(a) for a in files)

@@ -216,7 +216,7 @@ def driver(model, kind=fs.MCMC):
     return kind(kernel, num_warmup=0, num_samples=10, progress_bar=False)
 
 
-@pytest.mark.filterwarnings("ignore:The chain runs hot")
+@pytest.mark.filterwarnings("ignore:The kinetic temperature")
 @pooled
 def test_a_run_knows_which_of_its_data_the_points_are(points, num_others, monkeypatch):
     """Where data are arguments of the compiled program; and it asks again if they are others of the same shape."""
@@ -240,7 +240,7 @@ def test_a_run_knows_which_of_its_data_the_points_are(points, num_others, monkey
         np.testing.assert_allclose(found[name], apart, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:The chain runs hot")
+@pytest.mark.filterwarnings("ignore:The kinetic temperature")
 def test_data_in_another_order_use_the_same_program():
     mcmc = driver(make(at_data, X[ROWS]))
     for x in (X, X[::-1], jnp.roll(X, 2)):
@@ -279,7 +279,7 @@ def shuffled_data(x, y=None):
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.filterwarnings("ignore:The chain runs hot")
+@pytest.mark.filterwarnings("ignore:The kinetic temperature")
 @pytest.mark.parametrize("model", [latent_inputs, latent_points, shuffled_points, shuffled_data])
 def test_what_is_equal_when_a_run_begins_may_differ_later(model, monkeypatch):
     start = numpyro.infer.init_to_value(values={"z": X, "w": W})
@@ -336,7 +336,7 @@ def test_a_first_call_without_rows(monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, apart)
 
 
-@pytest.mark.filterwarnings("ignore:The chain runs hot")
+@pytest.mark.filterwarnings("ignore:The kinetic temperature")
 def test_two_functions_of_one_name_in_two_scopes_have_points_of_their_own(monkeypatch):
     networks: list[Network] = []
     parts = [make(at_data, points, networks=networks) for points in (X[ROWS], X[::2], POINTS)]

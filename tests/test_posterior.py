@@ -98,6 +98,13 @@ def test_an_argument_may_be_called_inputs():
     assert data["log_likelihood"]["y"].shape == data["posterior_predictive"]["y"].shape == (1, 5, len(X))
 
 
+def test_fields_by_position_work_and_warn():
+    with pytest.warns(DeprecationWarning, match="num_chains=, args= by keyword"):
+        posterior = fs.Posterior(curved, {"w": np.zeros(4)}, 2, (X,))
+    assert posterior.num_chains == 2 and posterior.args == (X,)
+    assert repr(posterior) == "Posterior(curved, num_draws=4, num_chains=2, num_sites=1)"
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="same leading axis"):
         fs.Posterior(curved, {"w": np.zeros(3), "v": np.zeros(4)})

@@ -14,7 +14,7 @@ from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points
 from numpyro import handlers
 
 import numpyro_fspace as fs
-from numpyro_fspace.posterior import prediction
+from numpyro_fspace.posterior import mapping, prediction
 from numpyro_fspace.posterior.prediction import log_likelihood
 
 KEY = jax.random.key(0)
@@ -269,12 +269,12 @@ def test_the_largest_array_bounds_the_number_of_draws_at_a_time(monkeypatch, on_
             numpyro.sample("y", dist.Normal(w[1] * hidden.sum(-1), NOISE), obs=y)
 
     calls = []
-    compiled = prediction._compiled
-    monkeypatch.setattr(prediction, "_compiled", lambda fn, given: Recorder(compiled(fn, given), calls))
+    compiled = prediction.compile_chunk
+    monkeypatch.setattr(prediction, "compile_chunk", lambda fn, given: Recorder(compiled(fn, given), calls))
     x = np.linspace(0.0, 1.0, 40, dtype=np.float32)[:, None]
     given = fs.OnDemand(x) if on_demand else x
     whole = fs.predict(DRAWS, KEY, given, model=model, inputs={})
-    monkeypatch.setattr(prediction, "CHUNK", 2 * 40 * 7)
+    monkeypatch.setattr(mapping, "CHUNK", 2 * 40 * 7)
     parts = fs.predict(DRAWS, KEY, given, model=model, inputs={})
     assert calls == [6, 2, 2, 2]
     np.testing.assert_allclose(parts["y"], whole["y"], rtol=1e-6)
@@ -305,8 +305,8 @@ def test_a_function_is_evaluated_once_where_the_model_and_its_names_have_equal_i
         fs.functional_prior("f", net, Independent(), np.zeros((4, 2), np.float32))
         numpyro.deterministic("mean", net(x))
 
-    compiled = prediction._compiled
-    monkeypatch.setattr(prediction, "_compiled", lambda fn, given: Looked(compiled(fn, given), []))
+    compiled = prediction.compile_chunk
+    monkeypatch.setattr(prediction, "compile_chunk", lambda fn, given: Looked(compiled(fn, given), []))
     draws = {"net.kernel": jnp.ones((5, 2, 3)), "net.bias": jnp.zeros((5, 3))}
     for x in (np.ones((50, 2), np.float32), np.ones((50, 2))):  # the second in another precision
         values = fs.predict(draws, KEY, x, model=model)
@@ -342,7 +342,7 @@ def line_at(x):
     ids=["precisions and lengths", "integers and NaN", "keys", "no arrays"],
 )
 def test_arrays_are_shared_that_can_be_exchanged(arrays, first):
-    shared = prediction._shared(arrays)
+    shared = mapping.share_equal(arrays)
     assert [next(j for j, b in enumerate(arrays) if a is b) for a in shared] == first
 
 
@@ -358,7 +358,7 @@ def test_rows_are_cut_where_one_draw_would_make_too_large_an_array(monkeypatch):
     x = np.linspace(0.0, 1.0, 40, dtype=np.float32)[:, None]
     whole = fs.predict(DRAWS, KEY, x, model=model, inputs=x)
     assert traced == [40, 40]  # one trace tells the sites, one the size, and is run
-    monkeypatch.setattr(prediction, "CHUNK", 10 * 7)
+    monkeypatch.setattr(mapping, "CHUNK", 10 * 7)
     parts = fs.predict(DRAWS, KEY, x, model=model, inputs=x)
     # ten rows and five of them are tried, and then a program of ten rows of all draws, then of one
     assert traced == [40, 40, 40, 40, 10, 5, 10, 10, 10]
@@ -390,7 +390,7 @@ def test_sites_of_all_rows_are_not_made_of_batches(monkeypatch):
     draws = {"slope": jnp.arange(3.0)}
     with pytest.raises(ValueError, match=r"input_batch_size=2: \['mean', 'size'\] cannot be put together from"):
         fs.predict(draws, KEY, NEW, model=of_all_rows, inputs=NEW, input_batch_size=2)
-    monkeypatch.setattr(prediction, "CHUNK", 4)
+    monkeypatch.setattr(mapping, "CHUNK", 4)
     values = fs.predict(draws, KEY, NEW + 1.0, model=of_all_rows, inputs=NEW + 1.0)
     np.testing.assert_allclose(values["mean"], np.arange(3.0) * (NEW + 1.0).mean(), rtol=1e-5)
 
@@ -429,3 +429,65 @@ def test_outputs_of_a_network_with_several():
     np.testing.assert_allclose(found["net[1]"][:, :, 0], x[:, 0] * mcmc.get_samples()["net.w"][:, :, 1], rtol=1e-5)
     names = fs.report(mcmc).functions.names
     assert {name.partition("]")[0] for name in names} == {"net[0", "net[1"} and len(names) == 20 * 3
+
+
+# ---- Predictive ------------------------------------------------------------------------------------------------
+
+
+def counted():
+    """A model of a line, and the list to which each run of its Python code adds an entry."""
+    runs = []
+
+    def model(x, y=None):
+        runs.append(x.shape)
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        f = fs.functional_prior("f", lambda x: w[0] + w[1] * x[:, 0], Independent(), POINTS)
+        with numpyro.plate("data", len(x), subsample_size=2) as rows:
+            numpyro.sample("y", dist.Normal(f(x[rows]), NOISE), obs=y)
+
+    return model, runs
+
+
+@pytest.mark.parametrize("settings", [{}, {"inputs": 0.1 * NEW}, {"batch_size": 40}, {"input_batch_size": 2}], ids=list)
+def test_predictive_gives_the_numbers_of_predict_and_traces_the_model_once(settings):
+    model, runs = counted()
+    chains = {"w": np.random.default_rng(0).normal(size=(500, 2)).astype(np.float32)}  # judged, as there are two chains
+    posterior = fs.Posterior(model, chains, num_chains=2)
+    predictive = fs.Predictive(posterior, **settings)
+    first = predictive(KEY, NEW)
+    num = len(runs)
+    for key, x in ((jax.random.key(1), NEW), (KEY, NEW + 1.0), (KEY, np.asarray(NEW, np.float32).copy())):
+        values = predictive(key, x)
+        assert len(runs) == num
+        expected = fs.predict(posterior, key, x, **settings)
+        num = len(runs)
+        assert values.keys() == expected.keys() == first.keys()
+        for name in values:
+            np.testing.assert_array_equal(values[name], expected[name])
+    predictive(KEY, NEW[:4])
+    assert len(runs) > num
+
+
+def test_predictive_looks_at_the_rows_of_every_call():
+    """Rows that are all alike cannot tell that the model standardizes its inputs; those of the next call do."""
+
+    def model(x):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        f = fs.functional_prior("f", lambda x: w[0] + w[1] * x[:, 0], Independent(), POINTS)
+        numpyro.deterministic("mean", f(x - x.mean()))
+
+    predictive = fs.Predictive(DRAWS, model=model, input_batch_size=2)
+    predictive(KEY, np.ones((6, 1), np.float32))
+    with pytest.raises(ValueError, match="cannot be put together"):
+        predictive(KEY, np.linspace(-1.0, 1.0, 6, dtype=np.float32)[:, None])
+
+
+def test_predictive_takes_other_settings_of_the_model_anew():
+    def model(x, scale=1.0):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        numpyro.deterministic("mean", scale * w[0] * x[:, 0])
+
+    predictive = fs.Predictive(DRAWS, model=model)
+    once, twice = (predictive(KEY, NEW, scale=scale)["mean"] for scale in (1.0, 2.0))
+    np.testing.assert_array_equal(2.0 * once, twice)
+    assert repr(predictive).startswith("Predictive(Posterior(") and "\n" not in repr(predictive)

@@ -15,11 +15,13 @@ from models import NOISE, Independent, X, Y, linear, run
 from numpyro.infer import NUTS
 
 import numpyro_fspace as fs
+from numpyro_fspace.mcmc import advice
 from numpyro_fspace.mcmc import warnings as run_warnings
+from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature, configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts
-from numpyro_fspace.posterior.judged import judged_draws, structure
-from numpyro_fspace.posterior.temperature import ConfigurationalTemperature, configurational_temperature
+from numpyro_fspace.posterior.model_structure import structure
+from numpyro_fspace.posterior.quantities import quantities_of
 
 KEY = jax.random.key(0)
 
@@ -32,7 +34,7 @@ def temperature(model, draws, *args, kernel=fs.SGHMC, **settings):
     num_chains = len(next(iter(draws.values())))
     state = jax.tree.map(lambda a: jnp.broadcast_to(a, (num_chains, *a.shape)), mcmc.last_state)
     draws = {k: np.asarray(v, np.float32) for k, v in draws.items()}
-    return configurational_temperature(kernel, state, draws, args, {}, jax.random.key(1), 1e9)
+    return configurational_temperature(kernel, state, draws, args, {}, key=jax.random.key(1), share=1e9)
 
 
 def gaussian(precision, mean, shape, factor=1.0, seed=0):
@@ -102,13 +104,13 @@ def test_temperature_names_one_hot_direction_of_a_hundred():
         numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
 
     found = temperature(model, {"w": draws}, x, y)
-    assert run_warnings.temperature_doubts(found) == []
+    assert advice.temperature_doubts(found) == []
     _, vectors = np.linalg.eigh(precision)
     hot = draws + (np.sqrt(2.0) - 1.0) * ((draws - mean) @ vectors[:, -1:]) * vectors[:, -1]
     found = temperature(model, {"w": hot}, x, y)
     assert abs(np.log(found.leading / 2.0)) < 4 * found.leading_error
     assert found.mean < 1.2  # which hides it
-    (line,) = run_warnings.temperature_doubts(found)
+    (line,) = advice.temperature_doubts(found)
     assert "in the direction that the data determine best" in line
 
 
@@ -121,7 +123,7 @@ def test_temperature_costs_no_more_than_it_may():
 
     def num_draws(num_made, share):
         made = state._replace(i=jnp.array([num_made]))
-        found = configurational_temperature(kernel, made, draws, (X, Y), {}, KEY, share)
+        found = configurational_temperature(kernel, made, draws, (X, Y), {}, key=KEY, share=share)
         return None if found is None else found.num_draws
 
     assert num_draws(400, 0.06) == 24
@@ -133,7 +135,7 @@ def test_temperature_costs_no_more_than_it_may():
 def test_limits_are_wider_where_few_draws_are_looked_at():
     for num_draws, is_said in ((8, False), (20, True)):
         found = ConfigurationalTemperature(1.6, 1.0, 0.1, 0.1, num_draws)  # 4.7 standard errors
-        assert bool(run_warnings.temperature_doubts(found)) == is_said
+        assert bool(advice.temperature_doubts(found)) == is_said
 
 
 @pytest.mark.parametrize("thinning", [1, 20])
@@ -168,9 +170,9 @@ def test_a_short_run_by_small_minibatches_warns(thinning):
 )
 def test_limits_of_the_temperature(value, error, start):
     found = ConfigurationalTemperature(value, 1.0, error, 0.1, 256)
-    lines = run_warnings.temperature_doubts(found)
+    lines = advice.temperature_doubts(found)
     found = ConfigurationalTemperature(value, 1.0, error, 0.1, 256)
-    lines = run_warnings.temperature_doubts(found)
+    lines = advice.temperature_doubts(found)
     assert len(lines) == (start is not None) and all(line.startswith(start) for line in lines)
 
 
@@ -206,7 +208,7 @@ def test_nuts_whose_chains_differ_warns(num_chains):
     if num_chains == 1:
         mcmc.run(KEY, 10.0, init_params=start)
     else:
-        with pytest.warns(RuntimeWarning, match=r"R-hat of mu reaches .*the chains have not met"):
+        with pytest.warns(RuntimeWarning, match=r"R-hat of mu reaches .*the chains have not converged"):
             mcmc.run(KEY, 10.0, init_params=start)
 
 
@@ -229,7 +231,7 @@ def test_predict_warns_where_chains_differ():
     flat = {k: v.reshape(-1, *v.shape[2:]) for k, v in draws.items()}
     found = fs.Posterior(one_network, flat, num_chains=2)
     fs.predict(found, KEY, x)  # a warning would be an error
-    with pytest.warns(RuntimeWarning, match=r"At these inputs R-hat of [fy] reaches .*not met"):
+    with pytest.warns(RuntimeWarning, match=r"At these inputs R-hat of [fy] reaches .*not converged"):
         fs.predict(found, KEY, x[:, ::-1].copy())
     fs.predict(flat, KEY, x[:, ::-1].copy(), model=one_network)  # no chains are known
 
@@ -240,7 +242,7 @@ def test_unseen_directions_are_judged():
     x = (rng.normal(size=(30, 1)) * np.ones(2)).astype(np.float32)
     draws = rng.normal(size=(2, 200, 2, 1)).astype(np.float32)
     draws[1] += np.array([[5.0], [-5.0]], np.float32)  # across the line
-    points = judged_draws(one_network, {"f.kernel": draws}, (x, x[:, 0]), {}).functions
+    points = quantities_of(one_network, {"f.kernel": draws}, (x, x[:, 0]), {}).functions
     (line,) = doubts([diagnose(*points)], standstill(np.moveaxis(points.draws, 2, 0)))
     assert line.startswith("R-hat of f at permuted rows reaches")
 
@@ -262,7 +264,7 @@ def test_what_reaches_the_likelihood_is_judged():
         latent = {k: s["value"] for k, s in trace.items() if s["type"] == "sample" and k != "y"}
         rng = np.random.default_rng(1)
         draws = {k: np.abs(rng.normal(size=(2, 120, *np.shape(v)))).astype(np.float32) for k, v in latent.items()}
-        judged = judged_draws(model, draws, (x, x[:, 0]), {})
+        judged = quantities_of(model, draws, (x, x[:, 0]), {})
         assert judged.functions is None
         assert {name.split("[")[0].split(" at ")[0] for name in judged.others.names} == sites
         kinds = {name.split("[")[0] for name in judged.others.names}
@@ -279,7 +281,7 @@ def test_a_known_function_of_a_latent_input_is_no_weight():
 
     draw = {"truth": np.zeros(5), "f.kernel": np.zeros((1, 1)), "f.bias": np.zeros(1)}
     plan = structure(model, draw, (np.zeros(5), np.zeros(5)), {})
-    assert plan.weights == {"f.kernel", "f.bias"} and plan.judged == ["f"]
+    assert plan.weights == {"f.kernel", "f.bias"} and plan.monitored == ["f"]
 
 
 def test_entries_that_are_fixed_by_construction_are_not_frozen():
@@ -288,7 +290,7 @@ def test_entries_that_are_fixed_by_construction_are_not_frozen():
         numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
 
     draws = np.asarray(dist.LKJCholesky(3, 1.0).sample(KEY, (2, 200)))
-    judged = judged_draws(model, {"root": draws}, (1.0,), {})
+    judged = quantities_of(model, {"root": draws}, (1.0,), {})
     assert len(judged.others.names) == 5  # of nine: three zeros, and the first is 1
     assert doubts([diagnose(*judged.others)], np.zeros(2)) == []
 
@@ -314,7 +316,7 @@ def test_names_few_effective_draws(num_draws, start):
 
 
 def test_an_error_of_the_judgement_costs_no_run(monkeypatch):
-    monkeypatch.setattr(run_warnings, "judged_draws", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(run_warnings, "quantities_of", lambda *_, **__: 1 / 0)
     with pytest.warns(RuntimeWarning, match="could not be judged: ZeroDivisionError"):
         mcmc = run(fs.SGHMC(linear(), step_size=0.1, num_steps=2), num_warmup=0, num_samples=200)
     assert mcmc.get_samples()["w"].shape == (200, 2)
@@ -340,7 +342,7 @@ def test_draws_on_disk_are_judged_like_those_in_memory(tmp_path):
     np.save(tmp_path / "draws.npy", draws)
     on_disk = np.load(tmp_path / "draws.npy", mmap_mode="r")
     x = rng.normal(size=(30, 2)).astype(np.float32)
-    one, other = (judged_draws(one_network, {"f.kernel": d}, (x, x[:, 0]), {}).functions for d in (draws, on_disk))
+    one, other = (quantities_of(one_network, {"f.kernel": d}, (x, x[:, 0]), {}).functions for d in (draws, on_disk))
     assert one.names == other.names
     np.testing.assert_allclose(one.draws, other.draws, rtol=1e-5, atol=1e-5)
 
@@ -352,7 +354,7 @@ def test_functions_of_draws_that_were_not_kept_are_left_out():
         f = fs.random_module("f", nn.Dense(1), input_shape=2)
         numpyro.sample("y", dist.Normal(f(x)[:, 0], numpyro.sample("sigma", dist.HalfNormal(1.0))), obs=y)
 
-    judged = judged_draws(model, draws, (np.zeros((4, 2)), np.zeros(4)), {})
+    judged = quantities_of(model, draws, (np.zeros((4, 2)), np.zeros(4)), {})
     assert judged.functions is None and judged.others.names == ("sigma",)
     assert any("f.bias, f.kernel were not kept" in line for line in judged.left_out)
 
@@ -369,7 +371,7 @@ def test_minibatches_and_composed_networks_are_judged_by_rows():
         f"{k}.{part}": (1, 1) if part == "kernel" else (1,) for k in ("trunk", "head") for part in ("kernel", "bias")
     }
     draws = {k: rng.normal(size=(2, 120, *shape)).astype(np.float32) for k, shape in sites.items()}
-    judged = judged_draws(model, draws, (np.linspace(-1, 1, 40)[:, None], np.zeros(40)), {})
+    judged = quantities_of(model, draws, (np.linspace(-1, 1, 40)[:, None], np.zeros(40)), {})
     x, w = np.linspace(-1, 1, 40), {k: v.reshape(2, 120, 1) for k, v in draws.items()}
     f = w["head.kernel"] * np.tanh(w["trunk.kernel"] * x + w["trunk.bias"]) + w["head.bias"]
     np.testing.assert_allclose(judged.others.draws[..., :40], f, atol=1e-4)

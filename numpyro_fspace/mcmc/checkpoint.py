@@ -23,7 +23,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_fspace.posterior.run_files import RunFiles, hash_of, is_key, plain, sealed
+from numpyro_fspace.posterior.arrays import is_key, plain
+from numpyro_fspace.posterior.checksums import hash_of, sealed
+from numpyro_fspace.posterior.run_files import RunFiles
 
 try:
     import fcntl

@@ -26,7 +26,8 @@ from numpyro_fspace.model.arguments import frozen, kept, split_arrays, with_rows
 from numpyro_fspace.model.checks import check_key
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import CHAINS, beside, check_mesh, gathered, place
-from numpyro_fspace.posterior.run_files import folder_of, join_chains
+from numpyro_fspace.posterior.arrays import join_chains
+from numpyro_fspace.posterior.run_files import folder_of
 from numpyro_fspace.priors._cholesky import is_traced
 
 if TYPE_CHECKING:

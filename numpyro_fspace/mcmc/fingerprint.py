@@ -13,7 +13,8 @@ import numpy as np
 
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.model.on_demand import OnDemand
-from numpyro_fspace.posterior.run_files import HASHED, plain
+from numpyro_fspace.posterior.arrays import plain
+from numpyro_fspace.posterior.run_files import HASHED
 
 __all__ = ["describe", "fingerprint"]
 

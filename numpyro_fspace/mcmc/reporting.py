@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,18 +11,19 @@ import numpy as np
 from numpyro.distributions import biject_to, transforms
 from numpyro.infer import MCMC
 
+from numpyro_fspace.mcmc.advice import report_doubts, sampler_doubts
 from numpyro_fspace.mcmc.base import SGMCMCKernel
+from numpyro_fspace.mcmc.report_table import Report
 from numpyro_fspace.mcmc.warmup.friction import noise_variances
-from numpyro_fspace.mcmc.warmup.stability import is_hot
-from numpyro_fspace.mcmc.warnings import MIN_ACCEPT_PROB, by_chain, temperature_doubts
+from numpyro_fspace.mcmc.warnings import by_chain
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import beside
 from numpyro_fspace.model.site_transforms import base_transform
+from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
-from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics, diagnose, doubts
-from numpyro_fspace.posterior.judged import judged_draws
+from numpyro_fspace.posterior.diagnostics import diagnose, doubts
 from numpyro_fspace.posterior.posterior import as_posterior
-from numpyro_fspace.posterior.temperature import ConfigurationalTemperature, configurational_temperature
+from numpyro_fspace.posterior.quantities import quantities_of
 from numpyro_fspace.sgmcmc.integrators import drift, kick
 
 if TYPE_CHECKING:
@@ -33,78 +34,8 @@ __all__ = ["Report", "report"]
 NUM_GRADIENTS = 16
 NUM_TRAJECTORIES = 8
 
-#: Of the gradient steps of the run, how many may be spent on its configurational temperature.
+#: The share of the run's gradient steps that its configurational temperature may cost.
 SHARE = 0.2
-
-ACCEPTANCE_LIMIT = 0.3
-NOISE_LIMIT = 0.1
-HEAT_LIMIT = 1.0
-DRIFT_LIMIT = 1.2
-SHORTFALL_LIMIT = 10.0
-
-
-@dataclass(frozen=True)
-class Report:
-    """What ``report`` found; ``print`` it.
-
-    Attributes:
-        functions: R-hat, effective sample sizes and moments of f at the probe inputs; None for a model without one.
-        sites: the same of the latent sites that are no weights, and of what enters a likelihood where several networks
-            make it up; None if there are none.
-        left_out: in words, what of the model is not judged.
-        num_diverging: undone draws of the sampling phase, all chains.
-        temperature: mean kinetic temperature of each chain relative to the sampler's, [C]; NaN for SGLD, which has
-            no momentum.
-        configurational: the configurational temperature of the draws relative to the sampler's, on average
-            (``.mean``) and in the direction that the data determine best (``.leading``), with relative standard errors
-            (``.mean_error``, ``.leading_error``): 1 for a law that is sampled rightly, SGLD's too. None if it cannot be
-            had for a fifth of the run's gradients, or the model draws random numbers of its own.
-        acceptance: the mean acceptance probability of the run's Metropolis test; of a run without one, what a test of
-            one draw's steps (one step for SGLD) would have had, at the last state of each chain with minibatch and
-            points frozen.
-        noise_share: variance of the stochastic gradient's noise relative to the sampler's own noise, per unit of
-            time: the relative excess of temperature that minibatches and random points cause, to leading order, as a
-            mean over all directions, as the temperature is.
-        noise_heat: the same in the directions that this noise acts on, a mean weighted by its variance. Where a few of
-            many directions are hot, it is large though temperature and ``noise_share`` are not.
-        drift: mean square of the networks' standardized weights in the last quarter of each chain over that in the
-            first, [C].
-        shortfall: by how much the log likelihood of the data at the last state of each chain is lower than that of the
-            chain where it is highest, [C]; all data, with minibatches too.
-        advice: one line for each doubt; empty if there is none.
-    """
-
-    functions: FunctionDiagnostics | None
-    sites: FunctionDiagnostics | None
-    left_out: tuple[str, ...]
-    num_diverging: int
-    temperature: np.ndarray
-    configurational: ConfigurationalTemperature | None
-    acceptance: float
-    noise_share: float
-    noise_heat: float
-    drift: np.ndarray
-    shortfall: np.ndarray
-    advice: tuple[str, ...]
-
-    def __str__(self) -> str:
-        temperature = "" if np.isnan(self.temperature).all() else f"temperature {self._range(self.temperature)}, "
-        if self.configurational is not None:
-            temperature += f"configurational {self.configurational}, "
-        lines = [] if self.functions is None else [str(self.functions)]
-        lines += [] if self.sites is None else [str(self.sites).replace("Functions", "Sites", 1)]
-        lines += [f"Left out: {'; '.join(self.left_out)}."] if self.left_out else []
-        lines += [
-            f"Sampler: {temperature}acceptance {self.acceptance:.2f}, gradient-noise share {self.noise_share:.3f} "
-            f"(where it acts {self.noise_heat:.2f}), {self.num_diverging} diverging, "
-            f"weight drift × {self._range(self.drift)}",
-        ]
-        return "\n".join(lines + [f"Look: {line}" for line in self.advice] + ([] if self.advice else ["No doubts."]))
-
-    @staticmethod
-    def _range(values):
-        low, high = np.min(values), np.max(values)
-        return f"{low:.2f}" if high - low < 0.005 else f"{low:.2f}-{high:.2f}"
 
 
 @errors_as_themselves
@@ -117,21 +48,21 @@ def report(
 ) -> Report:
     r"""Judge a run of ``SGLD``, ``SGHMC``, ``fSGLD`` or ``fSGHMC`` in function space.
 
-    It looks for each way in which such a run is known to go wrong: chains that have not met (R-hat, effective
-    sample sizes) or stand still, a chain that is stuck where the data are hardly explained (shortfall of their
-    likelihood), steps that are too long (divergences, kinetic and configurational temperature, the acceptance a
+    It looks for each way in which such a run is known to go wrong: chains that have not converged (R-hat,
+    effective sample sizes) or stand still, a chain that is stuck where the data are hardly explained (shortfall of
+    their likelihood), steps that are too long (divergences, kinetic and configurational temperature, the acceptance a
     Metropolis test would have had), minibatches that are too small (the gradient's noise, on average and where it
-    acts), and improper laws (drift of the weights).
+    acts), and improper distributions (drift of the weights).
 
-    **What is judged.** Every function under a functional prior or, without one, the network that the likelihood is made
-    of: at the data, at measurement points, at rows whose columns come from different rows of the data, and at rows
-    twice as far from the mean, as predictions are wanted elsewhere too. If several networks make up a likelihood, its
-    parameters at the data and at such rows, since parts of a sum can be exchanged. And every latent site that is no
-    weight, so that a model without networks is judged by its sites. What is left out is listed. ``inputs`` names other
-    places, and other networks.
+    **What is judged.** Every function under a functional prior or, without one, the network that enters the
+    likelihood: at the data, at measurement points, at rows whose columns come from different rows of the data, and at
+    rows twice as far from the mean, as predictions are wanted elsewhere too. If a likelihood depends on several
+    networks, its parameters at the data and at such rows, since parts of a sum can be exchanged. And every latent site
+    other than weights, so that a model without networks is judged by its sites. What is left out is listed. ``inputs``
+    names other places, and other networks.
 
-    **Temperature of the draws.** E|Sᵀ∇U|² / E tr Sᵀ∇²U S is T for every law that is sampled rightly. Gradients of all
-    data at up to 256 draws estimate it, as long as they cost less than a fifth of the run's own.
+    **Temperature of the draws.** E|Sᵀ∇U|² / E tr Sᵀ∇²U S is T for every distribution that is sampled correctly.
+    Gradients of all data at up to 256 draws estimate it, as long as they cost less than a fifth of the run's own.
 
     With V the covariance of :math:`S^\top \nabla \tilde U` over minibatches and points, a direction in which its
     variance is v gets the temperature :math:`T + \varepsilon v / (2 \gamma)` under SGHMC, and
@@ -141,7 +72,7 @@ def report(
 
     Args:
         mcmc: an ``MCMC`` object that has run one of our kernels.
-        *args: the arguments of that run; what it was given if there are none here.
+        *args: the arguments of that run, which are known if none are given here.
         key: of the probes; ``jax.random.key(0)`` if None.
         inputs: where f is judged, [N, D], or a dict of them by name of function; None is as above, up to 100 rows of
             the data and 30 points of each other kind.
@@ -152,7 +83,7 @@ def report(
 
     Raises:
         TypeError: if ``mcmc`` ran another kernel.
-        ValueError: if it has not run, or ``inputs`` are given for what is no function of the model.
+        ValueError: if it has not run, or ``inputs`` names something that is not a function of the model.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
@@ -172,7 +103,7 @@ def report(
         args, kwargs = mcmc._args, mcmc._kwargs
     args, kwargs = beside((args, kwargs), mcmc.last_state)
     posterior, draws = as_posterior(mcmc), mcmc.get_samples(group_by_chain=True)
-    judged = judged_draws(posterior.model, draws, args, kwargs, inputs=inputs)
+    judged = quantities_of(posterior.model, draws, args, kwargs, inputs=inputs)
     functions, sites = (None if points is None else diagnose(*points) for points in judged[:2])
     both = [part for part in (functions, sites) if part is not None]
     state, key = mcmc.last_state, jax.random.key(0) if key is None else key
@@ -184,20 +115,28 @@ def report(
     shortfall, chance = _shortfall(target, state, key)
     has_momentum = kernel.has_momentum
     temperature = np.atleast_1d(state.mean_temperature) / kernel.temperature
-    found = {
-        "num_diverging": int(np.sum(state.num_diverging)),
-        "temperature": temperature if has_momentum else np.full_like(temperature, np.nan),
-        "configurational": configurational_temperature(kernel, by_chain(state), draws, args, kwargs, key, SHARE),
-        "acceptance": acceptance,
-        "noise_share": noise_share,
-        "noise_heat": noise_heat,
-        "drift": _weight_drift(mcmc, kernel, args, kwargs),
-        "shortfall": shortfall,
-    }
-    rest = {"size": state.scale.shape[-1], "num_draws": mcmc.num_samples, "chance": chance}
-    rest |= {"is_tested": is_tested}
-    advice = _advice(convergence=_convergence(judged, both), **rest, **found)
-    return Report(functions, sites, judged.left_out, **found, advice=tuple(advice))
+    found = Report(
+        functions,
+        sites,
+        judged.left_out,
+        num_diverging=int(np.sum(state.num_diverging)),
+        temperature=temperature if has_momentum else np.full_like(temperature, np.nan),
+        configurational=configurational_temperature(kernel, by_chain(state), draws, args, kwargs, key=key, share=SHARE),
+        acceptance=acceptance,
+        noise_share=noise_share,
+        noise_heat=noise_heat,
+        drift=_weight_drift(mcmc, kernel, args, kwargs),
+        shortfall=shortfall,
+        advice=(),
+    )
+    lines = report_doubts(
+        found,
+        convergence=_convergence(judged, both),
+        sampler=list(sampler_doubts(kernel, state, mcmc.num_samples)),
+        shortfall_sd=chance,
+        is_tested=is_tested,
+    )
+    return replace(found, advice=tuple(lines))
 
 
 def _checked_kernel(mcmc):
@@ -302,62 +241,3 @@ def _weight_drift(mcmc, kernel, args, kwargs):
         squares = squares + np.einsum("csp,csp,p->cs", weights, weights, precision, dtype=np.float64)
     quarter = max(1, squares.shape[1] // 4)
     return squares[:, -quarter:].mean(1) / squares[:, :quarter].mean(1)
-
-
-def _advice(
-    *,
-    is_tested,
-    convergence,
-    num_diverging,
-    temperature,
-    configurational,
-    acceptance,
-    noise_share,
-    noise_heat,
-    drift,
-    shortfall,
-    size,
-    num_draws,
-    chance,
-):
-    yield from convergence
-    (apart,) = np.nonzero(shortfall > SHORTFALL_LIMIT * chance)
-    if len(apart) and not all(line.startswith("the effective") for line in convergence):
-        yield (
-            f"the log likelihood of the data is up to {shortfall.max():.4g} lower in some chains "
-            f"({', '.join(map(str, apart))}, the first being 0) than in the best, far more than chance allows: a "
-            "chain far below most may be stuck, one far above most may interpolate the data. Leave it out, or run "
-            "again, with another key or a longer num_warmup."
-        )
-    if num_diverging:
-        yield f"{num_diverging} draws diverged: shorten step_size, warm up longer, or raise the prior's nugget."
-    if not is_tested and np.any(is_hot(temperature, size * num_draws)):
-        yield (
-            f"kinetic temperature {np.nanmax(temperature):.2f} times the target's: intervals are too wide. Shorten "
-            "step_size, raise friction, enlarge minibatches, or give the noise a tighter prior."
-        )
-    if configurational is not None:
-        yield from temperature_doubts(configurational)
-    if is_tested and acceptance < MIN_ACCEPT_PROB:
-        yield f"the Metropolis test accepts {acceptance:.2f} of the steps, too few to move by: shorten step_size."
-    if not is_tested and acceptance < ACCEPTANCE_LIMIT:
-        yield (
-            f"a Metropolis test would accept {acceptance:.2f} of the draws: the discretization may bias them. "
-            "Compare f with a run at half the step size."
-        )
-    if noise_share > NOISE_LIMIT:
-        yield (
-            f"the gradient's noise adds {100 * noise_share:.0f} % to the temperature: enlarge the minibatch, fix the "
-            "measurement points or take more of them, or shorten step_size."
-        )
-    elif noise_heat > HEAT_LIMIT:
-        yield (
-            f"the gradient's noise makes the few directions it acts on {1.0 + noise_heat:.1f} times as hot as the "
-            "rest, which the mean temperature does not show: f is too uncertain there. Enlarge the minibatch, fix the "
-            "measurement points, or raise friction."
-        )
-    if np.all(drift > 1.0 + 0.5 * (DRIFT_LIMIT - 1.0)) and np.mean(drift) > DRIFT_LIMIT:
-        yield (
-            f"the weights' mean square grew by a factor {np.mean(drift):.2f} over the run: warm-up was too short, or "
-            "their law is improper (fs.model.flat())."
-        )

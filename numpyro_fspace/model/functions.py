@@ -8,6 +8,7 @@ import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from numpyro_fspace._checks import as_numbers
+from numpyro_fspace.model.arguments import split_arrays, with_rows
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior
 
@@ -28,7 +29,7 @@ def functions_of(trace) -> dict:
     return functions | {k: s["fn"] for k, s in trace.items() if s["type"] == "network"}
 
 
-def function_inputs(model, draws, args, kwargs) -> dict:
+def function_inputs(model, draws, args, kwargs, *, programs: dict | None = None) -> dict:
     """Where the model first evaluates each of its functions, by name, [N, ...].
 
     Where that depends on random values (latent inputs), or the model does not say, it is at the first array among the
@@ -38,11 +39,14 @@ def function_inputs(model, draws, args, kwargs) -> dict:
         model: a NumPyro model.
         draws: values of its latent sites, [S, ...].
         args, kwargs: its arguments.
+        programs: keeps the compiled program for further calls with arguments of the same shapes.
     """
-    arrays = [a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray | jax.Array) and a.ndim]
-    names, others = [], {}
+    arrays, _, join = split_arrays((args, kwargs))
+    first_array = next((a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray | jax.Array) and a.ndim), None)
+    takes: dict = {}
 
-    def calls(draw, key):
+    def calls(draw, key, arrays):
+        args, kwargs = with_rows(join(arrays))
         seen = {}
 
         def watch(name, fn, _):
@@ -54,20 +58,17 @@ def function_inputs(model, draws, args, kwargs) -> dict:
 
         trace = run_model(model, args, kwargs, key=key, substitute=draw, hook=watch, networks=True)
         functions = functions_of(trace)
-        for name, fn in functions.items():
-            names.append(name)
-            if arrays and _takes(fn, arrays[0]):
-                others[name] = arrays[0]
+        takes.update({name: first_array is not None and _takes(fn, first_array) for name, fn in functions.items()})
         return {name: seen[name] for name in functions if name in seen}
 
     ends = [jax.tree.map(lambda a, i=i: a[i], draws) for i in (0, -1)]
-    watched = jax.jit(calls)
+    watched, takes = ({} if programs is None else programs).setdefault("inputs", (jax.jit(calls), takes))
     try:
-        first, last = (watched(draw, jax.random.key(i)) for i, draw in enumerate(ends))
+        first, last = (watched(draw, jax.random.key(i), arrays) for i, draw in enumerate(ends))
     except jax.errors.UnexpectedTracerError:  # called under a vmap of the model's own
         first, last = {}, {}
     known = {k: x for k, x in first.items() if np.array_equal(x, last[k])}
-    return {k: jnp.asarray(known.get(k, others.get(k))) for k in names if k in known or k in others}
+    return {k: jnp.asarray(known.get(k, first_array)) for k, taken in takes.items() if k in known or taken}
 
 
 def _takes(fn, x) -> bool:

@@ -1,4 +1,4 @@
-"""Groups of arrays as ArviZ wants them: dimensions with names and coordinates, points that do not count left out."""
+"""Arrays as ArviZ's groups: named dimensions with coordinates, without the points that the likelihood leaves out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POINTWISE = ("observed_data", "log_likelihood", "posterior_predictive")
 
 
 class Site(NamedTuple):
-    """What is known of a model's site.
+    """The dimensions of a model's site.
 
     Attributes:
         plates: names of its first dimensions, None where there is none.
@@ -29,7 +29,7 @@ class Site(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """An array, the names of its dimensions, and of those with rows left out, by name, the rows that are left and N."""
+    """An array and the names of its dimensions; ``kept``, by dimension with rows left out, has the rows kept and N."""
 
     values: np.ndarray
     dims: list
@@ -56,14 +56,17 @@ def datasets(groups: dict, sites: dict, dims: dict | None, coords: dict | None) 
     found = {}
     for group, arrays in groups.items():
         axes = AXES.get(group, ("chain", "draw"))
-        made = {k: _variable(group, k, np.asarray(v), axes, sites.get(k), dims.get(k, ())) for k, v in arrays.items()}
+        made = {
+            k: _variable(group, k, np.asarray(v), axes=axes, site=sites.get(k), dims=dims.get(k, ()))
+            for k, v in arrays.items()
+        }
         variables = {k: variable for k, variable in made.items() if variable is not None}
         if variables:
             found[group] = _dataset(variables, axes, coords)
     return found
 
 
-def _variable(group, name, values, axes, site, dims) -> Variable | None:
+def _variable(group, name, values, *, axes, site, dims) -> Variable | None:
     """None if no point is left."""
     event_dim = 0 if site is None or group == "log_likelihood" else site.event_dim
     num_points = values.ndim - len(axes) - event_dim
@@ -85,7 +88,7 @@ def _variable(group, name, values, axes, site, dims) -> Variable | None:
 
 
 def _points(name, values, dims, start, points) -> Variable:
-    """The ``points`` of an array whose dimensions they have after the first ``start``."""
+    """The ``points`` of an array, whose dimensions begin at ``start``."""
     stop = start + points.ndim
     if points.all() or values.shape[start:stop] != points.shape:
         return Variable(values, dims, {})
@@ -100,7 +103,7 @@ def _points(name, values, dims, start, points) -> Variable:
 
 
 def _dataset(variables: dict, axes, coords: dict):
-    """Dimensions of one name are one, if they have the same rows: else that of the later variable gets its name too."""
+    """A dataset. Dimensions of one name are one if they have the same rows; else the later variable's is renamed."""
     import xarray as xr
 
     indices: dict = {}

@@ -13,15 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["ESS_LIMIT", "MIN_DRAWS", "MIN_RUN", "RHAT_LIMIT", "convergence", "standstill"]
-
-#: The limits of the package, in tables, advice and warnings alike: of R-hat from above, of effective draws per chain
-#: (bulk and tail) from below. 50 of them make a mean good to a seventh of a standard deviation.
-RHAT_LIMIT, ESS_LIMIT = 1.05, 50
-#: Draws of each chain that have to be kept before a warning is given: with fewer, chance alone exceeds the limits.
-MIN_DRAWS = 100
-#: Draws of each chain that make a run which is judged at its end; fewer make a trial.
-MIN_RUN = 200
+__all__ = ["convergence", "standstill"]
 
 
 def convergence(x: Float[np.ndarray, "P C S"]) -> Float[np.ndarray, "4 P"]:

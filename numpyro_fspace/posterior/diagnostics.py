@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_fspace.posterior.convergence import ESS_LIMIT, RHAT_LIMIT, convergence
+from numpyro_fspace.posterior.convergence import convergence
+from numpyro_fspace.posterior.limits import ESS_LIMIT, RHAT_LIMIT
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Bool, Float
@@ -25,7 +26,7 @@ __all__ = ["FunctionDiagnostics", "diagnose", "doubts", "function_diagnostics"]
 ONE_CHAIN = "one chain; R-hat compares its two halves and cannot see other modes."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FunctionDiagnostics:
     """Posterior moments and convergence of ``f`` at each of P probe points; ``print`` it for a summary.
 
@@ -36,10 +37,10 @@ class FunctionDiagnostics:
         mean: posterior means, ``[P]``.
         sd: posterior standard deviations, ``[P]``.
         rhat: rank-normalized split R-hat, the larger of bulk and tail, ``[P]``; NaN where undefined.
-        ess_bulk: effective number of draws for the center of the law, ``[P]``.
+        ess_bulk: effective number of draws for the center of the distribution, ``[P]``.
         ess_tail: the smaller of the effective numbers for the 5 % and 95 % quantiles, ``[P]``.
         mcse_mean: Monte Carlo standard error of ``mean``, ``[P]``.
-        notes: what went wrong, in words.
+        notes: problems, in words.
     """
 
     names: tuple[str, ...]
@@ -88,6 +89,14 @@ class FunctionDiagnostics:
             f"{self.converged.sum()} of {points}: R-hat ≤ {RHAT_LIMIT} and ESS ≥ {ESS_LIMIT} per chain.",
         ]
         return "\n".join(lines + [f"Note: {note}" for note in self.notes])
+
+    def __repr__(self) -> str:
+        sizes = f"num_chains={self.num_chains}, num_draws={self.num_draws}, num_points={len(self.names)}"
+        return f"FunctionDiagnostics({sizes}, max_rhat={self.max_rhat:.3f}, min_ess={self.min_ess:.0f})"
+
+    def _repr_pretty_(self, printer, cycle):
+        """What notebooks show: the table."""
+        printer.text(str(self))
 
     def _row(self, label: str, values: np.ndarray, form: str, *, largest: bool) -> str:
         if np.isnan(values).all():
@@ -202,7 +211,7 @@ def diagnose(draws: Float[np.ndarray, "C S P"], names: tuple[str, ...]) -> Funct
 
 
 def doubts(found: Sequence[FunctionDiagnostics], still: np.ndarray) -> list[str]:
-    """What speaks against chains, a line each, in the order of its weight.
+    """A line for each reason to doubt the chains, the most severe first.
 
     Args:
         found: diagnostics of the same draws.
@@ -258,7 +267,7 @@ def _chains(numbers: np.ndarray, num_chains: int) -> str:
 
 
 def _not_met(num_chains: int) -> str:
-    return "the chains have not met" if num_chains > 1 else "the chain has not settled, as its halves differ"
+    return "the chains have not converged" if num_chains > 1 else "the chain has not settled, as its halves differ"
 
 
 def _notes_of_trouble(found: FunctionDiagnostics) -> list[str]:

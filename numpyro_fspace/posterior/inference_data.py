@@ -19,10 +19,11 @@ from numpyro_fspace.model.functions import depends_on, function_inputs, some_row
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior, observed_sites
+from numpyro_fspace.posterior.arrays import plain
 from numpyro_fspace.posterior.arviz_groups import Site, datasets
+from numpyro_fspace.posterior.mapping import map_draws
 from numpyro_fspace.posterior.posterior import as_posterior, functions_run
-from numpyro_fspace.posterior.prediction import function_and_site_draws, function_draws, log_likelihood, map_draws
-from numpyro_fspace.posterior.run_files import plain
+from numpyro_fspace.posterior.prediction import Evaluator, function_draws, log_likelihood
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -121,7 +122,7 @@ def to_arviz(
     if inputs is None:
         inputs = {k: some_rows(x, num_probes) for k, x in function_inputs(model, found.samples, args, kwargs).items()}
     if log_lik:
-        predictions = function_and_site_draws(found, jax.random.key(0), args, kwargs, inputs)
+        predictions = Evaluator(found).draws(jax.random.key(0), (args, kwargs), inputs)
     else:
         predictions = function_draws(found, args, kwargs, inputs) if len(inputs) else {}
     functions = {k for k, s in trace.items() if s["type"] == "network" or is_functional_prior(s)}
@@ -178,8 +179,8 @@ def _stats(found) -> dict:
 
 def _trace(model, args, kwargs):
     """``(trace, observed, known, drawn)``: the model's sites, whose values are not to be read, the values of those
-    observed, which parts of these the likelihood does not leave out, and the names of those whose values are others at
-    each call, which are none of ``observed``.
+    observed, which parts of these the likelihood counts, and the names of those whose values differ from call to call,
+    which ``observed`` does not hold.
     """
     arrays, _, join = split_arrays((args, kwargs))
     trace = {}
@@ -207,14 +208,14 @@ def _trace(model, args, kwargs):
 def _known_in_any_draw(posterior, args, kwargs, known):
     """``known``, or where masks depend on latent values or keys: which points count in at least one of the draws."""
 
-    def counts(draw, key, args, kwargs, _):
+    def counts(draw, key, args, kwargs):
         trace = run_model(posterior.model, args, kwargs, key=key, substitute=draw)
         return {k: _known(trace[k]) for k in known}
 
     first = {"draw": {k: v[0] for k, v in posterior.samples.items()}, "key": jax.random.key(0)}
-    if not depends_on(lambda values: counts(values["draw"], values["key"], *with_rows((args, kwargs)), None), first):
+    if not depends_on(lambda values: counts(values["draw"], values["key"], *with_rows((args, kwargs))), first):
         return known
-    by_draw = map_draws(counts, posterior.samples, jax.random.key(0), args, kwargs, None)
+    by_draw = map_draws(counts, posterior.samples, jax.random.key(0), (args, kwargs))
     return {k: v.any(axis=0) for k, v in by_draw.items()}
 
 

@@ -36,7 +36,7 @@ def plot_functions(
     """Draws of a function against its input; with several inputs, predictions against observations.
 
     With one input: the mean, the central band of ``f``, a few draws, and, if given, the data, the band of
-    noisy targets, the true function and a reference law. Where the data's inputs leave a gap the background
+    noisy targets, the true function and a reference distribution. Where the data's inputs leave a gap the background
     is shaded, so that extrapolation is seen to be one. With several inputs: ``y_data`` (observed at the rows
     of ``x``) across, the predictions with interval bars up, and the diagonal of perfect prediction.
 
@@ -46,7 +46,7 @@ def plot_functions(
         x_data: inputs of the training data, ``[M]`` or ``[M, 1]``; one input only.
         y_data: targets at ``x_data``; with several inputs, targets at ``x`` (then required, ``[N]``).
         truth: the true function at ``x``, ``[N]``; one input only.
-        reference: mean and standard deviation at ``x`` of a Gaussian law to compare with, such as the exact
+        reference: mean and standard deviation at ``x`` of a Gaussian to compare with, such as the exact
             GP posterior of ``f``, drawn as a dashed band of the same level; one input only.
         noise_draws: draws of noisy targets at ``x``, ``[S, N]``, for an outer band (one input) or the bars
             (several inputs).
@@ -70,7 +70,8 @@ def plot_functions(
     """
     x, f_draws, noise_draws = _check(x, f_draws, noise_draws, level, num_draws)
     if x.shape[1] == 1:
-        return _plot_line(x[:, 0], f_draws, x_data, y_data, truth, reference, noise_draws, level, num_draws, ax)
+        given = {"x_data": x_data, "y_data": y_data, "truth": truth, "reference": reference, "noise_draws": noise_draws}
+        return _plot_line(x[:, 0], f_draws, **given, level=level, num_draws=num_draws, ax=ax)
     if y_data is None:
         raise ValueError(f"y_data is required when x has {x.shape[1]} inputs: the targets at the rows of x.")
     for name, value in {"x_data": x_data, "truth": truth, "reference": reference}.items():
@@ -81,7 +82,7 @@ def plot_functions(
     return _plot_observed(draws, f_draws.mean(axis=0), y, level, ax)
 
 
-def _plot_line(x, f_draws, x_data, y_data, truth, reference, noise_draws, level, num_draws, ax) -> Axes:
+def _plot_line(x, f_draws, *, x_data, y_data, truth, reference, noise_draws, level, num_draws, ax) -> Axes:
     if np.ptp(x) == 0:
         raise ValueError("x must hold at least two different points to draw a line through.")
     if (x_data is None) != (y_data is None):

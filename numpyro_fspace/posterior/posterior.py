@@ -1,18 +1,24 @@
-"""``Posterior``: draws of a model's latent values with the model that they belong to, whatever made them."""
+"""``Posterior``: posterior draws together with their model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import functools
+import warnings
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro import handlers
 from numpyro.infer import MCMC as NumPyroMCMC
 
 from numpyro_fspace._checks import as_numbers, not_numbers
+from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.model.sharding import beside
-from numpyro_fspace.posterior.run_files import RunFiles, join_chains, plain
+from numpyro_fspace.posterior.archive import read_archive
+from numpyro_fspace.posterior.arrays import join_chains, plain
+from numpyro_fspace.posterior.run_files import RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,24 +27,25 @@ if TYPE_CHECKING:
 __all__ = ["Posterior", "as_posterior", "functions_run"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Posterior:
-    """Draws of the latent values of a model, and what ``fs.predict`` and ``fs.to_arviz`` need beside them.
+    """Draws of the latent values of a model, with the model and the arguments that it was fitted to.
 
     Attributes:
-        model: the NumPyro model, with the functions of this posterior (linearized ones, say).
-        samples: draws by site, [S, …], chains one after the other.
-        num_chains: in how many chains; 1 for independent draws.
+        model: the NumPyro model. Its functions are those of the posterior, which may be linearized.
+        samples: draws by site, [S, …], the chains concatenated.
+        num_chains: the number of chains; 1 for independent draws.
         args, kwargs: the arguments that the model was fitted to.
         stats: fields of the draws, [S, …] each, such as ``diverging``.
-        fit: what ``model`` has beside the code that it was written as: ``"params"``, values of ``numpyro.param`` sites,
-            and ``"center"``, where its networks are linearized; None if that is not all.
-        functions_at: the inputs of a run that kept functions in place of weights, which ``samples`` then holds; else
+        fit: what was added to the code of the model: ``"params"``, values of ``numpyro.param`` sites, and
+            ``"center"``, where its networks are linearized. None if more was added, which ``fs.save`` cannot write.
+        functions_at: the inputs of a run that kept functions in place of weights; ``samples`` then holds these. Else
             None.
     """
 
     model: Callable
     samples: dict
+    _: KW_ONLY
     num_chains: int = 1
     args: tuple = ()
     kwargs: dict = field(default_factory=dict)
@@ -48,18 +55,18 @@ class Posterior:
 
     @classmethod
     def load(cls, path: str | Path, model: Callable, /, *args, **kwargs) -> Posterior:
-        """The posterior that ``fs.save`` has written.
+        """Read the posterior that ``fs.save`` has written.
 
         Args:
             path: of the file.
-            model: the model that was fitted, as it was written: what ``fs.svi_posterior`` and
-                ``fs.baselines.laplace`` change in it is in the file.
-            args, kwargs: the arguments it was fitted to; those in the file if there are none here.
+            model: the model that was fitted, before ``fs.svi_posterior`` or ``fs.baselines.laplace`` changed it. The
+                changes are in the file.
+            args, kwargs: the arguments it was fitted to; those in the file if none are given.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: it is damaged, of another version, or something else.
-            TypeError: ``model`` is no function.
+            ValueError: it is damaged, of another format, or was not written by ``fs.save``.
+            TypeError: ``model`` is not a function.
 
         Example:
             >>> import numpyro_fspace as fs  # doctest: +SKIP
@@ -67,20 +74,28 @@ class Posterior:
             >>> posterior = fs.Posterior.load("run.npz", model)  # in another process, say  # doctest: +SKIP
             >>> f = fs.predict(posterior, jax.random.key(0), x_new)["f"]  # doctest: +SKIP
         """
-        from numpyro_fspace.posterior.saving import read
-
-        return read(path, model, args, kwargs)
+        if not callable(model):
+            raise TypeError(f"load needs the model of the posterior, a function, got {type(model).__name__}.")
+        found = read_archive(path)
+        if args or kwargs:
+            found |= {"args": args, "kwargs": kwargs}
+        if found["fit"].get("params"):
+            model = handlers.substitute(model, data=found["fit"]["params"])
+        if "center" in found["fit"]:
+            model = linearize(model, found["fit"]["center"])
+        names = ("num_chains", "kwargs", "stats", "fit", "functions_at")
+        return cls(model, found["samples"], args=tuple(found["args"]), **{name: found[name] for name in names})
 
     @classmethod
     def from_checkpoint(cls, folder: str | Path, model: Callable, /, *args, **kwargs) -> Posterior:
         """The draws that ``fs.MCMC(..., checkpoint=folder)`` has written so far, without loading them.
 
-        The files are read once, block by block, and compared with their checksums. The arrays then lie on disk, and of
-        them is loaded what is touched: ``fs.predict`` reads them in batches. While a run
-        of several chains goes on they are no single block yet, and are copied into memory.
+        The files are read once, block by block, and compared with their checksums. The arrays are then mapped from
+        disk, and only what is used is loaded: ``fs.predict`` reads them in batches. While a run of several chains is
+        still going on, its draws are copied into memory.
 
         Args:
-            folder: that of the checkpoint.
+            folder: the folder of the checkpoint.
             model: the model of the run.
             args, kwargs: the arguments it was fitted to.
 
@@ -102,7 +117,13 @@ class Posterior:
         stats = files.draws()
         samples = stats.pop(files.run["sample_field"])
         flat = jax.tree.map(join_chains, (samples, _arrays(stats)))
-        return cls(model, flat[0], files.run["num_chains"], args, kwargs, flat[1])
+        return cls(model, flat[0], num_chains=files.run["num_chains"], args=args, kwargs=kwargs, stats=flat[1])
+
+    def __repr__(self) -> str:
+        num_draws = len(next(iter(self.samples.values())))
+        name = getattr(self.model, "__name__", type(self.model).__name__)
+        sizes = f"num_draws={num_draws}, num_chains={self.num_chains}, num_sites={len(self.samples)}"
+        return f"Posterior({name}, {sizes})"
 
     def __post_init__(self):
         sizes = {k: jnp.shape(v)[0] if jnp.ndim(v) else None for k, v in self.samples.items()}
@@ -116,10 +137,37 @@ class Posterior:
             raise ValueError("samples holds no draws: every array of it has a leading axis of length 0.")
 
 
-def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, ...] = ()) -> Posterior:
-    """The posterior behind an ``MCMC`` object (NumPyro's has not warned of trouble yet), draws or a ``Posterior``.
+def _warn_of_positions(init):
+    """``Posterior`` with fields given by position, as in version 0.1: they work and warn until 0.3."""
 
-    What another ``model`` was fitted to is not known. Sites ``from_prior`` need no draws.
+    @functools.wraps(init)
+    def wrapped(self, model, samples, *others, **fields):
+        if others:
+            names = ("num_chains", "args", "kwargs", "stats", "fit", "functions_at")[: len(others)]
+            warnings.warn(
+                f"Posterior(model, samples, ...): pass {', '.join(f'{k}=' for k in names)} by keyword; positions go in "
+                "0.3.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            fields |= dict(zip(names, others, strict=True))
+        init(self, model, samples, **fields)
+
+    return wrapped
+
+
+Posterior.__init__ = _warn_of_positions(Posterior.__init__)  # type: ignore[method-assign]
+
+
+def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, ...] = ()) -> Posterior:
+    """The posterior of an ``MCMC`` object, of a dict of draws, or a ``Posterior`` itself.
+
+    Where NumPyro's ``MCMC`` ran one of our kernels, the warnings at the end of a run are given here.
+
+    Args:
+        source: an ``MCMC`` object that has run, a ``Posterior``, or a dict of draws [S, …].
+        model: another model; the arguments that it was fitted to are then unknown. A dict needs one.
+        from_prior: names of latent sites that need no draws.
     """
     if isinstance(source, NumPyroMCMC | Posterior) and getattr(source, "functions_at", None) is not None:
         _check_has_run(source)
@@ -143,7 +191,8 @@ def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, .
                 f"from the prior. If that is meant, say so: predict(..., from_prior={missing})."
             )
         args, kwargs = beside((source._args, source._kwargs), samples)
-        found = Posterior(source.sampler.model, samples, source.num_chains, args, kwargs, stats)
+        settings = {"num_chains": source.num_chains, "args": args, "kwargs": kwargs, "stats": stats}
+        found = Posterior(source.sampler.model, samples, **settings)
         return found if model is None else as_posterior(found, model)
     if not isinstance(source, dict):
         raise TypeError(
@@ -155,13 +204,13 @@ def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, .
 
 
 def functions_run(source) -> Posterior:
-    """The posterior behind a run that kept functions in place of weights."""
+    """The posterior of a run that kept functions in place of weights."""
     if isinstance(source, Posterior):
         return source
     _check_has_run(source)
     stats, (args, kwargs) = _arrays(source.get_extra_fields()), (source._args, source._kwargs)
-    samples, at = source.get_samples(), source.functions_at
-    return Posterior(source.sampler.model, samples, source.num_chains, args, kwargs, stats, functions_at=at)
+    settings = {"num_chains": source.num_chains, "args": args, "kwargs": kwargs, "stats": stats}
+    return Posterior(source.sampler.model, source.get_samples(), **settings, functions_at=source.functions_at)
 
 
 def _check_has_run(source):

@@ -1,298 +1,193 @@
-"""From draws of weights to draws of functions and observations, in bounded memory.
+"""Draws of functions and observations from draws of weights, in bounded memory.
 
-Everything here runs the model with its plates at full size, whatever ``subsample_size`` says, and recomputes
-deterministic sites instead of reusing those of the run.
+The model runs with its plates at full size, whatever ``subsample_size`` is. Deterministic sites are recomputed.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import subjaxprs
 
-from numpyro_fspace._checks import as_numbers, check_count, native
-from numpyro_fspace.model.arguments import split_arrays
-from numpyro_fspace.model.checks import check_key, checked_arguments, known_values, named_leaves
+from numpyro_fspace._checks import as_numbers
+from numpyro_fspace.model.arguments import kept, split_arrays
+from numpyro_fspace.model.checks import named_leaves
 from numpyro_fspace.model.functions import evaluate, function_inputs, function_values, functions_of
 from numpyro_fspace.model.handlers import own_keys
 from numpyro_fspace.model.indices import check_indices, plates_of
-from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sharding import beside
 from numpyro_fspace.model.sites import is_weight, observed_sites, weights_of
-from numpyro_fspace.posterior.draws import check_draws
-from numpyro_fspace.posterior.posterior import as_posterior
-from numpyro_fspace.posterior.row_parts import Evaluation, find_axes, take_rows
-from numpyro_fspace.posterior.warnings import warn_of_predictions
+from numpyro_fspace.posterior import mapping
+from numpyro_fspace.posterior.completeness import check_complete
+from numpyro_fspace.posterior.mapping import compile_chunk, largest_array, map_compiled, map_draws, share_equal
+from numpyro_fspace.posterior.model_structure import Structure, structure
+from numpyro_fspace.posterior.row_batches import Evaluation, Probe, find_axes, take_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from jaxtyping import Array, ArrayLike, Float, Key
-    from numpyro.infer import MCMC
-
     from numpyro_fspace.posterior.posterior import Posterior
 
-__all__ = ["function_and_site_draws", "function_draws", "log_likelihood", "map_draws", "predict"]
-
-#: Numbers in the largest array that draws evaluated together may make: 2²⁵ (128 MiB in float32).
-CHUNK = 2**25
+__all__ = ["Evaluator", "as_arrays", "function_draws", "log_likelihood"]
 
 
-@errors_as_themselves
-def predict(
-    source: MCMC | Posterior | dict,
-    key: Key[Array, ""],
-    *args: Any,
-    model: Callable | None = None,
-    inputs: Float[ArrayLike, "N D"] | dict | None = None,
-    batch_size: int | None = None,
-    input_batch_size: int | None = None,
-    from_prior: Sequence[str] = (),
-    **kwargs: Any,
-) -> dict[str, np.ndarray]:
-    """Draws of functions and observations at new inputs, one for each posterior draw.
+class Evaluator:
+    """Functions and observations at each draw of a posterior.
 
-    A ``RuntimeWarning`` tells if the chains of ``source`` have not met in these (R-hat above 1.05; where it has several
-    chains of 100 draws or more).
+    Programs are compiled at the first call and used again for arguments of the same shapes.
 
     Args:
-        source: an ``MCMC`` object that has run, a ``fs.Posterior`` (of ``fs.svi_posterior``, of a checkpoint, …), or a
-            dict of posterior draws [S, …] (then ``model`` is needed).
-        key: draws the observations.
-        *args: the model's arguments at the new inputs, without targets (``predict(mcmc, key, x_new)``).
-        model: the model; that of ``source`` if None; a dict needs one.
-        inputs: where functions are evaluated: an array [N, D], or a dict of them by name of function; if None where
-            the model itself first evaluates each (at the first array among the arguments, where that is random).
-        batch_size: draws evaluated together; chosen to bound memory if None.
-        input_batch_size: rows evaluated together; if None all, unless one draw would make an array of more than 2²⁵
-            numbers of them (a convolutional network's, say, of a thousand images), and each row's values depend on
-            that row alone, which is tried at one draw. Every argument with as many rows as the longest of ``inputs``
-            is cut alike.
-        from_prior: names of latent sites that come from the prior, given the others, in place of the draws, such as
-            the latent values of new rows. All others must be among the draws.
-        **kwargs: the model's keyword arguments; those called as an argument above must be given by position.
-
-    Returns:
-        A dict of NumPy arrays [S, N] or [S, N, K]: the functions by name of their ``functional_prior`` or
-        ``random_module``, new observations by site, deterministic sites. Chains are concatenated.
-
-    Raises:
-        TypeError: if ``source`` is neither, or the model is missing.
-        ValueError: if ``source`` has no draws, kept functions in place of weights or lacks latent sites of the model;
-            if ``inputs`` names no function of the model, or ``from_prior`` no latent site; if ``input_batch_size`` is
-            given and the model mixes rows. Errors of the model itself come through.
-
-    Example:
-        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
-        >>> def model(x, y=None):
-        ...     slope = numpyro.sample("slope", dist.Normal())
-        ...     with numpyro.plate("data", x.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(slope * x[:, 0], 0.1), obs=y)
-        >>> draws = {"slope": jax.numpy.ones(5)}
-        >>> fs.predict(draws, jax.random.key(0), jax.numpy.ones((3, 1)), model=model)["y"].shape
-        (5, 3)
+        posterior: the draws and their model.
+        from_prior: names of latent sites that come from the prior.
     """
-    check_key(key, "key")
-    if input_batch_size is not None:
-        check_count(input_batch_size, "input_batch_size")
-    from_prior = (from_prior,) if isinstance(from_prior, str) else tuple(from_prior)
-    posterior, given = as_posterior(source, model, from_prior), {} if inputs is None else {"inputs": inputs}
-    sizes = {"batch_size": batch_size, "input_batch_size": input_batch_size}
-    known = known_values(posterior.model, args, kwargs, "predict")
-    with checked_arguments(args, kwargs | given, "predict") as trouble, known:
-        draws = function_and_site_draws(posterior, key, args, kwargs, inputs, from_prior=from_prior, **sizes)
-        bad = [k for k, v in draws.items() if trouble is not None and not np.isfinite(v).all()]
-        if bad:
-            raise ValueError(f"{bad} are not finite.")
-    warn_of_predictions(posterior, args, kwargs, draws)
-    return draws
 
+    def __init__(self, posterior: Posterior, from_prior: tuple[str, ...] = ()):
+        draws = {k: v for k, v in posterior.samples.items() if k not in from_prior}
+        if not draws:
+            raise ValueError(f"from_prior={list(from_prior)} leaves no draws.")
+        self.posterior, self.from_prior = replace(posterior, samples=draws), from_prior
+        self._programs: dict = {}
 
-def function_and_site_draws(
-    posterior: Posterior, key, args, kwargs, inputs, *, from_prior=(), batch_size=None, input_batch_size=None
-) -> dict:
-    """``predict`` with the model's arguments as a tuple and a dict."""
-    draws, model = {k: v for k, v in posterior.samples.items() if k not in from_prior}, posterior.model
-    if not draws:
-        raise ValueError(f"from_prior={list(from_prior)} leaves no draws.")
-    inputs = None if inputs is None else _as_arrays(inputs)
-    args, kwargs, inputs = beside((args, kwargs, inputs), draws)
+    def _kept(self, given) -> dict:
+        """What is compiled for arguments like these, by name; empty at first."""
+        arrays, static, _ = split_arrays(given)
+        places = [id(a) for a in arrays]
+        shapes = tuple((places.index(id(a)), a.shape, str(a.dtype)) for a in arrays)
+        return kept(self._programs, static, shapes, {})
 
-    @cache
-    def places():
-        return function_inputs(model, draws, args, kwargs) if inputs is None else _as_arrays(inputs)
+    def structure(self, args, kwargs) -> Structure:
+        """The structure of the model at such arguments."""
+        programs = self._kept((args, kwargs))
+        if "structure" not in programs:
+            draw = {k: v[0] for k, v in self.posterior.samples.items()}
+            programs["structure"] = structure(self.posterior.model, draw, args, kwargs)
+        return programs["structure"]
 
-    check_draws(replace(posterior, samples=draws), args, kwargs, places, from_prior)
+    def draws(self, key, arguments, inputs, *, batch_size=None, input_batch_size=None) -> dict:
+        """Values by name, [S, ...], at the model's ``arguments``, a tuple and a dict; see ``predict``."""
+        draws, model = self.posterior.samples, self.posterior.model
+        inputs = None if inputs is None else as_arrays(inputs)
+        args, kwargs, inputs = beside((*arguments, inputs), draws)
+        programs = self._kept((args, kwargs, inputs))
 
-    plates: dict = {}
+        @cache
+        def places():
+            return function_inputs(model, draws, args, kwargs, programs=programs) if inputs is None else inputs
 
-    def evaluation(draw, key, args, kwargs, inputs):
-        with (asked := own_keys()):
-            trace = run_model(model, args, kwargs, key=key, substitute=draw)
-        plates.update(plates_of(trace))
-        weights = weights_of(trace)
-        found = {k: s["value"] for k, s in trace.items() if _is_output(s, draw, weights)}
-        given = [k for k in found if trace[k]["type"] == "sample" and trace[k]["is_observed"]]
-        keys = jax.random.split(jax.random.fold_in(key, 1), len(given))
-        # What is observed is drawn anew, and stays what it is for the sites that depend on it (a known noise, inputs).
-        found |= {k: trace[k]["fn"](rng_key=key) for k, key in zip(given, keys, strict=True)}
-        laws = {k: trace[k]["fn"] for k in found if trace[k]["type"] == "sample"}
-        for name in laws:
-            if jnp.iscomplexobj(found[name]):
-                raise TypeError(f"The site {name!r} is complex; densities are of real numbers.")
-        is_noisy = asked.num > 0 or any(k in trace and k not in found for k in from_prior)
-        return Evaluation(evaluate(functions_of(trace), inputs) | found, laws, is_noisy)
+        if "is_complete" not in programs:
+            check_complete(self.posterior, args, kwargs, places, self.from_prior)
+            programs["is_complete"] = True
+        given = share_equal((args, kwargs, places()))
+        keys = jax.random.split(key, len(jax.tree.leaves(draws)[0]))
+        num = max([0, *(len(x) for x in jax.tree.leaves(places()))])
+        programs = self._kept((given, num, "draws"))
+        if not programs:
+            plates: dict = {}
+            evaluation = partial(self._evaluation, plates)
+            probe = Probe(partial(evaluation, jax.tree.map(lambda a: a[0], draws)), num)
 
-    def one_draw(*given):
-        return evaluation(*given).values
+            def one_draw(*given):
+                return evaluation(*given).values
 
-    given, keys = _shared((args, kwargs, places())), jax.random.split(key, len(jax.tree.leaves(draws)[0]))
-    all_rows, arrays = _compiled(one_draw, given), split_arrays(given)[0]
-    unknown = [None] * len(jax.tree.leaves((draws, keys)))
-    check_indices(all_rows.trace(draws, keys, arrays).jaxpr, [*unknown, *arrays], plates, named_leaves(args, kwargs))
-    num, size = max([0, *(len(x) for x in jax.tree.leaves(places()))]), input_batch_size
-    if size is None or num > size:
-        largest = _largest(all_rows, draws, keys, arrays) // len(keys)
-        room = max(1, num * CHUNK // max(largest, CHUNK))
-        size = room if size is None else size
-    axes: dict = {}
-    mixed: list = []
-    if num > size:
-        first = jax.tree.map(lambda a: a[0], draws)
+            programs |= {"plates": plates, "one draw": one_draw, "all": compile_chunk(one_draw, given), "probe": probe}
+        all_rows, arrays = programs["all"], split_arrays(given)[0]
+        unknown = [None] * len(jax.tree.leaves((draws, keys)))
+        program = all_rows.trace(draws, keys, arrays).jaxpr
+        check_indices(program, [*unknown, *arrays], programs["plates"], named_leaves(args, kwargs))
+        axes, size = self._row_batches(programs, given, keys, num, input_batch_size)
+        if not axes:
+            return map_compiled(all_rows, draws, key, given, batch_size=batch_size)
+        if size not in programs:  # one program for all parts
+            programs[size] = compile_chunk(programs["one draw"], take_rows(given, num, slice(size)))
+        parts = []
+        for start in range(0, num, size):
+            part_key = jax.random.fold_in(key, start)
+            part = take_rows(given, num, slice(start, start + size))
+            parts.append(map_compiled(programs[size], draws, part_key, part, batch_size=batch_size))
+        return {k: parts[0][k] if i is None else np.concatenate([p[k] for p in parts], 1 + i) for k, i in axes.items()}
+
+    def _row_batches(self, programs, given, keys, num, input_batch_size) -> tuple[dict, int]:
+        """``(axes, size)``: the axis of rows of each value, and rows of a batch; no axes where all go together."""
+        size = most = num if input_batch_size is None else input_batch_size
+        if input_batch_size is None or num > input_batch_size:
+            arrays = split_arrays(given)[0]
+            largest = largest_array(programs["all"], self.posterior.samples, keys, arrays) // len(keys)
+            most = max(1, num * mapping.CHUNK // max(largest, mapping.CHUNK))
+            size = most if input_batch_size is None else input_batch_size
+        if num <= size:
+            return {}, size
         try:
-            axes, mixed = find_axes(partial(evaluation, first), given, num, size, room, keys[0])
+            axes, mixed = find_axes(programs["probe"], given, size, most, keys[0])
         except (TypeError, ValueError) as error:  # of a model that does not take fewer rows
             if input_batch_size is not None:
                 raise ValueError(
                     f"input_batch_size={size}: the model cannot be evaluated at a part of the {num} rows ({error}). "
                     "Leave it None."
                 ) from error
-            mixed = ["the model"]
+            return {}, size
         if mixed and input_batch_size is not None:
             raise ValueError(
                 f"input_batch_size={size}: {mixed} cannot be put together from parts of the {num} rows: they depend on "
                 "all of them at once, on the rows' numbers, or have no axis of them. Leave it None, compute what all "
                 "rows share (a mean, say) outside the model, or leave the sites out of it."
             )
-    if num <= size or mixed:
-        return map_draws(one_draw, draws, key, *given, batch_size=batch_size, chunk=all_rows)
-    parts, chunk = [], _compiled(one_draw, take_rows(given, num, slice(size)))  # one program for all parts
-    for start in range(0, num, size):
-        part_key = jax.random.fold_in(key, start)
-        part = take_rows(given, num, slice(start, start + size))
-        parts.append(map_draws(one_draw, draws, part_key, *part, batch_size=batch_size, chunk=chunk))
-    return {k: parts[0][k] if i is None else np.concatenate([p[k] for p in parts], 1 + i) for k, i in axes.items()}
+        return {} if mixed else axes, size
+
+    def _evaluation(self, plates, draw, key, *given) -> Evaluation:
+        args, kwargs, inputs = given
+        with (asked := own_keys()):
+            trace = run_model(self.posterior.model, args, kwargs, key=key, substitute=draw)
+        plates.update(plates_of(trace))
+        weights = weights_of(trace)
+        found = {k: s["value"] for k, s in trace.items() if _is_output(s, draw, weights)}
+        observed = [k for k in found if trace[k]["type"] == "sample" and trace[k]["is_observed"]]
+        keys = jax.random.split(jax.random.fold_in(key, 1), len(observed))
+        # Observations are drawn anew. Sites that depend on them (a known noise, inputs) see the values observed.
+        found |= {k: trace[k]["fn"](rng_key=key) for k, key in zip(observed, keys, strict=True)}
+        laws = {k: trace[k]["fn"] for k in found if trace[k]["type"] == "sample"}
+        for name in laws:
+            if jnp.iscomplexobj(found[name]):
+                raise TypeError(f"The site {name!r} is complex; densities are of real numbers.")
+        is_noisy = asked.num > 0 or any(k in trace and k not in found for k in self.from_prior)
+        return Evaluation(evaluate(functions_of(trace), inputs) | found, laws, is_noisy)
 
 
 def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
-    """Draws [S, N, K] of the functions alone, at ``inputs``: nothing of the size of the data is computed for them."""
+    """Draws [S, N, K] of the functions alone, at ``inputs``. Nothing of the size of the data is computed."""
 
-    inputs = _as_arrays(inputs)
-    check_draws(posterior, args, kwargs, lambda: inputs)
+    inputs = as_arrays(inputs)
+    check_complete(posterior, args, kwargs, lambda: inputs)
 
     def one_draw(draw, _, args, kwargs, inputs):
         return function_values(posterior.model, draw, args, kwargs, inputs)
 
     args, kwargs, inputs = beside((args, kwargs, inputs), posterior.samples)
-    return map_draws(one_draw, posterior.samples, jax.random.key(0), args, kwargs, _as_arrays(inputs))
+    return map_draws(one_draw, posterior.samples, jax.random.key(0), (args, kwargs, inputs))
 
 
 def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> dict:
     """Pointwise log-likelihood [S, N] of every observed site, at the full data and recomputed functions.
 
-    ``args`` include the targets. The functional prior and other factors are no observations and are left out, and so
+    ``args`` include the targets. The functional prior and other factors are not observations and are left out, and so
     are weights that ``numpyro.handlers.condition`` fixes. A point under a mask has log-likelihood 0.
     """
 
-    check_draws(posterior, args, kwargs, dict)
+    check_complete(posterior, args, kwargs, dict)
 
-    def one_draw(draw, key, args, kwargs, inputs):
+    def one_draw(draw, key, args, kwargs):
         trace = run_model(posterior.model, args, kwargs, key=key, substitute=draw)
         return {k: s["fn"].log_prob(s["value"]) for k, s in observed_sites(trace).items()}
 
-    return map_draws(one_draw, posterior.samples, jax.random.key(0), args, kwargs, None, batch_size=batch_size)
+    return map_draws(one_draw, posterior.samples, jax.random.key(0), (args, kwargs), batch_size=batch_size)
 
 
-def _shared(tree):
-    """``tree`` with one array in the place of all that equal it."""
-    found: list = []
-
-    def share(leaf):
-        is_array = isinstance(leaf, np.ndarray | jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-        if not is_array or not leaf.ndim:
-            return leaf
-        value = jnp.asarray(native(leaf))
-        for first, other in found:
-            if value.dtype == other.dtype and value.shape == other.shape and np.array_equal(value, other):
-                return first
-        found.append((leaf, value))
-        return leaf
-
-    return jax.tree.map(share, tree)
-
-
-def _compiled(fn, given):
-    """``fn`` over draws and keys, compiled; arrays among what is given enter as arguments.
-
-    An array that stands at several places is one there too, and what is computed from it at each is computed once.
-    """
-    arrays, _, join = split_arrays(given)
-    places = [id(a) for a in arrays]
-    first = [places.index(place) for place in places]
-
-    @jax.jit
-    def chunk(draws, keys, arrays):
-        filled = join([arrays[i] for i in first])
-        return jax.vmap(lambda draw, key: fn(draw, key, *filled))(draws, keys)
-
-    return chunk
-
-
-def map_draws(fn, draws, key, args, kwargs, inputs, *, batch_size=None, chunk=None) -> dict:
-    """``fn(draw, key, args, kwargs, inputs)`` for every draw, in chunks, collected as NumPy arrays.
-
-    Arrays among the arguments enter the compiled function as arguments, all else as constants.
-    """
-    num = jax.tree.leaves(draws)[0].shape[0]
-    arrays = split_arrays((args, kwargs, inputs))[0]
-    chunk = _compiled(fn, (args, kwargs, inputs)) if chunk is None else chunk
-    keys = jax.random.split(key, num)
-    if batch_size is None:
-        batch_size = max(1, num * CHUNK // max(_largest(chunk, draws, keys, arrays), CHUNK))
-    check_count(batch_size, "batch_size")
-    values: dict = {}
-    for start in range(0, num, batch_size):
-        rows = slice(start, start + batch_size)
-        part = jax.device_get(chunk(jax.tree.map(lambda a, rows=rows: a[rows], draws), keys[rows], arrays))
-        for k, v in part.items():
-            values.setdefault(k, np.empty((num, *v.shape[1:]), v.dtype))[rows] = v
-    return values
-
-
-def _as_arrays(inputs):
+def as_arrays(inputs):
     if isinstance(inputs, dict):
         return {k: jnp.asarray(as_numbers(x, f"inputs[{k!r}]")) for k, x in inputs.items()}
     return jnp.asarray(as_numbers(inputs, "inputs"))
-
-
-def _largest(chunk, draws, keys, arrays) -> int:
-    """Numbers in the largest array that ``chunk`` makes of all draws at once. The trace serves its call too."""
-    return max([1, *_sizes(chunk.trace(draws, keys, arrays).jaxpr)])
-
-
-def _sizes(program):
-    """Numbers in each array that a program makes, and its subprograms."""
-    for equation in program.eqns:
-        yield from (math.prod(getattr(made.aval, "shape", ())) for made in equation.outvars)
-    for part in subjaxprs(getattr(program, "jaxpr", program)):
-        yield from _sizes(part)
 
 
 def _is_output(site, draw, weights):

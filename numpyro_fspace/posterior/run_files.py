@@ -1,22 +1,21 @@
-"""The files of a run on disk, read: draws that need not fit into memory, and the state of the chains.
+"""The files of a run: draws, which need not fit into memory, and the state of the chains. This module reads them.
 
 A directory holds ``run.json``, what the run is; ``draws-000-z.w.npy``, …, an array [C, S, …] for each field of the
 draws, of full size from the start; and ``state.npz``, the state of the chains and the number of draws it counts. The
-draws of a part are written into their places before the state that counts them is moved into its own: whenever the run
-is killed, the draws that the state counts are whole, and those after it are made and written again, the same. Chains
-lie one after another, so the arrays need no joining and no loading: they are mapped. Files are arrays only; nothing in
-them is executed.
+draws of a part are written before the state that counts them replaces the last one. So whenever the run is killed, the
+draws that the state counts are complete, and those after it are made again, with the same values. Chains lie one after
+another, so that the arrays can be mapped without joining or loading them. Files hold arrays only; nothing in them is
+executed.
 
-No damage goes unseen. ``run.json`` and ``state.npz`` end with a SHA-256 of the rest. The state names the ``run.json``
+All damage is found. ``run.json`` and ``state.npz`` end with a SHA-256 of the rest. The state names the ``run.json``
 that it belongs to, and holds a CRC-32 of every field's file, chain by chain, as far as it counts draws: a part that is
-written continues it, and whoever opens the folder compares it with the draws once.
+written continues it, and it is compared with the draws once when the folder is opened.
 
 ``mcmc/checkpoint.py`` writes them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -28,11 +27,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["RunFiles", "folder_of", "join_chains", "plain"]
+from numpyro_fspace.posterior.arrays import like, plain
+from numpyro_fspace.posterior.checksums import FORMAT, blocks, damaged, read_run, read_state
 
-FORMAT = 7
-#: Bytes that are read at a time where a whole file is checked.
-BLOCK = 2**20
+__all__ = ["RunFiles", "folder_of"]
+
 #: What a state file holds beside the leaves of the state.
 COUNTS = ("num_kept", "num_made", "run", "checks")
 #: Separates what kind of value an input has from the hash of its values.
@@ -46,7 +45,7 @@ class RunFiles:
         directory: where they are, or will be.
         run: what the run is, a dict for JSON. Its entry ``"arrays"`` has the type and shape of each field of the draws
             by name, ``{"z/w": ["float32", [C, S, 2]]}``; the part before a slash is the field of the state. A
-            directory where one of these entries is another one is refused, and left as it is.
+            directory where one of these entries differs is refused, and not changed.
 
     Raises:
         ValueError: the directory holds another run, files of another format, or damaged ones.
@@ -82,7 +81,7 @@ class RunFiles:
         shapes = [plain(leaf).shape for leaf in leaves]
         if saved.keys() != {*names, *COUNTS} or [saved[name].shape for name in names] != shapes:
             raise ValueError(f"{path} holds the state of another model; give another directory.")
-        arrays = [_like(saved[name], leaf) for name, leaf in zip(names, leaves, strict=True)]
+        arrays = [like(saved[name], leaf) for name, leaf in zip(names, leaves, strict=True)]
         return int(saved["num_kept"]), int(saved["num_made"]), jax.tree.unflatten(tree, arrays)
 
     def draws(self) -> dict:
@@ -138,11 +137,11 @@ class RunFiles:
             raise ValueError(f"{path} and run.json beside it are of two runs; put the right one back.")
         if digest != self._checked:
             for row, name in enumerate(self._paths()):
-                self._check_draws(name, num_kept, checks[row])
+                self._check_complete(name, num_kept, checks[row])
             self._checked = digest
         return saved
 
-    def _check_draws(self, name, num_kept, checks):
+    def _check_complete(self, name, num_kept, checks):
         """By reading: of a mapped file that is cut short meanwhile, the system would end the process."""
         path, (_, shape), offset = self._paths()[name], self._spec(name), self._map(name)[1]
         row = self._row_size(name)
@@ -193,11 +192,6 @@ class RunFiles:
             raise damaged(path, error) from error
 
 
-def join_chains(array):
-    """[C, S, …] as [C · S, …]: without a copy, if the draws lie on disk and the run is finished."""
-    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
-
-
 def folder_of(checkpoint) -> Path:
     """The folder that ``checkpoint=`` names.
 
@@ -212,74 +206,6 @@ def folder_of(checkpoint) -> Path:
         return Path(checkpoint).expanduser()
     except RuntimeError as error:
         raise ValueError(f"checkpoint={str(checkpoint)!r} names no folder: {error}") from None
-
-
-def blocks(size: int) -> list[int]:
-    """So many bytes, block by block."""
-    return [BLOCK] * (size // BLOCK) + [size % BLOCK]
-
-
-def sealed(run: dict) -> tuple[bytes, str]:
-    """The content of ``run.json``, and the checksum in it."""
-    checksum = hashlib.sha256(json.dumps(run, indent=1).encode()).hexdigest()
-    return json.dumps(run | {"checksum": checksum}, indent=1).encode(), checksum
-
-
-def read_run(path) -> tuple[dict, str]:
-    """What a run is, and the checksum of it.
-
-    Raises:
-        ValueError: if it is of another format or damaged: not, byte for byte, what was written.
-    """
-    try:
-        content = path.read_bytes()
-        found = json.loads(content)
-        number = int(found["format"])
-    except Exception as error:  # whatever is made of a damaged file
-        raise damaged(path, error) from error
-    if number != FORMAT:
-        cure = "update numpyro_fspace" if number > FORMAT else "read it with the version that wrote it"
-        raise ValueError(f"{path} has format {number}, this version reads {FORMAT}: {cure}, or give another directory.")
-    checksum = found.pop("checksum", None)
-    if sealed(found) != (content, checksum):
-        raise damaged(path, "its content and its checksum differ")
-    found.pop("id", None)
-    try:
-        for dtype, shape in found["arrays"].values():
-            if jnp.dtype(dtype).hasobject or len(shape) < 2 or any(type(n) is not int or n < 0 for n in shape):
-                raise ValueError(f"no array has type {dtype!r} and shape {shape!r}")
-        if len({shape[0] for _, shape in found["arrays"].values()}) > 1:
-            raise ValueError("its arrays have different numbers of chains")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise damaged(path, error) from error
-    return found, checksum
-
-
-def read_state(path) -> tuple[dict, str]:
-    """The arrays of a state file, and the SHA-256 of it."""
-    try:
-        with open(path, "rb") as file:
-            digest = hash_of(file)
-            if file.read() != digest.encode():
-                raise ValueError("its content and its checksum differ")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as arrays:
-                return dict(arrays), digest
-    except Exception as error:  # whatever NumPy and zipfile make of a damaged file
-        raise damaged(path, error) from error
-
-
-def hash_of(file) -> str:
-    """SHA-256 of all but the last 64 bytes of a file, before which it is left."""
-    size, digest = file.seek(0, os.SEEK_END), hashlib.sha256()
-    file.seek(0)
-    for length in blocks(max(0, size - 64)):
-        digest.update(file.read(length))
-    return digest.hexdigest()
-
-
-def damaged(path, error) -> ValueError:
-    return ValueError(f"{path} is damaged ({error}); give another directory, or remove this one.")
 
 
 def _difference(name, old, new) -> str:
@@ -297,18 +223,3 @@ def _flat_json(values: dict, prefix: str = "") -> dict:
     """``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
     parts = (_flat_json(v, f"{prefix}{k}.") if isinstance(v, dict) else {f"{prefix}{k}": v} for k, v in values.items())
     return {name: value for part in parts for name, value in part.items()}
-
-
-def is_key(leaf) -> bool:
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def plain(leaf) -> np.ndarray:
-    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-
-
-def _like(array, leaf):
-    if is_key(leaf):
-        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
-    dtype = jnp.asarray(leaf).dtype
-    return jnp.asarray(array.view(dtype) if array.dtype.kind == "V" else array, dtype)  # NumPy saves bfloat16 as bytes

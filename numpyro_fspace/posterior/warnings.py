@@ -9,23 +9,29 @@ from contextlib import contextmanager
 import numpy as np
 
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts
-from numpyro_fspace.posterior.judged import judged_predictions
+from numpyro_fspace.posterior.quantities import quantities_in_predictions
 
 __all__ = ["warn", "warn_of_predictions", "without_harm"]
 
 
 def warn(message: str):
-    """A ``RuntimeWarning`` at the line outside of the package that the call came from."""
+    """Give a ``RuntimeWarning`` at the line outside of the package that the call came from."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("numpyro_fspace."):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
-def warn_of_predictions(posterior, args, kwargs, predictions):
-    """Warn where the chains of a posterior do not agree in its predictions."""
+def warn_of_predictions(predictions: dict, num_chains: int, find_structure):
+    """Warn if the chains of a posterior have not converged in these predictions.
+
+    Args:
+        predictions: draws [S, …] by name.
+        num_chains: the number of chains that they come from.
+        find_structure: a function without arguments that returns the ``Structure`` of the model.
+    """
     with without_harm("These predictions"):
-        points = judged_predictions(posterior, args, kwargs, predictions)
+        points = quantities_in_predictions(predictions, num_chains, find_structure)
         if points is None:
             return
         found = diagnose(*points)
@@ -36,7 +42,7 @@ def warn_of_predictions(posterior, args, kwargs, predictions):
 
 @contextmanager
 def without_harm(what):
-    """An error of ours must not cost anybody a run."""
+    """Turns an error into a warning, so that it costs nobody a run."""
     try:
         yield
     except Warning:  # warnings that somebody turned into errors

@@ -35,7 +35,7 @@ import numpyro_fspace as fs
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal
 
 #: 1 of 400 runs on the linear problem, and 22 on the network, warn of heat; with them in, ranks are uniform.
-pytestmark = pytest.mark.filterwarnings("ignore:The chain runs hot:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:The kinetic temperature:RuntimeWarning")
 
 X = np.linspace(-1.0, 1.0, 10, dtype=np.float32)[:, None]
 X_NEW = np.array([[-1.2], [0.1], [0.8]], np.float32)

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-__all__ = ["MAX_EXCESS", "Drawn", "chance_excess", "cooled", "cooling", "is_hot", "shortening", "tuning"]
+from numpyro_fspace.posterior.limits import KINETIC_LIMIT, kinetic_margin
 
-#: Excess of the mean kinetic temperature over 1, beyond chance, of which a run, its report and its warm-up take notice.
-MAX_EXCESS = 0.1
-#: The same for a stretch of burn-in, after which the step is shortened for good.
+__all__ = ["Drawn", "cooled", "cooling", "is_hot", "shortening", "tuning"]
+
+#: Excess of the mean kinetic temperature over 1, beyond chance, after which burn-in shortens the step for good.
 MAX_STRETCH_EXCESS = 0.05
 #: Acceptance probability for which a Metropolis-tested step is tuned.
 TARGET_ACCEPT_PROB = 0.9
@@ -24,14 +24,9 @@ class Drawn(NamedTuple):
     info: Any
 
 
-def chance_excess(size):
-    """How far a mean of ``size`` squared standard normals exceeds 1 by chance: four standard deviations."""
-    return 4.0 * (2.0 / size) ** 0.5
-
-
 def is_hot(temperature, size):
     """Whether a mean temperature of ``size`` numbers, relative to the sampler's, is too high by more than chance."""
-    return temperature > 1.0 + MAX_EXCESS + chance_excess(size)
+    return temperature > KINETIC_LIMIT + kinetic_margin(size)
 
 
 def shortening(temperature, gained, risen, is_diverging, size: int):
@@ -65,7 +60,7 @@ def cooling(temperature, size: int):
     """
     excess = temperature - 1.0
     limited = jnp.maximum(jnp.sqrt(MAX_STRETCH_EXCESS / jnp.maximum(excess, MAX_STRETCH_EXCESS)), 0.5)
-    return jnp.where(excess > MAX_STRETCH_EXCESS + chance_excess(size), limited, 1.0)
+    return jnp.where(excess > MAX_STRETCH_EXCESS + kinetic_margin(size), limited, 1.0)
 
 
 def tuning(accept_prob, num_tuned):

@@ -1,15 +1,17 @@
-"""Whether what a model computes at many rows can be put together from parts of the rows.
+"""Whether a model can be evaluated in batches of rows.
 
-It cannot where a row's values depend on other rows (inputs standardized in the model, attention, a cumulative sum), on
-the row's number or on how many rows there are. This is found by a probe of one draw, at as many rows as memory allows:
+It cannot where the values of a row depend on other rows (inputs standardized in the model, attention, a cumulative
+sum), on the row's number, or on the number of rows. One draw is evaluated to find out, at as many rows as memory
+allows:
 
-* where half of the rows are replaced, the others must stay what they are, bit for bit, as the program is the same;
-* the first rows alone, and the last ones alone, must be what they are among all, up to rounding;
-* what is drawn anew must be independent between rows.
+* if half of the rows are replaced, the values of the others must not change by a bit, as the program is the same;
+* the first rows alone, and the last ones alone, must have the values that they have among all, up to rounding;
+* random values must be drawn independently for each row.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -24,10 +26,10 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, Key
 
-__all__ = ["Evaluation", "find_axes", "take_rows"]
+__all__ = ["Evaluation", "Probe", "find_axes", "take_rows"]
 
-#: Two evaluations of a row in programs of different sizes are alike if they differ, on average over rows, by less than
-#: these shares of the rows' spread and of their size.
+#: Evaluations of rows in programs of different sizes agree if they differ, on average over rows, by less than these
+#: shares of the spread of the values and of their size.
 SPREAD, SIZE = 1e-2, 1e-5
 
 
@@ -36,7 +38,7 @@ class Evaluation(NamedTuple):
 
     Attributes:
         values: what ``predict`` returns, by name.
-        laws: the laws that some of the values were drawn from, by name.
+        laws: the distributions that some of the values were drawn from, by name.
         is_noisy: whether the model draws random numbers beside these values.
     """
 
@@ -46,40 +48,39 @@ class Evaluation(NamedTuple):
 
 
 def take_rows(given, num: int, rows):
-    """``given`` with these rows of its arrays of ``num`` rows; one that stands at several places stays one."""
+    """``given`` with these rows of its arrays of ``num`` rows. An array at several places stays one array."""
     parts = {id(a): a[rows] for a in jax.tree.leaves(given) if np.shape(a)[:1] == (num,)}
     return jax.tree.map(lambda a: parts.get(id(a), a), given)
 
 
-def find_axes(evaluate: Callable, given, num: int, size: int, room: int, key: Key[Array, ""]) -> tuple[dict, list]:
-    """``(axes, mixed)``: by name of value its axis of rows, or None, and the names that parts of rows do not give.
+def find_axes(probe: Probe, given: tuple, size: int, most: int, key: Key[Array, ""]) -> tuple[dict, list]:
+    """``(axes, mixed)``: by name of value its axis of rows, or None, and the names that batches of rows do not give.
 
     Args:
-        evaluate: ``evaluate(key, *given)``, an ``Evaluation`` at one draw.
-        given: the arguments, a tuple.
-        num: the number of rows.
-        size: how many rows a part is to have.
-        room: how many can be evaluated at once.
+        probe: evaluates the model at one draw.
+        given: the model's arguments.
+        size: how many rows a batch is to have.
+        most: how many can be evaluated at once.
         key: of what is drawn.
 
     Raises:
         TypeError, ValueError: of a model that does not take fewer rows.
     """
-    many = max(2, min(num, room))
+    many = max(2, min(probe.num, most))
     few = min(size, many // 2)
-    run = _Probe(evaluate, given, num)
+    run = partial(probe, given)
     rows = np.arange(many)
     whole, start, end = run(key, rows), run(key, rows[:few]), run(key, rows[-few:])
     anew = run(jax.random.fold_in(key, 1), rows)
     axes = {k: _axis(whole[k].shape, start[k].shape, many, few) for k in whole}
     mixed = {k for k, axis in axes.items() if axis is False}
-    mixed |= {k for k, law in run.laws.items() if k not in mixed and (axes[k] or 0) >= whole[k].ndim - law.event_dim}
+    mixed |= {k for k, law in probe.laws.items() if k not in mixed and (axes[k] or 0) >= whole[k].ndim - law.event_dim}
     kept = {k: axis for k, axis in axes.items() if k not in mixed}
     is_random = {k for k in kept if not _same(whole[k], anew[k])}
-    if run.is_noisy or any(axes[k] is None for k in run.laws):  # and no part has the random numbers of another
-        mixed |= {k for k in is_random if axes[k] is not None and k not in run.laws}
+    if probe.is_noisy or any(axes[k] is None for k in probe.laws):  # and no part has the random numbers of another
+        mixed |= {k for k in is_random if axes[k] is not None and k not in probe.laws}
     half = many // 2
-    for kept_rows, row in ((rows[half:], num - 1), (rows[:half], 0)):
+    for kept_rows, row in ((rows[half:], probe.num - 1), (rows[:half], 0)):
         others = np.full(many, row)
         others[kept_rows] = kept_rows
         found = run(key, others)
@@ -87,25 +88,32 @@ def find_axes(evaluate: Callable, given, num: int, size: int, room: int, key: Ke
     for found, place in ((start, rows[:few]), (end, rows[-few:])):
         mixed |= {k for k, i in kept.items() if k not in is_random and not _alike(_take(whole[k], place, i), found[k])}
     without = [k for k, axis in kept.items() if axis is None]
-    mixed |= set(without) & run.depending_on_rows(key, rows)
+    mixed |= set(without) & probe.depending_on_rows(given, key, rows)
     names = {k.partition(LAW)[0] for k in mixed}
     return {k: axis for k, axis in axes.items() if LAW not in k}, sorted(names)
 
 
-#: Between the name of a site and the number of its law's parameter, among the outputs of a probe.
+#: Between the name of a site and the number of a parameter of its distribution, among the outputs of a probe.
 LAW = "\0"
 
 
-class _Probe:
-    """``evaluate`` at some rows, one program for each number of them: values, and parameters of laws, by name."""
+class Probe:
+    """A model at one draw and some rows: values, and parameters of distributions, by name.
 
-    def __init__(self, evaluate, given, num):
-        self._given, self._num, self._evaluate, self._programs = given, num, evaluate, {}
+    Args:
+        evaluate: ``evaluate(key, *given)``, an ``Evaluation``.
+        num: the number of rows of the whole.
+    """
+
+    def __init__(self, evaluate: Callable, num: int):
+        self.num, self._evaluate = num, evaluate
+        self._programs: dict = {}  # one for each number of rows
+        self._depending: dict = {}
         self.laws: dict = {}
         self.is_noisy = False
 
-    def __call__(self, key, rows) -> dict:
-        arrays, _, join = split_arrays(take_rows(self._given, self._num, rows))
+    def __call__(self, given, key, rows) -> dict:
+        arrays, _, join = split_arrays(take_rows(given, self.num, rows))
         program = self._programs.setdefault(len(rows), jax.jit(lambda key, arrays: self._outputs(key, join(arrays))))
         return {k: np.asarray(v) for k, v in program(key, arrays).items()}
 
@@ -116,8 +124,11 @@ class _Probe:
         leaves = {k: [a for a in jax.tree.leaves(law) if isinstance(a, jax.Array)] for k, law in found.laws.items()}
         return found.values | {f"{k}{LAW}{i}": a for k, parts in leaves.items() for i, a in enumerate(parts)}
 
-    def depending_on_rows(self, key, rows) -> set:
-        arrays, _, join = split_arrays(take_rows(self._given, self._num, rows))
+    def depending_on_rows(self, given, key, rows) -> set:
+        """Names of the values that depend on arrays of as many rows."""
+        if len(rows) in self._depending:
+            return self._depending[len(rows)]
+        arrays, _, join = split_arrays(take_rows(given, self.num, rows))
         is_cut = [len(a) == len(rows) for a in arrays]
 
         def outputs(values):
@@ -126,7 +137,7 @@ class _Probe:
             return self._outputs(key, join(filled))
 
         found = sources(outputs, {"rows": [a for a, chosen in zip(arrays, is_cut, strict=True) if chosen]})
-        return {k for k, of in found.items() if of}
+        return self._depending.setdefault(len(rows), {k for k, of in found.items() if of})
 
 
 def _axis(whole: tuple, part: tuple, many: int, few: int) -> int | bool | None:

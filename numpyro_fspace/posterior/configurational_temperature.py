@@ -1,6 +1,6 @@
-r"""The configurational temperature: whether draws are as wide as the law that they are drawn from.
+r"""The configurational temperature: whether draws are as wide as their target distribution.
 
-For every law exp(-U/T) of w on all of R^P, and every matrix S, integration by parts gives
+For every density proportional to exp(-U/T) on all of R^P, and every matrix S, integration by parts gives
 
 .. math:: \frac{E |S^\top \nabla U|^2}{E \operatorname{tr} S^\top \nabla^2 U S} = T,
 
@@ -29,11 +29,11 @@ from numpyro_fspace.model.site_transforms import has_dynamic_support
 
 __all__ = ["ConfigurationalTemperature", "configurational_temperature"]
 
-#: Draws at which the gradient is taken: at most, at least what are worth the share, and the fewest that tell anything.
+#: Draws at which the gradient is taken: the most, as many as the share should afford, and the fewest.
 MAX_DRAWS, MIN_DRAWS, FEWEST_DRAWS = 256, 20, 8
-#: Share of the gradient steps of the run that the fewest draws may cost, where the share that is given affords none.
+#: Share of the gradient steps of the run that ``MIN_DRAWS`` draws may cost, where the given share affords fewer.
 LARGEST_SHARE = 0.1
-#: How many draws go with one whose curvature is looked at, on all data or, where these are so many minibatches, on one.
+#: The curvature is computed at one of so many draws on all data or, if these are as many minibatches, at each on one.
 PER_CURVATURE = 4
 #: Sets of measurement points whose mean stands for the expectation, where they are random.
 NUM_SETS = 4
@@ -46,13 +46,14 @@ NUM_BLOCKS = 16
 
 
 class ConfigurationalTemperature(NamedTuple):
-    """Temperatures relative to the sampler's, 1 for a law that is sampled rightly, and their standard errors.
+    """Temperatures relative to the sampler's, 1 for a distribution that is sampled correctly, with standard errors.
 
     Attributes:
-        mean: in all directions, each weighted by its curvature in the preconditioner's coordinates.
-        leading: in the direction along which the gradient varies most, found in other draws than it is judged by.
+        mean: over all directions, each weighted by its curvature in the preconditioner's coordinates.
+        leading: in the direction along which the gradient varies most. It is found in one half of the draws and
+            evaluated in the other.
         mean_error, leading_error: relative standard errors.
-        num_draws: how many draws these come from.
+        num_draws: the number of draws that these come from.
     """
 
     mean: float
@@ -65,12 +66,12 @@ class ConfigurationalTemperature(NamedTuple):
         return f"{self.mean:.2f} (where the data say most {self.leading:.2f})"
 
 
-def configurational_temperature(kernel, state, draws, args, kwargs, key, share) -> ConfigurationalTemperature | None:
+def configurational_temperature(kernel, state, draws, args, kwargs, *, key, share) -> ConfigurationalTemperature | None:
     """The configurational temperature of draws of one of our kernels, by gradients of all data.
 
-    Curvatures are finite differences of gradients over a part of the posterior's width, which see the kinks of a ReLU
-    network too; a minibatch gives them without bias. Where measurement points are random, two independent means over a
-    few sets of them are multiplied, so that their noise does not count.
+    Curvatures are finite differences of gradients over a part of the posterior's width, so that they include the kinks
+    of a ReLU network. A minibatch estimates them without bias. Where measurement points are random, two independent
+    means over a few sets of them are multiplied, so that their noise does not count.
 
     Args:
         kernel: the kernel.
@@ -78,12 +79,12 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
         draws: of the latent sites, [C, S, …]; they may lie on disk.
         args, kwargs: the model's arguments, with the targets.
         key: draws measurement points and directions.
-        share: of the gradient steps of the run, that this may cost; fewer draws are looked at for it. Where it affords
-            fewer than ``MIN_DRAWS``, the cost of so many may reach ``LARGEST_SHARE``.
+        share: the share of the run's gradient steps that this may cost; it limits the number of draws. If it affords
+            fewer than ``MIN_DRAWS``, these may cost up to ``LARGEST_SHARE``.
 
     Returns:
-        None if that affords fewer than ``FEWEST_DRAWS`` draws, there are fewer, or the model draws random numbers of
-        its own.
+        None if there are, or the share affords, fewer than ``FEWEST_DRAWS`` draws, or if the model draws random numbers
+        of its own.
     """
     model = kernel._model_potential(args, kwargs)
     num_chains, num_kept = next(iter(draws.values())).shape[:2]
@@ -103,7 +104,7 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
     some = {k: np.asarray(draws[k][np.ix_(chains, places)]).reshape(-1, *draws[k].shape[2:]) for k in model.latents}
     arrays, static, join = split_arrays((args, kwargs))
 
-    def gradients(is_whole, draws, offsets, chain, keys, scale, learned, arrays):
+    def gradients(is_whole, points, scale, learned, arrays):
         args, kwargs = join(arrays)
         model = kernel._model_potential(args, kwargs)
         preconditioner = kernel.preconditioner.chosen(size, model.is_plain)
@@ -115,7 +116,7 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
             z = unravel(position + metric.scale(offset))
             return metric.scale_gradient(ravel_pytree(_gradient(model, z, key, is_random, is_whole))[0])
 
-        return jax.lax.map(one, (draws, offsets, chain, keys))
+        return jax.lax.map(one, points)
 
     def compiled(is_whole):
         key = "configurational temperature", kernel._settings(), is_random, is_whole
@@ -123,9 +124,8 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
 
     def at(rows, offsets, keys, is_whole=True):
         given = jax.tree.map(lambda a: a[rows], some)
-        found = compiled(is_whole)(
-            given, offsets.astype(state.scale.dtype), chain[rows], keys, state.scale, state.warmup.learned, arrays
-        )
+        points = given, offsets.astype(state.scale.dtype), chain[rows], keys
+        found = compiled(is_whole)(points, state.scale, state.warmup.learned, arrays)
         return np.asarray(found, np.float64)
 
     keys = jax.random.split(key, (2, len(chain)))
@@ -158,13 +158,13 @@ def configurational_temperature(kernel, state, draws, args, kwargs, key, share) 
 
 
 def _even(num: int, most: int):
-    """At most so many evenly spaced numbers below ``num``, the last of each stretch."""
+    """At most ``most`` evenly spaced numbers below ``num``, the last of each stretch."""
     most = min(num, most)
     return (np.arange(1, most + 1) * num) // most - 1
 
 
 def _gradient(model, z, key, is_random, is_whole):
-    """Of U on all data, and on the mean of a few sets of measurement points if those are random; or of an estimate."""
+    """The gradient of U on all data, averaged over a few sets of random measurement points; or an estimate of it."""
     if not (model.is_random and is_whole):
         return jax.grad(lambda z: model(z, key)[0])(z)
     total = model.data_gradient(z, key)
@@ -176,7 +176,7 @@ def _gradient(model, z, key, is_random, is_whole):
 
 
 def _unconstrained(model, draw):
-    """Of the latent sites' values, whose supports may depend on one another."""
+    """Unconstrained values of the latent sites, whose supports may depend on one another."""
     sites = model.trace
     if any(has_dynamic_support(sites[k]) for k in model.latents):
         settings = {"key": jax.random.key(0), "substitute": draw, "full_plates": False}
@@ -185,7 +185,7 @@ def _unconstrained(model, draw):
 
 
 def _folds(chain, place, num_chains):
-    """Two halves of the draws that know little of each other: of the chains or, of one chain, of its time."""
+    """Two nearly independent halves of the draws: two sets of chains or, with one chain, its early and late draws."""
     return np.unique(chain, return_inverse=True)[1] % 2 if num_chains > 1 else (place > np.median(place)).astype(int)
 
 
@@ -197,7 +197,7 @@ def _leading(gradients):
 
 
 def _blocks(chain, place, num_kept):
-    """Numbers of blocks of draws that are nearly independent: parts of chains, or several chains."""
+    """The number of each draw's block. Blocks, parts of a chain or several chains, are nearly independent."""
     number = np.unique(chain, return_inverse=True)[1]
     num_chains = number.max() + 1
     parts = -(-NUM_BLOCKS // num_chains)

@@ -1,4 +1,4 @@
-"""Whether the draws of a posterior hold every latent value that the model needs."""
+"""Whether posterior draws are complete: they hold every latent value that the model needs."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from numpyro_fspace.model.sites import (
 if TYPE_CHECKING:
     from numpyro_fspace.posterior.posterior import Posterior
 
-__all__ = ["check_draws"]
+__all__ = ["check_complete"]
 
 
-def check_draws(posterior: Posterior, args, kwargs, inputs, from_prior=()):
+def check_complete(posterior: Posterior, args, kwargs, inputs, from_prior=()):
     """Refuse draws that lack latent values of the model, which would silently come from the prior.
 
-    What no draw can hold is the model's to draw: the observations, and latent values that are new with the arguments.
-    If it is known what the model was fitted to, these are the sites that were observed then, and those that were not
-    there. Else a site passes for an observation if no other site and no function depends on it, except for
-    deterministic ones if its own law depends on the draws.
+    Two kinds of sites need no draws: the observations, and latent values that are new with these arguments. If the
+    arguments of the fit are known, these are the sites that were observed then, and those that did not exist then. Else
+    a site counts as an observation if no other site and no function depends on it. Deterministic sites may depend on
+    it if its own distribution depends on the draws.
 
     Args:
         posterior: draws, and what their model was fitted to.
         args, kwargs: the model's arguments now.
-        inputs: a function that gives where functions are evaluated, as for ``evaluate``.
+        inputs: a function without arguments that returns where functions are evaluated, as for ``evaluate``.
         from_prior: names of latent sites that are meant to come from the prior.
 
     Raises:
-        ValueError: naming the sites and the cure; for draws of another shape than that of their site.
+        ValueError: naming the sites and the cure; also for draws whose shape is not that of their site.
     """
     model, draw = posterior.model, {k: v[0] for k, v in posterior.samples.items()}
     trace, hidden = _trace(model, draw, args, kwargs)
@@ -78,7 +78,7 @@ def check_draws(posterior: Posterior, args, kwargs, inputs, from_prior=()):
 
 
 def _run(model, values, args, kwargs):
-    """The model's trace with these values; an improper prior, from which nothing can be drawn, gives 0."""
+    """The model's trace with these values. An improper prior, from which nothing can be drawn, gives 0."""
 
     def value(site):
         if site["type"] != "sample" or site["is_observed"]:
@@ -106,7 +106,7 @@ def _check_shape(site, shape):
 
 
 def _trace(model, draw, args, kwargs) -> tuple[dict, list]:
-    """The trace of the model, whose values are not to be read, and the sites it hides: nothing is computed."""
+    """The trace of the model and the sites that it hides. Nothing is computed: do not read the trace's values."""
     arrays, _, join = split_arrays((args, kwargs))
     trace: dict = {}
     keys = own_keys()
@@ -123,7 +123,7 @@ def _trace(model, draw, args, kwargs) -> tuple[dict, list]:
 
 
 def _latents_of_fit(posterior) -> set | None:
-    """The latent sites of the model as it was fitted, those that it hides too, if that is known."""
+    """The latent sites of the model with the arguments of its fit, hidden ones too; None if these are unknown."""
     try:
         inspect.signature(posterior.model).bind(*posterior.args, **posterior.kwargs)
         trace, hidden = _trace(posterior.model, {}, posterior.args, posterior.kwargs)
@@ -155,7 +155,7 @@ def _needed(model, draw, args, kwargs, inputs, *, trace, hidden) -> set:
 
 
 def _parameters(site) -> list:
-    """What the law of a site depends on: its parameters, and its density if it has one."""
+    """What the distribution of a site depends on: its parameters, and its density if it has one."""
     if is_functional_prior(site):
         return []
     found = [leaf for leaf in jax.tree.leaves(site["fn"]) if isinstance(leaf, jax.Array | np.ndarray)]

@@ -1,6 +1,6 @@
-"""What of a run is judged: functions, what enters a likelihood, and the latent sites that are no weights.
+"""The quantities whose convergence is judged: functions, parameters of likelihoods, and latent sites but weights.
 
-Weights are left out, since hidden units can be exchanged, and so are networks that reach the data through another
+Weights are left out, since hidden units can be exchanged. So are networks that enter the likelihood through another
 network alone, since their outputs can be exchanged too.
 """
 
@@ -13,37 +13,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.model.functions import depends_on, evaluate, function_inputs, functions_of, some_rows
+from numpyro_fspace.model.functions import evaluate, function_inputs, functions_of, some_rows
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior, subsampled_plates
-from numpyro_fspace.posterior.convergence import MIN_RUN
+from numpyro_fspace.posterior.limits import MIN_RUN
+from numpyro_fspace.posterior.mapping import map_draws
+from numpyro_fspace.posterior.model_structure import Structure, likelihood_parameters, structure
 
 if TYPE_CHECKING:
-    from numpyro_fspace.posterior.posterior import Posterior
+    from collections.abc import Callable
 
-__all__ = ["Judged", "Points", "judged_draws", "judged_predictions", "points_of"]
+__all__ = ["Quantities", "Points", "quantities_of", "quantities_in_predictions", "points_of"]
 
-#: Draws of each chain that are looked at, evenly spaced, and entries of each site.
+#: The most draws of each chain, evenly spaced, and the most entries of each site.
 MAX_DRAWS, MAX_ENTRIES = 1000, 100
-#: Numbers in all draws of one function or site.
+#: The most numbers in all draws of one function or site.
 MAX_NUMBERS = 2**21
 
 
 class Points(NamedTuple):
-    """Draws [C, S, P] of P numbers, and the names of these."""
+    """Draws [C, S, P] of P numbers, with their names."""
 
     draws: np.ndarray
     names: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return f"Points(draws of shape {np.shape(self.draws)})"
 
-class Judged(NamedTuple):
-    """What is judged of a run; None where there is nothing of the kind.
+
+class Quantities(NamedTuple):
+    """The quantities of a run whose convergence is judged; None where there are none of the kind.
 
     Attributes:
         functions: the model's functions, each at several kinds of inputs.
-        others: latent sites that are no weights, and the parameters of likelihoods that several networks make up.
-        left_out: in words, what is not judged.
+        others: latent sites other than weights, and parameters of likelihoods that depend on several networks.
+        left_out: what is not judged, in words.
     """
 
     functions: Points | None
@@ -51,116 +56,14 @@ class Judged(NamedTuple):
     left_out: tuple[str, ...]
 
 
-class Structure(NamedTuple):
-    """What a model's program tells without being run.
-
-    Attributes:
-        trace: sites of the model; the values are of no use.
-        direct: names of the functions whose outputs enter a likelihood through no other function.
-        composed: names of those whose inputs depend on weights.
-        weights: names of the sites that are weights.
-    """
-
-    trace: dict
-    direct: set
-    composed: set
-    weights: set
-
-    @property
-    def priors(self) -> list:
-        return [k for k, site in self.trace.items() if is_functional_prior(site)]
-
-    @property
-    def networks(self) -> list:
-        return [k for k, site in self.trace.items() if site["type"] == "network"]
-
-    @property
-    def judged(self) -> list:
-        """Functions under a functional prior; without any, the one network that reaches the data by itself, if one."""
-        alone = [k for k in self.networks if k in self.direct]
-        return self.priors or (alone if len(alone) == 1 and alone[0] not in self.composed else [])
-
-    @property
-    def needs_likelihood(self) -> bool:
-        """Whether networks reach the data that are not judged themselves."""
-        return bool((self.direct & set(self.networks)) - set(self.judged))
-
-
-def structure(model, draw, args, kwargs) -> Structure:
-    """The structure of a model at a draw of its latent sites."""
-    draw = jax.tree.map(jnp.asarray, draw)
-    trace: dict = {}
-    shapes: dict = {}
-
-    def run(draw, replace):
-        settings = {"hook": replace, "networks": True, "full_plates": False}
-        return run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw, **settings)
-
-    def calls(draw):
-        """Input and output of each function, and its first call."""
-        seen: dict = {}
-        shapes.clear()
-
-        def watch(name, fn, _):
-            def watched(x):
-                out = fn(x)
-                seen.setdefault(name, (x, out))
-                shapes.setdefault(name, []).append(jax.tree.map(_shape_of, out))
-                return out
-
-            return watched
-
-        trace.update(run(draw, watch))
-        return seen
-
-    def likelihoods(outputs):
-        """Their parameters, where each function returns these values in place of its own."""
-        left = {name: iter(values) for name, values in outputs.items()}
-        return _likelihoods(run(draw, lambda name, fn, _: lambda x: next(left[name])), draw)
-
-    def sources(name, part):
-        return depends_on(lambda draw: calls(draw)[name][part], draw)
-
-    try:
-        names = list(jax.eval_shape(calls, draw))
-        inputs, outputs = ({name: sources(name, part) for name in names} for part in (0, 1))
-        direct = depends_on(likelihoods, dict(shapes)) if names else set()
-    except jax.errors.UnexpectedTracerError:  # functions are called under a transformation of the model's own
-        names, inputs, outputs, direct = [], {}, {}, {k for k, s in trace.items() if s["type"] == "network"}
-    weights = {k for k in draw if k in trace and "fspace" in trace[k].get("infer", {})}
-    for name in names:  # written by hand: the arrays that a function is made of
-        weights |= {k for k in outputs[name] - inputs[name] if np.size(draw[k]) > 1}
-    composed = {name for name in names if inputs[name] & weights}
-    return Structure(trace, direct, composed, weights)
-
-
-def _shape_of(value):
-    return jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
-
-
-def _likelihoods(trace, draw) -> dict:
-    """Floating parameters of the laws of what is observed (or, where no data are given, drawn), by name."""
-    found = {}
-    for name, site in trace.items():
-        if site["type"] != "sample" or is_functional_prior(site) or (name in draw and not site["is_observed"]):
-            continue
-        law = site["fn"]
-        while hasattr(law, "base_dist"):
-            law = law.base_dist
-        named = {k: vars(law)[k] for k in law.arg_constraints if k in vars(law)}
-        values = named or dict(enumerate(jax.tree.leaves(law)))
-        for key, value in values.items():
-            if jnp.issubdtype(jnp.result_type(value), jnp.floating):
-                found[f"{name}.{key}"] = jnp.asarray(value)
-    return found
-
-
-def judged_draws(model, draws, args, kwargs, *, inputs=None, num_points: int = 100, num_others: int = 30) -> Judged:
-    """Draws of what is judged.
+def quantities_of(
+    model, draws, args, kwargs, *, inputs=None, num_points: int = 100, num_others: int = 30
+) -> Quantities:
+    """The quantities of a run: their draws, at most 1000 of each chain.
 
     Args:
         model: the NumPyro model.
-        draws: of its sites, [C, S, …]; they may lie on disk.
+        draws: draws of its sites, [C, S, …], which may lie on disk.
         args, kwargs: its arguments, with the targets.
         inputs: where functions are judged, [N, …] or a dict of them by name of function. None judges each at
             ``num_points`` of the rows that the model gives it, and at ``num_others`` points of each other kind: the
@@ -168,7 +71,7 @@ def judged_draws(model, draws, args, kwargs, *, inputs=None, num_points: int = 1
         num_points, num_others: see ``inputs``.
 
     Raises:
-        ValueError: for inputs of what is no function of the model.
+        ValueError: if ``inputs`` names something that is not a function of the model.
     """
     step = -(-_num_draws(draws) // MAX_DRAWS)
     draws = {k: v[:, ::-step][:, ::-1] if step > 1 else v for k, v in draws.items()}
@@ -196,7 +99,7 @@ def judged_draws(model, draws, args, kwargs, *, inputs=None, num_points: int = 1
         else:
             at = {"": inputs if isinstance(inputs, dict) else dict.fromkeys(names, inputs)}
         values = partial(_function_values, model, num_others if inputs is None else 0)
-        found = _by_chain(values, draws, args, kwargs, jax.tree.map(jnp.asarray, at))
+        found = _by_chain(values, draws, (args, kwargs, jax.tree.map(jnp.asarray, at)))
         functions = {k: f for name in names for k, f in found.items() if _is_of(k, name)}
     is_likelihood_judged = plan.needs_likelihood and not missing
     if is_likelihood_judged and on_disk:
@@ -205,20 +108,19 @@ def judged_draws(model, draws, args, kwargs, *, inputs=None, num_points: int = 1
         sizes = {size for size, _ in subsampled_plates(plan.trace).values()}
         rows = some_rows(np.arange(sizes.pop()), num_points) if len(sizes) == 1 else None
         values = partial(_likelihood_values, model, rows, set(plan.networks) - plan.composed)
-        found = _by_chain(values, draws, args, kwargs, None)
+        found = _by_chain(values, draws, (args, kwargs))
         others = others | {k: v for k, v in found.items() if (v != v[:1, :1]).any()}  # a known scale is not judged
-    return Judged(points_of(functions), points_of(others, MAX_ENTRIES), tuple(left_out))
+    return Quantities(points_of(functions), points_of(others, MAX_ENTRIES), tuple(left_out))
 
 
-def judged_predictions(posterior: Posterior, args, kwargs, predictions: dict) -> Points | None:
-    """Functions and observations among ``fs.predict``'s draws [S, …], by chain; None if they cannot be judged."""
-    num_chains = posterior.num_chains
+def quantities_in_predictions(predictions: dict, num_chains: int, find_structure: Callable) -> Points | None:
+    """Functions and observations among predictions [S, …], by chain; None if there are too few draws or one chain."""
     num = len(next(iter(predictions.values()), ()))
     if num_chains < 2 or num < num_chains * MIN_RUN or num % num_chains:
         return None
-    plan = structure(posterior.model, {k: v[0] for k, v in posterior.samples.items()}, args, kwargs)
+    plan = find_structure()
     drawn = [k for k, s in plan.trace.items() if s["type"] == "sample" and not is_functional_prior(s)]
-    named = {k for k in predictions if k in drawn or any(_is_of(k, name) for name in plan.judged)}
+    named = {k for k in predictions if k in drawn or any(_is_of(k, name) for name in plan.monitored)}
     step = -(-num // num_chains // MAX_DRAWS)
     by_chain = {k: predictions[k].reshape(num_chains, -1, *predictions[k].shape[1:])[:, ::step] for k in sorted(named)}
     return points_of(by_chain, MAX_ENTRIES)
@@ -229,21 +131,21 @@ def _num_draws(draws) -> int:
 
 
 def _chosen(plan: Structure, inputs) -> list:
-    """Names of the functions that are judged. Who asks for a network gets it, though another function has a prior."""
+    """Names of the functions that are judged: all that ``inputs`` names, or those that the structure says."""
     known = list(dict.fromkeys([*plan.priors, *plan.networks]))
     if inputs is None:
-        return plan.judged
+        return plan.monitored
     if not known:
         raise ValueError("inputs: the model has no random_module and no functional_prior, so there is no f to judge.")
     if not isinstance(inputs, dict):
-        return plan.judged or plan.networks
+        return plan.monitored or plan.networks
     if not inputs.keys() <= set(known):
         raise ValueError(f"inputs: report judges {sorted(known)}, got inputs of {sorted(inputs)}.")
     return [k for k in known if k in inputs]
 
 
 def _kinds(known: dict, num_points: int, num_others: int) -> dict:
-    """Inputs by kind (what is added to a function's name) and by function."""
+    """Inputs by kind, which is added to the function's name, and by function."""
     return {
         "": {k: some_rows(x, num_points) for k, x in known.items()},
         " at permuted rows": {k: _permuted(x, num_others) for k, x in known.items() if _has_columns(x)},
@@ -261,8 +163,9 @@ def _permuted(x, num: int):
     return columns[rows, np.arange(columns.shape[1])].reshape(num, *x.shape[1:])
 
 
-def _function_values(model, num_points, draw, _, args, kwargs, at) -> dict:
-    """The functions at a draw, at their inputs by kind, and at so many measurement points."""
+def _function_values(model, num_points, draw, _, *given) -> dict:
+    """The functions at a draw: at their inputs by kind, and at ``num_points`` measurement points."""
+    args, kwargs, at = given
     trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw)
     at = dict(at)
     if num_points:
@@ -273,8 +176,9 @@ def _function_values(model, num_points, draw, _, args, kwargs, at) -> dict:
     return {k + kind: f for kind, inputs in at.items() for k, f in evaluate(functions, inputs).items()}
 
 
-def _likelihood_values(model, rows, roots, draw, _, args, kwargs, __) -> dict:
-    """Parameters of the likelihoods at a draw, where the ``roots`` among the functions take other inputs too."""
+def _likelihood_values(model, rows, roots, draw, _, *given) -> dict:
+    """Parameters of the likelihoods at a draw, at the data and where the functions ``roots`` take permuted inputs."""
+    args, kwargs = given
     found: dict = {}
     kinds: dict = {"": lambda x: x}
     if roots:
@@ -286,17 +190,16 @@ def _likelihood_values(model, rows, roots, draw, _, args, kwargs, __) -> dict:
 
         settings = {"hook": changed, "networks": True, "rows": rows}
         trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw, **settings)
-        values = {k: some_rows(v.ravel(), MAX_ENTRIES) for k, v in _likelihoods(trace, draw).items()}
+        values = {k: some_rows(v.ravel(), MAX_ENTRIES) for k, v in likelihood_parameters(trace, draw).items()}
         found |= {k + kind: v for k, v in values.items()}
     return found
 
 
-def _by_chain(fn, draws, args, kwargs, inputs) -> dict:
-    """``fn`` of every draw, [C, S, …]; of draws that lie on disk a chain at a time, of which a part is loaded."""
-    from numpyro_fspace.posterior.prediction import map_draws
+def _by_chain(fn, draws, given: tuple) -> dict:
+    """``fn`` at every draw, [C, S, …]. Draws that lie on disk are evaluated a chain at a time."""
 
     def values(some):
-        return map_draws(fn, some, jax.random.key(0), args, kwargs, inputs)
+        return map_draws(fn, some, jax.random.key(0), given)
 
     shape = next(iter(draws.values())).shape[:2]
     if any(isinstance(v, np.memmap) for v in draws.values()):
@@ -312,10 +215,10 @@ def _is_of(label: str, name: str) -> bool:
 
 
 def points_of(draws: dict, most: int | None = None) -> Points | None:
-    """Draws [C, S, …] by label as one array, of each label at most so many points.
+    """Draws [C, S, …] by label as one array, with at most ``most`` points of each label.
 
-    Numbers that are the same in all draws while others move are so by construction (a triangular matrix's zeros), and
-    left out. So are values that are not finite elsewhere than at the data.
+    Numbers that are the same in all draws while others move are constants, such as the zeros of a triangular matrix,
+    and are left out. So are values that are not finite, except at the data.
     """
     parts, names = [], []
     for label, values in draws.items():

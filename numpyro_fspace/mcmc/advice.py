@@ -1,0 +1,158 @@
+"""What speaks against a run, and what to do about it: the lines of the report's advice and of the run's warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from numpyro_fspace.posterior.limits import (
+    KINETIC_LIMIT,
+    LEADING_LIMIT,
+    MEAN_LIMIT,
+    MIN_ACCEPT_PROB,
+    NUM_ERRORS,
+    kinetic_margin,
+)
+
+if TYPE_CHECKING:
+    from numpyro_fspace.mcmc.report_table import Report
+
+__all__ = ["report_doubts", "sampler_doubts", "temperature_doubts"]
+
+#: Acceptance probability that a Metropolis test of a run without one would have, from below.
+ACCEPTANCE_LIMIT = 0.3
+#: Temperature that the gradient's noise adds, as a mean over all directions, and over those that it acts on.
+NOISE_LIMIT, NOISE_HEAT_LIMIT = 0.1, 1.0
+#: Growth of the mean square of the weights over the run.
+DRIFT_LIMIT = 1.2
+#: Standard deviations of the log likelihood by which a chain may lie below the best one.
+SHORTFALL_LIMIT = 10.0
+
+
+def report_doubts(report: Report, *, convergence: list[str], sampler: list[str], shortfall_sd: float, is_tested: bool):
+    """The lines of a report's advice, the most severe first.
+
+    Args:
+        report: its numbers.
+        convergence: lines on R-hat, effective sample sizes and chains that stand still.
+        sampler: those of ``sampler_doubts``.
+        shortfall_sd: the standard deviation of the log likelihood in a chain that has converged.
+        is_tested: whether the steps passed a Metropolis test.
+    """
+    yield from convergence
+    (apart,) = np.nonzero(report.shortfall > SHORTFALL_LIMIT * shortfall_sd)
+    if len(apart) and not all(line.startswith("the effective") for line in convergence):
+        yield (
+            f"the log likelihood of the data is up to {report.shortfall.max():.4g} lower in some chains "
+            f"({', '.join(map(str, apart))}, the first being 0) than in the best, far more than chance allows: a "
+            "chain far below most may be stuck, one far above most may interpolate the data. Leave it out, or run "
+            "again, with another key or a longer num_warmup."
+        )
+    yield from sampler
+    if report.configurational is not None:
+        yield from temperature_doubts(report.configurational)
+    if not is_tested and report.acceptance < ACCEPTANCE_LIMIT:
+        yield (
+            f"a Metropolis test would accept {report.acceptance:.2f} of the draws: the discretization may bias them. "
+            "Compare f with a run at half the step size."
+        )
+    if report.noise_share > NOISE_LIMIT:
+        yield (
+            f"the gradient's noise adds {100 * report.noise_share:.0f} % to the temperature: enlarge the minibatch, "
+            "fix the measurement points or take more of them, or shorten step_size."
+        )
+    elif report.noise_heat > NOISE_HEAT_LIMIT:
+        yield (
+            f"the gradient's noise raises the temperature of the few directions that it acts on to "
+            f"{1.0 + report.noise_heat:.1f} times that of the rest, which the mean temperature does not show: f is too "
+            "uncertain there. Enlarge the minibatch, fix the measurement points, or raise friction."
+        )
+    if np.all(report.drift > 1.0 + 0.5 * (DRIFT_LIMIT - 1.0)) and np.mean(report.drift) > DRIFT_LIMIT:
+        yield (
+            f"the weights' mean square grew by a factor {np.mean(report.drift):.2f} over the run: warm-up was too "
+            "short, or their distribution is improper (fs.model.flat())."
+        )
+
+
+def sampler_doubts(kernel, state, num_samples: int) -> Iterator[str]:
+    """Lines on draws that diverged, were rejected or rounded, and on kinetic temperatures that are too high.
+
+    Args:
+        kernel: one of our kernels.
+        state: that of its chains at the end of the run.
+        num_samples: draws of each chain.
+    """
+    num_diverging, num_chains = int(np.sum(state.num_diverging)), np.size(state.num_diverging)
+    if num_diverging:
+        yield (
+            f"{num_diverging} of {num_samples * num_chains} draws diverged: a non-finite potential or position; each "
+            "kept the last good state. Use a smaller step_size (or a decaying schedule), a longer warm-up, or a larger "
+            "nugget in the functional prior."
+        )
+    if kernel.step_size is None and np.any(np.asarray(state.warmup.step_size) == 0):
+        yield (
+            "warm-up found no step size, and the chain stood still: the potential has no positive curvature where the "
+            "chain was. Give the kernel a step_size."
+        )
+    if _is_rounded(state):
+        yield (
+            f"rounding to {state.scale.dtype} is not small beside the posterior's width for some parameter, so the "
+            "draws are coarse: it is far from 0 and known precisely. Center it (sample its difference from a known "
+            'value), or jax.config.update("jax_enable_x64", True) before anything else.'
+        )
+    accept_prob = np.asarray(state.mean_accept_prob)
+    if np.any(accept_prob < MIN_ACCEPT_PROB):
+        yield (
+            f"the Metropolis test accepts {100 * np.min(accept_prob):.0f} % of the steps, so the chain hardly moves. "
+            "Use a smaller step_size, or leave it None for warm-up to find it."
+        )
+    is_tested = np.any(accept_prob != 1.0)  # then the draws have the right distribution, whatever the temperature
+    temperature = np.max(np.asarray(state.mean_temperature)) / kernel.temperature
+    limit = KINETIC_LIMIT + kinetic_margin(state.scale.shape[-1], max(1, num_samples))
+    if kernel.has_momentum and not is_tested and temperature > limit:
+        yield (
+            f"the kinetic temperature is too high: {temperature:.2f} times the sampler's on average, so the draws are "
+            "wider than the posterior. Use a smaller step_size, a larger friction, or larger minibatches."
+        )
+
+
+def _is_rounded(state) -> bool:
+    """Whether a parameter is known, given the others, to less than ten units in its last place.
+
+    Only the matrix of a dense preconditioner tells.
+    """
+    factor = np.asarray(state.warmup.learned.factor, float)
+    if not factor.size:
+        return False
+    inverse = np.linalg.pinv(np.asarray(state.scale, float)[..., None] * factor)
+    precision = np.sqrt(np.sum(inverse**2, axis=-2))  # its diagonal is that of (S Sᵀ)⁻¹
+    z = np.concatenate([np.reshape(a, (*state.scale.shape[:-1], -1)) for a in jax.tree.leaves(state.z)], -1)
+    return bool(np.any(np.finfo(state.scale.dtype).eps * np.abs(z) * precision > 0.1))
+
+
+def temperature_doubts(found) -> list[str]:
+    """A line if a configurational temperature is too high, or too low, by more than chance allows."""
+    cure = (
+        "Shorten step_size (the half is a good try), enlarge the minibatch, fix the measurement points or take more of "
+        "them, or raise friction."
+    )
+    from scipy.stats import norm, t
+
+    num_errors = t.isf(norm.sf(NUM_ERRORS), found.num_draws - 1)  # their size is estimated too
+    limits = {"mean": MEAN_LIMIT, "leading": LEADING_LIMIT}
+    for name, where in (("mean", ""), ("leading", " in the direction that the data determine best")):
+        value, error = getattr(found, name), getattr(found, f"{name}_error")
+        if value > limits[name] and np.log(value) > num_errors * error:
+            return [
+                f"the configurational temperature is {value:.2f} times the target's{where}: the draws are too wide, by "
+                f"a factor of about {np.sqrt(value):.2f}, though R-hat may be fine. {cure}"
+            ]
+    if found.mean < 1.0 / MEAN_LIMIT and np.log(1.0 / max(found.mean, 1e-30)) > num_errors * found.mean_error:
+        return [
+            f"the configurational temperature is {found.mean:.2f} times the target's: the draws are not yet as wide as "
+            "the posterior. Run longer, with a longer warm-up."
+        ]
+    return []

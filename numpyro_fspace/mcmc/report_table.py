@@ -1,0 +1,86 @@
+"""``Report``: the numbers of a run's report, printed as a table with a line of advice for each doubt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature
+    from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics
+
+__all__ = ["Report"]
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """The numbers of a run's report and its advice; ``print`` it for a table.
+
+    Attributes:
+        functions: R-hat, effective sample sizes and moments of f at the probe inputs; None for a model without one.
+        sites: the same of the latent sites that are no weights, and of the parameters of a likelihood that several
+            networks make up; None if there are none.
+        left_out: what of the model is not judged, in words.
+        num_diverging: draws of the sampling phase that diverged and were undone, in all chains.
+        temperature: mean kinetic temperature of each chain relative to the sampler's, [C]; NaN for SGLD, which has
+            no momentum.
+        configurational: the configurational temperature of the draws relative to the sampler's, on average
+            (``.mean``) and in the direction that the data determine best (``.leading``), with relative standard errors
+            (``.mean_error``, ``.leading_error``): 1 for a distribution that is sampled correctly, SGLD's too. None if
+            it would cost more than a fifth of the run's gradients, or the model draws random numbers of its own.
+        acceptance: the mean acceptance probability of the run's Metropolis test; of a run without one, what a test of
+            one draw's steps (one step for SGLD) would have had, at the last state of each chain with minibatch and
+            points frozen.
+        noise_share: variance of the stochastic gradient's noise relative to the sampler's own noise, per unit of
+            time: the relative excess of temperature that minibatches and random points cause, to leading order, as a
+            mean over all directions, as the temperature is.
+        noise_heat: the same in the directions that this noise acts on, a mean weighted by its variance. Where the
+            temperature is too high in a few of many directions, it is large though ``temperature`` and ``noise_share``
+            are not.
+        drift: mean square of the networks' standardized weights in the last quarter of each chain over that in the
+            first, [C].
+        shortfall: by how much the log likelihood of the data at the last state of each chain is lower than that of the
+            chain where it is highest, [C]; of all data, even where the run used minibatches.
+        advice: one line for each doubt; empty if there is none.
+    """
+
+    functions: FunctionDiagnostics | None
+    sites: FunctionDiagnostics | None
+    left_out: tuple[str, ...]
+    num_diverging: int
+    temperature: np.ndarray
+    configurational: ConfigurationalTemperature | None
+    acceptance: float
+    noise_share: float
+    noise_heat: float
+    drift: np.ndarray
+    shortfall: np.ndarray
+    advice: tuple[str, ...]
+
+    def __str__(self) -> str:
+        temperature = "" if np.isnan(self.temperature).all() else f"temperature {self._range(self.temperature)}, "
+        if self.configurational is not None:
+            temperature += f"configurational {self.configurational}, "
+        lines = [] if self.functions is None else [str(self.functions)]
+        lines += [] if self.sites is None else [str(self.sites).replace("Functions", "Sites", 1)]
+        lines += [f"Left out: {'; '.join(self.left_out)}."] if self.left_out else []
+        lines += [
+            f"Sampler: {temperature}acceptance {self.acceptance:.2f}, gradient-noise share {self.noise_share:.3f} "
+            f"(where it acts {self.noise_heat:.2f}), {self.num_diverging} diverging, "
+            f"weight drift × {self._range(self.drift)}",
+        ]
+        return "\n".join(lines + [f"Look: {line}" for line in self.advice] + ([] if self.advice else ["No doubts."]))
+
+    def __repr__(self) -> str:
+        return f"Report({self.functions!r}, num_doubts={len(self.advice)})"
+
+    def _repr_pretty_(self, printer, cycle):
+        """What notebooks show: the table."""
+        printer.text(str(self))
+
+    @staticmethod
+    def _range(values):
+        low, high = np.min(values), np.max(values)
+        return f"{low:.2f}" if high - low < 0.005 else f"{low:.2f}-{high:.2f}"

@@ -1,0 +1,43 @@
+"""The limits of a run that can be trusted: one set for tables, advice and warnings."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ESS_LIMIT",
+    "KINETIC_LIMIT",
+    "LEADING_LIMIT",
+    "MEAN_LIMIT",
+    "MIN_ACCEPT_PROB",
+    "MIN_DRAWS",
+    "MIN_RUN",
+    "NUM_ERRORS",
+    "RHAT_LIMIT",
+    "kinetic_margin",
+]
+
+#: R-hat is to be at most the first, bulk and tail effective sample sizes at least the second for each chain. 50
+#: effective draws make a mean good to a seventh of a standard deviation.
+RHAT_LIMIT, ESS_LIMIT = 1.05, 50
+#: Draws of each chain that have to be kept before a warning is given. With fewer, chance alone exceeds the limits.
+MIN_DRAWS = 100
+#: Draws of each chain that make a run which is judged at its end. Fewer make a trial.
+MIN_RUN = 200
+#: Mean acceptance probability of a chain with a Metropolis test.
+MIN_ACCEPT_PROB = 0.1
+#: Kinetic temperature of a chain relative to the sampler's, beyond ``kinetic_margin``.
+KINETIC_LIMIT = 1.1
+#: Configurational temperatures relative to the sampler's, in the mean and in the leading direction (where a standard
+#: deviation is too large by a tenth and a fifth), and how many standard errors tell them from chance.
+MEAN_LIMIT, LEADING_LIMIT, NUM_ERRORS = 1.2, 1.44, 3.5
+
+
+def kinetic_margin(size: int, num_draws: int = 1) -> float:
+    """Four standard deviations of the mean kinetic temperature, relative to the sampler's.
+
+    The temperature of one draw is the mean square of ``size`` standard normal momenta, whose variance is 2 / size.
+
+    Args:
+        size: the number of parameters.
+        num_draws: over how many independent draws the mean is taken.
+    """
+    return 4.0 * (2.0 / (size * num_draws)) ** 0.5

@@ -1,0 +1,125 @@
+"""The structure of a model: which functions reach the data, through which others, and which sites are weights.
+
+It is read off the model's program, of which nothing is computed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace.model.functions import depends_on
+from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.sites import is_functional_prior
+
+__all__ = ["Structure", "likelihood_parameters", "structure"]
+
+
+class Structure(NamedTuple):
+    """What can be read off a model's program.
+
+    Attributes:
+        trace: sites of the model. Nothing was computed: do not read their values.
+        direct: names of the functions whose outputs enter a likelihood, and not only through another function.
+        composed: names of those whose inputs depend on weights.
+        weights: names of the sites that are weights.
+    """
+
+    trace: dict
+    direct: set
+    composed: set
+    weights: set
+
+    def __repr__(self) -> str:
+        return f"Structure(direct={self.direct}, composed={self.composed}, weights={self.weights})"
+
+    @property
+    def priors(self) -> list:
+        return [k for k, site in self.trace.items() if is_functional_prior(site)]
+
+    @property
+    def networks(self) -> list:
+        return [k for k, site in self.trace.items() if site["type"] == "network"]
+
+    @property
+    def monitored(self) -> list:
+        """Functions under a functional prior; without one, the only network that enters the likelihood directly."""
+        alone = [k for k in self.networks if k in self.direct]
+        return self.priors or (alone if len(alone) == 1 and alone[0] not in self.composed else [])
+
+    @property
+    def needs_likelihood(self) -> bool:
+        """Whether some network enters the likelihood directly and is not monitored itself."""
+        return bool((self.direct & set(self.networks)) - set(self.monitored))
+
+
+def structure(model, draw, args, kwargs) -> Structure:
+    """The structure of a model at a draw of its latent sites."""
+    draw = jax.tree.map(jnp.asarray, draw)
+    trace: dict = {}
+    shapes: dict = {}
+
+    def run(draw, replace):
+        settings = {"hook": replace, "networks": True, "full_plates": False}
+        return run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw, **settings)
+
+    def calls(draw):
+        """Input and output of each function, and its first call."""
+        seen: dict = {}
+        shapes.clear()
+
+        def watch(name, fn, _):
+            def watched(x):
+                out = fn(x)
+                seen.setdefault(name, (x, out))
+                shapes.setdefault(name, []).append(jax.tree.map(_shape_of, out))
+                return out
+
+            return watched
+
+        trace.update(run(draw, watch))
+        return seen
+
+    def likelihoods(outputs):
+        """Their parameters, where each function returns these values in place of its own."""
+        left = {name: iter(values) for name, values in outputs.items()}
+        return likelihood_parameters(run(draw, lambda name, fn, _: lambda x: next(left[name])), draw)
+
+    def sources(name, part):
+        return depends_on(lambda draw: calls(draw)[name][part], draw)
+
+    try:
+        names = list(jax.eval_shape(calls, draw))
+        inputs, outputs = ({name: sources(name, part) for name in names} for part in (0, 1))
+        direct = depends_on(likelihoods, dict(shapes)) if names else set()
+    except jax.errors.UnexpectedTracerError:  # functions are called under a transformation of the model's own
+        names, inputs, outputs, direct = [], {}, {}, {k for k, s in trace.items() if s["type"] == "network"}
+    weights = {k for k in draw if k in trace and "fspace" in trace[k].get("infer", {})}
+    for name in names:  # written by hand: the arrays that a function is made of
+        weights |= {k for k in outputs[name] - inputs[name] if np.size(draw[k]) > 1}
+    composed = {name for name in names if inputs[name] & weights}
+    return Structure(trace, direct, composed, weights)
+
+
+def _shape_of(value):
+    return jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
+
+
+def likelihood_parameters(trace, draw) -> dict:
+    """Floating-point parameters of the observations' distributions, by name; of their draws where no data are given."""
+    found = {}
+    for name, site in trace.items():
+        if site["type"] != "sample" or is_functional_prior(site) or (name in draw and not site["is_observed"]):
+            continue
+        law = site["fn"]
+        while hasattr(law, "base_dist"):
+            law = law.base_dist
+        named = {k: vars(law)[k] for k in law.arg_constraints if k in vars(law)}
+        values = named or dict(enumerate(jax.tree.leaves(law)))
+        for key, value in values.items():
+            if jnp.issubdtype(jnp.result_type(value), jnp.floating):
+                found[f"{name}.{key}"] = jnp.asarray(value)
+    return found

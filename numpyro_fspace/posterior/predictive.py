@@ -1,0 +1,159 @@
+"""``Predictive`` and ``predict``: draws of functions and observations at new inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from numpyro_fspace._checks import check_count
+from numpyro_fspace.model.checks import check_key, checked_arguments, known_values
+from numpyro_fspace.model.on_demand import errors_as_themselves
+from numpyro_fspace.posterior.posterior import as_posterior
+from numpyro_fspace.posterior.prediction import Evaluator
+from numpyro_fspace.posterior.warnings import warn_of_predictions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jaxtyping import Array, ArrayLike, Float, Key
+    from numpyro.infer import MCMC
+
+    from numpyro_fspace.posterior.posterior import Posterior
+
+__all__ = ["Predictive", "predict"]
+
+
+class Predictive:
+    """Draws of functions and observations, as ``fs.predict``, compiled once for all calls with inputs of one shape.
+
+    It has the shape of ``numpyro.infer.Predictive``: settings when it is made, then a key and the model's arguments.
+
+    Args:
+        source: an ``MCMC`` object that has run, a ``fs.Posterior``, or a dict of posterior draws [S, ...] (then
+            ``model`` is needed).
+        model: the model; that of ``source`` if None.
+        inputs: where functions are evaluated, as for ``fs.predict``.
+        batch_size: draws evaluated together, as for ``fs.predict``.
+        input_batch_size: rows evaluated together, as for ``fs.predict``.
+        from_prior: names of latent sites that come from the prior, as for ``fs.predict``.
+
+    Raises:
+        TypeError: if ``source`` is none of these, or the model is missing.
+        ValueError: if ``source`` has no draws, or kept functions in place of weights.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> def model(x, y=None):
+        ...     slope = numpyro.sample("slope", dist.Normal())
+        ...     numpyro.sample("y", dist.Normal(slope * x, 0.1), obs=y)
+        >>> predictive = fs.Predictive({"slope": jax.numpy.ones(5)}, model=model)
+        >>> predictive(jax.random.key(0), jax.numpy.ones(3))["y"].shape
+        (5, 3)
+        >>> predictive(jax.random.key(1), jax.numpy.zeros(3))["y"].shape  # nothing is compiled any more
+        (5, 3)
+    """
+
+    @errors_as_themselves
+    def __init__(
+        self,
+        source: MCMC | Posterior | dict,
+        *,
+        model: Callable | None = None,
+        inputs: Float[ArrayLike, "N D"] | dict | None = None,
+        batch_size: int | None = None,
+        input_batch_size: int | None = None,
+        from_prior: Sequence[str] = (),
+    ):
+        if input_batch_size is not None:
+            check_count(input_batch_size, "input_batch_size")
+        from_prior = (from_prior,) if isinstance(from_prior, str) else tuple(from_prior)
+        self._evaluator = Evaluator(as_posterior(source, model, from_prior), from_prior)
+        self._inputs = inputs
+        self._sizes = {"batch_size": batch_size, "input_batch_size": input_batch_size}
+
+    @errors_as_themselves
+    def __call__(self, key: Key[Array, ""], *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
+        """One draw of each function and observation for each posterior draw.
+
+        Args:
+            key: draws the observations.
+            *args, **kwargs: the model's arguments at the new inputs, without targets.
+
+        Returns:
+            A dict of NumPy arrays [S, N] or [S, N, K]; see ``fs.predict``, which names the errors too.
+        """
+        check_key(key, "key")
+        evaluator, inputs = self._evaluator, self._inputs
+        posterior, given = evaluator.posterior, {} if inputs is None else {"inputs": inputs}
+        known = known_values(posterior.model, args, kwargs, "predict")
+        with checked_arguments(args, kwargs | given, "predict") as trouble, known:
+            draws = evaluator.draws(key, (args, kwargs), inputs, **self._sizes)
+            bad = [k for k, v in draws.items() if trouble is not None and not np.isfinite(v).all()]
+            if bad:
+                raise ValueError(f"{bad} are not finite.")
+        warn_of_predictions(draws, posterior.num_chains, lambda: evaluator.structure(args, kwargs))
+        return draws
+
+    def __repr__(self) -> str:
+        return f"Predictive({self._evaluator.posterior!r})"
+
+
+@errors_as_themselves
+def predict(
+    source: MCMC | Posterior | dict,
+    key: Key[Array, ""],
+    *args: Any,
+    model: Callable | None = None,
+    inputs: Float[ArrayLike, "N D"] | dict | None = None,
+    batch_size: int | None = None,
+    input_batch_size: int | None = None,
+    from_prior: Sequence[str] = (),
+    **kwargs: Any,
+) -> dict[str, np.ndarray]:
+    """Draws of functions and observations at new inputs, one for each posterior draw.
+
+    A ``RuntimeWarning`` is given if the chains of ``source`` have not converged in these predictions (R-hat above
+    1.05). ``fs.Predictive`` gives the same draws, and compiles the model once for several calls.
+
+    Args:
+        source: an ``MCMC`` object that has run, a ``fs.Posterior`` (of ``fs.svi_posterior``, of a checkpoint, …), or a
+            dict of posterior draws [S, …] (then ``model`` is needed).
+        key: draws the observations.
+        *args: the model's arguments at the new inputs, without targets (``predict(mcmc, key, x_new)``).
+        model: the model; that of ``source`` if None; a dict needs one.
+        inputs: where functions are evaluated: an array [N, D], or a dict of them by name of function; if None where
+            the model itself first evaluates each (at the first array among the arguments, where that is random).
+        batch_size: draws evaluated together; chosen to bound memory if None.
+        input_batch_size: rows evaluated together. If None, all rows, unless one draw would make an array of more than
+            2²⁵ numbers of them, as a convolutional network does of a thousand images. Rows are then evaluated in
+            batches, if the values of each row depend on that row alone, which is tested at one draw. Every argument
+            with as many rows as the longest of ``inputs`` is cut alike.
+        from_prior: names of latent sites that come from the prior, given the others, in place of the draws, such as
+            the latent values of new rows. All others must be among the draws.
+        **kwargs: the model's keyword arguments; those called as an argument above must be given by position.
+
+    Returns:
+        A dict of NumPy arrays [S, N] or [S, N, K]: the functions by name of their ``functional_prior`` or
+        ``random_module``, new observations by site, deterministic sites. Chains are concatenated.
+
+    Raises:
+        TypeError: if ``source`` is none of these, or the model is missing.
+        ValueError: if ``source`` has no draws, kept functions in place of weights or lacks latent sites of the model;
+            if ``inputs`` names no function of the model, or ``from_prior`` no latent site; if ``input_batch_size`` is
+            given and the model mixes rows. Errors of the model itself come through.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> def model(x, y=None):
+        ...     slope = numpyro.sample("slope", dist.Normal())
+        ...     with numpyro.plate("data", x.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(slope * x[:, 0], 0.1), obs=y)
+        >>> draws = {"slope": jax.numpy.ones(5)}
+        >>> fs.predict(draws, jax.random.key(0), jax.numpy.ones((3, 1)), model=model)["y"].shape
+        (5, 3)
+    """
+    check_key(key, "key")
+    sizes = {"batch_size": batch_size, "input_batch_size": input_batch_size}
+    predictive = Predictive(source, model=model, inputs=inputs, from_prior=from_prior, **sizes)
+    return predictive(key, *args, **kwargs)
