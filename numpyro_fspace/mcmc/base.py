@@ -187,7 +187,7 @@ class SGMCMCKernel(MCMCKernel):
         with checked_arguments(args, kwargs, model=self._model) as trouble:
             trace = jax.make_jaxpr(partial(self._first_evaluation, args, kwargs), return_shape=True)
             program, (params, facts) = trace(jax.random.key(0))
-            check_plates(self._model, args, kwargs, self.init_strategy)
+            self._check_plates(args, kwargs)
             if trouble is not None:
                 check_gradient(self._model, args, kwargs, self.init_strategy)
         return Plan(
@@ -201,6 +201,15 @@ class SGMCMCKernel(MCMCKernel):
             params=params,
             **facts.fields,
         )
+
+    def _check_plates(self, args, kwargs):
+        """``check_plates``, once for arguments of the same shapes whose integers, which may be rows, are the same."""
+        arrays, static, _ = split_arrays((args, kwargs))
+        shapes = tuple((np.shape(a), jnp.result_type(a)) for a in arrays)
+        integers = frozen([a for a in arrays if jnp.issubdtype(jnp.result_type(a), jnp.integer)])
+        mark = object()
+        if kept(self._programs, static, ("plates", shapes, integers), mark) is mark:
+            check_plates(self._model, args, kwargs, self.init_strategy)
 
     def start(self, plan: Plan, rng_key, init_params, model_args, model_kwargs):
         """The state of a chain, or of as many as there are keys, at ``init_params`` or where the strategy puts it."""

@@ -92,11 +92,11 @@ class Evaluator:
             def one_draw(*given):
                 return evaluation(*given).values
 
-            programs |= {"plates": plates, "one draw": one_draw, "all": compile_chunk(one_draw, given), "probe": probe}
-        all_rows, arrays = programs["all"], split_arrays(given)[0]
-        unknown = [None] * len(jax.tree.leaves((draws, keys)))
-        program = all_rows.trace(draws, keys, arrays).jaxpr
-        check_indices(program, [*unknown, *arrays], programs["plates"], named_leaves(args, kwargs))
+            programs |= {"one draw": one_draw, "all": compile_chunk(one_draw, given), "probe": probe}
+            arrays, unknown = split_arrays(given)[0], [None] * len(jax.tree.leaves((draws, keys)))
+            program = programs["all"].trace(draws, keys, arrays).jaxpr
+            check_indices(program, [*unknown, *arrays], plates, named_leaves(args, kwargs))
+        all_rows = programs["all"]
         axes, size = self._row_batches(programs, given, keys, num, input_batch_size)
         if not axes:
             return map_compiled(all_rows, draws, key, given, batch_size=batch_size)

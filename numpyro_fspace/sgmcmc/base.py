@@ -114,19 +114,18 @@ def finite(*trees):
     return jnp.isfinite(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(trees)))
 
 
-def walled(gradient_fn, has_aux: bool):
-    """``jax.value_and_grad`` of U with a wall where U is infinite: U = ∞ without a force, whence a test turns back.
+def walled(gradient_fn):
+    """The gradient of ``staged_gradient`` with a wall where U is infinite: U = ∞ without a force, whence a test turns back.
 
     U is -∞ where a position is rounded to a pole of the density, such as the 0 of a Gamma law with a shape below 1.
     """
 
     def gradient(*given):
-        value, gradient = gradient_fn(*given)
-        energy, *aux = value if has_aux else (value,)
+        (energy, aux), gradient = gradient_fn(*given)
         is_infinite = jnp.isinf(energy)
         energy = jnp.where(is_infinite, jnp.inf, energy)
         gradient = jax.tree.map(lambda g: jnp.where(is_infinite, 0.0, g), gradient)
-        return (energy, *aux) if has_aux else energy, gradient
+        return (energy, aux), gradient
 
     return gradient
 

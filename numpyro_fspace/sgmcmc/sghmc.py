@@ -190,7 +190,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
         zero = jnp.zeros((), dtype)
         blocks = (num_steps // refresh_every, state.position, potential.draw, refresh_every)
         if metropolis:
-            gradient_fn = walled(gradient_fn, has_aux)
+            gradient_fn = walled(gradient_fn)
             epsilon = step_size_at(step_size, state.count, dtype)
             gamma = jnp.where(resample_momentum, jnp.inf, friction * refresh_every)
             noise = normal_like(key_momentum, state.position)

@@ -100,7 +100,7 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
 
         zero, position, draw = jnp.zeros((), dtype), state.position, potential.draw
         if metropolis:
-            gradient_fn = walled(gradient_fn, has_aux)
+            gradient_fn = walled(gradient_fn)
             value, gradient = gradient_fn(position, draw(key_end))
             good = finite(value, gradient)
             start = ((position, value, gradient), zero, good, zero, zero)
