@@ -81,7 +81,7 @@ def test_the_law_of_functions_is_that_of_one_cone(key):
     kernel = sgld.build_kernel()
 
     def chain(key, theta):
-        state, _ = kernel(key, sgld.init(theta), potential, 5e-4, 4000)
+        state, _ = kernel(key, sgld.init(theta), potential, 5e-4, num_steps=4000)
         return sines(state.position)
 
     draws = np.asarray(jax.jit(jax.vmap(chain))(jax.random.split(key, 400), starts))

@@ -7,6 +7,7 @@ every key. The likelihood of a plate with ``subsample_size=B`` is scaled by N/B;
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import jax
@@ -136,6 +137,8 @@ class ModelPotential:
                     _, prior, x, *_ = drawn(prior, law.points, jax.random.key(0))
             if hasattr(prior, "check") and not isinstance(x, jax.core.Tracer):
                 prior.check(x)
+            if law.has_density:
+                jax.eval_shape(lambda law=copy.copy(law): law.log_factor)  # raises the errors of the prior's log_prob
 
     def init_params(self) -> dict:
         """Unconstrained initial values of the latent sites."""

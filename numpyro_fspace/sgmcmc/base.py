@@ -115,7 +115,7 @@ def finite(*trees):
 
 
 def walled(gradient_fn):
-    """The gradient of ``staged_gradient`` with a wall where U is infinite: U = ∞ without a force, whence a test turns back.
+    """The gradient of ``staged_gradient`` with a wall where U is infinite: U = ∞ without a force, so that tests reject.
 
     U is -∞ where a position is rounded to a pole of the density, such as the 0 of a Gamma law with a shape below 1.
     """
