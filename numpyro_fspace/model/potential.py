@@ -138,7 +138,8 @@ class ModelPotential:
             if hasattr(prior, "check") and not isinstance(x, jax.core.Tracer):
                 prior.check(x)
             if law.has_density:
-                jax.eval_shape(lambda law=copy.copy(law): law.log_factor)  # raises the errors of the prior's log_prob
+                site = copy.copy(law)  # a site keeps what it has computed
+                jax.eval_shape(lambda site=site: site.log_factor)  # raises the errors of the prior's log_prob
 
     def init_params(self) -> dict:
         """Unconstrained initial values of the latent sites."""
