@@ -78,7 +78,7 @@ class Predictive:
 
         Args:
             key: draws the observations.
-            *args, **kwargs: the model's arguments at the new inputs, without targets.
+            args, kwargs: the model's arguments at the new inputs, without targets.
 
         Returns:
             A dict of NumPy arrays [S, N] or [S, N, K]; see ``fs.predict``, which names the errors too.

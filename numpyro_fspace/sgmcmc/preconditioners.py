@@ -24,7 +24,6 @@ __all__ = [
     "dense",
     "diagonal",
     "identity",
-    "low_rank",
     "prior_scale",
     "rmsprop",
 ]
