@@ -43,6 +43,7 @@ def ensemble():
     return fs.baselines.ensemble(model, jax.random.key(0), X, Y, num_members=2, num_updates=3)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The kinetic temperature")
 @pytest.mark.parametrize("fit", [sampled, optimized, ensemble])
 def test_rows_of_numpy_s_arrays(fit):

@@ -118,6 +118,7 @@ def test_who_knows_has_no_regret_and_chance_has_its_share():
     assert set(buffer.rewards[(buffer.actions == EAT) & ~poisonous[buffer.rows]]) == {5.0}
 
 
+@pytest.mark.slow
 def test_chains_choose_and_move_in_turn():
     """One moves at each interaction, and its draw is what the agent chose by."""
     x, _, buffer = toy(0)
@@ -141,6 +142,7 @@ def test_chains_choose_and_move_in_turn():
         Config(num_chains=0)
 
 
+@pytest.mark.slow
 def test_the_process_s_belief_is_its_exact_posterior():
     """Thirty rewards one by one, in a buffer of eight, against the process conditioned on all of them."""
     import tinygp

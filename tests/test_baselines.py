@@ -126,6 +126,7 @@ def test_a_tempered_model():
     np.testing.assert_allclose(np.diag(prior) + rest, wanted, rtol=1e-4, atol=1e-4 * wanted.max())
 
 
+@pytest.mark.slow
 def test_two_networks_and_two_observations():
     """New observations are latent sites to the second network's hook, and no network needs them."""
 
@@ -266,6 +267,7 @@ def noisy(x, y=None):
     numpyro.sample("y", dist.Normal(f(x)[:, 0], noise).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 def test_the_noise_stays_and_functions_are_linear():
     x, y = X.astype(np.float32), Y.astype(np.float32)
     posterior = laplace(noisy, KEY, x, y, num_updates=200, num_samples=6)
@@ -290,6 +292,7 @@ class Untouched:
     update = init
 
 
+@pytest.mark.slow
 def test_laplace_refuses():
     x, y = X.astype(np.float32), Y.astype(np.float32)
     random = bound(linear, points=fs.measurement.uniform(-1.0, 1.0, 3))
@@ -549,6 +552,7 @@ def test_with_all_points_inducing_it_is_the_exact_process():
     assert np.isfinite(fit.losses).all() and fit.losses.shape == (150,)
 
 
+@pytest.mark.slow
 def test_few_inducing_points_bound_the_evidence():
     """The bound is below it, learning raises it, and predictions come close to the exact process's."""
     x, y = smooth_data(200)
@@ -598,6 +602,7 @@ def test_svgp_refuses():
         fit_svgp(None, x, y, key=KEY, num_steps=1).predict(x[:, :1])
 
 
+@pytest.mark.slow
 def test_minibatches_of_numpy_data_are_indexed():
     def model(x, y=None):
         f = fs.random_module("net", on_features(), input_shape=1, prior=dist.Normal(0.0, 1.0))

@@ -45,6 +45,7 @@ def law_of_f(prior, sd=SD, center=0.0, features=FEATURES):
     return features @ covariance @ jax.grad(log_density)(zero), features @ covariance @ features.T
 
 
+@pytest.mark.slow
 def test_wide_weights_give_the_prior_itself():
     """Nine weights, six points: the network can do everything, with more variance than the prior in each direction."""
     prior = fs.CalibratedPrior(GP, Linear())
@@ -123,6 +124,7 @@ def test_draws_follow_the_law():
     assert np.allclose(np.cov(draws.T), covariance, atol=0.03)
 
 
+@pytest.mark.slow
 def test_base_of_a_network_from_draws():
     """A wide network's law is nearly Gaussian; its base, fitted to draws, brings f(X) to the prior under NUTS."""
     from flax import linen as nn

@@ -87,6 +87,7 @@ def assert_same(a, b):
 # ---- the same run --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_chains", [1, 3])
 def test_draws_are_those_of_a_run_without_checkpoint(tmp_path, num_chains):
     written, plain = finished(tmp_path, num_chains=num_chains), finished(None, num_chains=num_chains)
@@ -102,6 +103,7 @@ def test_draws_are_those_of_a_run_without_checkpoint(tmp_path, num_chains):
     assert set(fs.predict(written, KEY, X)) == {"f", "y"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thinning", [2, 7])
 def test_thinning(tmp_path, thinning):
     thin = finished(tmp_path, thinning=thinning, num_samples=30).get_samples()["w"]
@@ -109,6 +111,7 @@ def test_thinning(tmp_path, thinning):
     np.testing.assert_allclose(thin, whole, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_nuts_too(tmp_path):
     def nuts(folder):
         return finished(folder, kernel=NUTS(linear(POINTS)))
@@ -488,6 +491,7 @@ def flipped(path, place, random):
     return bytes(content)
 
 
+@pytest.mark.slow
 def test_no_flipped_byte_goes_unseen(folder, undisturbed):
     """In every file at 60 random places, and in all of the heads: by a run that reads, and by one that opens."""
     state, about, random = undisturbed.last_state, Checkpoint.open(folder).run, np.random.default_rng(5)
@@ -630,6 +634,7 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     np.testing.assert_array_equal(Checkpoint.open(Path("~/runs/a")).draws()["a"], DRAWS["a"])
 
 
+@pytest.mark.slow
 def test_no_more_room_than_draws(tmp_path, monkeypatch):
     """``checkpoint_every`` may be as large as it likes: memory holds what is drawn."""
     asked, room = [], Loop.room
@@ -694,6 +699,7 @@ def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch, undisturbed, 
     assert_same(run(mcmc), undisturbed)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_really_full(tmp_path):
     """A file system of 64 KiB for 78 kB of draws, which then grows."""
     small, settings = tmp_path / "disk", {"num_samples": 3000, "checkpoint_every": 10}

@@ -42,6 +42,7 @@ def test_gp_record_of_the_extrapolation(capsys):
         assert line["sd_unseen"] > line["sd_seen"]  # the GP knows less where there is no data
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # 100 draws of warm-up are few
 def test_quick_sampler_record(capsys, tmp_path):
     path = tmp_path / "deep" / "records.jsonl"
@@ -61,6 +62,7 @@ def test_quick_sampler_record(capsys, tmp_path):
     assert line["version"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gfsvi", "tfsvi", "gwi", "fbnn", "fvi", "ifbnn", "bbb", "laplace", "vip"])
 def test_quick_variational_record(capsys, method):
     status, out, _ = run(capsys, "run", "extrapolation", "--method", method, "--quick")
@@ -72,6 +74,7 @@ def test_quick_variational_record(capsys, method):
     assert line["rhat_max"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # M-stages of a few draws
 @pytest.mark.parametrize("method", ["fvimc", "ensemble", "svgp"])
 def test_quick_records_of_other_methods(capsys, monkeypatch, method):
@@ -84,6 +87,7 @@ def test_quick_records_of_other_methods(capsys, monkeypatch, method):
     assert method != "fvimc" or line["num_gradients"] == 200, "stages share the gradients of a variational method"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("data_dir")
 def test_uci_says_when_the_noise_has_left_its_prior():
     job = Job("gp", "boston", 0, 0, uci.CONFIG.quick())
@@ -118,6 +122,7 @@ def test_points_of_variational_methods(monkeypatch):
     assert seen == {"gfsvi": 500, "fvimc_kl": 500, "gwi": 500, "fvi": 40, "fvimc": 40}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # 100 draws of warm-up are few
 @pytest.mark.parametrize("method", ["gp", "fsghmc", "gfsvi", "laplace"])
 def test_two_moons(capsys, method):
@@ -149,6 +154,7 @@ def test_what_an_experiment_does_not_have(capsys, argv, text):
     assert text in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["extrapolation", "two_moons"])
 def test_records_to_table_and_figure(capsys, tmp_path, name):
     records, picture = str(tmp_path / "records.jsonl"), tmp_path / "picture.png"
@@ -162,6 +168,7 @@ def test_records_to_table_and_figure(capsys, tmp_path, name):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_is_no_error():
     command = [sys.executable, "-m", "numpyro_fspace", "list"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -171,6 +178,7 @@ def test_a_reader_that_stops_is_no_error():
     assert errors == ""
 
 
+@pytest.mark.slow
 def test_kernels_of_a_sine(capsys, tmp_path):
     """Each kernel's own exact posterior, and a picture with its name; a rough kernel knows least beside the data."""
     path, picture = str(tmp_path / "kernels.jsonl"), tmp_path / "kernels.png"
@@ -268,6 +276,7 @@ for number in range(60):
 """
 
 
+@pytest.mark.slow
 def test_six_writers_at_once_lose_nothing(tmp_path):
     """The first finds a line that was cut short; every record is whole, and those of a writer are in order."""
     path = tmp_path / "records.jsonl"
@@ -321,6 +330,7 @@ def test_a_record_that_is_there_twice_counts_once(capsys, tmp_path):
     assert len(distinct([*lines, *other])) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # a dozen draws
 def test_nuts_has_fixed_points(capsys):
     sizes = ["widths=(3,)", "num_warmup=10", "num_samples=10", "num_chains=2"]
@@ -403,6 +413,7 @@ def test_the_list_tells_of_every_experiment(capsys):
         assert {key for figures in experiment.published.values() for key in figures} <= set(experiment.columns)
 
 
+@pytest.mark.slow
 def test_uci_record_beside_the_gp(capsys, data_dir):
     status, out, _ = run(capsys, "run", "uci", "--dataset", "yacht", "--method", "gp", "--quick", "--splits", "2")
     lines = [json.loads(line) for line in out.splitlines()]
@@ -412,6 +423,7 @@ def test_uci_record_beside_the_gp(capsys, data_dir):
     assert all(abs(line["rmse_raw"] / line["rmse"] - 15.1) < 0.5 for line in lines)  # yacht's target has sd 15.1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # 100 draws of warm-up are few
 @pytest.mark.parametrize("method", ["fsghmc", "nuts"])
 def test_benchmark_of_effective_draws(capsys, data_dir, method):
@@ -423,6 +435,7 @@ def test_benchmark_of_effective_draws(capsys, data_dir, method):
     assert line["ess_per_second"] == pytest.approx(line["ess_bulk_median"] / line["seconds"])
 
 
+@pytest.mark.slow
 def test_benchmark_of_variational_steps(capsys):
     status, out, _ = run(capsys, "bench", "svi", "--quick")
     line = json.loads(out)
@@ -430,6 +443,7 @@ def test_benchmark_of_variational_steps(capsys):
     assert line["ratio"] == pytest.approx(line["gfsvi_ms"] / line["mean_field_ms"])
 
 
+@pytest.mark.slow
 def test_benchmark_of_steps(capsys):
     status, out, _ = run(capsys, "bench", "steps", "--size", "boston", "--quick")
     line = json.loads(out)
@@ -468,6 +482,7 @@ def test_benchmarks_compile_afresh(tmp_path):
     assert done.stdout.split() == ["0", "True"], done.stderr
 
 
+@pytest.mark.slow
 def test_benchmark_of_the_driver(capsys):
     status, out, _ = run(capsys, "bench", "loop", "--size", "boston", "--quick")
     line = json.loads(out)
@@ -477,6 +492,7 @@ def test_benchmark_of_the_driver(capsys):
     assert line["over_scan"]["fsghmc"] == pytest.approx(seconds["mcmc"] / seconds["scan"])
 
 
+@pytest.mark.slow
 def test_benchmark_of_memory(capsys, monkeypatch):
     """Of two methods, as each takes a process of its own."""
     every, names = scale.contenders, ("fsghmc", "blackjax_sgld")
@@ -489,6 +505,7 @@ def test_benchmark_of_memory(capsys, monkeypatch):
     assert record["mib_draws"] == 2 * 261 * 4 / 2**20
 
 
+@pytest.mark.slow
 def test_benchmark_of_rows_on_disk(capsys):
     status, out, _ = run(capsys, "bench", "rows", "--quick")
     line = json.loads(out)
@@ -497,6 +514,7 @@ def test_benchmark_of_rows_on_disk(capsys):
     assert line["on_disk_over_in_memory"] == pytest.approx(line["us"]["on_disk"] / line["us"]["in_memory"])
 
 
+@pytest.mark.slow
 def test_benchmark_of_chains(capsys):
     status, out, _ = run(capsys, "bench", "chains", "--quick")
     line = json.loads(out)
@@ -505,6 +523,7 @@ def test_benchmark_of_chains(capsys):
     assert line["over_one"]["1d"]["64"] == pytest.approx(seconds["64"] / seconds["1"])
 
 
+@pytest.mark.slow
 def test_benchmark_of_first_runs(capsys):
     status, out, _ = run(capsys, "bench", "start", "--quick")
     line = json.loads(out)
@@ -631,6 +650,7 @@ def test_unknown_words_list_the_known(capsys, argv, text):
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_records_keep_their_keys_in_order_and_nan_is_null(tmp_path):
     line = record(method="gp", rmse=math.nan, extra=1)
     assert tuple(line)[: len(KEYS)] == KEYS

@@ -91,6 +91,7 @@ def target_of(kernel):
     return kernel._target(kernel.prepare((X, LABELS), {}, 0), (X, LABELS), {})
 
 
+@pytest.mark.slow
 def test_kernel_gradient_is_unbiased_with_random_points_and_a_center_elsewhere():
     """The functional prior's points keep their noise; the mean over many keys is that of the plain estimate."""
     kernel = fs.fSGHMC(classifier, step_size=0.01)
@@ -187,6 +188,7 @@ def regression(x, y=None):
         numpyro.sample("y", dist.StudentT(5.0, jnp.tanh(xb @ w) + b, 0.3), obs=yb)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "step_size"), [(fs.SGHMC, 0.002), (fs.SGLD, 5e-5)])
 def test_most_of_the_heat_of_minibatches_goes(kernel, step_size):
     """Variances on a target that is not Gaussian, beside the same run on all data: what they have too much."""

@@ -59,6 +59,7 @@ def score_error(num_draws, seed=0, sign=1.0):
     return float(jnp.sqrt(jnp.mean((sign * spectral_stein_score(draws) - exact) ** 2) / jnp.mean(exact**2)))
 
 
+@pytest.mark.slow
 def test_score_of_a_gaussian():
     errors = [np.mean([score_error(num, seed) for seed in range(5)]) for num in (50, 200, 800)]
     assert errors[0] > errors[1] > errors[2]
@@ -93,6 +94,7 @@ def kl_gradient(divergence, params, seeds=range(8)):
     return [np.mean([g[i] for g in grads], 0) for i in range(2)]
 
 
+@pytest.mark.slow
 def test_gradient_is_that_of_the_exact_kl():
     """Of KL(N(Φm, ΦSΦᵀ + noise) ‖ N(m_p, K + nugget)), in the mean and the spread of the weights."""
     noise = 0.1
@@ -117,6 +119,7 @@ def test_without_the_entropy_the_gradient_is_another(monkeypatch):
     assert np.linalg.norm(crossed[1] - full[1]) > 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "guide", [fs.variational.guides.mean_field, AutoMultivariateNormal, AutoIAFNormal, AutoBNAFNormal]
 )
@@ -225,6 +228,7 @@ def estimate(shift, sd_f, sd_g, *, dims=1, num_steps=400, num_draws=2000, seeds=
     return np.mean([one(seed) for seed in range(seeds)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift, sd_f, sd_g", [(1.0, 1.0, 1.0), (0.0, 1.0, 2.0), (3.0, 1.0, 0.1)])
 def test_critic_against_the_closed_form(shift, sd_f, sd_g):
     """At most the distance, and nearly all of it (.15: the standard error of three times 2000 draws is .03)."""
@@ -232,6 +236,7 @@ def test_critic_against_the_closed_form(shift, sd_f, sd_g):
     assert 0.85 * exact - 0.05 < estimate(shift, sd_f, sd_g) < exact + 0.1
 
 
+@pytest.mark.slow
 def test_a_trained_critic_sees_more_than_shift_and_scale():
     exact = normals_w1(0.5, 0.3, 1.0)
     start, trained = (estimate(0.5, 0.3, 1.0, num_steps=n) for n in (0, 1500))
@@ -247,6 +252,7 @@ def test_scale_in_many_dimensions():
     assert 0.8 * np.sqrt(40) < estimate(0.0, 1.0, 2.0, dims=40, num_steps=20, num_draws=400) < np.sqrt(40)
 
 
+@pytest.mark.slow
 def test_distance_scales_with_the_values():
     keys = jax.random.split(jax.random.key(0), 3)
     f, g = jax.random.normal(keys[0], (100, 3)), 1.0 + jax.random.normal(keys[1], (100, 3))
@@ -276,6 +282,7 @@ def descend(divergence, start, num_steps=400):
     return params
 
 
+@pytest.mark.slow
 def test_wasserstein1_draws_a_law_to_the_prior():
     loc, sd = descend(fs.variational.Wasserstein1(), (jnp.array([2.0, -2.0]), jnp.array([0.2, 3.0])))
     np.testing.assert_allclose(loc, [0.2, 0.2], atol=0.15)
@@ -303,6 +310,7 @@ def bridged(x, y=None):
     numpyro.sample("y", dist.Normal(f(x), 0.5), obs=y)
 
 
+@pytest.mark.slow
 def test_the_bridge_learns_the_prior_and_the_guide_the_posterior_under_it():
     guide = AutoMultivariateNormal(bridged)
     loss = fs.FunctionalELBO(fs.variational.BridgeWasserstein(strength=10.0), num_particles=10)
@@ -316,6 +324,7 @@ def test_the_bridge_learns_the_prior_and_the_guide_the_posterior_under_it():
     np.testing.assert_allclose(np.cov(w.T), np.linalg.inv(precision), atol=0.02)
 
 
+@pytest.mark.slow
 def test_without_parameters_the_bridge_s_gradient_is_the_weights_kl():
     """Against the closed form of KL(N(m, s²) ‖ N(0, 1)); the distance does not depend on the guide."""
     guide = fs.variational.guides.mean_field(model)
@@ -370,6 +379,7 @@ def test_bad_arguments_of_transport(make, message):
 # ---- what the prior depends on -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_prior_with_random_parameters_is_averaged_over_them():
     """Of an amplitude log a ~ N(m, s²) the mean variance is exp(2m + 2s²), and not exp(2m)."""
 
@@ -400,6 +410,7 @@ def random_amplitude_sites(guide):
     return [name for name, value in sorted(guide._init_locs.items()) for _ in range(value.size)]
 
 
+@pytest.mark.slow
 def test_a_prior_that_says_nothing_of_outputs_gets_what_the_function_returns():
     class White:
         def log_prob(self, x, f):

@@ -112,6 +112,7 @@ def test_sites_from_the_prior_are_named():
         fs.predict({"w": W}, KEY, X, model=scaled, from_prior=["w"])
 
 
+@pytest.mark.slow
 def test_a_run_that_dropped_a_site_can_have_it_from_the_prior():
     mcmc = run(fs.SGHMC(scaled, step_size=0.01), extra_fields=("~z.sigma",))
     with pytest.raises(ValueError, match=r"did not keep the draws of \['sigma'\].*from_prior=\['sigma'\]"):

@@ -80,6 +80,7 @@ def test_what_is_not_kept_is_not_computed():
     assert len(calls) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_warmup", [0, 20, 59, 1000])
 def test_a_run_goes_on_in_another_object(num_warmup):
     """Its warm-up is over, however long that of the new object is; the divergences of the first run are not its own."""
@@ -290,6 +291,7 @@ def test_draws_of_an_interrupted_run_are_kept(watched, monkeypatch, capsys):
     assert fs.predict(mcmc, KEY, X)["f"].shape == (60, 8)
 
 
+@pytest.mark.slow
 def test_what_it_does_not_do_itself_is_numpyros():
     """Continued runs, warm-up by itself, other kernels, excluded sites."""
     mcmc = make(num_chains=1)
@@ -434,6 +436,7 @@ def assert_equal(found, right):
     jax.tree.map(np.testing.assert_array_equal, found, right)
 
 
+@pytest.mark.slow
 @DRIVERS
 def test_none_and_an_array_are_not_the_same_argument(cls):
     """Whichever comes first, by place or by name."""
@@ -450,6 +453,7 @@ def test_none_and_an_array_are_not_the_same_argument(cls):
         assert_equal(found, drawn(small(cls), *args, **kwargs))
 
 
+@pytest.mark.slow
 @DRIVERS
 def test_changed_settings_are_those_of_the_next_run(cls):
     mcmc = small(cls)
@@ -477,6 +481,7 @@ def test_changed_settings_are_checked_and_defaults_follow_them():
         drawn(small(numpyro.infer.MCMC, kernel), y=Y)
 
 
+@pytest.mark.slow
 @DRIVERS
 def test_one_kernel_serves_several_drivers_at_a_time(cls):
     """Of other lengths of warm-up and other data, in threads."""

@@ -33,6 +33,7 @@ def whole():
     return run()
 
 
+@pytest.mark.slow
 def test_the_functions_are_those_of_the_weights(whole):
     f = fs.predict(whole, jax.random.key(1), X, inputs=NEW)
     kept = run(functions_at=NEW).get_samples()
@@ -43,6 +44,7 @@ def test_the_functions_are_those_of_the_weights(whole):
     np.testing.assert_array_equal(kept["sigma"], whole.get_samples()["sigma"])
 
 
+@pytest.mark.slow
 def test_inputs_by_name_thinned_chains_and_checkpoints(tmp_path):
     """Functions that are not named lose nothing: their weights are kept."""
     settings = {"functions_at": {"net": NEW}, "num_chains": 2, "chain_method": "vectorized", "thinning": 2}

@@ -100,6 +100,7 @@ def density(fvimc, x):
     return grid, np.exp(np.asarray(fvimc.log_prob(x, grid[:, None]), float))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [linear, curved])
 def test_density_integrates_to_one(model, monkeypatch):
     fvimc = fitted_by_hand(model)
@@ -110,6 +111,7 @@ def test_density_integrates_to_one(model, monkeypatch):
     assert np.trapezoid(p, grid) != pytest.approx(1.0, abs=0.1), "without the determinant"
 
 
+@pytest.mark.slow
 def test_density_of_two_points_integrates_to_one():
     grid = np.linspace(-2.5, 1.5, 400, dtype=np.float32)
     both = np.stack(np.meshgrid(grid, grid, indexing="ij"), -1)
@@ -118,6 +120,7 @@ def test_density_of_two_points_integrates_to_one():
     assert np.trapezoid(np.trapezoid(p, grid), grid) == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.slow
 def test_density_of_two_outputs_integrates_to_one():
     """After V, M and V: under a bijection that was fitted to draws of both."""
     fvimc = run(batched, num_stages=3, num_points=6, bijections=(Linear((10,)),))
@@ -143,6 +146,7 @@ def test_jitter_of_the_density_is_gamma(gamma):
     np.testing.assert_allclose(fvimc.log_prob(X, f), law.logpdf(f), rtol=0.02, atol=0.05)
 
 
+@pytest.mark.slow
 def test_the_kernel_of_the_m_stages_is_the_users():
     """One that does not move gives copies of the V-stage's draw."""
     asked = []
@@ -188,6 +192,7 @@ class Nothing(SquareByDraws):
         return 0.0
 
 
+@pytest.mark.slow
 def test_bound_by_draws_sees_the_law_of_the_posterior():
     """E[(F∘f_L)²] in the bound is that of the posterior's draws, and not that of F∘f."""
     fvimc = fitted_by_hand(curved)
@@ -372,6 +377,7 @@ def exact_posterior():
     return weights, phi @ weights, np.sqrt(np.diag(phi @ np.linalg.inv(precision) @ phi.T))
 
 
+@pytest.mark.slow
 def test_three_stages_stay_at_the_exact_posterior():
     weights, mean, sd = exact_posterior()
     f = fs.predict(three_stages().posterior(jax.random.key(1), 4000), jax.random.key(2), X)["f"]
@@ -388,6 +394,7 @@ def test_the_guide_goes_on_where_it_was():
     assert np.mean(last.losses[:5]) < first.losses[0] - 0.9 * (first.losses[0] - first.losses[-1])
 
 
+@pytest.mark.slow
 def test_five_stages_with_progress(capsys):
     """Traces are kept, and the second bijection goes on top of a bounded one."""
     fvimc = FVIMC(linear, num_stages=5, num_points=3, **(QUICK | {"bijections": (Tanh((10,)),)}))
@@ -406,6 +413,7 @@ def test_five_stages_with_progress(capsys):
     assert np.all(np.isfinite(fvimc.log_prob(X[:2], stages[4].functions[:, :2, 0])))
 
 
+@pytest.mark.slow
 def test_minibatches_random_points_two_outputs_and_other_latents(capsys):
     fvimc = run(batched, num_stages=3, num_points=6, bijections=(Linear((10,)),))
     assert not "".join(capsys.readouterr())
@@ -417,6 +425,7 @@ def test_minibatches_random_points_two_outputs_and_other_latents(capsys):
     assert np.all(np.isfinite(fvimc.log_prob(X[:2], predicted["f"][:, :2])))
 
 
+@pytest.mark.slow
 def test_transformations_see_the_points_of_several_steps():
     """Of as many as it takes where a step draws fewer, none of them twice; of fixed points all."""
 
@@ -507,6 +516,7 @@ def test_bad_models_and_guides(model, guide, error, message, monkeypatch):
         FVIMC(model, guide=guide).run(jax.random.key(0), X, Y, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_nothing_before_run_and_values_of_another_shape():
     with pytest.raises(RuntimeError, match="call run first"):
         FVIMC(linear).posterior(jax.random.key(0))

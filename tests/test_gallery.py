@@ -24,6 +24,7 @@ def draws_by_chain(name, kernel, *, num_warmup, num_samples):
     return {k: drawn[k].reshape(2, num_samples, -1) for k in case.functions}, mcmc
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The kinetic temperature:RuntimeWarning")  # warm-ups are short
 @pytest.mark.filterwarnings("ignore:The draws are doubtful:RuntimeWarning")  # and draws are few
 @pytest.mark.parametrize("name", CASES)

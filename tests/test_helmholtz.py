@@ -58,6 +58,7 @@ def test_covariance_is_the_closed_form(x64):
     assert np.abs(covariance() - np.kron(covariance()[::2, ::2], np.eye(2))).max() > 0.1  # the components do depend
 
 
+@pytest.mark.slow
 def test_stream_has_no_divergence_and_potential_no_curl(x64):
     """Where a field's divergence (curl) has zero covariance with the field everywhere, it is zero."""
     stream, potential = (derivatives(kernel(*v), X) for v in ((1e-30, 1.0), (1.0, 1e-30)))

@@ -93,6 +93,7 @@ def test_the_law_of_functions_is_that_of_one_cone(key):
 # ---- laws ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [2, 3])
 def test_kernels_are_those_of_a_wide_network(key, depth):
     """Covariance of f over random networks of width 200; mean tangent kernel of some."""
@@ -179,6 +180,7 @@ def test_the_function_dynamics_has_the_exact_law(key):
     np.testing.assert_allclose(f[-1].std(0), sd, rtol=0.2)
 
 
+@pytest.mark.slow
 def test_quick_records(capsys, tmp_path):
     path, image = str(tmp_path / "records.jsonl"), tmp_path / "picture.png"
     argv = ["--dataset", "n3_depth2", "--method", "function", "weight20", "weight200", "--quick", "--out", path]

@@ -95,6 +95,7 @@ def test_no_factor_is_nan(monkeypatch):
     assert jnp.isnan(lapack.cholesky(-jnp.eye(3)[None])).any()
 
 
+@pytest.mark.slow
 def test_chains_with_two_priors_at_random_points_do_not_wait_for_ever():
     """Two batches of covariances at once, on two threads: hung in jaxlib 0.10."""
     environment = {**os.environ, "PJRT_NPROC": "2"}

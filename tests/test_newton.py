@@ -58,6 +58,7 @@ def counts(x, y=None):
     numpyro.sample("y", dist.Poisson(jnp.exp(intercept + slope * x)), obs=y)
 
 
+@pytest.mark.slow
 def test_counts_by_a_column_of_thousands_start_where_the_density_overflows():
     rng = np.random.default_rng(4)
     x = rng.uniform(0.0, 5000.0, 60)
@@ -81,6 +82,7 @@ def groups(y):
     numpyro.sample("y", dist.Normal(value, 50.0).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 def test_the_scale_of_groups_does_not_go_to_zero_with_their_spread(key):
     """The density is unbounded where all groups are equal and their scale is zero; the posterior is elsewhere."""
     y = jnp.asarray(4000.0 + 300.0 * np.random.default_rng(5).normal(size=12), jnp.float32)
@@ -109,6 +111,7 @@ def test_float32_serves_for_a_condition_number_of_ten_to_the_tenth(key):
     np.testing.assert_allclose(hessian(potential, position, Dense(factor)), np.eye(4), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_map_is_frozen_after_warm_up_and_the_same_in_every_run():
     y = jnp.asarray(np.random.default_rng(7).normal(900.0, 20.0, 30), jnp.float32)
     X = jnp.ones((30, 1))
@@ -155,6 +158,7 @@ def far(y):
     numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num", "is_warned"), [(10_000, True), (20, False)])
 def test_a_parameter_known_to_its_last_digits_is_warned_of(num, is_warned):
     y = jnp.full((num,), 5e4)

@@ -77,6 +77,7 @@ def test_rows_in_any_order_and_number():
     assert len(source) == 6 and source.ndim == 2 and "Recorder of shape [6, 2]" in repr(source)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The kinetic temperature")
 def test_minibatches_of_ten_steps_at_a_time():
     """Without the full gradients of control variates, a call brings the rows of ten gradient steps, and no more."""
@@ -87,6 +88,7 @@ def test_minibatches_of_ten_steps_at_a_time():
     assert 9 * BATCH < x.most == y.most <= 10 * BATCH
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The kinetic temperature")
 def test_a_bar_loads_no_rows(files, monkeypatch):
     """Several chains in a terminal: R-hat of functions, which would need the inputs of all rows, is left out."""
@@ -97,6 +99,7 @@ def test_a_bar_loads_no_rows(files, monkeypatch):
     assert BATCH < x.most < NUM  # those of ten gradient steps of two chains
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The kinetic temperature")
 def test_functions_at_inputs_load_no_rows(files):
     """``to_arviz`` at ``inputs`` takes what was observed, no more; ``report`` takes the data for full gradients too."""
@@ -183,6 +186,7 @@ class Away(Recorder):
         raise ConnectionError("the server is away")
 
 
+@pytest.mark.slow
 def test_errors_of_a_run_are_its_sources_own(files, capfd):
     x, y = files
     for source, error, text in (

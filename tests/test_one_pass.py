@@ -216,6 +216,7 @@ def driver(model, kind=fs.MCMC):
     return kind(kernel, num_warmup=0, num_samples=10, progress_bar=False)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The kinetic temperature")
 @pooled
 def test_a_run_knows_which_of_its_data_the_points_are(points, num_others, monkeypatch):
@@ -336,6 +337,7 @@ def test_a_first_call_without_rows(monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, apart)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The kinetic temperature")
 def test_two_functions_of_one_name_in_two_scopes_have_points_of_their_own(monkeypatch):
     networks: list[Network] = []

@@ -38,6 +38,7 @@ def fitted(loss, **settings):
     return svi, params, fs.svi_posterior(svi, params, jax.random.key(1), X, Y, num_samples=40)
 
 
+@pytest.mark.slow
 def test_predictions_are_of_the_linearized_function_with_the_learned_parameters():
     svi, params, posterior = fitted(fs.FunctionalELBO())
     w, m = posterior.samples["w"], float(svi.guide.median(params)["w"])

@@ -167,6 +167,7 @@ def test_scales_are_prior_standard_deviations():
     assert {k: v.shape for k, v in scales.items()} == {k: v.shape for k, v in potential(model).init_params().items()}
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_prior_s_own_parameters():
     """A length scale sampled in the model: the covariance is in the graph; compared with finite differences."""
     from tinygp.kernels import ExpSquared

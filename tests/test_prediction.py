@@ -182,6 +182,7 @@ def test_given_targets_are_drawn_anew():
     assert not np.isclose(values["y"], Y).all(axis=1).any()
 
 
+@pytest.mark.slow
 def test_an_mcmc_object_knows_its_model():
     """Chains are concatenated in order."""
     mcmc = run(fs.fSGLD(linear(POINTS), step_size=0.005, num_steps=2), num_chains=2, chain_method="vectorized",
@@ -407,6 +408,7 @@ def test_local_latents_are_those_of_their_rows():
         fs.predict(draws, KEY, X[:1], model=model)
 
 
+@pytest.mark.slow
 def test_outputs_of_a_network_with_several():
     """A mean and a log standard deviation as a tuple: each is predicted and judged under a name of its own."""
 

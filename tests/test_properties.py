@@ -64,6 +64,7 @@ def covariance(x, scale, nugget):
     return np.exp(-0.5 * distances / scale**2) + nugget * np.eye(len(x))
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(
     x=inputs(),
@@ -78,6 +79,7 @@ def test_gaussian_process_density(x, seed, scale, nugget):
     np.testing.assert_allclose(prior.log_prob(x, f), exact, rtol=1e-4, atol=1e-4 * (1 + np.sum(f**2) / nugget))
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(x=inputs(), seed=st.integers(0, 2**31), df=st.sampled_from([0.5, 3.0, 100.0]))
 def test_student_t_density(x, seed, df):
@@ -87,6 +89,7 @@ def test_student_t_density(x, seed, df):
     np.testing.assert_allclose(prior.log_prob(x, f), exact, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 @FEWER_EXAMPLES
 @given(x=inputs(), y_seed=st.integers(0, 2**31), noise=st.sampled_from([0.01, 1.0]))
 def test_conditioned_process_is_gaussian_conditioning(x, y_seed, noise):
@@ -138,6 +141,7 @@ def test_uniform_points_lie_in_the_box(low, width, num, seed):
     assert (low - slack <= x).all() and (x <= low + width + slack).all()
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(x=inputs(), num=st.integers(-1, 5), seed=st.integers(0, 2**31))
 def test_subsets_are_distinct_rows(x, num, seed):
@@ -192,6 +196,7 @@ def test_data_are_checked_before_a_run(x):
             assert np.isfinite(x.astype(np.float32)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:fit_gp. y has mean")
 @FEWER_EXAMPLES
 @given(shape=st.sampled_from([(3, 1), (12, 2)]), scale=st.sampled_from([1e-6, 1.0, 1e6]), data=st.data())
@@ -323,6 +328,7 @@ def test_a_score_is_a_number_or_an_error(name):
 # ---- diagnostics -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore:overflow:RuntimeWarning")  # f never moves, or is not finite
 @EXAMPLES
 @given(draws=hostile() | spoiled(arrays((2, 8, 3))))

@@ -52,6 +52,7 @@ def run(kernel, data, num_warmup=200, num_samples=600, num_chains=2):
     return mcmc
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [fs.SGHMC, fs.SGLD])
 def test_quiet_on_a_good_run(kernel, data):
     found = fs.report(run(kernel(linear()), data), *data)
@@ -63,12 +64,14 @@ def test_quiet_on_a_good_run(kernel, data):
     assert np.isnan(found.temperature).all() == (kernel is fs.SGLD)
 
 
+@pytest.mark.slow
 def test_one_chain(data):
     found = fs.report(run(fs.SGHMC(linear()), data, num_chains=1), *data)
     assert found.temperature.shape == found.drift.shape == (1,)
     assert found.advice == ()
 
 
+@pytest.mark.slow
 def test_names_chains_that_have_not_met(data):
     kernel = fs.SGLD(linear(), step_size=1e-6, warmup=fs.Warmup(warm_start=0.0))
     advice = fs.report(run(kernel, data, 10, 50), *data).advice
@@ -94,6 +97,7 @@ def placed(model, starts, *data, kernel=fs.SGLD, **settings):
 APART = "the log likelihood of the data is up to"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 8])
 def test_names_a_chain_that_is_stuck(data, batch_size):
     """Of three chains that hardly move one is far from where the data want it; a row that minibatches seldom hold."""
@@ -110,6 +114,7 @@ def test_names_a_chain_that_is_stuck(data, batch_size):
     assert alone.shortfall == 0.0 and not any(line.startswith(APART) for line in alone.advice)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*draws diverged:RuntimeWarning")  # where a minibatch holds the row
 def test_names_a_chain_whose_likelihood_is_no_number(data):
     x, y = data
@@ -128,6 +133,7 @@ def test_names_a_chain_whose_likelihood_is_no_number(data):
     assert any("(2, the first being 0)" in line for line in found.advice)
 
 
+@pytest.mark.slow
 def test_what_chance_allows_of_a_likelihood(data):
     """The square root of half the weights, or of half the data if those are fewer, times the temperature."""
     _, y = data
@@ -158,6 +164,7 @@ def test_chains_that_have_met_are_not_apart(lines, is_named):
     assert any(line.startswith(APART) for line in said) == is_named
 
 
+@pytest.mark.slow
 def test_names_noisy_minibatches(data):
     mcmc = run(fs.SGHMC(linear(batch_size=8), step_size=0.02, control_variates=False), data)
     with pytest.warns(RuntimeWarning, match="kinetic temperature"):
@@ -167,6 +174,7 @@ def test_names_noisy_minibatches(data):
     assert any("kinetic temperature" in line for line in found.advice)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The kinetic temperature")  # one momentum, and too few steps to renew it
 def test_noise_share_is_the_one_of_the_formula(data):
     """One weight, x = 1: the gradient of a row is (w - y_i) / σ², its batch estimate's variance is known."""
@@ -185,6 +193,7 @@ def test_noise_share_is_the_one_of_the_formula(data):
     assert found[True] < 1e-6 * expected  # every row has the same second derivative
 
 
+@pytest.mark.slow
 def test_no_noise_without_minibatches(data):
     found = fs.report(run(fs.SGHMC(linear()), data, 50, 50), *data)
     assert found.noise_share < 1e-6 and found.noise_heat < 1e-6
@@ -201,6 +210,7 @@ def test_variances_of_noise_are_unbiased():
         assert abs(values.mean() - expected) < 4.5 * values.std() / np.sqrt(len(values))
 
 
+@pytest.mark.slow
 def test_names_heat_that_few_directions_hide(data):
     """One of 300 weights sees the data, in minibatches: its variance is as much too large as the noise's heat says."""
     _, y = data
@@ -216,6 +226,7 @@ def test_names_heat_that_few_directions_hide(data):
     assert any("times that of the rest" in line for line in found.advice)
 
 
+@pytest.mark.slow
 def test_names_a_drift_of_the_weights(data):
     """A flat prior on thirty weights that the data never see: they walk away."""
     x, y = data
@@ -226,6 +237,7 @@ def test_names_a_drift_of_the_weights(data):
     assert any("improper" in line for line in found.advice)
 
 
+@pytest.mark.slow
 def test_names_steps_a_metropolis_test_would_refuse(data):
     """Near the limit of stability BAOAB is exact on this Gaussian, so nothing but the acceptance can tell."""
     x = jnp.eye(NUM_DATA)
@@ -236,6 +248,7 @@ def test_names_steps_a_metropolis_test_would_refuse(data):
     assert any("a Metropolis test would accept" in line for line in found.advice)
 
 
+@pytest.mark.slow
 def test_latent_values_of_any_support(data):
     """A simplex has fewer unconstrained values than constrained ones, and a positive one another unit."""
 
@@ -250,6 +263,7 @@ def test_latent_values_of_any_support(data):
     assert (found.drift > 0.5).all() and (found.drift < 2.0).all()
 
 
+@pytest.mark.slow
 def test_counts_divergences(data):
     kernel = fs.SGHMC(linear(), step_size=1e3, warmup=fs.Warmup(warm_start=0.0), metropolis=False)
     mcmc = run(kernel, data, 10, 20)
@@ -260,6 +274,7 @@ def test_counts_divergences(data):
     assert any("draws diverged" in line for line in found.advice)
 
 
+@pytest.mark.slow
 def test_refuses_what_it_cannot_judge(data):
     with pytest.raises(TypeError, match="got NUTS"):
         fs.report(fs.MCMC(NUTS(linear()), num_warmup=1, num_samples=1), *data)
@@ -289,11 +304,13 @@ def test_refuses_what_it_cannot_judge(data):
         fs.report(mcmc, 1.0, inputs={"g": jnp.ones((3, 1))})
 
 
+@pytest.mark.slow
 def test_arguments_are_those_of_the_run(data):
     mcmc = run(fs.SGHMC(linear(), num_steps=5), data, 50, 50)
     assert repr(fs.report(mcmc)) == repr(fs.report(mcmc, *data))
 
 
+@pytest.mark.slow
 def test_judges_other_networks_if_asked():
     """A network of the noise beside the function under a prior: not part of f, but there for who names it."""
     gp = fs.GPPrior(tinygp.kernels.ExpSquared(1.0))

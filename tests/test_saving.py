@@ -101,6 +101,7 @@ def test_functions_kept_in_place_of_weights(tmp_path):
         fs.predict(found, KEY, NEW)
 
 
+@pytest.mark.slow
 def test_another_process_predicts_the_same(tmp_path):
     mcmc = run(fs.SGHMC(linear(), step_size=0.02))
     fs.save(mcmc, tmp_path / "posterior.npz")

@@ -18,6 +18,7 @@ def test_strange_rows_are_standardized_components(data_dir):
     assert not np.array_equal(some, strange_rows(50, 6, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # few draws
 def test_a_process_knows_where_it_knows_nothing(capsys, data_dir):
     argv = ["run", "tabular_ood", "--dataset", "boston", "--method", "gp", "bbb", "--quick"]

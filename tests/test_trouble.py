@@ -74,6 +74,7 @@ def test_temperature_at_random_points_is_that_of_their_mean():
     assert abs(np.log(found.mean)) < 4 * found.mean_error and abs(np.log(found.leading)) < 4 * found.leading_error
 
 
+@pytest.mark.slow
 def test_temperature_of_sites_of_any_support():
     """The law is the prior (the data are masked), which can be drawn from."""
 
@@ -138,6 +139,7 @@ def test_limits_are_wider_where_few_draws_are_looked_at():
         assert bool(advice.temperature_doubts(found)) == is_said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thinning", [1, 20])
 def test_a_short_run_by_small_minibatches_warns(thinning):
     """N/B = 250 and gradients' noise that nothing absorbs; 3 % of the gradient steps afford 4 draws."""
@@ -322,6 +324,7 @@ def test_an_error_of_the_judgement_costs_no_run(monkeypatch):
     assert mcmc.get_samples()["w"].shape == (200, 2)
 
 
+@pytest.mark.slow
 def test_a_good_run_is_quiet():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

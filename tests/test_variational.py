@@ -86,6 +86,7 @@ def optimum(guide_kind, scale=1.0):
     return lambda model: fs.variational.guides.low_rank(model, 3), {k: jnp.asarray(v) for k, v in params.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guide_kind", ["mean-field", "low-rank"])
 def test_exact_posterior_is_the_optimum(x64, guide_kind):
     """On linear features the gradient of GFSVI's bound is zero at the exact law; faults move the optimum away."""
@@ -161,6 +162,7 @@ def test_regularized_kl_is_the_kl_between_normals(x64):
     assert float(value) == pytest.approx(float(dist.kl_divergence(q, p)), rel=1e-10)
 
 
+@pytest.mark.slow
 def test_regularized_kl_converges_with_the_points(x64):
     """At points of a midpoint rule it tends to the divergence of the processes, with an error of 1/M or less."""
     prior = fs.GPPrior(tinygp.kernels.ExpSquared(0.7), nugget=1e-12)
@@ -260,6 +262,7 @@ def with_a_weight_twice(x, y=None):
     numpyro.sample("y", dist.Normal(f(x) + w[0], SIGMA).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [with_noise, with_a_second_network, with_a_weight_twice])
 def test_other_latent_values_in_the_likelihood(monkeypatch, model):
     """In closed form or by draws, and of a correlated guide too, the expectation is that of the linearized model."""
@@ -340,6 +343,7 @@ def test_other_latents_keep_their_prior(x64):
     assert float(value) == pytest.approx(float(expected), abs=0.03)
 
 
+@pytest.mark.slow
 def test_parameters_of_the_model_are_learned():
     """A lengthscale that is a ``numpyro.param`` gets a gradient from the divergence, a noise from the likelihood."""
 
@@ -376,6 +380,7 @@ def network(x, y=None):
         numpyro.sample("y", dist.Normal(f(x).squeeze(-1), SIGMA), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_outputs", [1, 2])
 @pytest.mark.parametrize(
     "guide_kind", [fs.variational.guides.mean_field, lambda model: fs.variational.guides.low_rank(model, 2)]
@@ -427,6 +432,7 @@ def test_linearized_function_is_the_first_order_expansion():
     assert np.abs(at(1.0, linear_model) - at(1.0, network)).max() > 0.05
 
 
+@pytest.mark.slow
 def test_a_network_with_random_points_is_fitted():
     """The posterior of f is near the exact one of its prior, as near as twenty units bring it."""
     x = np.linspace(-0.5, 0.5, 20)[:, None].astype(np.float32)
@@ -575,6 +581,7 @@ def masked(mask):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", [False, jnp.array(False)])
 def test_a_mask_silences_a_functional_prior(off):
     """In every engine, and a static mask as one that is traced: what is left is the other prior alone."""

@@ -275,6 +275,7 @@ def deep(x, y=None):
     numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 def test_an_anchor_keeps_a_random_scale_from_following_the_mode(key):
     x = jnp.linspace(-1.0, 1.0, 20)[:, None]
     kept = []
@@ -472,6 +473,7 @@ def test_a_step_is_shortened_until_a_kick_s_noise_can_be_balanced():
     np.testing.assert_allclose(factor, [1.0, 1.0, np.sqrt(MAX_KICK * 2.0), 0.1 * np.sqrt(MAX_KICK * 2.0)], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_friction_cools_what_minibatches_heat(key):
     """The informed weight has the posterior's variance, without control variates; under friction 1 five times that."""
     mcmc, cooled = chain_of_one_informed(key, 16)
@@ -487,6 +489,7 @@ def informed_directions(x, y, batch_size, sd):
         numpyro.sample("y", dist.Normal(xb @ w, sd), obs=yb)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_directions", [1, 2])
 def test_directions_that_the_data_know_have_the_posteriors_sd(num_directions, key):
     """A linear model of 40 weights with the default control variates: a Gaussian law. Friction 1 is too wide."""
@@ -510,6 +513,7 @@ def test_directions_that_the_data_know_have_the_posteriors_sd(num_directions, ke
     assert (np.abs(found[None] - 1.0) < 0.05).all() and (found[1.0] > 1.15).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 255])
 def test_friction_is_one_where_there_is_little_heat(batch_size, key):
     """And to look at the noise changes nothing, if there is none."""
@@ -520,12 +524,14 @@ def test_friction_is_one_where_there_is_little_heat(batch_size, key):
     assert (float(found.last_state.warmup.noise.variances.sum()) > 0.0) == (batch_size is not None)
 
 
+@pytest.mark.slow
 def test_friction_is_one_with_a_given_step_size_and_none_is_sgld_s(key):
     mcmc, _ = chain_of_one_informed(key, 16, step_size=0.01)
     np.testing.assert_array_equal(mcmc.get_extra_fields()["friction"], 1.0)
     assert float(run_states(fs.SGLD(two_scales), 8, 9, key)[-1].friction) == 0.0
 
 
+@pytest.mark.slow
 def test_random_points_are_noise_too():
     x = jnp.linspace(-1.0, 1.0, 20)[:, None]
     prior = fs.GPPrior(tinygp.kernels.ExpSquared(0.5))

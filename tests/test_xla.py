@@ -53,6 +53,7 @@ def regression(x, y):
     numpyro.sample("y", dist.Normal(jnp.tanh(x @ w) @ v, 0.3), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [fs.SGLD, fs.SGHMC])
 @pytest.mark.parametrize("preconditioner", [fs.preconditioners.rmsprop(), fs.preconditioners.prior_scale()])
 def test_a_run_whose_gradients_come_in_pieces_has_the_same_draws(monkeypatch, kernel, preconditioner):
@@ -97,6 +98,7 @@ def test_only_large_arrays_are_divided_among_threads(num_rows, num_chains, is_di
     assert (loop.options is None) is is_divided
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The kinetic temperature")
 @pytest.mark.parametrize("kernel", [fs.SGLD, fs.SGHMC])
 def test_chains_in_blocks_make_the_draws_of_chains_side_by_side(monkeypatch, kernel):

@@ -114,6 +114,7 @@ def precision(y, *, subsample_size=None):
         numpyro.sample("y", dist.Normal(0.0, t**-0.5), obs=batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [fs.SGLD, fs.SGHMC])
 def test_a_sampled_precision_has_its_posterior_at_defaults(kernel):
     y = np.random.default_rng(1).normal(0.0, 1.5, 5).astype(np.float32)
@@ -134,6 +135,7 @@ def run(kernel, *args, **kwargs):
     return mcmc
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [fs.SGLD, fs.SGHMC])
 def test_the_test_is_made_where_the_density_is_exact(kernel):
     y = jnp.ones(8)
