@@ -753,3 +753,21 @@ def test_what_float32_holds_passes():
 
 def test_densities_of_traced_nan_are_nan():
     assert np.isnan(jax.jit(lambda f: gp().log_prob(X, f))(not_a_number()))
+
+
+def test_rows_that_an_array_lacks_are_refused_at_every_run():
+    """Also by a kernel and a driver that have refused them before."""
+
+    def model(y):
+        a = numpyro.sample("a", dist.Normal())
+        with numpyro.plate("rows", 40) as rows:
+            numpyro.sample("y", dist.Normal(a, 1.0), obs=y[rows])
+
+    mcmc = fs.MCMC(fs.SGHMC(model), num_warmup=10, num_samples=10, progress_bar=False)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="The plate 'rows'"):
+            mcmc.run(jax.random.key(0), jnp.ones(20))
+    predictive = fs.Predictive({"a": jnp.ones(3)}, model=model)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="The plate 'rows'"):
+            predictive(jax.random.key(0), jnp.ones(20))

@@ -207,9 +207,11 @@ class SGMCMCKernel(MCMCKernel):
         arrays, static, _ = split_arrays((args, kwargs))
         shapes = tuple((np.shape(a), jnp.result_type(a)) for a in arrays)
         integers = frozen([a for a in arrays if jnp.issubdtype(jnp.result_type(a), jnp.integer)])
-        mark = object()
-        if kept(self._programs, static, ("plates", shapes, integers), mark) is mark:
+        mark: dict = {}  # filled once the check has passed, so that what is refused is refused again
+        mark = kept(self._programs, static, ("plates", shapes, integers), mark)
+        if not mark:
             check_plates(self._model, args, kwargs, self.init_strategy)
+            mark["passed"] = True
 
     def start(self, plan: Plan, rng_key, init_params, model_args, model_kwargs):
         """The state of a chain, or of as many as there are keys, at ``init_params`` or where the strategy puts it."""

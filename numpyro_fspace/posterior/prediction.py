@@ -92,10 +92,11 @@ class Evaluator:
             def one_draw(*given):
                 return evaluation(*given).values
 
-            programs |= {"one draw": one_draw, "all": compile_chunk(one_draw, given), "probe": probe}
-            arrays, unknown = split_arrays(given)[0], [None] * len(jax.tree.leaves((draws, keys)))
-            program = programs["all"].trace(draws, keys, arrays).jaxpr
+            compiled, arrays = compile_chunk(one_draw, given), split_arrays(given)[0]
+            unknown = [None] * len(jax.tree.leaves((draws, keys)))
+            program = compiled.trace(draws, keys, arrays).jaxpr
             check_indices(program, [*unknown, *arrays], plates, named_leaves(args, kwargs))
+            programs |= {"one draw": one_draw, "all": compiled, "probe": probe}
         all_rows = programs["all"]
         axes, size = self._row_batches(programs, given, keys, num, input_batch_size)
         if not axes:
