@@ -1,4 +1,4 @@
-"""Checks of a model, its arguments and its observations, before anything long is computed."""
+"""Checks of a model's arguments, before anything long is computed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_fspace._checks import is_table, native, not_numbers
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.rounding import lost_to_rounding
-from numpyro_fspace.model.sites import has_point_mass, latent_sites, observed_sites, subsampled_plates
 
-__all__ = ["check_arguments", "check_observations", "check_sites", "checked_arguments"]
+__all__ = ["check_arguments", "check_key", "checked_arguments", "known_values", "named_leaves", "not_finite"]
 
 
 def _is_concrete_array(x) -> bool:
@@ -225,97 +223,3 @@ def _check_array(name, array, of):
     trouble = lost_to_rounding(array) if array.dtype == np.float64 else None
     if trouble is not None:
         raise ValueError(f"{name} of {of} {trouble}.")
-
-
-def check_sites(trace):
-    """The sites of a model must be ones these samplers can move: continuous and global latents.
-
-    Raises:
-        ValueError: naming the site and the cure.
-    """
-    latents = latent_sites(trace).values()
-    for site in trace.values():
-        if site["type"] == "param":
-            raise ValueError(
-                f"The model has the param site {site['name']!r}, which a sampler cannot move. Give it a prior: "
-                "use fs.random_module in place of flax_module, or numpyro.sample in place of numpyro.param."
-            )
-    small = subsampled_plates(trace)
-    for site in latents:
-        name = site["name"]
-        if site["fn"].support.is_discrete:
-            raise ValueError(
-                f"The latent site {name!r} is discrete; stochastic-gradient samplers move continuous sites only. "
-                "Marginalize it out."
-            )
-        if has_point_mass(site["fn"]):
-            raise ValueError(
-                f"The latent site {name!r} has a Delta prior, or one made of a Delta: a point, which a sampler would "
-                f"move away from. For a constant write numpyro.deterministic({name!r}, value), or give the value to "
-                "fs.random_module as prior; in a mixture put a narrow density in the place of the point, such as "
-                "Normal(value, 0.01)."
-            )
-        local = [frame.name for frame in site["cond_indep_stack"] if frame.name in small]
-        if local:
-            raise ValueError(
-                f"The latent site {name!r} lies inside the subsampled plate {local[0]!r}. Local latent variables "
-                "cannot be sampled by minibatches; if it is an observation, pass its data (obs=None makes it "
-                "latent), else drop subsample_size."
-            )
-    if not latents:
-        raise ValueError("The model has no latent site: there is nothing to sample.")
-    if not observed_sites(trace, factors=True, weights=True):
-        raise ValueError(
-            "The model has no observed site, so there is no likelihood. Did run(...) get the targets (y=None makes "
-            "the observation latent)? To draw from the prior use numpyro.infer.Predictive (it leaves "
-            "functional priors out), or mask the likelihood with numpyro.handlers.mask(mask=False)."
-        )
-
-
-def check_observations(trace):
-    """Observations must have a shape that their likelihood does not widen, and lie in its support."""
-    for site in observed_sites(trace, weights=True).values():
-        name, value, shape = site["name"], site["value"], tuple(site["fn"].shape())
-        for what, part in [("", value), ("The likelihood of t", site["fn"])]:
-            if any(jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.complexfloating) for leaf in jax.tree.leaves(part)):
-                raise TypeError(f"{what or 'T'}he observation {name!r} is complex; densities are of real numbers.")
-        if not _is_law_of_each(site["fn"], np.shape(value)):
-            raise ValueError(
-                f"The observation {name!r} has shape {np.shape(value)} but its likelihood has shape {shape}: "
-                "they would broadcast against each other. Squeeze the network's output (f(x).squeeze(-1)) or "
-                "reshape the data."
-            )
-        _check_support(name, site["fn"], value)
-
-
-def _is_law_of_each(law, shape: tuple) -> bool:
-    """Whether a law, or one law for all rows, is that of values of this shape, none of which counts twice."""
-    event = law.event_shape
-    if shape[len(shape) - len(event) :] != event:
-        return False
-    try:
-        return np.broadcast_shapes(shape, tuple(law.shape())) == shape
-    except ValueError:
-        return False
-
-
-def _check_support(name, law, value):
-    """Values must be possible under their likelihood, where that can be said before it is computed."""
-    if isinstance(value, jax.core.Tracer) or _is_masked(law) or law.support is None:
-        return
-    with jax.ensure_compile_time_eval():
-        inside = law.support(value)
-    if isinstance(inside, jax.core.Tracer) or np.asarray(inside).all():
-        return
-    outside = np.asarray(value)[~np.asarray(inside)]
-    cure = "Classes are numbered from 0. " if isinstance(law, dist.CategoricalLogits | dist.CategoricalProbs) else ""
-    raise ValueError(
-        f"The observation {name!r} holds {len(outside)} values that its likelihood gives no density, {outside[0]} "
-        f"among them (its support: {law.support}). {cure}Correct them, or leave them out with numpyro.handlers.mask."
-    )
-
-
-def _is_masked(law) -> bool:
-    while isinstance(law, dist.Independent | dist.ExpandedDistribution):
-        law = law.base_dist
-    return isinstance(law, dist.MaskedDistribution)

@@ -19,7 +19,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_fspace.model.arguments import with_rows
-from numpyro_fspace.model.checks import check_observations, check_sites, named_leaves
+from numpyro_fspace.model.checks import named_leaves
 from numpyro_fspace.model.handlers import (
     fresh_draws,
     full_plates,
@@ -34,6 +34,7 @@ from numpyro_fspace.model.joint_evaluation import rows_found
 from numpyro_fspace.model.networks import init_to_network
 from numpyro_fspace.model.primitives import drawn
 from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.site_checks import check_observations, check_sites, check_unseeded, check_unsubstituted
 from numpyro_fspace.model.site_transforms import has_dynamic_support, is_positive, prior_scale
 from numpyro_fspace.model.sites import (
     active_functional_priors,
@@ -73,7 +74,7 @@ class ModelPotential:
 
     def __init__(self, model, args=(), kwargs=None, *, key, init_strategy=init_to_network, is_known=False):
         self.model, self.args, self.kwargs = model, with_rows(args), with_rows(kwargs or {})
-        _refuse_seeded(model)
+        check_unseeded(model)
         self._key_init, self._key_fresh, self._key_scale = jax.random.split(key, 3)
         self._init_strategy = init_strategy
         if not is_known:
@@ -87,7 +88,7 @@ class ModelPotential:
         settings = {"key": self._key_init, "substitute": start, "full_plates": False, "density": True}
         trace = run_model(fresh, self.args, self.kwargs, **settings)
         check_sites(trace)
-        _refuse_substituted(self.model, list(latent_sites(trace)))
+        check_unsubstituted(self.model, list(latent_sites(trace)))
         return trace, fresh.num_own_keys > 0, fresh.has_random_points
 
     @property
@@ -281,34 +282,6 @@ def check_plates(model, args, kwargs, init_strategy=init_to_network):
 
     program = jax.make_jaxpr(evaluate)(jax.random.key(0), 0)
     check_indices(program, (None, None), plates, named_leaves(args, kwargs), part=1)
-
-
-def _refuse_seeded(model):
-    for layer in _layers(model):
-        if isinstance(layer, handlers.seed):
-            raise ValueError(
-                "The model is wrapped in numpyro.handlers.seed, which would freeze one minibatch and one set "
-                "of measurement points for the whole run. Pass the bare model; the kernel supplies the keys."
-            )
-
-
-def _refuse_substituted(model, latents):
-    """Values that ``substitute`` gives to latent sites, which a sampler would move away from them."""
-    for layer in _layers(model):
-        names = sorted(set(latents) & set(layer.data or ())) if isinstance(layer, handlers.substitute) else []
-        if names:
-            raise ValueError(
-                f"The model is wrapped in numpyro.handlers.substitute with values of {names}, which leaves these sites "
-                "latent. To hold them fixed use numpyro.handlers.condition; to start from these values use "
-                "init_strategy=numpyro.infer.init_to_value(values=...)."
-            )
-
-
-def _layers(model):
-    """A model, and what its handlers and partial functions are wrapped around."""
-    while model is not None:
-        yield model
-        model = model.func if isinstance(model, functools.partial) else getattr(model, "fn", None)
 
 
 def _log_density(site):

@@ -1,0 +1,141 @@
+"""Checks of a model: its handlers, its sites and its observations, before anything long is computed."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro import handlers
+
+from numpyro_fspace.model.sites import has_point_mass, latent_sites, observed_sites, subsampled_plates
+
+__all__ = ["check_observations", "check_sites", "check_unseeded", "check_unsubstituted"]
+
+
+def check_unseeded(model):
+    """Raise a ValueError for a model that is wrapped in ``seed``, which would fix its random numbers."""
+    for layer in _layers(model):
+        if isinstance(layer, handlers.seed):
+            raise ValueError(
+                "The model is wrapped in numpyro.handlers.seed, which would freeze one minibatch and one set "
+                "of measurement points for the whole run. Pass the bare model; the kernel supplies the keys."
+            )
+
+
+def check_unsubstituted(model, latents):
+    """Raise a ValueError if ``substitute`` gives values to latent sites, which a sampler would move away from."""
+    for layer in _layers(model):
+        names = sorted(set(latents) & set(layer.data or ())) if isinstance(layer, handlers.substitute) else []
+        if names:
+            raise ValueError(
+                f"The model is wrapped in numpyro.handlers.substitute with values of {names}, which leaves these sites "
+                "latent. To hold them fixed use numpyro.handlers.condition; to start from these values use "
+                "init_strategy=numpyro.infer.init_to_value(values=...)."
+            )
+
+
+def _layers(model):
+    """A model, and what its handlers and partial functions are wrapped around."""
+    while model is not None:
+        yield model
+        model = model.func if isinstance(model, functools.partial) else getattr(model, "fn", None)
+
+
+def check_sites(trace):
+    """The sites of a model must be ones these samplers can move: continuous and global latents.
+
+    Raises:
+        ValueError: naming the site and the cure.
+    """
+    latents = latent_sites(trace).values()
+    for site in trace.values():
+        if site["type"] == "param":
+            raise ValueError(
+                f"The model has the param site {site['name']!r}, which a sampler cannot move. Give it a prior: "
+                "use fs.random_module in place of flax_module, or numpyro.sample in place of numpyro.param."
+            )
+    small = subsampled_plates(trace)
+    for site in latents:
+        name = site["name"]
+        if site["fn"].support.is_discrete:
+            raise ValueError(
+                f"The latent site {name!r} is discrete; stochastic-gradient samplers move continuous sites only. "
+                "Marginalize it out."
+            )
+        if has_point_mass(site["fn"]):
+            raise ValueError(
+                f"The latent site {name!r} has a Delta prior, or one made of a Delta: a point, which a sampler would "
+                f"move away from. For a constant write numpyro.deterministic({name!r}, value), or give the value to "
+                "fs.random_module as prior; in a mixture put a narrow density in the place of the point, such as "
+                "Normal(value, 0.01)."
+            )
+        local = [frame.name for frame in site["cond_indep_stack"] if frame.name in small]
+        if local:
+            raise ValueError(
+                f"The latent site {name!r} lies inside the subsampled plate {local[0]!r}. Local latent variables "
+                "cannot be sampled by minibatches; if it is an observation, pass its data (obs=None makes it "
+                "latent), else drop subsample_size."
+            )
+    if not latents:
+        raise ValueError("The model has no latent site: there is nothing to sample.")
+    if not observed_sites(trace, factors=True, weights=True):
+        raise ValueError(
+            "The model has no observed site, so there is no likelihood. Did run(...) get the targets (y=None makes "
+            "the observation latent)? To draw from the prior use numpyro.infer.Predictive (it leaves "
+            "functional priors out), or mask the likelihood with numpyro.handlers.mask(mask=False)."
+        )
+
+
+def check_observations(trace):
+    """Observations must have a shape that their likelihood does not widen, and lie in its support."""
+    for site in observed_sites(trace, weights=True).values():
+        name, value, shape = site["name"], site["value"], tuple(site["fn"].shape())
+        for what, part in [("", value), ("The likelihood of t", site["fn"])]:
+            if any(jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.complexfloating) for leaf in jax.tree.leaves(part)):
+                raise TypeError(f"{what or 'T'}he observation {name!r} is complex; densities are of real numbers.")
+        if not _fits(site["fn"], np.shape(value)):
+            raise ValueError(
+                f"The observation {name!r} has shape {np.shape(value)} but its likelihood has shape {shape}: "
+                "they would broadcast against each other. Squeeze the network's output (f(x).squeeze(-1)) or "
+                "reshape the data."
+            )
+        _check_support(name, site["fn"], value)
+
+
+def _fits(distribution, shape: tuple) -> bool:
+    """Whether values of this shape fit a distribution, or one distribution of every row, and none counts twice."""
+    event = distribution.event_shape
+    if shape[len(shape) - len(event) :] != event:
+        return False
+    try:
+        return np.broadcast_shapes(shape, tuple(distribution.shape())) == shape
+    except ValueError:
+        return False
+
+
+def _check_support(name, distribution, value):
+    """Values must be possible under their likelihood, where that can be said before it is computed."""
+    if isinstance(value, jax.core.Tracer) or _is_masked(distribution) or distribution.support is None:
+        return
+    with jax.ensure_compile_time_eval():
+        inside = distribution.support(value)
+    if isinstance(inside, jax.core.Tracer) or np.asarray(inside).all():
+        return
+    outside = np.asarray(value)[~np.asarray(inside)]
+    is_categorical = isinstance(distribution, dist.CategoricalLogits | dist.CategoricalProbs)
+    cure = "Classes are numbered from 0. " if is_categorical else ""
+    raise ValueError(
+        f"The observation {name!r} holds {len(outside)} values that its likelihood gives no density, {outside[0]} "
+        f"among them (its support: {distribution.support}). {cure}Correct them, or leave them out with "
+        "numpyro.handlers.mask."
+    )
+
+
+def _is_masked(distribution) -> bool:
+    """Whether ``numpyro.handlers.mask``, or the distribution's own mask, leaves values out."""
+    while isinstance(distribution, dist.Independent | dist.ExpandedDistribution):
+        distribution = distribution.base_dist
+    return isinstance(distribution, dist.MaskedDistribution)
