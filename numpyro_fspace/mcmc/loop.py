@@ -41,7 +41,7 @@ class Loop:
         self, sampler, fields, join, *, num_chains: int, thinning: int, constrain=None, mesh=None, is_divided=True
     ):
         self.sampler, self.fields, self.join = sampler, fields, join
-        self.num_chains, self.thinning, self.constrain = num_chains, thinning, constrain
+        self.num_chains, self.thinning, self.constrain, self.mesh = num_chains, thinning, constrain, mesh
         draw, shardings = self._draw, None
         if mesh is not None:  # every device runs its chains by itself
             by_chain, each, all_ = PartitionSpec(None, CHAINS), PartitionSpec(CHAINS), PartitionSpec()

@@ -1,4 +1,4 @@
-"""Checks of where chains start: initial parameters that were given, and a potential that is finite there."""
+"""Where chains start: initial parameters, the state of an earlier run, and a potential that is finite there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["check_init_params", "check_start"]
+from numpyro_fspace._xla import is_nested
+
+__all__ = ["check_init_params", "check_start", "continued"]
 
 
 def check_start(kernel, start, state, args, kwargs):
@@ -49,3 +51,32 @@ def check_init_params(given, expected, num_chains):
                 f"init_params[{name!r}] has shape {shape} per chain, the model's (unconstrained) site has "
                 f"{jnp.shape(expected[name])}."
             )
+
+
+def continued(kernel, state, args, kwargs, *, num_warmup: int, is_own: bool):
+    """The state at which a run of ``kernel`` on this data begins that goes on from ``state`` after its warm-up.
+
+    Args:
+        kernel: one of the stochastic-gradient kernels.
+        state: that of an earlier run.
+        args, kwargs: the model's arguments.
+        num_warmup: draws of warm-up in the plan of the new run.
+        is_own: whether ``state`` comes from the warm-up of the same driver, whose last step may then be due.
+
+    Raises:
+        ValueError: for a kernel without a step size, and a state whose run found none.
+    """
+    if kernel.step_size is None and not is_nested() and np.any(np.asarray(state.warmup.step_size) == 0):
+        raise ValueError(
+            "post_warmup_state comes from a run with a step_size of its own, and has none that warm-up found: "
+            "give the kernel a step_size, or leave post_warmup_state out."
+        )
+    plan = kernel.prepare(args, kwargs, num_warmup).of_constants((args, kwargs))
+    state = state._replace(plan=plan)
+    if state.control.center.size or plan.control_every is not None:
+        state = kernel.refresh(state, args, kwargs)
+    # The warm-up of another driver is over, whatever its length was; no step of it is due.
+    i = jnp.where(state.i <= num_warmup - is_own, num_warmup + 1, state.i)
+    zero = jnp.zeros_like(state.num_diverging)
+    averages = state.averages._replace(num_diverging=zero, num_averaged=zero)
+    return state._replace(i=i.astype(state.i.dtype), averages=averages)

@@ -1,0 +1,92 @@
+"""Checks of the settings of an ``MCMC``, and which loop makes its draws."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from numpyro_fspace._checks import check_choice, check_count
+from numpyro_fspace._xla import is_nested
+from numpyro_fspace.mcmc.base import SGMCMCKernel
+from numpyro_fspace.mcmc.state import KernelState
+from numpyro_fspace.posterior.run_files import folder_of
+
+__all__ = ["check_options", "check_run", "is_warmup", "uses_own_loop"]
+
+
+def check_options(mcmc):
+    """``checkpoint``, ``functions_at`` and ``mesh``, where they are given, must suit the kernel and the chains.
+
+    Raises:
+        TypeError, ValueError: naming the option and the cure.
+    """
+    for name in _options(mcmc):
+        if name != "checkpoint" and not isinstance(mcmc.sampler, SGMCMCKernel):
+            raise TypeError(f"{name}= is for SGLD, SGHMC, fSGLD and fSGHMC, not for {type(mcmc.sampler).__name__}.")
+        if mcmc.num_chains > 1 and mcmc.chain_method != "vectorized":
+            raise ValueError(
+                f"chain_method={mcmc.chain_method!r} has no {name}: set chain_method='vectorized', or run the "
+                "chains one by one."
+            )
+    if mcmc.checkpoint is not None:
+        if mcmc.mesh is not None and mcmc.mesh.is_multi_process:
+            raise ValueError("checkpoint= does not write the chains of other processes: leave it out, or mesh.")
+        folder_of(mcmc.checkpoint)  # refuses what names none
+
+
+def check_run(mcmc):
+    """Numbers, chain method, state and options of a run that begins, which may have been changed since the last one.
+
+    Raises:
+        TypeError, ValueError: naming the setting and the cure.
+    """
+    for name, least in (("num_warmup", 0), ("thinning", 1), ("num_samples", mcmc.thinning), ("num_chains", 1)):
+        check_count(getattr(mcmc, name), name, least)
+    if not callable(mcmc.chain_method):
+        check_choice(mcmc.chain_method, "chain_method", ("parallel", "vectorized", "sequential"))
+    if mcmc.checkpoint is not None and _is_part(mcmc):
+        raise ValueError("checkpoint= writes whole runs: leave out warmup() and post_warmup_state.")
+    for name in ("checkpoint", "mesh"):
+        if is_nested() and getattr(mcmc, name) is not None:
+            raise ValueError(f"{name}= is not for runs inside of jax.jit, vmap and the like: leave it out there.")
+    state = mcmc.post_warmup_state
+    if hasattr(state, "i") and (num_chains := np.size(state.i)) != mcmc.num_chains:
+        raise ValueError(
+            f"post_warmup_state is that of {num_chains} chains, and num_chains={mcmc.num_chains}: make an MCMC "
+            f"with num_chains={num_chains}."
+        )
+
+
+def uses_own_loop(mcmc, extra_fields) -> bool:
+    """Whether ``Loop`` makes the draws, not NumPyro's loop: with an option, or whole runs of our kernels on one device.
+
+    Raises:
+        ValueError: for options that do not go together with the fields or the phase of the run.
+    """
+    left_out = [name for name in extra_fields if name.startswith("~")]
+    options = _options(mcmc)
+    if left_out and options:
+        raise ValueError(f"{options[0]}= keeps all latent sites: leave {left_out} out of extra_fields.")
+    if mcmc.checkpoint is None and options and _is_part(mcmc):
+        raise ValueError("mesh= and functions_at= are for whole runs: leave out warmup() and post_warmup_state.")
+    if options:
+        return True
+    is_plain = not left_out and not mcmc._jit_model_args
+    is_one_program = mcmc.num_chains == 1 or mcmc.chain_method in ("vectorized", "sequential")
+    is_known = mcmc.post_warmup_state is None or isinstance(mcmc.post_warmup_state, KernelState)
+    is_ours = isinstance(mcmc.sampler, SGMCMCKernel) and is_known and not is_warmup(mcmc)
+    return is_ours and is_plain and is_one_program
+
+
+def is_warmup(mcmc) -> bool:
+    """Whether ``mcmc.warmup()`` is running."""
+    return mcmc._collection_params["phase"] == "warmup"
+
+
+def _options(mcmc) -> list[str]:
+    """The names of the options that are given."""
+    return [name for name in ("checkpoint", "functions_at", "mesh") if getattr(mcmc, name) is not None]
+
+
+def _is_part(mcmc) -> bool:
+    """Whether a run is only the warm-up, or only what follows one."""
+    return is_warmup(mcmc) or mcmc.post_warmup_state is not None

@@ -1,0 +1,144 @@
+"""Runs of a ``Loop``, in memory or on disk, which keep what was drawn if they are interrupted."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace._xla import is_nested
+from numpyro_fspace.mcmc.base import SGMCMCKernel
+from numpyro_fspace.mcmc.checkpoint import Checkpoint, flat, plain_fields
+from numpyro_fspace.mcmc.progress import Interruption, Progress, is_watched
+from numpyro_fspace.model.sharding import CHAINS, gathered, place
+
+__all__ = ["Run"]
+
+
+class Run:
+    """A run of a ``Loop``: its draws and its last state, at any moment.
+
+    Args:
+        loop: makes the draws.
+        num_warmup: draws of warm-up of each chain, which are not kept.
+        num_samples: draws of each chain after that.
+        arguments: ``(args, kwargs)`` of the model.
+        has_bar: whether a bar is shown on a terminal or in a notebook.
+
+    Attributes:
+        draws: fields of the draws that are kept, [C, S, …]; None before the first of them.
+        last_state: the state after the last draw; None before the first.
+    """
+
+    def __init__(self, loop, num_warmup: int, num_samples: int, *, arguments: tuple, has_bar: bool):
+        self.loop, self.num_warmup, self.arguments, self.has_bar = loop, num_warmup, arguments, has_bar
+        self.total, self.num_kept = num_warmup + num_samples, num_samples // loop.thinning
+        #: The draw that thinning counts from: the last of all is kept, as by NumPyro.
+        self.first = num_warmup + num_samples % loop.thinning
+        self.draws: Any = None
+        self.last_state: Any = None
+
+    def one_by_one(self, begin, starts, arrays, num_chains: int):
+        """``num_chains`` chains one after another, each from ``begin`` of its entries of ``starts``.
+
+        A run that is interrupted keeps the chains that are complete, or else what there is of the first.
+        """
+        whole = []
+        try:
+            for number in range(num_chains):
+                state, done = begin(*jax.tree.map(operator.itemgetter(number), starts))
+                self.in_memory(state, done, arrays)
+                whole.append((self.draws, self.last_state))
+        finally:
+            if whole:
+                draws, last = zip(*whole, strict=True)
+                self.draws = jax.tree.map(lambda *parts: jnp.concatenate(parts), *draws)
+                self.last_state = jax.tree.map(lambda *parts: jnp.stack(parts), *last)
+
+    def in_memory(self, state, done: int, arrays):
+        """All draws from ``state``, the one after draw number ``done``, held in memory."""
+        loop, first = self.loop, self.first
+        if is_nested():  # all in one program, of which nothing can be looked at yet
+            draws = loop.room(self.num_kept, state, arrays, {})
+            self.last_state, draws = loop(state, draws, done, self.total, arrays, {}, first=first)
+            self.draws = loop.by_chain(draws, self.num_kept)
+            return
+        is_alone, num_kept = loop.mesh is None or not loop.mesh.is_multi_process, 0
+        bar = self._bar(done, is_alone)
+        inputs = loop.find_inputs(state, arrays) if bar.shown and loop.num_chains > 1 else {}
+        draws = loop.room(self.num_kept, state, arrays, inputs)
+        try:
+            with Interruption() as interruption:
+                while done < self.total:
+                    # The first part is one draw, which tells whether chains can move. Processes go at one pace.
+                    start, stop = state, bar.next_stop() if is_alone or done == 0 else self.total
+                    state, draws = loop(state, draws, done, stop, arrays, inputs, first=first)
+                    if done == 0:
+                        self._check_start(start, state)
+                    done, self.last_state = stop, gathered(state)
+                    num_kept = max(0, done - first) // loop.thinning
+                    bar.update(done, state, np.asarray(draws[1])[:num_kept] if inputs else None)
+                    interruption.hold()
+                    interruption.let_through()
+        finally:
+            bar.close()
+            if num_kept:  # of an interrupted run too
+                self.draws = gathered(loop.by_chain(draws, num_kept))
+
+    def on_disk(self, state, arrays, *, folder, description: dict, every: int):
+        """All draws from ``state``, written to ``folder`` in parts of ``every`` draws; continues what it holds."""
+        loop = self.loop
+        room = loop.room(max(1, min(every, self.num_kept)), state, arrays, {})
+        shapes = jax.eval_shape(lambda draws: flat(plain_fields(loop.by_chain(draws, 1))), room)
+        specs = {k: [str(a.dtype), [loop.num_chains, self.num_kept, *a.shape[2:]]] for k, a in shapes.items()}
+        files = Checkpoint(folder, description | {"arrays": specs})
+        saved = files.load(state)
+        if saved is None:  # a start that is refused leaves no files
+            first, room = loop(state, room, 0, 1, arrays, {}, first=1)
+            self._check_start(state, first)
+        if saved is None or saved[1] < self.total:
+            with files:
+                num_kept, done, state = files.load(state) or (0, 0, state)
+                if loop.mesh is not None:
+                    state = place(state, loop.mesh, CHAINS)
+                saved = self._write_draws(room, arrays, files, every, (num_kept, done, state))
+        self.last_state, self.draws = saved[2], files.draws()
+
+    def _write_draws(self, draws, arrays, files, every, saved):
+        """The rest of the draws after ``saved``, ``(draws kept, draws made, state)``; returns the last such triple."""
+        loop, (num_kept, done, state) = self.loop, saved
+        bar = self._bar(done)
+        try:
+            with Interruption() as interruption:
+                while done < self.total:
+                    base = self.first + num_kept * loop.thinning  # the draws from here on have slots
+                    limit = base + every * loop.thinning
+                    end = min(done + every, self.first) if done < self.first else min(limit, self.total)
+                    while done < end and not interruption.is_due:
+                        stop = min(bar.next_stop(), end)
+                        state, draws = loop(state, draws, done, stop, arrays, {}, first=base)
+                        done = stop
+                        bar.update(done, state)
+                        interruption.hold()
+                    self.last_state, part = state, None
+                    if num := max(0, done - base) // loop.thinning:
+                        part = jax.device_get(flat(plain_fields(loop.by_chain(draws, num))))
+                    files.save(num_kept + num, done, state, part)
+                    num_kept += num
+                    interruption.let_through()
+        finally:
+            bar.close()
+            if num_kept:
+                self.draws = files.draws()  # of an interrupted run too
+        return num_kept, done, state
+
+    def _bar(self, done, is_alone=True) -> Progress:
+        return Progress(self.num_warmup, self.total, done, shown=self.has_bar and is_alone and is_watched())
+
+    def _check_start(self, start, state):
+        """Raise an error if a chain could not move away from ``start`` in its first draw."""
+        if isinstance(self.loop.sampler, SGMCMCKernel):
+            self.loop.sampler.check_start(gathered(start), gathered(state), *self.arguments)
