@@ -1,46 +1,30 @@
-"""What the NumPyro kernels share: settings, the plan of a run, NumPyro's protocol."""
+"""What the NumPyro kernels share: settings, programs, NumPyro's protocol."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-import math
 from abc import abstractmethod
-from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.flatten_util import ravel_pytree
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_fspace._checks import as_numbers, check_count, check_positive, check_step_size
-from numpyro_fspace._xla import UNOPTIMIZED, chains_together, is_nested, largest_array
+from numpyro_fspace._xla import UNOPTIMIZED, chains_together, is_nested
 from numpyro_fspace.mcmc import chain
 from numpyro_fspace.mcmc.dynamics import Target
 from numpyro_fspace.mcmc.plan import Plan, one_at_a_time
+from numpyro_fspace.mcmc.planning import make_plan, structure_of
 from numpyro_fspace.mcmc.start import check_init_params, check_start
 from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.mcmc.warnings import warn_of_trouble
-from numpyro_fspace.model._numpyro import active_handlers
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays
 from numpyro_fspace.model.checks import checked_arguments, known_values
-from numpyro_fspace.model.potential import ModelPotential, check_gradient, check_plates
+from numpyro_fspace.model.potential import ModelPotential, check_gradient
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 
 __all__ = ["SGMCMCKernel"]
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, eq=False)
-class Facts:
-    """What the first evaluation of a model tells of its structure: fields of a ``Plan``, by name.
-
-    It is part of the structure of what that evaluation returns, so that a trace hands it on without side effects.
-    """
-
-    fields: dict
 
 
 class SGMCMCKernel(MCMCKernel):
@@ -184,34 +168,7 @@ class SGMCMCKernel(MCMCKernel):
             TypeError, ValueError: for settings, a model or data that cannot be sampled.
         """
         self._check_settings()
-        with checked_arguments(args, kwargs, model=self._model) as trouble:
-            trace = jax.make_jaxpr(partial(self._first_evaluation, args, kwargs), return_shape=True)
-            program, (params, facts) = trace(jax.random.key(0))
-            self._check_plates(args, kwargs)
-            if trouble is not None:
-                check_gradient(self._model, args, kwargs, self.init_strategy)
-        return Plan(
-            num_warmup=num_warmup,
-            warmup=self.warmup,
-            schedule=self.warmup.schedule(num_warmup),
-            step_size=self.step_size,
-            largest_array=largest_array(program.jaxpr),
-            settings=(self._settings(), tuple(active_handlers())),
-            arguments=_structure(args, kwargs),
-            params=params,
-            **facts.fields,
-        )
-
-    def _check_plates(self, args, kwargs):
-        """``check_plates``, once for arguments of the same shapes whose integers, which may be rows, are the same."""
-        arrays, static, _ = split_arrays((args, kwargs))
-        shapes = tuple((np.shape(a), jnp.result_type(a)) for a in arrays)
-        integers = frozen([a for a in arrays if jnp.issubdtype(jnp.result_type(a), jnp.integer)])
-        mark: dict = {}  # filled once the check has passed, so that what is refused is refused again
-        mark = kept(self._programs, static, ("plates", shapes, integers), mark)
-        if not mark:
-            check_plates(self._model, args, kwargs, self.init_strategy)
-            mark["passed"] = True
+        return make_plan(self, args, kwargs, num_warmup)
 
     def start(self, plan: Plan, rng_key, init_params, model_args, model_kwargs):
         """The state of a chain, or of as many as there are keys, at ``init_params`` or where the strategy puts it."""
@@ -274,12 +231,6 @@ class SGMCMCKernel(MCMCKernel):
         strategy = self.init_strategy
         return ModelPotential(self._model, args, kwargs, key=key, init_strategy=strategy, is_known=is_known)
 
-    def _control_every(self, batches: float) -> int | None:
-        """Draws between renewals of the control variate, None for none; by default one full gradient per N/B steps."""
-        if batches <= 1.0 or not self.control_variates:
-            return None
-        return math.ceil(batches / self.num_steps) if self.control_variates is True else int(self.control_variates)
-
     def _settings(self):
         """What tells all settings of this kernel from those of others."""
         values = {k: v for k, v in vars(self).items() if k != "_programs"}
@@ -290,7 +241,7 @@ class SGMCMCKernel(MCMCKernel):
         """The plan of a state; made anew for settings or arguments that it was not made for."""
         plan = state.plan
         is_known = plan.settings is not None and plan.settings[0] == self._settings()
-        is_known = is_known and plan.arguments == _structure(args, kwargs)
+        is_known = is_known and plan.arguments == structure_of(args, kwargs)
         return plan if is_known else self.prepare(args, kwargs, plan.num_warmup)
 
     def _target(self, plan: Plan, args, kwargs, key=None) -> Target:
@@ -307,42 +258,6 @@ class SGMCMCKernel(MCMCKernel):
             else None
         )
 
-    def _first_evaluation(self, args, kwargs, key):
-        """``(initial parameters, Facts)`` of a model, or an error if it cannot be sampled."""
-        potential, name = self._model_potential(args, kwargs, key), type(self).__name__
-        if self.needs_functional_prior and not potential.functional_priors:
-            raise ValueError(
-                f"{name} needs a model that declares fs.functional_prior(...); this one has none. "
-                f"Add it, or sample with fs.{name[1:]}."
-            )
-        why = self._why_untested(potential)
-        if self.metropolis and why:
-            raise ValueError(
-                f"metropolis=True needs the exact density, but {why}: leave metropolis out, or change that."
-            )
-        potential.check_data()
-        params = potential.init_params()
-        position = ravel_pytree(params)[0]
-        preconditioner = self.preconditioner.chosen(position.size, potential.is_plain)
-        preconditioner.build(position, preconditioner.start(position))  # refuses a scale of another length
-        facts = Facts(
-            {
-                "sampler": self._sampler(not why if self.metropolis is None else self.metropolis),
-                "friction": self.friction if self.friction is not None or potential.is_random else 1.0,
-                "preconditioner": preconditioner,
-                "control_every": None if potential.has_own_noise else self._control_every(potential.batches()),
-                "held": tuple(k for k in potential.latents if potential.is_scale(k)),
-                "points": potential.points_in_data(),
-            }
-        )
-        return params, facts
-
     def _compiled(self, fn, static, *key, options=None):
         """``jax.jit(fn)``, or what it was when it was first asked for with such arguments and under this key."""
         return kept(self._programs, static, key, jax.jit(fn, compiler_options=options))
-
-
-def _structure(args, kwargs):
-    """What tells the model's arguments from those of another structure, shapes or types."""
-    arrays, (structure, others), _ = split_arrays((args, kwargs))
-    return structure, frozen(others), tuple((np.shape(a), jnp.result_type(a)) for a in arrays)

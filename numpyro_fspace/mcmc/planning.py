@@ -1,0 +1,113 @@
+"""The plan of a run, from a kernel and the arguments of its model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from numpyro_fspace._xla import largest_array
+from numpyro_fspace.mcmc.plan import Plan
+from numpyro_fspace.model._numpyro import active_handlers
+from numpyro_fspace.model.arguments import frozen, kept, split_arrays
+from numpyro_fspace.model.checks import checked_arguments
+from numpyro_fspace.model.potential import check_gradient, check_plates
+
+__all__ = ["make_plan", "structure_of"]
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False)
+class Facts:
+    """What the first evaluation of a model tells of its structure: fields of a ``Plan``, by name.
+
+    It is part of the structure of what that evaluation returns, so that a trace hands it on without side effects.
+    """
+
+    fields: dict
+
+
+def make_plan(kernel, args: tuple, kwargs: dict, num_warmup: int) -> Plan:
+    """The plan of a run of ``kernel``; an error for a model or data that cannot be sampled.
+
+    Raises:
+        TypeError, ValueError: naming what is wrong, and the cure.
+    """
+    with checked_arguments(args, kwargs, model=kernel.model) as trouble:
+        trace = jax.make_jaxpr(partial(_first_evaluation, kernel, args, kwargs), return_shape=True)
+        program, (params, facts) = trace(jax.random.key(0))
+        _check_plates(kernel, args, kwargs)
+        if trouble is not None:
+            check_gradient(kernel.model, args, kwargs, kernel.init_strategy)
+    return Plan(
+        num_warmup=num_warmup,
+        warmup=kernel.warmup,
+        schedule=kernel.warmup.schedule(num_warmup),
+        step_size=kernel.step_size,
+        largest_array=largest_array(program.jaxpr),
+        settings=(kernel._settings(), tuple(active_handlers())),
+        arguments=structure_of(args, kwargs),
+        params=params,
+        **facts.fields,
+    )
+
+
+def structure_of(args, kwargs):
+    """What tells the model's arguments from those of another structure, shapes or types."""
+    arrays, (structure, others), _ = split_arrays((args, kwargs))
+    return structure, frozen(others), tuple((np.shape(a), jnp.result_type(a)) for a in arrays)
+
+
+def _first_evaluation(kernel, args, kwargs, key):
+    """``(initial parameters, Facts)`` of a model, or an error if it cannot be sampled."""
+    potential, name = kernel._model_potential(args, kwargs, key), type(kernel).__name__
+    if kernel.needs_functional_prior and not potential.functional_priors:
+        raise ValueError(
+            f"{name} needs a model that declares fs.functional_prior(...); this one has none. "
+            f"Add it, or sample with fs.{name[1:]}."
+        )
+    why = kernel._why_untested(potential)
+    if kernel.metropolis and why:
+        raise ValueError(f"metropolis=True needs the exact density, but {why}: leave metropolis out, or change that.")
+    potential.check_data()
+    params = potential.init_params()
+    position = ravel_pytree(params)[0]
+    preconditioner = kernel.preconditioner.chosen(position.size, potential.is_plain)
+    preconditioner.build(position, preconditioner.start(position))  # refuses a scale of another length
+    facts = Facts(
+        {
+            "sampler": kernel._sampler(not why if kernel.metropolis is None else kernel.metropolis),
+            "friction": kernel.friction if kernel.friction is not None or potential.is_random else 1.0,
+            "preconditioner": preconditioner,
+            "control_every": None if potential.has_own_noise else _control_every(kernel, potential.batches()),
+            "held": tuple(k for k in potential.latents if potential.is_scale(k)),
+            "points": potential.points_in_data(),
+        }
+    )
+    return params, facts
+
+
+def _control_every(kernel, batches: float) -> int | None:
+    """Draws between renewals of the control variate, None for none; by default one full gradient per N/B steps."""
+    if batches <= 1.0 or not kernel.control_variates:
+        return None
+    if kernel.control_variates is True:
+        return math.ceil(batches / kernel.num_steps)
+    return int(kernel.control_variates)
+
+
+def _check_plates(kernel, args, kwargs):
+    """``check_plates``, once for arguments of the same shapes whose integers, which may be rows, are the same."""
+    arrays, static, _ = split_arrays((args, kwargs))
+    shapes = tuple((np.shape(a), jnp.result_type(a)) for a in arrays)
+    integers = frozen([a for a in arrays if jnp.issubdtype(jnp.result_type(a), jnp.integer)])
+    mark: dict = {}  # filled once the check has passed, so that what is refused is refused again
+    mark = kept(kernel._programs, static, ("plates", shapes, integers), mark)
+    if not mark:
+        check_plates(kernel.model, args, kwargs, kernel.init_strategy)
+        mark["passed"] = True
