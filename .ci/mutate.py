@@ -17,9 +17,12 @@ from pathlib import Path
 PACKAGE = Path("numpyro_fspace")
 #: Tests that a fault must fail, the quickest first; those named after the changed file come before all others.
 TESTS = {
-    "sgmcmc": "test_noise test_hoisting statistical/test_level0_algebra statistical/test_contract test_low_rank "
-    "test_control_variates statistical/test_level1_exact_law statistical/test_level1_functional test_kernels",
+    "sgmcmc": "test_noise test_hoisting statistical/test_level0_algebra statistical/test_contract "
+    "test_control_variates test_gradient_noise statistical/test_level1_exact_law statistical/test_level1_functional "
+    "test_kernels",
     "model/potential.py": "test_potential test_control_variates statistical/test_contract test_kernels test_driver",
+    "model/site_transforms.py": "test_potential test_networks test_warmup test_report",
+    "model/initial_values.py": "test_potential test_bad_inputs test_driver",
     "priors": "test_priors test_pretrain test_helmholtz test_calibrated test_lapack test_pools test_properties "
     "test_bad_inputs",
     "metrics": "test_metrics test_langevin test_bad_inputs",
@@ -120,6 +123,13 @@ def mutate(path, number):
     return ast.unparse(tree), mutator.line, mutator.before
 
 
+def tests_of(path):
+    """The tests that a fault in a file of the package must fail, by the longest key of ``TESTS`` that names it."""
+    name = path.relative_to(PACKAGE).as_posix()
+    keys = [key for key in TESTS if name == key or name.startswith(f"{key}/")]
+    return TESTS[max(keys, key=len)].split()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, help="of the package; all that have tests here if none")
@@ -137,9 +147,20 @@ def main():
         for count, (path, number) in enumerate(drawn, 1):
             source, line, before = mutate(path, number)
             (copy / path).write_text(source)
-            own_first = sorted(TESTS[path.parts[1]].split(), key=lambda name: path.stem not in name)
+            own_first = sorted(tests_of(path), key=lambda name: path.stem not in name)
             tests = [f"tests/{name}.py" for name in own_first]
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-x",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "-m",
+                "not nightly",
+                *tests,
+            ]
             try:
                 code = subprocess.run(
                     command,

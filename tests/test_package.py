@@ -6,6 +6,7 @@ import ast
 import contextlib
 import doctest
 import importlib
+import importlib.util
 import inspect
 import json
 import pkgutil
@@ -259,6 +260,17 @@ def test_extras_that_are_named_exist():
     named = [re.findall(r"(?:[\"' ]\.|numpyro_fspace)\[([a-z,]+)\]", path.read_text()) for path in texts]
     found = {extra for names in named for name in names for extra in name.split(",")}
     assert {"examples", "test", "docs"} <= found <= extras
+
+
+def test_the_mutation_run_names_files_that_exist():
+    top = Path(__file__).parents[1]
+    spec = importlib.util.spec_from_file_location("mutate", top / ".ci" / "mutate.py")
+    mutate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mutate)
+    names = {name for tests in mutate.TESTS.values() for name in tests.split()}
+    assert [key for key in mutate.TESTS if not (ROOT / key).exists()] == []
+    assert [name for name in names if not (top / "tests" / f"{name}.py").exists()] == []
+    assert mutate.tests_of(mutate.PACKAGE / "model/potential.py") == mutate.TESTS["model/potential.py"].split()
 
 
 # ---- examples ------------------------------------------------------------------------------------------------
