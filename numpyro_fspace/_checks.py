@@ -1,10 +1,13 @@
-"""Checks of single arguments: numbers, counts, choices, arrays. They use nothing else of the package."""
+"""Checks of single arguments, and objects in one line of text. They use nothing else of the package."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
+import inspect
 import numbers
+import re
 import warnings
 
 import jax
@@ -22,8 +25,12 @@ __all__ = [
     "is_table",
     "native",
     "not_numbers",
+    "one_line",
     "renamed_argument",
 ]
+
+#: Arrays of at most so many numbers are shown by their values.
+MAX_SHOWN = 4
 
 
 def check_positive(value, name: str, *, allow_inf: bool = False):
@@ -164,3 +171,44 @@ def renamed_argument(old: str, new: str):
         return wrapped
 
     return decorate
+
+
+def one_line(obj) -> str:
+    """``Name(setting=value, ...)``: the fields of an object, or the arguments it was made with that are attributes.
+
+    Classes use it as their ``__repr__``. Settings that are None are left out. Long arrays are shown by type and shape,
+    and functions by name, so that the text is one line and the same in every process.
+    """
+    if hasattr(obj, "_fields"):
+        names = obj._fields
+    elif dataclasses.is_dataclass(obj):
+        names = [field.name for field in dataclasses.fields(obj) if field.repr]
+    else:
+        names = list(inspect.signature(type(obj)).parameters)
+    values = {name: getattr(obj, name, None) for name in names}
+    settings = [f"{name}={_shown(value)}" for name, value in values.items() if value is not None]
+    return f"{type(obj).__name__}({', '.join(settings)})"
+
+
+def _shown(value) -> str:
+    """A setting in one line without memory addresses."""
+    if isinstance(value, np.ndarray | jax.Array):
+        is_known = not isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, np.number)
+        if is_known and value.ndim <= 1 and value.size <= MAX_SHOWN:
+            text = ", ".join(f"{number:.6g}" for number in value.ravel().tolist())
+            return f"[{text}]" if value.ndim else text
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, functools.partial):
+        keywords = [f", {name}={_shown(part)}" for name, part in value.keywords.items()]
+        return f"partial({', '.join(map(_shown, (value.func, *value.args)))}{''.join(keywords)})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name!r}: {_shown(part)}' for name, part in value.items())}}}"
+    if type(value) in (list, tuple):
+        text = ", ".join(map(_shown, value))
+        return f"[{text}]" if isinstance(value, list) else f"({text}{',' * (len(value) == 1)})"
+    if inspect.isroutine(value) or isinstance(value, type):
+        return value.__name__
+    is_record = hasattr(value, "_fields") or dataclasses.is_dataclass(value)
+    if is_record and not type(value).__module__.startswith("numpyro_fspace."):  # a tinygp kernel, say
+        return one_line(value)
+    return " ".join(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)).split())

@@ -353,6 +353,16 @@ def test_nested_and_missing_arguments_are_named(args, kwargs, text):
     assert one == describe(mcmc, KEY, (), None, ({k: v.copy() for k, v in given.items()},), {})["inputs"]
 
 
+@pytest.mark.parametrize(
+    "make", [fs.measurement.fixed, lambda x: fs.measurement.union(x, fs.measurement.uniform(0.0, 1.0, 2))]
+)
+def test_points_of_other_places_are_other_arguments(make):
+    """Their text says how many there are, not where."""
+    x = np.linspace(0.0, 1.0, 9)[:, None]
+    one, same, other = (describe(driver(None), KEY, (), None, (make(a),), {})["inputs"] for a in (x, x.copy(), x + 1.0))
+    assert one == same and one != other
+
+
 @pytest.mark.parametrize("kind", ["on demand", "table"])
 def test_other_data_behind_the_same_words_are_refused(tmp_path, kind):
     """What says of itself only its shape, or its first and last rows."""

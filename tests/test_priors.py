@@ -47,8 +47,8 @@ def normal_logpdf(f, mean, covariance):
 
 
 def test_a_prior_says_what_it_is():
-    assert repr(GPPrior(ExpSquared(), nugget=0.01)).endswith("nugget=0.01, num_outputs=None)")
-    assert repr(GPPrior(ExpSquared(), num_outputs=2)).endswith("nugget=None, num_outputs=2)")
+    assert repr(GPPrior(ExpSquared(), nugget=0.01)).endswith("mean=0, nugget=0.01)")
+    assert repr(GPPrior(ExpSquared(), num_outputs=2)).endswith("mean=0, num_outputs=2)")
 
 
 def p_value(draws, covariance):

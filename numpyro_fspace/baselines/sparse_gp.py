@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_fspace._checks import check_count, check_positive
+from numpyro_fspace._checks import check_count, check_positive, one_line
 from numpyro_fspace.priors._cholesky import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
 from numpyro_fspace.priors.fit import NOISE_FLOOR
@@ -31,7 +31,7 @@ JITTER = 1e-8
 CHUNK = 4096
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SVGPFit:
     """A sparse Gaussian process trained by ``fit_svgp``.
 
@@ -55,6 +55,8 @@ class SVGPFit:
     losses: np.ndarray = field(repr=False)
     params: dict[str, np.ndarray] = field(repr=False)
     num_outputs: int | None = None
+
+    __repr__ = one_line
 
     def predict(self, x: Float[ArrayLike, "T D"]) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of f (without noise) at x, [T] each, or [T, K] for y [N, K]."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from numpyro_fspace._checks import one_line
 from numpyro_fspace.datasets.registry import Source, load
 from numpyro_fspace.datasets.split import check_dtype, read_npz
 
@@ -76,6 +77,9 @@ class Drifters(NamedTuple):
     grid: Float[np.ndarray, "G 2"]
     currents: Float[np.ndarray, "G 2"]
     shape: tuple[int, int]
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 def load_drifters(*, data_dir: str | os.PathLike[str] | None = None, dtype: DTypeLike = np.float32) -> Drifters:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import as_numbers, check_count, check_positive, check_step_size
+from numpyro_fspace._checks import as_numbers, check_count, check_positive, check_step_size, one_line
 from numpyro_fspace._xla import UNOPTIMIZED, chains_together, is_nested
 from numpyro_fspace.mcmc import chain
 from numpyro_fspace.mcmc.dynamics import Target
@@ -125,6 +125,8 @@ class SGMCMCKernel(MCMCKernel):
         kernel = copy.copy(self)
         kernel._model, kernel._programs = wrapper(self._model), {}
         return kernel
+
+    __repr__ = one_line
 
     def __getstate__(self):
         return self.__dict__ | {"_programs": {}}

@@ -12,7 +12,7 @@ import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import as_numbers, check_count, check_kernel
+from numpyro_fspace._checks import as_numbers, check_count, check_kernel, one_line
 from numpyro_fspace._xla import chains_together, is_nested, is_worth_dividing
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.checkpoint import Checkpoint
@@ -167,6 +167,8 @@ class MCMC(NumPyroMCMC):
         self._loops: dict = {}
         self._arguments = NumPyroArguments()
         self._warmed = None  # the state after a warm-up of this object
+
+    __repr__ = one_line
 
     def __getstate__(self):
         return super().__getstate__() | {"_loops": {}}

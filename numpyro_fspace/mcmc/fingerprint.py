@@ -87,5 +87,13 @@ def _words(value) -> str:
         value = (value.args, value.keywords)
     elif hasattr(value, "__array__"):  # a table, whose words leave rows out
         value = np.asarray(value)
-    arrays = [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, np.ndarray | jax.Array)]
-    return " ".join([words, *map(fingerprint, arrays)])
+    return " ".join([words, *map(fingerprint, _arrays(value))])
+
+
+def _arrays(value):
+    """The arrays in a value, those in objects of this package too (measurement points, priors)."""
+    for leaf in jax.tree.leaves(value):
+        if isinstance(leaf, np.ndarray | jax.Array):
+            yield leaf
+        elif type(leaf).__module__.startswith("numpyro_fspace.") and hasattr(leaf, "__dict__"):
+            yield from _arrays([part for name, part in vars(leaf).items() if not name.startswith("_")])

@@ -82,6 +82,10 @@ class fHMC(HMC):
         )
         self.mean_num_steps = num_steps
 
+    def __repr__(self) -> str:
+        settings = f"num_steps={self.mean_num_steps}, target_accept_prob={self._target_accept_prob}"
+        return f"{type(self).__name__}(model={getattr(self.model, '__name__', type(self.model).__name__)}, {settings})"
+
     def init(self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None):
         model_kwargs = {} if model_kwargs is None else model_kwargs
         with checked_arguments(model_args, model_kwargs, model=self.model) as trouble:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 
+from numpyro_fspace._checks import one_line
 from numpyro_fspace.mcmc.plan import Plan
 from numpyro_fspace.mcmc.warmup.state import WarmupState
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate
@@ -92,6 +93,9 @@ class KernelState(NamedTuple):
     control: ControlVariate
     rng_key: jax.Array
     plan: Plan
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     @property
     def potential_energy(self) -> jax.Array:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from numpyro_fspace._checks import one_line
 from numpyro_fspace.metrics.checks import as_labels, as_probs, as_vector
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ class Reliability(NamedTuple):
     confidence: Float[np.ndarray, " B"]
     accuracy: Float[np.ndarray, " B"]
     count: Int[np.ndarray, " B"]  # type: ignore[assignment]  # hides tuple.count
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 def accuracy(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"]) -> float:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
+from numpyro_fspace._checks import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -56,7 +58,7 @@ class PointSampler(Protocol):
         """Draws the points."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Sampler(ABC):
     """The attributes that samplers share."""
 
@@ -64,6 +66,8 @@ class Sampler(ABC):
     num_inputs: int | None
     is_random: bool = True
     pool: Array | None = None
+
+    __repr__ = one_line
 
     @abstractmethod
     def __call__(self, key: Key[Array, ""]) -> Float[Array, "M D"]:
@@ -81,7 +85,7 @@ class Sampler(ABC):
             return jnp.full((self.num_points, self.num_inputs), jnp.nan)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Fixed(Sampler):
     """The same points at every draw."""
 
@@ -98,7 +102,7 @@ class Fixed(Sampler):
         return self.pool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Subset(Sampler):
     """Distinct rows of the pool."""
 
@@ -109,7 +113,7 @@ class Subset(Sampler):
         return _distinct(key, len(self.pool), self.num_points)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Uniform(Sampler):
     """Independent uniform points in a box."""
 
@@ -120,7 +124,7 @@ class Uniform(Sampler):
         return self.low + (self.high - self.low) * _matrix(jax.random.uniform, key, self, self.low.dtype)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Perturb(Sampler):
     """Rows of x with normal noise."""
 
@@ -133,7 +137,7 @@ class Perturb(Sampler):
         return self.x[rows] + self.scale * _matrix(jax.random.normal, key_noise, self, self.x.dtype)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Union(Sampler):
     """The points of several samplers."""
 
@@ -161,7 +165,7 @@ class Union(Sampler):
         return jnp.concatenate(numbers)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Own(Sampler):
     """A user's callable of a key."""
 

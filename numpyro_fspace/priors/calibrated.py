@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace._checks import one_line
 from numpyro_fspace.priors._cholesky import Memory, as_columns, as_moments, as_rows, product
 from numpyro_fspace.priors.base import as_inputs, as_values, deprecated_law
 from numpyro_fspace.priors.gaussian import GaussianProcess
@@ -94,8 +95,7 @@ class CalibratedPrior:
             )
         self.prior, self.base, self._memory = prior, base, Memory()
 
-    def __repr__(self) -> str:
-        return f"CalibratedPrior({self.prior!r}, {self.base!r})"
+    __repr__ = one_line
 
     @property
     def num_outputs(self) -> int | None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._checks import check_count, check_positive
+from numpyro_fspace._checks import check_count, check_positive, one_line
 from numpyro_fspace.priors._cholesky import KERNEL_CURE, as_columns, is_traced, warn_of_indefinite
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
 from numpyro_fspace.priors.gaussian_process import GPPrior
@@ -32,7 +32,7 @@ STEPS_PER_UPDATE = 20
 FAR_FROM_ZERO = 3.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GPFit:
     """A Gaussian process trained by ``fit_gp``.
 
@@ -48,6 +48,8 @@ class GPFit:
     noise_variance: float | np.ndarray
     losses: np.ndarray = field(repr=False)
     params: dict[str, np.ndarray]
+
+    __repr__ = one_line
 
     def predict(
         self, x_train: Float[ArrayLike, "N D"], y_train: Float[ArrayLike, "N K"], x_test: Float[ArrayLike, "M D"]

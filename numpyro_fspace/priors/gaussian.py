@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace._checks import one_line
 from numpyro_fspace.priors._cholesky import (
     Factor,
     Memory,
@@ -52,6 +53,7 @@ class GaussianProcess(ABC):
 
     exact = True  # evaluate concrete means and covariances in float64
     law = deprecated_law
+    __repr__ = one_line
 
     def __init__(self, num_outputs: int | None, nugget: ArrayLike | None):
         self.num_outputs = num_outputs

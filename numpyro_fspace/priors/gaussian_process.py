@@ -141,9 +141,6 @@ class GPPrior(GaussianProcess):
         self._kernels = tuple(on_rows(jax.tree.map(_as_jax, one)) for one in kernels)
         self._summands = tuple([on_rows(jax.tree.map(_as_jax, part)) for part in _summands(one)] for one in kernels)
 
-    def __repr__(self) -> str:
-        return f"GPPrior({self.kernel}, nugget={self.nugget}, num_outputs={self.num_outputs})"
-
     def smallest_share(self, x):
         if all(len(parts) == 1 for parts in self._summands):
             return np.ones(1)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace._checks import one_line
 from numpyro_fspace.priors._cholesky import at_compile_time
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ class Helmholtz:
             _check_smooth(name, kernel)
         self.potential, self.stream = potential, stream
 
-    def __repr__(self) -> str:
-        return f"Helmholtz(potential={self.potential}, stream={self.stream})"
+    __repr__ = one_line
 
     def __call__(self, x1: Float[Array, "M 2"], x2: Float[Array, "L 2"]) -> Float[Array, "M 2 L 2"]:
         """Cov(f(x1), f(x2)); the axis of components follows that of points."""

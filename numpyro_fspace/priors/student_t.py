@@ -61,6 +61,9 @@ class StudentTPrior:
         self.df = as_positive(df, "df")
         self.gaussian: GaussianProcess = GPPrior(kernel, mean=mean, nugget=nugget, num_outputs=num_outputs)
 
+    def __repr__(self) -> str:
+        return f"StudentTPrior(df={float(self.df):.6g}, {self.gaussian!r})"
+
     @property
     def num_outputs(self) -> int | None:
         """K, or None for a single output whose values are [M]."""

@@ -12,7 +12,7 @@ from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation
 
-from numpyro_fspace._checks import check_count
+from numpyro_fspace._checks import check_count, one_line
 from numpyro_fspace.model._numpyro import flat_to_sites
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.functions import depends_on
@@ -88,6 +88,8 @@ class FunctionalELBO(ELBO):
     Reference: T. Cinquin, R. Bamler (2024), *Regularized KL-divergence for well-defined function-space variational
     inference in Bayesian neural networks*, eq. 3.1 and algorithm 1.
     """
+
+    __repr__ = one_line
 
     def __init__(self, divergence: Callable | None = None, *, num_particles: int = 1):
         check_count(num_particles, "num_particles")

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro.infer import SVI
 from tqdm.auto import tqdm
 
-from numpyro_fspace._checks import check_count, check_not_negative, check_positive, renamed_argument
+from numpyro_fspace._checks import check_count, check_not_negative, check_positive, one_line, renamed_argument
 from numpyro_fspace.mcmc.driver import MCMC
 from numpyro_fspace.mcmc.kernels import fSGLD
 from numpyro_fspace.mcmc.warmup import Warmup
@@ -121,6 +121,8 @@ class FVIMC:
     Reference: M. Wu, J. Xuan, J. Lu (2025), *Bridging the gap between variational inference and stochastic gradient
     MCMC in function space*, section 3 and algorithm 1.
     """
+
+    __repr__ = one_line
 
     @renamed_argument("optimiser", "optimizer")
     def __init__(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace._checks import one_line
 from numpyro_fspace.model.checks import checked_arguments
 from numpyro_fspace.model.linearized import function_of, linearize
 from numpyro_fspace.model.potential import ModelPotential, check_gradient, check_plates
@@ -42,6 +43,9 @@ class VStage(NamedTuple):
     losses: Float[np.ndarray, " U"]
     params: dict
 
+    def __repr__(self) -> str:
+        return one_line(self)
+
 
 class MStage(NamedTuple):
     """Result of an M-stage.
@@ -58,6 +62,9 @@ class MStage(NamedTuple):
     x: Float[Array, "M D"]
     functions: Float[Array, "S M K"]
 
+    def __repr__(self) -> str:
+        return one_line(self)
+
 
 class FVIMCResult(NamedTuple):
     """Result of ``FVIMC.run``.
@@ -71,6 +78,9 @@ class FVIMCResult(NamedTuple):
     params: dict
     bijections: tuple[Fitted, ...]
     stages: tuple
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 class StageELBO(FunctionalELBO):

@@ -11,6 +11,7 @@ import numpy as np
 import numpyro.distributions as dist
 from tqdm.auto import tqdm
 
+from numpyro_fspace._checks import one_line
 from numpyro_fspace.model.handlers import function_hook
 from numpyro_fspace.variational.bijections import Fitted
 from numpyro_fspace.variational.divergences import default_gamma
@@ -37,6 +38,9 @@ class TStage(NamedTuple):
     nll: dict
     chosen: str
     fitted: Fitted
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 def compose(model: Callable, bijections: Sequence[Fitted]) -> Callable:
