@@ -33,14 +33,14 @@ __all__ = [
 MAX_SHOWN = 4
 
 
-def check_positive(value, name: str, *, allow_inf: bool = False):
-    """``value`` must be a positive number."""
+def check_positive(value, name: str):
+    """``value`` must be a positive, finite number."""
     if isinstance(value, jax.core.Tracer):
         return
     if not isinstance(value, int | float | np.number | jax.Array | np.ndarray) or jnp.ndim(value) != 0:
         raise TypeError(f"{name} must be a positive number, got {value!r}.")
-    if not float(value) > 0 or (not allow_inf and not np.isfinite(float(value))):
-        raise ValueError(f"{name}={value} must be positive{'' if allow_inf else ' and finite'}.")
+    if not 0 < float(value) < np.inf:
+        raise ValueError(f"{name}={value} must be positive and finite.")
 
 
 def check_not_negative(value, name: str):

@@ -133,6 +133,7 @@ def nuts(points):
     return NUTS(linear(points)).init(KEY, 1, None, (X, Y), {})
 
 
+# A table, one case a row: the formatter would break each into several lines.
 CASES = [
     # ---- the sampler's settings
     ("model not callable", lambda: fs.SGHMC({"w": 1}), TypeError, "model must be a NumPyro model.*got dict"),

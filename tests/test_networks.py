@@ -240,6 +240,7 @@ def test_equal_paths_are_refused():
 # --- priors ---
 
 
+# A table, which the formatter would break into one line for each weight.
 EXPECTED = {  # path: (mean, standard deviation) of the default prior
     "linen": {"layers_0.kernel": (0, 2**-0.5), "layers_0.bias": (0, 1), "layers_1.scale": (1, 1),
               "layers_1.bias": (0, 1), "layers_3.kernel": (0, 3**-0.5), "layers_3.bias": (0, 1)},

@@ -77,14 +77,21 @@ def test_a_name_that_is_missing_is_named(monkeypatch):
 
 
 def test_the_cure_names_the_versions_of_the_distribution():
-    (needed,) = [d for d in tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["dependencies"]
-                 if d.startswith("numpyro")]  # fmt: skip
+    (needed,) = [
+        d
+        for d in tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["dependencies"]
+        if d.startswith("numpyro")
+    ]
     assert f"'{needed}'" in Path(_numpyro.__file__).read_text()
 
 
 def test_private_names_of_numpyro_stay_in_one_module():
     private = re.compile(r"numpyro\.\S* import .*\b_[a-zA-Z]\w*|\b_PYRO_STACK\b|\._unpack_latent\b|\._indices\b")
-    files = [p for folder in ("model", "posterior", "variational", "baselines", "priors") for p in
-             (TOP / "numpyro_fspace" / folder).rglob("*.py") if p.name != "_numpyro.py"]  # fmt: skip
+    files = [
+        p
+        for folder in ("model", "posterior", "variational", "baselines", "priors")
+        for p in (TOP / "numpyro_fspace" / folder).rglob("*.py")
+        if p.name != "_numpyro.py"
+    ]
     lines = [line for path in files for line in path.read_text().splitlines() if "numpyro_fspace" not in line]
     assert [line for line in lines if private.search(line)] == []

@@ -71,8 +71,15 @@ def test_everything_optional_is_labeled_once(ax, draws):
     )
     artists = labeled(ax)
     assert set(artists) == {
-        "mean", "draws of f", "90 % of f", "90 % of y", "reference", "truth", "data", "far from data"
-    }  # fmt: skip
+        "mean",
+        "draws of f",
+        "90 % of f",
+        "90 % of y",
+        "reference",
+        "truth",
+        "data",
+        "far from data",
+    }
     np.testing.assert_allclose(artists["truth"].get_ydata(), x[order] ** 3)
     np.testing.assert_allclose(artists["data"].get_xydata(), [[-0.5, 0.0], [0.5, 2.0]])
     np.testing.assert_allclose(artists["reference"].get_ydata(), mean[order])

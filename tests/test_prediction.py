@@ -185,8 +185,9 @@ def test_given_targets_are_drawn_anew():
 @pytest.mark.slow
 def test_an_mcmc_object_knows_its_model():
     """Chains are concatenated in order."""
-    mcmc = run(fs.fSGLD(linear(POINTS), step_size=0.005, num_steps=2), num_chains=2, chain_method="vectorized",
-               num_samples=3)  # fmt: skip
+    mcmc = run(
+        fs.fSGLD(linear(POINTS), step_size=0.005, num_steps=2), num_chains=2, chain_method="vectorized", num_samples=3
+    )
     values, draws = fs.predict(mcmc, KEY, NEW), np.asarray(mcmc.get_samples(group_by_chain=True)["w"])
     assert values["f"].shape == (6, 5)
     np.testing.assert_allclose(values["f"][4], draws[1, 1, 0] + draws[1, 1, 1] * NEW[:, 0], rtol=1e-5)

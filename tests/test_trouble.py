@@ -153,8 +153,15 @@ def test_a_short_run_by_small_minibatches_warns(thinning):
             numpyro.sample("y", dist.Normal(x[rows] @ w, 1.0), obs=y[rows])
 
     kernel = fs.SGLD(model, step_size=2e-4, num_steps=20, control_variates=False)
-    mcmc = fs.MCMC(kernel, num_warmup=20, num_samples=400, thinning=thinning, num_chains=4, chain_method="vectorized",
-                   progress_bar=False)  # fmt: skip
+    mcmc = fs.MCMC(
+        kernel,
+        num_warmup=20,
+        num_samples=400,
+        thinning=thinning,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
     with pytest.warns(RuntimeWarning, match="the configurational temperature is"):
         mcmc.run(KEY, x, y)
 

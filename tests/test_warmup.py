@@ -196,9 +196,13 @@ def test_warm_start_moves_locations_and_holds_scales(key):
     """At the joint mode of a wide model and its noise the noise is far too small; so it is left where it starts."""
     y = jnp.full((50,), 5.0)
     model = ModelPotential(hierarchical, (y,), key=key)
-    mask = model.is_location()
-    expected = {"mu": 1, "spread": 0, "rate": 0, "share": 1}
-    assert {name: float(jnp.mean(value)) for name, value in mask.items()} == expected
+    assert {name: model.is_scale(name) for name in model.latents} == {
+        "mu": False,
+        "spread": True,
+        "rate": True,
+        "share": False,
+    }
+    mask = {name: jnp.full_like(value, not model.is_scale(name)) for name, value in model.init_params().items()}
 
     position, unravel = ravel_pytree(model.init_params())
     flat_mask = ravel_pytree(mask)[0]

@@ -78,10 +78,10 @@ def as_level(level: float) -> float:
     return float(level)
 
 
-def as_probs(probs: ArrayLike, *, tolerance: float = 1e-3) -> np.ndarray:
+def as_probs(probs: ArrayLike) -> np.ndarray:
     """Probabilities ``[..., K]`` that sum to one over the last axis, up to half precision's rounding."""
     array = as_finite(probs, "probs")
-    if array.ndim == 0 or array.min() < 0 or np.abs(array.sum(-1) - 1).max() > tolerance:
+    if array.ndim == 0 or array.min() < 0 or np.abs(array.sum(-1) - 1).max() > 1e-3:
         raise ValueError(
             "probs must be non-negative and sum to one over the last axis (classes); apply softmax to logits "
             "first, and write a binary problem as the two columns 1 - p and p."

@@ -95,8 +95,8 @@ def ksd(
     return float((total - itself) / (num_draws * (num_draws - 1)))
 
 
-def _median_distance(draws, num=1000):
-    """Median distance between draws, of at most ``num`` of them."""
+def _median_distance(draws):
+    """Median distance between draws, of at most 1000 of them."""
     from scipy.spatial.distance import pdist
 
-    return float(np.median(pdist(draws[:: -(-len(draws) // num)])))
+    return float(np.median(pdist(draws[:: -(-len(draws) // 1000)])))

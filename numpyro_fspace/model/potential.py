@@ -162,10 +162,6 @@ class ModelPotential:
         """Whether a latent site is positive: noise, or another scale."""
         return is_positive(self.trace[name])
 
-    def is_location(self) -> dict:
-        """0 for the unconstrained parameters of positive sites (noise and other scales), 1 for all others."""
-        return {k: jnp.full_like(v, not self.is_scale(k)) for k, v in self.init_params().items()}
-
     def __call__(self, z, key):
         """``(U(z), log functional prior)`` with the randomness of ``key``."""
         model = fresh_draws(self.model, key)

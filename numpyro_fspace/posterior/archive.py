@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.posterior.arrays import plain
+from numpyro_fspace.posterior.checksums import write_whole
 
 __all__ = ["read_archive", "write_archive"]
 
@@ -135,20 +135,10 @@ def _checked_path(path) -> Path:
 
 
 def _write(path: Path, entries: dict):
-    """The whole file or none of it."""
     path = path.resolve()
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: the folder {path.parent} does not exist. Make it first.")
-    part = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    try:
-        with open(part, "xb") as file:
-            np.savez(file, **entries)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    write_whole(path, lambda file: np.savez(file, **entries))
 
 
 def _read(path: Path) -> tuple[dict, list]:

@@ -1,19 +1,34 @@
-"""The two small files of a run, ``run.json`` and ``state.npz``, read with their checksums."""
+"""Files that are written whole or not at all; the checksums of a run's ``run.json`` and ``state.npz``."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import secrets
 
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["FORMAT", "blocks", "damaged", "hash_of", "read_run", "read_state", "sealed"]
+__all__ = ["FORMAT", "blocks", "damaged", "hash_of", "read_run", "read_state", "sealed", "write_whole"]
 
 FORMAT = 7
 #: Bytes that are read at a time where a whole file is checked.
 BLOCK = 2**20
+
+
+def write_whole(path, write):
+    """Make or replace a file by what ``write(file)`` writes: the whole file or, if that fails, nothing."""
+    part = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        with open(part, "x+b") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def sealed(run: dict) -> tuple[bytes, str]:

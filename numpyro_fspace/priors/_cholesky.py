@@ -181,7 +181,7 @@ def _cholesky(covariance: np.ndarray, diagonal: np.ndarray, what: str) -> np.nda
         ) from None
 
 
-def warn_of_indefinite(covariance: AnyArray, stacklevel: int = 2) -> None:
+def warn_of_indefinite(covariance: AnyArray) -> None:
     """Warn if one of the concrete matrices [B, M, M] is not a covariance, even if a nugget or noise hides it."""
     for block in covariance if isinstance(covariance, np.ndarray) else ():
         size = len(block)
@@ -193,7 +193,7 @@ def warn_of_indefinite(covariance: AnyArray, stacklevel: int = 2) -> None:
                 f"The kernel is not a covariance: at {size} points its matrix has the eigenvalue {smallest:.2g} (the "
                 f"largest: {largest:.2g}), which the nugget or the noise hides. Please {KERNEL_CURE}.",
                 RuntimeWarning,
-                stacklevel=stacklevel + 1,
+                stacklevel=3,
             )
             return
 

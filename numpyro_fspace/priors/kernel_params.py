@@ -19,6 +19,8 @@ __all__ = ["kernel_and_params", "median_start"]
 
 #: A variance or lengthscale below this number, or above its inverse, is near the end of the range of single precision.
 SMALLEST = 1e-30
+#: Inputs whose distances determine the first lengthscale.
+MAX_POINTS = 500
 #: Names that tinygp gives to real-valued parameters. They are trained even if they are integers: 2 * ExpSquared(1).
 REAL = ("value", "scale", "gamma", "alpha", "sigma", "factor")
 
@@ -79,10 +81,10 @@ def _squared_exponential(params: dict) -> Kernel:
     return params["variance"] * unit
 
 
-def median_start(x: np.ndarray, y: np.ndarray, max_points: int = 500) -> dict[str, np.ndarray]:
+def median_start(x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
     """Initial parameters: the variance of y, and for each input its spread times the median of scaled distances."""
     spread = np.where(np.ptp(x, 0) > 0, x.std(0), 1.0)  # the sd of a constant may be a rounding error
-    scaled = (x / spread)[:: -(-len(x) // max_points)]
+    scaled = (x / spread)[:: -(-len(x) // MAX_POINTS)]
     squares = np.sum(scaled**2, axis=1)
     distances = squares[:, None] + squares - 2 * scaled @ scaled.T
     apart = distances[np.triu_indices(len(scaled), 1)]

@@ -21,7 +21,7 @@ from numpyro_fspace.model.linearized import function_of
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import check_observations
 from numpyro_fspace.model.site_transforms import base_transform
-from numpyro_fspace.model.sites import active_functional_priors, observed_sites
+from numpyro_fspace.model.sites import active_functional_priors
 from numpyro_fspace.variational import likelihood
 from numpyro_fspace.variational.divergences import RegularizedKL
 from numpyro_fspace.variational.pushforward import (
@@ -201,9 +201,6 @@ class GuidedModel:
         """``model`` run with these latent values, and the minibatch and measurement points of this step."""
         settings = {"substitute": values, "hook": replace, "full_plates": False, "isolated": True}
         return run_model(fresh_draws(model, self.key), self.args, self.kwargs, **settings)
-
-    def _observed(self, model, values, replace=None) -> dict:
-        return observed_sites(self.trace(model, values, replace), factors=True, weights=True)
 
     def linearized_pushforward(self, name) -> LinearizedPushforward:
         """The distribution of the linearized function ``name``."""
