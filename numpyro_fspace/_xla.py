@@ -1,4 +1,4 @@
-"""What XLA must be told, or spared, for programs to be fast on a CPU."""
+"""Compiler options, and forms of programs, that make XLA fast on a CPU."""
 
 from __future__ import annotations
 
@@ -14,34 +14,40 @@ __all__ = ["UNDIVIDED", "UNOPTIMIZED", "chains_together", "flatten", "is_nested"
 
 #: Options of the compiler for programs that run once: optimizing them takes longer than running them.
 UNOPTIMIZED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-#: Options that leave each loop over an array to one thread (products of matrices are divided all the same).
+#: Options that leave each loop over an array to one thread (products of matrices are divided all the same). They
+#: stay because dividing the loops of a small network costs more than it brings (docs/performance.md, Threads).
 UNDIVIDED = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}
-#: Numbers in an array from which dividing a loop over it among threads brings more than it costs.
+#: Size of an array from which it pays to divide a loop over it among threads.
 MIN_DIVIDED = 2**16
-#: Numbers in an array up to which chains side by side gain from one another; more do not fit into a CPU's caches.
+#: Largest size of an array of vectorized chains; larger ones do not fit into the caches of a CPU.
 MAX_TOGETHER = 2**19
-#: Parameters from which a gradient is written piece by piece.
+#: Number of parameters from which a gradient is written piece by piece.
 MIN_PIECEWISE = 2**17
 
 
 def is_nested() -> bool:
-    """Whether this is run inside of ``jit``, ``vmap`` and the like, where there are no numbers to look at yet."""
+    """Whether this runs inside ``jit``, ``vmap`` or the like, where values are not known."""
     return _is_under_jax_transform()
 
 
 def is_worth_dividing(largest: int) -> bool:
-    """Whether XLA should divide loops among threads in a program whose largest array in a step has so many numbers."""
+    """Whether XLA should divide loops among threads, given the size of the largest array in a step."""
     return jax.default_backend() != "cpu" or largest >= MIN_DIVIDED
 
 
 def chains_together(num_chains: int, largest: int) -> int:
-    """How many chains, a divisor of their number, go side by side; the largest array of one has so many numbers."""
+    """Number of chains that run vectorized at a time, a divisor of ``num_chains``.
+
+    Args:
+        num_chains: number of all chains.
+        largest: size of the largest array in a step of one chain.
+    """
     most = num_chains if jax.default_backend() != "cpu" else max(1, MAX_TOGETHER // max(1, largest))
     return next(n for n in range(min(most, num_chains), 0, -1) if num_chains % n == 0)
 
 
 def largest_array(program: Jaxpr) -> int:
-    """Numbers in the largest array that a program computes, in what it calls too."""
+    """Size of the largest array that a program, or a program that it calls, computes."""
     sizes = [0]
     for equation in program.eqns:
         sizes += [math.prod(getattr(v.aval, "shape", ())) for v in equation.outvars]
@@ -58,10 +64,11 @@ def _is_program(part):
 def flatten(tree):
     """``(w, unflatten)``: the leaves of a tree in one vector [P], and the way back.
 
-    As ``jax.flatten_util.ravel_pytree``, but on a CPU the gradient of a function of ``unflatten(w)`` is, for many
-    parameters, written into one vector piece by piece (there is no forward-mode derivative then). Else it would be a
-    concatenation of pieces of unequal size, which XLA divides among threads such that for every piece they go through
-    as many numbers as the largest has: for a million weights that may take four times as long as all else in a step.
+    This is ``jax.flatten_util.ravel_pytree``, except for many parameters on a CPU. The gradient of a function of
+    ``unflatten(w)`` is then written into one vector piece by piece (and there is no forward-mode derivative). Otherwise
+    it would be a concatenation of pieces of unequal size. XLA divides a concatenation among threads such that each
+    piece costs as much as the largest one: for a million weights that may take four times as long as the rest of a
+    step.
     """
     flat, unravel = ravel_pytree(tree)
     if jax.default_backend() != "cpu" or flat.size < MIN_PIECEWISE:

@@ -10,27 +10,25 @@ import sys
 
 __all__ = ["main"]
 
-#: The most splits, seeds or repeats that can be asked for.
+#: Largest number of splits, seeds or repeats.
 MOST = 10**6
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``fspace`` with ``argv`` (the command line's if None); the exit status."""
+    """Run ``fspace`` with ``argv`` (None for the command line's arguments), and return the exit status."""
     args = _parser().parse_args(argv)
     try:
         status = args.run(args)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # whoever read the output, head say, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains as it ends
-        return 141  # as a shell tells of a broken pipe
+    except BrokenPipeError:  # the reader of the output, such as head, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter prints an error at exit
+        return 141  # the status of a shell after a broken pipe
     except (ValueError, OSError, ImportError, RuntimeError, ArithmeticError) as error:
         print(f"fspace: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(
-            "fspace: interrupted; records in a file are kept, and the same command goes on from them", file=sys.stderr
-        )
+        print("fspace: interrupted; with --out the same command continues after the last record", file=sys.stderr)
         return 130
 
 
@@ -54,10 +52,10 @@ def _parser():
 
     run = commands.add_parser("run", help="an experiment of the papers; one JSON record per run")
     run.add_argument("experiment", choices=NAMES)
-    run.add_argument("--dataset", nargs="+", action="extend", help="the experiment's first if not given")
-    run.add_argument("--method", nargs="+", action="extend", help="some of the experiment's if not given")
+    run.add_argument("--dataset", nargs="+", action="extend", help="data sets (default: the first)")
+    run.add_argument("--method", nargs="+", action="extend", help="methods (default: some of them)")
     run.add_argument("--splits", type=_count, default=1, metavar="K", help="splits 0 to K-1 (uci)")
-    run.add_argument("--seed", type=int, default=0, metavar="S", help="of the run; of the data (but uci)")
+    run.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the run, and of the data (except uci)")
     run.add_argument("--seeds", type=_count, default=1, metavar="K", help="seeds S to S+K-1")
     run.add_argument(
         "--set",
@@ -70,7 +68,7 @@ def _parser():
     )
     run.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
     run.add_argument(
-        "--out", type=_file, metavar="FILE", help="append records to FILE; runs that it already holds are left out"
+        "--out", type=_file, metavar="FILE", help="append records to FILE; runs that it already has are skipped"
     )
     run.set_defaults(run=_run)
 
@@ -87,11 +85,13 @@ def _parser():
 
     bench = commands.add_parser(
         "bench",
-        help="effective draws of f per second; the time of a step beside others', with many chains, rows, at the start",
+        help="speed: effective draws per second; times of a step (beside other libraries), a start, chains, rows",
     )
     bench.add_argument("benchmark", choices=("chains", "ess", "loop", "memory", "rows", "start", "steps", "svi"))
-    bench.add_argument("--method", nargs="+", choices=ESS_METHODS, default=list(ESS_METHODS), help="of ess")
-    bench.add_argument("--size", nargs="+", choices=tuple(SIZES), default=list(SIZES), help="of loop, memory and steps")
+    bench.add_argument("--method", nargs="+", choices=ESS_METHODS, default=list(ESS_METHODS), help="methods of ess")
+    bench.add_argument(
+        "--size", nargs="+", choices=tuple(SIZES), default=list(SIZES), help="problem sizes of loop, memory and steps"
+    )
     bench.add_argument("--repeats", type=_count, default=1, metavar="R")
     bench.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
     bench.add_argument("--out", type=_file, metavar="FILE", help="append records to FILE instead of printing them")
@@ -107,7 +107,7 @@ def _count(text):
 
 def _file(text):
     if not text.strip() or "\0" in text:
-        raise argparse.ArgumentTypeError(f"{text!r} names no file")
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file")
     return os.path.expanduser(text)
 
 
@@ -126,7 +126,7 @@ def _list(args):
         print(f"{name}: {experiment.summary}")
         if len(experiment.datasets) > 1:
             print(f"    data sets: {', '.join(experiment.datasets)}")
-        print(f"    data: {', '.join(experiment.files) or 'none but drawn ones'}")
+        print(f"    data: {', '.join(experiment.files) or 'none (drawn at random)'}")
         print(f"    methods: {', '.join(experiment.methods)}")
         print(f"    time: about {experiment.minutes:g} min a run on one core")
     return 0
@@ -153,7 +153,7 @@ def _figure(args):
 
 
 def _records(args):
-    """The records of an experiment in files."""
+    """The records of an experiment that the files hold."""
     from numpyro_fspace.experiments.records import distinct, read
 
     lines = [line for path in args.records for line in read(path)]
@@ -168,7 +168,7 @@ def _bench(args):
     from numpyro_fspace.experiments.records import check, write
 
     if args.out is not None:
-        check(args.out)  # an error now, and not after the first benchmark
+        check(args.out)  # raises an error before the first benchmark
     runs = {
         "chains": [bench_chains],
         "ess": [functools.partial(bench_ess, method) for method in args.method],
@@ -200,7 +200,7 @@ def _run(args):
     )
     done = ()
     if args.out is not None:
-        check(args.out)  # an error now, and not after the first run
+        check(args.out)  # raises an error before the first run
         done = read(args.out)
     for record in run(args.experiment, todo, done):
         write(record, args.out)

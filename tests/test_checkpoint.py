@@ -645,10 +645,10 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_no_more_room_than_draws(tmp_path, monkeypatch):
+def test_no_more_slots_than_draws(tmp_path, monkeypatch):
     """``checkpoint_every`` may be as large as it likes: memory holds what is drawn."""
-    asked, room = [], Loop.room
-    monkeypatch.setattr(Loop, "room", lambda self, num, *rest: (asked.append(num), room(self, num, *rest))[1])
+    asked, slots = [], Loop.slots
+    monkeypatch.setattr(Loop, "slots", lambda self, num, *rest: (asked.append(num), slots(self, num, *rest))[1])
     finished(tmp_path, checkpoint_every=10**9, num_samples=8, num_warmup=5, thinning=2)
     assert asked == [4]
 
@@ -659,7 +659,7 @@ def test_bad_arguments(tmp_path):
     with pytest.raises(ValueError, match="checkpoint_every"):
         driver(tmp_path, checkpoint_every=0)
     mcmc = driver(tmp_path)
-    with pytest.raises(ValueError, match="are no arrays"):
+    with pytest.raises(ValueError, match="are not arrays"):
         mcmc.run(KEY, X, Y, extra_fields=("warmup",))
     with pytest.raises(ValueError, match=r"leave out warmup\(\)"):
         mcmc.warmup(KEY, X, Y)
@@ -732,7 +732,7 @@ def test_a_disk_that_is_really_full(tmp_path):
 
 
 def test_a_limit_on_the_size_of_files(tmp_path, undisturbed):
-    resource = pytest.importorskip("resource")
+    resource = pytest.importorskip("resource", reason="limits of a process are those of Unix")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     described = Checkpoint.open(undisturbed.checkpoint).run | {"arrays": {"z/w": ["float32", [2, 34, 2000]]}}
     try:

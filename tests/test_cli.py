@@ -239,7 +239,9 @@ def test_what_keeps_no_records_is_refused_before_any_run(capsys, monkeypatch, tm
     except SystemExit as exit_info:  # of the parser
         status = exit_info.code
     err = capsys.readouterr().err
-    assert status == 2 and ("names no file" in err if not kind.strip() else "regular file" in err and path in err)
+    assert status == 2 and (
+        "is not the name of a file" in err if not kind.strip() else "regular file" in err and path in err
+    )
 
 
 @pytest.mark.usefixtures("runs_nothing")

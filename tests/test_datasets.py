@@ -473,7 +473,7 @@ def test_arrays_that_are_not_those_of_the_data_set(data_dir, tmp_path, changes, 
 @pytest.mark.parametrize(
     ("name", "change", "text"),
     [
-        ("test_shape", lambda a: a + 1, r"544 rows and says 35 × 17"),
+        ("test_shape", lambda a: a + 1, r"544 rows, but states the size 35 × 17"),
         ("test_vel", lambda a: a[:-1], r"test_vel has shape \[543, 2\]"),
         ("train_pos", lambda a: changed(a, 0, np.nan), "train_pos holds NaN"),
         ("test_shape", lambda a: a / 1.0, "test_shape has dtype float64, not int"),
@@ -636,7 +636,7 @@ def test_drifters_are_downloaded_built_and_loaded(cache, tmp_path, monkeypatch):
     ("changes", "message"),
     [
         ({"train": ",lat,lon,ubar,vbar\n0,1,2,3,4"}, "must have the columns ',lon,lat,ubar,vbar', got ',lat"),
-        ({"test": ",lon,lat,ubar,vbar,shape\n0,1,2,3,4,2\n1,1,3,3,4,2"}, "2 rows and says 2 × 2"),
+        ({"test": ",lon,lat,ubar,vbar,shape\n0,1,2,3,4,2\n1,1,3,3,4,2"}, "2 rows, but states the size 2 × 2"),
     ],
 )
 def test_other_tables_of_drifters_are_refused(changes, message):

@@ -205,3 +205,15 @@ def test_sites_above_a_bound_are_scales():
 
     potential = ModelPotential(model, key=jax.random.key(0))
     assert [name for name in potential.latents if potential.is_scale(name)] == ["half", "truncated", "pareto"]
+
+
+def test_a_support_that_depends_on_another_site_is_that_of_the_draw():
+    def model():
+        high = numpyro.sample("high", dist.HalfNormal(1.0))
+        numpyro.sample("share", dist.Uniform(0.0, high))
+        numpyro.sample("y", dist.Normal(), obs=0.0)
+
+    constrain = ModelPotential(model, key=jax.random.key(0)).constrain_fn()
+    for high in (0.5, 6.0):
+        values = constrain({"high": jnp.log(high), "share": jnp.zeros(())})
+        np.testing.assert_allclose(values["share"], 0.5 * high, rtol=1e-6)

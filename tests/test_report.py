@@ -196,7 +196,13 @@ def test_noise_share_is_the_one_of_the_formula(data):
 @pytest.mark.slow
 def test_no_noise_without_minibatches(data):
     found = fs.report(run(fs.SGHMC(linear()), data, 50, 50), *data)
-    assert found.noise_share < 1e-6 and found.noise_heat < 1e-6
+    assert found.noise_share < 1e-6 and found.weighted_noise_share < 1e-6
+
+
+def test_the_old_name_of_the_weighted_share_works_and_warns():
+    found = fs.mcmc.Report(None, None, (), 0, np.ones(2), None, 0.9, 0.1, 0.5, np.ones(2), np.zeros(2), ())
+    with pytest.warns(DeprecationWarning, match="now Report.weighted_noise_share"):
+        assert found.noise_heat == found.weighted_noise_share == 0.5
 
 
 def test_variances_of_noise_are_unbiased():
@@ -212,7 +218,7 @@ def test_variances_of_noise_are_unbiased():
 
 @pytest.mark.slow
 def test_names_heat_that_few_directions_hide(data):
-    """One of 300 weights sees the data, in minibatches: its variance is as much too large as the noise's heat says."""
+    """The data inform one of 300 weights, in minibatches: the share says by how much its variance is too large."""
     _, y = data
     x = jnp.zeros((NUM_DATA, 300)).at[:, 0].set(1.0)
     settings = {"step_size": 0.01, "num_steps": 20, "control_variates": False, "warmup": fs.Warmup(warm_start=0.0)}
@@ -222,7 +228,7 @@ def test_names_heat_that_few_directions_hide(data):
     precision = 1.0 + NUM_DATA / 0.5**2
     hotter = float(jnp.var(mcmc.get_samples()["f.kernel"][:, 0])) * precision
     assert found.noise_share < 0.1 and (found.temperature < 1.1).all()
-    assert 0.5 * hotter < 1.0 + found.noise_heat < 2.0 * hotter
+    assert 0.5 * hotter < 1.0 + found.weighted_noise_share < 2.0 * hotter
     assert any("times that of the rest" in line for line in found.advice)
 
 

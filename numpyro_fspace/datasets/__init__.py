@@ -1,8 +1,8 @@
-"""Data sets of the experiments: files found on disk or downloaded on request, and toy problems.
+"""Data sets of the experiments: files on disk, downloaded if they are missing, and toy problems.
 
-Nothing is read or downloaded at import. Files are looked for in ``data_dir`` alone if it is given; else in the
-directory named by the environment variable ``NUMPYRO_FSPACE_DATA``, then in the user's cache, into which they are
-downloaded otherwise (see `numpyro_fspace.datasets.registry`).
+Nothing is read or downloaded at import. If ``data_dir`` is given, only this directory is searched for files. Otherwise
+the directory named by the environment variable ``NUMPYRO_FSPACE_DATA`` is searched, then the user's cache. A file that
+is in neither is downloaded into the cache (see `numpyro_fspace.datasets.registry`).
 """
 
 from numpyro_fspace.datasets.co2 import load_co2

@@ -45,10 +45,10 @@ def load_co2(
         Decimal years ``[N, 1]`` and parts per million by volume ``[N]``, in order of time.
 
     Raises:
-        TypeError: if the dtype is no dtype.
-        ValueError: if the frequency or the dtype is not a known one, or the file is not as published.
-        DataNotFoundError: if the file is neither on disk nor to be downloaded.
-        ChecksumError: if what was downloaded is not the expected data.
+        TypeError: if ``dtype`` is not a dtype.
+        ValueError: if the frequency or the dtype is unknown, or the file differs from the published one.
+        DataNotFoundError: if the file is not on disk and could not be downloaded.
+        ChecksumError: if the downloaded data are not the expected ones.
 
     Example:
         >>> from numpyro_fspace.datasets import load_co2

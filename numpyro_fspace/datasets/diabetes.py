@@ -31,8 +31,8 @@ def load_diabetes(split: int = 0, *, standardize: bool = True, dtype: DTypeLike 
 
     Raises:
         ImportError: if scikit-learn is not installed.
-        TypeError: if the split is no integer, or the dtype no dtype.
-        ValueError: if the split or the dtype is not a known one.
+        TypeError: if ``split`` is not an integer, or ``dtype`` is not a dtype.
+        ValueError: if the split or the dtype is unknown.
 
     Example:
         >>> from numpyro_fspace.datasets import load_diabetes

@@ -28,7 +28,7 @@ def build_drifters(parts: Sequence[bytes]) -> bytes:
             latitude, eastward and northward velocity; the sixth of the grid begins with its size along both axes.
 
     Raises:
-        ValueError: if a table has other columns, or the grid another size than it says.
+        ValueError: if a table has other columns, or the size of the grid differs from the stated one.
     """
     tables = []
     for part, columns in zip(parts, (",lon,lat,ubar,vbar", ",lon,lat,ubar,vbar,shape"), strict=True):
@@ -39,7 +39,7 @@ def build_drifters(parts: Sequence[bytes]) -> bytes:
     train, test = tables
     shape = test[:2, 5].astype(int)
     if shape.prod() != len(test):
-        raise ValueError(f"the grid has {len(test)} rows and says {shape[0]} × {shape[1]}.")
+        raise ValueError(f"the grid has {len(test)} rows, but states the size {shape[0]} × {shape[1]}.")
     stream = io.BytesIO()
     np.savez_compressed(
         stream,
@@ -62,7 +62,7 @@ DRIFTERS_SOURCE = Source(
 
 
 class Drifters(NamedTuple):
-    """What ``load_drifters`` gives.
+    """The data that ``load_drifters`` returns.
 
     Attributes:
         x: positions of the drifters, longitude and latitude in degrees, [20, 2].
@@ -85,9 +85,8 @@ class Drifters(NamedTuple):
 def load_drifters(*, data_dir: str | os.PathLike[str] | None = None, dtype: DTypeLike = np.float32) -> Drifters:
     """Twenty velocities of surface drifters in the Gulf of Mexico, and the mean currents around them.
 
-    The extract of GulfDrifters that GPJax's example of vector fields uses: five stretches of four places along
-    drifters' ways, and the velocities of all drifters averaged over cells of a fifth of a degree, which stand for the
-    truth.
+    This is the extract of GulfDrifters in the vector-field example of GPJax: four positions on each of five drifter
+    tracks, and the velocities of all drifters averaged over cells of a fifth of a degree, which serve as the truth.
 
     Args:
         data_dir: directory that holds ``drifters/gulfdrifters_gpjax.npz``; None looks in ``NUMPYRO_FSPACE_DATA`` and
@@ -98,10 +97,10 @@ def load_drifters(*, data_dir: str | os.PathLike[str] | None = None, dtype: DTyp
         The `Drifters`, in degrees and m/s.
 
     Raises:
-        TypeError: if the dtype is no dtype.
-        ValueError: if the dtype is not a known one, or the file is damaged.
-        DataNotFoundError: if the file is neither on disk nor to be downloaded.
-        ChecksumError: if what was downloaded is not the expected data.
+        TypeError: if ``dtype`` is not a dtype.
+        ValueError: if the dtype is unknown, or the file is damaged.
+        DataNotFoundError: if the file is not on disk and could not be downloaded.
+        ChecksumError: if the downloaded data are not the expected ones.
 
     Example:
         >>> from numpyro_fspace.datasets import load_drifters
@@ -126,5 +125,5 @@ def _read(path: Path) -> tuple[list[np.ndarray], tuple[int, int]]:
         test_shape=("int", (2,)),
     )
     if num_longitudes * num_latitudes != len(tables[2]):
-        raise ValueError(f"its grid has {len(tables[2])} rows and says {num_longitudes} × {num_latitudes}")
+        raise ValueError(f"its grid has {len(tables[2])} rows, but states the size {num_longitudes} × {num_latitudes}")
     return tables, (int(num_latitudes), int(num_longitudes))

@@ -1,4 +1,4 @@
-"""Image classification, and the images that a classifier should find strange."""
+"""Image classification, and out-of-distribution images for it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def load_images(name: str, *, data_dir: str | os.PathLike[str] | None = None) ->
     =================== ============ ======= ========= ===============================================================
 
     Downloaded files come under the terms of their sources: Fashion-MNIST MIT, KMNIST CC BY-SA 4.0, SVHN
-    non-commercial use. ``cifar10_subset`` is no download.
+    non-commercial use. ``cifar10_subset`` cannot be downloaded.
 
     Args:
         name: one of the above.
@@ -120,9 +120,9 @@ def load_images(name: str, *, data_dir: str | os.PathLike[str] | None = None) ->
         The :class:`Images`.
 
     Raises:
-        ValueError: if the name is not a known one, or a file is damaged.
-        DataNotFoundError: if a file is neither on disk nor to be downloaded.
-        ChecksumError: if what was downloaded is not the expected data.
+        ValueError: if the name is unknown, or a file is damaged.
+        DataNotFoundError: if a file is not on disk and could not be downloaded.
+        ChecksumError: if the downloaded data are not the expected ones.
 
     Example:
         >>> from numpyro_fspace.datasets import load_images
@@ -154,7 +154,7 @@ def load_images(name: str, *, data_dir: str | os.PathLike[str] | None = None) ->
 
 
 def _read(name: str, place, others: dict, path: Path) -> dict:
-    """What a file of a set holds, by part and kind; ``others`` is what its other files hold."""
+    """The arrays in a file of a set, by part and kind; ``others`` are those of its other files."""
     if name in _IDX:
         kind = place[1]
         array = read_idx(path.read_bytes())
@@ -199,7 +199,7 @@ def read_idx(content: bytes) -> UInt8[np.ndarray, ...]:
     """The array of a gzipped idx file of bytes.
 
     Raises:
-        ValueError: for another content.
+        ValueError: if the content is something else.
     """
     try:
         raw = gzip.decompress(content)

@@ -1,4 +1,4 @@
-"""Mushrooms that are edible or poisonous, by 22 features that anyone can see."""
+"""Edible and poisonous mushrooms with 22 visible features."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_mushroom(
     """The 8124 mushrooms of UCI's Mushroom data set (3916 of them poisonous).
 
     The 22 features are categories. Each level that occurs gets a column of its own, in the order of the file's columns
-    and of the levels' letters; a stalk root that is not known (``?``) is a level like others.
+    and of the levels' letters; an unknown stalk root (``?``) is a level like the others.
 
     Args:
         data_dir: directory that holds ``mushroom/agaricus-lepiota.data``; None looks in ``NUMPYRO_FSPACE_DATA`` and the
@@ -39,13 +39,13 @@ def load_mushroom(
         dtype: floating point type of the features.
 
     Returns:
-        Features, 0 or 1, ``[8124, 117]``, with one 1 for each of the 22; and which are poisonous, ``[8124]``.
+        Features, 0 or 1, ``[8124, 117]``, with one 1 for each of the 22; and whether each is poisonous, ``[8124]``.
 
     Raises:
-        TypeError: if the dtype is no dtype.
-        ValueError: if the dtype is not a known one, or the file is not as published.
-        DataNotFoundError: if the file is neither on disk nor to be downloaded.
-        ChecksumError: if what was downloaded is not the expected data.
+        TypeError: if ``dtype`` is not a dtype.
+        ValueError: if the dtype is unknown, or the file differs from the published one.
+        DataNotFoundError: if the file is not on disk and could not be downloaded.
+        ChecksumError: if the downloaded data are not the expected ones.
 
     Example:
         >>> from numpyro_fspace.datasets import load_mushroom

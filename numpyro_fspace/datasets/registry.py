@@ -18,9 +18,9 @@ from typing import TypeVar
 
 DATA_ENV = "NUMPYRO_FSPACE_DATA"
 TIMEOUT = 30.0
-#: A download may take so many times the seconds that it waits for a silent server.
+#: Limit of the time of a download, as a multiple of the timeout for a silent server.
 PATIENCE = 20
-#: Bytes that the public files of one data file may have together; the largest have 182 million.
+#: Limit of the total size in bytes of the public files of a data file; the largest have 182 million.
 MAX_BYTES = 2**28
 #: Bytes that are read at a time.
 BLOCK = 2**16
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class DataNotFoundError(FileNotFoundError):
-    """A data file is neither on disk nor to be downloaded; the message says what to do."""
+    """A data file is not on disk and could not be downloaded; the message names the cure."""
 
 
 class ChecksumError(OSError):
@@ -124,14 +124,14 @@ def _directory(name: str, value: str | os.PathLike[str]) -> Path:
 def load(
     source: Source, data_dir: str | os.PathLike[str] | None, read: Callable[[Path], T], *, is_published: bool = False
 ) -> T:
-    """What ``read(path)`` makes of a data file, as ``find`` finds it.
+    """The result of ``read(path)`` for a data file that ``find`` locates.
 
     Args:
         source: the wanted file.
-        data_dir: where alone to look for it, if given.
-        read: raises any error where the file is not as it should be.
-        is_published: whether the file is to have the published bytes. Text has no checksum of its own, and the first
-            lines of a table are a table.
+        data_dir: the only directory to search, if given.
+        read: raises any error if the file is not as expected.
+        is_published: whether the file must have the published bytes. A text file has no checksum of its own, and a
+            truncated table is still a table.
 
     Raises:
         ValueError: for a damaged file; names it, what is wrong and the cure.
@@ -145,7 +145,7 @@ def load(
         return read(path)
     except (PermissionError, FileNotFoundError):
         raise
-    except Exception as error:  # whatever libraries make of a damaged file
+    except Exception as error:  # libraries raise many kinds for a damaged file
         cure = "remove it to have it downloaded again" if source.urls else "remove it and save another copy"
         raise ValueError(f"{path} is damaged ({error or type(error).__name__}); {cure}.") from error
 
@@ -153,23 +153,23 @@ def load(
 def _downloaded(urls: Sequence[str], timeout: float) -> list[bytes]:
     """Contents of public files.
 
-    In a thread that is left alone when the time is up: a server that sends the head of its answer bit by bit is never
-    silent, and never done.
+    They are read in a thread that is abandoned at the time limit, because a server that sends its header byte by byte
+    is never silent and never finishes.
     """
-    found: list = []
+    result: list = []
     ends = time.monotonic() + PATIENCE * timeout
-    thread = threading.Thread(target=_download, args=(urls, timeout, ends, found), daemon=True)
+    thread = threading.Thread(target=_download, args=(urls, timeout, ends, result), daemon=True)
     thread.start()
     thread.join(PATIENCE * timeout)
-    if not found:
+    if not result:
         raise TimeoutError(f"more than {PATIENCE * timeout:g} seconds")
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
+    if isinstance(result[0], BaseException):
+        raise result[0]
+    return result[0]
 
 
-def _download(urls: Sequence[str], timeout: float, ends: float, found: list):
-    """Puts the contents of public files into ``found``, or the error. Meanwhile they lie in a file without a name."""
+def _download(urls: Sequence[str], timeout: float, ends: float, result: list):
+    """Append the contents of public files, or the error, to ``result``; they pass through an unnamed file."""
     try:
         with tempfile.TemporaryFile() as stream:
             sizes: list[int] = []
@@ -188,11 +188,11 @@ def _download(urls: Sequence[str], timeout: float, ends: float, found: list):
                         raise http.client.IncompleteRead(b"", left)
                 sizes.append(stream.tell() - sum(sizes))
             stream.seek(0)
-            found.append([stream.read(size) for size in sizes])
+            result.append([stream.read(size) for size in sizes])
     except BaseException as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()  # an answer too, whose connection is open
-        found.append(error)
+        result.append(error)
 
 
 def _verify(source: Source, parts: Sequence[bytes]) -> None:
@@ -207,7 +207,7 @@ def _verify(source: Source, parts: Sequence[bytes]) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: into a temporary neighbor, then renamed."""
+    """Write a file whole or not at all: a temporary file in the same directory is renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=".part")
     try:
@@ -224,7 +224,7 @@ def _and_more(source: Source) -> str:
 
 
 def _not_found(source: Source, places: Sequence[Path], reason: str) -> str:
-    """What was looked for, where, and what to do."""
+    """An error that names the file, where it was searched for, and the cure."""
     target = cache_dir() / source.path
     if not source.urls:
         by_hand = f"save a copy of it as {target}"

@@ -55,7 +55,7 @@ class Split:
 
 
 def check_split(name: str, split: int, num_splits: int) -> int:
-    """The number of a split as an int, or an error that says how many there are."""
+    """The number of a split as an int, or an error that names the number of splits."""
     try:
         number = operator.index(split)
     except TypeError:
@@ -82,7 +82,7 @@ def read_npz(path, **expected: tuple[str, tuple]) -> tuple[np.ndarray, ...]:
             its shape, in which a word stands for one size of at least 1 wherever it occurs.
 
     Raises:
-        ValueError: if an array is missing or another one.
+        ValueError: if an array is missing or differs from what is expected.
     """
     with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
         missing = [name for name in expected if name not in file]

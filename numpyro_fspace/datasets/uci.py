@@ -125,10 +125,10 @@ def load_uci(
         The `Split`.
 
     Raises:
-        TypeError: if the split is no integer, or the dtype no dtype.
-        ValueError: if the name, the split or the dtype is not a known one, or the file is damaged.
-        DataNotFoundError: if the file is neither on disk nor to be downloaded.
-        ChecksumError: if what was downloaded is not the expected data.
+        TypeError: if ``split`` is not an integer, or ``dtype`` is not a dtype.
+        ValueError: if the name, the split or the dtype is unknown, or the file is damaged.
+        DataNotFoundError: if the file is not on disk and could not be downloaded.
+        ChecksumError: if the downloaded data are not the expected ones.
 
     Example:
         >>> from numpyro_fspace.datasets import load_uci

@@ -102,6 +102,6 @@ def scores(posterior: FunctionPosterior, y, key) -> dict:
         "temperature": float(np.max(posterior.report.temperature)),
         "acceptance": posterior.report.acceptance,
         "noise_share": posterior.report.noise_share,
-        "noise_heat": posterior.report.noise_heat,
+        "noise_heat": posterior.report.weighted_noise_share,
         "advice": list(posterior.report.advice),
     }

@@ -141,7 +141,7 @@ def run(job: Job[Config]) -> dict:
         **convergence(posterior, slice(min(100, len(seen)))),
         "temperature": posterior.report and float(np.max(posterior.report.temperature)),
         "noise_share": posterior.report and posterior.report.noise_share,
-        "noise_heat": posterior.report and posterior.report.noise_heat,
+        "noise_heat": posterior.report and posterior.report.weighted_noise_share,
         "advice": list(posterior.report.advice) if posterior.report else [],
         "curves": {
             "angle": np.array(ANGLES, float),

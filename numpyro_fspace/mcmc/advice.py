@@ -1,4 +1,4 @@
-"""What speaks against a run, and what to do about it: the lines of the report's advice and of the run's warnings."""
+"""Doubts about a run and their cures: the lines of the report's advice and of the run's warnings."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["report_doubts", "sampler_doubts", "temperature_doubts"]
 
-#: Acceptance probability that a Metropolis test of a run without one would have, from below.
+#: Least acceptance probability that a Metropolis test should have in a run without one.
 ACCEPTANCE_LIMIT = 0.3
-#: Temperature that the gradient's noise adds, as a mean over all directions, and over those that it acts on.
-NOISE_LIMIT, NOISE_HEAT_LIMIT = 0.1, 1.0
+#: Limits of ``Report.noise_share`` and ``Report.weighted_noise_share``.
+NOISE_LIMIT, WEIGHTED_NOISE_LIMIT = 0.1, 1.0
 #: Growth of the mean square of the weights over the run.
 DRIFT_LIMIT = 1.2
-#: Standard deviations of the log likelihood by which a chain may lie below the best one.
+#: Standard deviations of the log likelihood by which a chain may be below the best one.
 SHORTFALL_LIMIT = 10.0
 
 
@@ -64,11 +64,11 @@ def report_doubts(report: Report, *, convergence: list[str], sampler: list[str],
             f"the gradient's noise adds {100 * report.noise_share:.0f} % to the temperature: enlarge the minibatch, "
             "fix the measurement points or take more of them, or shorten step_size."
         )
-    elif report.noise_heat > NOISE_HEAT_LIMIT:
+    elif report.weighted_noise_share > WEIGHTED_NOISE_LIMIT:
         yield (
             f"the gradient's noise raises the temperature of the few directions that it acts on to "
-            f"{1.0 + report.noise_heat:.1f} times that of the rest, which the mean temperature does not show: f is too "
-            "uncertain there. Enlarge the minibatch, fix the measurement points, or raise friction."
+            f"{1.0 + report.weighted_noise_share:.1f} times that of the rest, which the mean temperature does not "
+            "show: f is too uncertain there. Enlarge the minibatch, fix the measurement points, or raise friction."
         )
     if np.all(report.drift > 1.0 + 0.5 * (DRIFT_LIMIT - 1.0)) and np.mean(report.drift) > DRIFT_LIMIT:
         yield (
@@ -122,7 +122,7 @@ def sampler_doubts(kernel, state, num_samples: int) -> Iterator[str]:
 def _is_rounded(state) -> bool:
     """Whether a parameter is known, given the others, to less than ten units in its last place.
 
-    Only the matrix of a dense preconditioner tells.
+    This is known only with the matrix of a dense preconditioner.
     """
     factor = np.asarray(state.warmup.learned.factor, float)
     if not factor.size:
@@ -136,7 +136,7 @@ def _is_rounded(state) -> bool:
 def temperature_doubts(found) -> list[str]:
     """A line if a configurational temperature is too high, or too low, by more than chance allows."""
     cure = (
-        "Shorten step_size (the half is a good try), enlarge the minibatch, fix the measurement points or take more of "
+        "Shorten step_size (try half of it), enlarge the minibatch, fix the measurement points or take more of "
         "them, or raise friction."
     )
     from scipy.stats import norm, t

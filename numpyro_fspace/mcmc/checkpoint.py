@@ -1,6 +1,6 @@
-"""A run's draws and state written to disk: a run that was killed goes on where it was.
+"""Draws and state of a run written to disk, so that a run that was killed can continue.
 
-``posterior/run_files.py`` says which files these are, and reads them.
+``posterior/run_files.py`` defines the files and reads them.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ import os
 import shutil
 import socket
 import stat
-import tempfile
 import uuid
 import warnings
 import zipfile
 import zlib
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from numpyro_fspace.posterior.arrays import is_key, plain
-from numpyro_fspace.posterior.checksums import hash_of, sealed
+from numpyro_fspace.posterior.checksums import hash_of, sealed, write_whole
 from numpyro_fspace.posterior.run_files import RunFiles
 
 try:
@@ -34,10 +32,10 @@ except ImportError:  # Windows
 
 __all__ = ["Checkpoint", "flat", "plain_fields"]
 
-#: How the text begins that a process leaves in the lock that it holds.
+#: First bytes of the text that a process writes to the lock file that it holds.
 OWNER = b"process "
 
-#: What helps against an error of writing; anything else is the folder's fault.
+#: Cures for errors of writing; other errors come from the folder.
 CURES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or ask for a larger quota",
@@ -59,7 +57,7 @@ class Checkpoint(RunFiles):
             self._lock = _open_lock(self.directory / ".lock")
         try:
             self._take_lock()
-            self._refuse_others()  # written since by another process
+            self._refuse_others()  # another process may have written it meanwhile
             with self._explained():
                 self._make_files()
         except BaseException:
@@ -68,10 +66,10 @@ class Checkpoint(RunFiles):
         return self
 
     def __exit__(self, *_):
-        self._lock.close()  # and with it the lock is given back, as it is when the process dies
+        self._lock.close()  # releases the lock, as the end of the process would
 
     def save(self, num_kept: int, num_made: int, state, part: dict | None = None):
-        """Write the last draws [C, n, …] by name, if there are any, and then the state that counts them."""
+        """Write the latest draws [C, n, …] by name, if there are any, and then the state that counts them."""
         with self._explained():
             checks = self._checks.copy()
             for row, name in enumerate(self._paths()):
@@ -82,7 +80,7 @@ class Checkpoint(RunFiles):
             arrays: dict[str, Any] = {f"leaf_{i}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
             arrays |= {"num_kept": num_kept, "num_made": num_made, "run": self._mark, "checks": checks}
             digests: list[str] = []
-            self._write("state.npz", lambda file: digests.append(_write_state(file, arrays)))
+            write_whole(self.directory / "state.npz", lambda file: digests.append(_write_state(file, arrays)))
             self._checks, self._checked = checks, digests[0]
 
     def _take_lock(self):
@@ -104,11 +102,11 @@ class Checkpoint(RunFiles):
             self._lock.write(OWNER + f"{os.getpid()} on {socket.gethostname()}".encode())
 
     def _make_files(self):
-        for rest in self.directory.glob(".*.np[yz]-*"):  # of a write that was killed
+        for rest in self.directory.glob(".*.np[yz]-*"):  # left by a write that was killed
             rest.unlink()
         if not (self.directory / "run.json").exists():
             content, self._mark = sealed(self._run | {"id": uuid.uuid4().hex})
-            self._write("run.json", lambda file: file.write(content))
+            write_whole(self.directory / "run.json", lambda file: file.write(content))
         saved = self._saved()
         if saved is not None:
             self._checks = saved["checks"]
@@ -128,10 +126,10 @@ class Checkpoint(RunFiles):
             header = _header(dtype, shape)
             self._checks[row] = zlib.crc32(header)
             length = len(header) + dtype.itemsize * int(np.prod(shape))
-            self._write(self._paths()[name].name, lambda file, h=header, n=length: (file.write(h), file.truncate(n)))
+            write_whole(self._paths()[name], lambda file, h=header, n=length: (file.write(h), file.truncate(n)))
 
     def _put(self, name, start, values):
-        """Rows of every chain into their places. By writing: on a full disk, a mapped file would end the process."""
+        """Write the rows of every chain. A mapped file would end the process on a full disk."""
         path, (_, shape), offset = self._paths()[name], self._spec(name), self._map(name)[1]
         row = self._row_size(name)
         with open(path, "r+b") as file:
@@ -140,19 +138,6 @@ class Checkpoint(RunFiles):
                 file.write(rows.tobytes())
             file.flush()
             os.fsync(file.fileno())
-
-    def _write(self, name, write):
-        """The whole file or none of it."""
-        handle, part = tempfile.mkstemp(dir=self.directory, prefix=f".{name}-")
-        try:
-            with os.fdopen(handle, "w+b") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, self.directory / name)
-        except BaseException:
-            Path(part).unlink(missing_ok=True)
-            raise
 
     @contextlib.contextmanager
     def _explained(self):
@@ -163,7 +148,7 @@ class Checkpoint(RunFiles):
             raise OSError(
                 error.errno,
                 f"the checkpoint could not be written ({error.strerror or error}): {cure}. What was written before is "
-                "intact, and the same call goes on from there",
+                "intact, and the same call continues from there",
                 str(self.directory),
             ) from error
 
@@ -177,33 +162,33 @@ def flat(states: dict) -> dict:
 
 
 def plain_fields(states: dict) -> dict:
-    """Fields that a file can hold."""
+    """Fields as arrays that a file can hold."""
     bad = [k for k, v in states.items() if not isinstance(v, jax.Array | dict)]
     if bad:
-        raise ValueError(f"extra_fields={bad} are no arrays; with a checkpoint name their parts, as 'a.b'.")
+        raise ValueError(f"extra_fields={bad} are not arrays; with a checkpoint, name their parts, as in 'a.b'.")
     return {k: jax.random.key_data(v) if is_key(v) else v for k, v in states.items()}
 
 
 def _open_lock(path):
-    """The file of the lock, opened to read and write. Never another file: what it holds is replaced.
+    """The lock file, opened to read and write. Another file is refused, because its content would be replaced.
 
     Raises:
-        ValueError: if what has its name is a link, or no lock.
+        ValueError: if the name belongs to a link, or to a file that is not a lock.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     if path.is_symlink():
-        raise ValueError(f"{path} is a link, through which another file would be written: remove it.")
+        raise ValueError(f"{path} is a link, and the file behind it would be overwritten: remove it.")
     file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
     found = os.fstat(file.fileno())
     is_ours = stat.S_ISREG(found.st_mode) and found.st_nlink <= 1
     if not is_ours or file.read(len(OWNER)) not in (b"", OWNER):
         file.close()
-        raise ValueError(f"{path} is no lock of a run: move it away.")
+        raise ValueError(f"{path} is not the lock of a run: move it away.")
     return file
 
 
 def _header(dtype, shape) -> bytes:
-    """How a ``.npy`` file of such an array begins."""
+    """The header of a ``.npy`` file of such an array."""
     file = io.BytesIO()
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
@@ -211,7 +196,7 @@ def _header(dtype, shape) -> bytes:
 
 
 def _write_state(file, arrays) -> str:
-    """An ``.npz`` file that ends with a SHA-256 of what comes before, as the comment of the archive; returns it."""
+    """Write an ``.npz`` file that ends with the SHA-256 of its content, as a comment; return the hash."""
     np.savez(file, **arrays)
     with zipfile.ZipFile(file, "a") as archive:
         archive.comment = bytes(64)

@@ -178,7 +178,7 @@ class MCMC(NumPyroMCMC):
         try:
             super().warmup(*args, **kwargs)
         except BaseException:
-            self._set_collection_params()  # else a run that follows would draw nothing
+            self._set_collection_params()  # otherwise the next run would draw nothing
             raise
         self._warmed = self.post_warmup_state
 
@@ -213,7 +213,7 @@ class MCMC(NumPyroMCMC):
             one_at_a_time(warn_of_draws)(self)
 
     def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
-        """NumPyro's, of the functions too where they were kept in place of weights."""
+        """NumPyro's summary; it includes the functions if they were kept in place of weights."""
         super().print_summary(prob, exclude_deterministic and self.functions_at is None)
 
     def _run(self, key, extra_fields, init_params, args, kwargs):
@@ -233,10 +233,10 @@ class MCMC(NumPyroMCMC):
             key, init_params = place((key, init_params), self.mesh, CHAINS)
             arrays = place(arrays, self.mesh)
             args, kwargs, _ = join(arrays)
-        found, largest = {}, 0
+        points, largest = {}, 0
         if isinstance(self.sampler, SGMCMCKernel):
             plan = self.sampler.prepare(args, kwargs, self.num_warmup)
-            found, largest = plan.points, plan.largest_array
+            points, largest = plan.points, plan.largest_array
 
         def begin(key, init_params, state):
             if not isinstance(self.sampler, SGMCMCKernel):
@@ -245,7 +245,7 @@ class MCMC(NumPyroMCMC):
                 return self.sampler.start(plan, key, init_params, args, kwargs), 0
             return state._replace(rng_key=key, plan=plan), self.num_warmup
 
-        arrays, static, join = split_arrays((args, kwargs, self.functions_at, found))
+        arrays, static, join = split_arrays((args, kwargs, self.functions_at, points))
         start = key, init_params, self.post_warmup_state
         if self.num_chains > 1 and self.chain_method == "sequential":
             if init_params is not None:
@@ -278,7 +278,7 @@ class MCMC(NumPyroMCMC):
 
     @contextmanager
     def _kept(self, loop):
-        """A ``Run`` by ``loop``, of which this object keeps what there is when it ends, whether by an error or not."""
+        """A ``Run`` by ``loop``; when it ends, also by an error, this object keeps its draws and its last state."""
         arguments = self._args, self._kwargs
         run = Run(loop, self.num_warmup, self.num_samples, arguments=arguments, has_bar=bool(self.progress_bar))
         try:
@@ -290,10 +290,10 @@ class MCMC(NumPyroMCMC):
                 self._hold(run.draws)
 
     def _hold(self, states):
-        """Draws [C, S, …] where NumPyro's ``MCMC`` looks for them."""
+        """Store draws [C, S, …] where NumPyro's ``MCMC`` expects them."""
         self._states, self._states_flat = states, None
 
     def _get_states_flat(self):
-        if self._states_flat is None:  # NumPyro would load draws that lie on disk
+        if self._states_flat is None:  # NumPyro would load draws from disk
             self._states_flat = jax.tree.map(join_chains, self._states)
         return self._states_flat

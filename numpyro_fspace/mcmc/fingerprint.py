@@ -1,4 +1,4 @@
-"""What tells two runs apart, in words that are the same in every process."""
+"""A description of a run by which checkpoints tell runs apart; it is the same in every process."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["describe", "fingerprint"]
 
 
 def describe(mcmc, key, fields, init_params, args, kwargs) -> dict:
-    """What tells a run of ``mcmc`` from others: a checkpoint of another one is not gone on from."""
+    """A description of a run of ``mcmc``. A checkpoint with another description belongs to another run."""
     hidden = set() if isinstance(mcmc.sampler, SGMCMCKernel) else _settings_of_numpyro(mcmc.sampler)
     values = vars(mcmc.sampler) | _with_defaults(mcmc.sampler)
-    settings = {k: _words(values[k]) for k in sorted(values) if not k.startswith("_") or k in hidden}
+    settings = {k: _text(values[k]) for k in sorted(values) if not k.startswith("_") or k in hidden}
     if callable(step_size := values.get("step_size")):
         total = (mcmc.num_warmup + mcmc.num_samples) * mcmc.sampler.num_steps
         counts = np.unique(np.r_[np.linspace(0, total, 1000), np.geomspace(1, max(1, total), 100)].astype(int))
@@ -32,7 +32,7 @@ def describe(mcmc, key, fields, init_params, args, kwargs) -> dict:
     inputs |= {f"positional argument {i}": value for i, value in enumerate(args)}
     inputs |= {f"argument {name!r}": value for name, value in kwargs.items()}
     return {
-        "inputs": {name + part: words for name, value in inputs.items() for part, words in _parts(value).items()},
+        "inputs": {name + part: text for name, value in inputs.items() for part, text in _parts(value).items()},
         "kept": "functions" if mcmc.functions_at is not None else "weights",
         "kernel": type(mcmc.sampler).__name__,
         "settings": settings,
@@ -55,39 +55,39 @@ def fingerprint(array) -> str:
 
 
 def _parts(value) -> dict:
-    """An input's leaves in words, by their places in it."""
+    """The leaves of an input as text, by their paths."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda leaf: leaf is None)
-    words = {jax.tree_util.keystr(place): _words(leaf) for place, leaf in leaves}
-    return words if jax.tree_util.treedef_is_leaf(structure) else words | {" (its structure)": _words(structure)}
+    text = {jax.tree_util.keystr(place): _text(leaf) for place, leaf in leaves}
+    return text if jax.tree_util.treedef_is_leaf(structure) else text | {" (its structure)": _text(structure)}
 
 
 def _with_defaults(kernel) -> dict:
-    """The settings of a kernel of ours whose default depends on others."""
+    """The settings of one of our kernels whose defaults depend on other settings."""
     kind = type(kernel) if isinstance(kernel, SGMCMCKernel) else object
-    found = inspect.getmembers(kind, lambda member: isinstance(member, property) and member.fset is not None)
-    return {name: getattr(kernel, name) for name, _ in found}
+    members = inspect.getmembers(kind, lambda member: isinstance(member, property) and member.fset is not None)
+    return {name: getattr(kernel, name) for name, _ in members}
 
 
 def _settings_of_numpyro(kernel) -> set:
-    """The attributes in which a kernel of NumPyro keeps the arguments that it was made with."""
+    """The attributes in which a NumPyro kernel stores its arguments."""
     made_by = [vars(kind)["__init__"] for kind in type(kernel).__mro__ if "__init__" in vars(kind)]
     names = {name for init in made_by for name in inspect.signature(init).parameters}
     return {f"_{name}" for name in names - {"model", "potential_fn", "kinetic_fn"}}
 
 
-def _words(value) -> str:
-    """A setting, or a leaf of an input, in words that are the same in every process."""
+def _text(value) -> str:
+    """A setting, or a leaf of an input, as text that is the same in every process."""
     if isinstance(value, np.ndarray | jax.Array):
         return fingerprint(value)
-    words = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-    if isinstance(value, OnDemand):  # its first, last and some other rows speak for all
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    if isinstance(value, OnDemand):  # up to 1000 rows, evenly spaced, represent all
         rows: Any = np.unique(np.linspace(0, len(value) - 1, 1000).astype(int))
-        return f"{words} of {fingerprint(value[rows])}"
+        return f"{text} of {fingerprint(value[rows])}"
     if isinstance(value, functools.partial):  # an init_strategy with its values
         value = (value.args, value.keywords)
-    elif hasattr(value, "__array__"):  # a table, whose words leave rows out
+    elif hasattr(value, "__array__"):  # a table, whose text leaves rows out
         value = np.asarray(value)
-    return " ".join([words, *map(fingerprint, _arrays(value))])
+    return " ".join([text, *map(fingerprint, _arrays(value))])
 
 
 def _arrays(value):

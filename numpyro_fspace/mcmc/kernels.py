@@ -29,30 +29,31 @@ class SGLD(SGMCMCKernel):
 
     .. math:: w \leftarrow w - \varepsilon\, S S^\top \nabla \tilde U(w) + \sqrt{2 \varepsilon T}\, S \xi
 
-    **Target.** exp(-U/T) for the model's own potential, exactly, where U is known exactly (see ``metropolis``). Else as
-    ε → 0, with second moments off by O(ε): a standard deviation is too large by a factor 1/√(1 - ελ/2) in a direction
-    of curvature λ, at the step that warm-up finds 1.05 in the stiffest and next to 1 in most others. What noise of the
-    minibatch the control variate leaves adds to that. Minibatches come from
-    ``numpyro.plate(..., subsample_size=B)`` and are redrawn at every step.
+    **Target.** exp(-U/T) for the model's own potential U. It is exact where U is known exactly (see ``metropolis``).
+    Otherwise it is the limit ε → 0, and second moments are off by O(ε): in a direction of curvature λ the standard
+    deviation is too large by the factor 1/√(1 - ελ/2). At the step size that warm-up chooses, this factor is 1.05 in
+    the stiffest direction and close to 1 in most others. The minibatch noise that the control variate does not remove
+    widens the draws further. Minibatches come from ``numpyro.plate(..., subsample_size=B)`` and are redrawn at every
+    step.
 
     Args:
         model: a NumPyro model with continuous global latent sites.
-        step_size: ε. None finds it in warm-up: 0.2/λ for the largest curvature λ or, with a Metropolis test, at most
-            0.4/λ. A float or an optax schedule of the gradient step is used as it is.
-        num_steps: gradient steps per draw; twice those of ``SGHMC``, as a step keeps no direction.
+        step_size: ε, a number or an optax schedule of the gradient step. None lets warm-up choose it: 0.2/λ for the
+            largest curvature λ, or at most 0.4/λ with a Metropolis test.
+        num_steps: gradient steps per draw. The default is twice that of ``SGHMC``, because SGLD has no momentum.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. None is ``automatic()`` if
-            warm-up finds the step size (``dense()`` for few parameters without a network, else ``rmsprop()``), and
-            ``prior_scale()`` if it is given.
+            warm-up chooses the step size (``dense()`` for few parameters without a network, else ``rmsprop()``), and
+            ``prior_scale()`` if the step size is given.
         control_variates: with minibatches, correct each gradient by the minibatch's error at a center where the full
             gradient is known (``fs.sgmcmc.control_variates``). True renews the center every
-            ⌈N / (B · num_steps)⌉ draws, which makes a step cost three gradients at most; an integer renews it every so
-            many draws; False does not. Models that draw random numbers of their own get none.
+            ⌈N / (B · num_steps)⌉ draws, so that a step costs at most three gradients. An integer is the number of draws
+            between renewals. False uses no control variate, and so do models that draw random numbers of their own.
         metropolis: whether each gradient step is accepted or rejected by a Metropolis test (MALA), which makes
             exp(-U/T) the exact target. None tests wherever U is known exactly (no minibatches, fixed measurement
-            points, no random numbers of the model's own) and ε is a number; True requires that.
+            points, no random numbers in the model) and ε is a number. True raises an error elsewhere.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
-        init_strategy: where chains start; networks from their own initializer by default.
+        init_strategy: where chains start. By default networks start from their own initializer.
 
     Raises:
         TypeError, ValueError: for arguments of the wrong kind or range; and, at ``run``, for models and data
@@ -109,39 +110,40 @@ class SGHMC(SGMCMCKernel):
     Underdamped Langevin dynamics dw = S p dt, dp = -Sᵀ∇U dt - γ p dt + √(2γT) dB, by the BAOAB splitting
     (one gradient per step), with a persistent momentum or one redrawn at every draw.
 
-    **Target.** exp(-U/T) for the model's own potential, exactly, where U is known exactly (see ``metropolis``). Else as
-    ε → 0, for every ``num_steps``, with second moments off by O(ε²); what noise of the minibatch the control variate
-    leaves adds O(ε). ``integrator="euler"`` is the papers' update; with ``resample_momentum`` its variance tends to
-    L/(L-1) times the target for L = ``num_steps``.
+    **Target.** exp(-U/T) for the model's own potential U. It is exact where U is known exactly (see ``metropolis``).
+    Otherwise it is the limit ε → 0 for every ``num_steps``, and second moments are off by O(ε²). The minibatch noise
+    that the control variate does not remove adds O(ε). ``integrator="euler"`` is the update of the papers; with
+    ``resample_momentum`` its variance tends to L/(L-1) times that of the target for L = ``num_steps``.
 
     Args:
         model: a NumPyro model with continuous global latent sites.
-        step_size: ε. None finds it in warm-up: 1/√λ for the largest curvature λ (2/√λ is the stability bound) or, with
-            a Metropolis test, at most that. A float or an optax schedule of the gradient step is used as it is.
+        step_size: ε, a number or an optax schedule of the gradient step. None lets warm-up choose it: 1/√λ for the
+            largest curvature λ (2/√λ is the stability bound), or at most that with a Metropolis test.
         num_steps: gradient steps per draw.
-        friction: γ > 0, relative to the mass, per unit of time. None is 1 or, if warm-up finds the step size and
-            gradients are noisy, more: along the up to eight directions that their noise acts on most, as much as
-            balances it (``integrator="baoab"``), and along all as much as should keep what is left of it from making
-            any more than 1.3 times as hot as the rest.
+        friction: γ > 0, relative to the mass, per unit of time. None is 1, or more if warm-up chooses the step size
+            and gradients are noisy. With ``integrator="baoab"`` up to eight directions with the most noise then get
+            the friction that balances it. All directions get enough friction that the remaining noise should raise the
+            temperature of none above 1.3 times that of the others.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. The mass matrix is (S Sᵀ)⁻¹. None
-            is ``automatic()`` if warm-up finds the step size (``dense()`` for few parameters without a network, else
-            ``rmsprop()``), and ``prior_scale()`` if it is given.
+            is ``automatic()`` if warm-up chooses the step size (``dense()`` for few parameters without a network, else
+            ``rmsprop()``), and ``prior_scale()`` if the step size is given.
         resample_momentum: redraw the momentum from N(0, T·Mass) at every draw.
         refresh_every: steps between the thermostat's partial refreshes of the momentum (BAOAB); divides
-            ``num_steps``. None is 2, or 1 if ``num_steps`` is odd. Fewer refreshes draw less noise and leave the law's
-            order as it is, but a mode that turns by half a circle between two of them (k ε√λ = π) is hardly damped.
+            ``num_steps``. None is 2, or 1 if ``num_steps`` is odd. Fewer refreshes draw less noise and do not change
+            the order of the error, but a mode that turns by half a circle between two of them (k ε√λ = π) is hardly
+            damped.
         integrator: ``"baoab"`` or ``"euler"``.
         control_variates: with minibatches, correct each gradient by the minibatch's error at a center where the full
             gradient is known (``fs.sgmcmc.control_variates``). True renews the center every
-            ⌈N / (B · num_steps)⌉ draws, which makes a step cost three gradients at most; an integer renews it every so
-            many draws; False does not. Models that draw random numbers of their own get none.
+            ⌈N / (B · num_steps)⌉ draws, so that a step costs at most three gradients. An integer is the number of draws
+            between renewals. False uses no control variate, and so do models that draw random numbers of their own.
         metropolis: whether each draw is accepted or rejected by a Metropolis test (generalized HMC), which makes
             exp(-U/T) the exact target. None tests wherever U is known exactly (no minibatches, fixed measurement
-            points, no random numbers of the model's own), ε is a number and the integrator is ``"baoab"``; True
-            requires that.
+            points, no random numbers in the model), ε is a number and the integrator is ``"baoab"``. True raises an
+            error elsewhere.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
-        init_strategy: where chains start; networks from their own initializer by default.
+        init_strategy: where chains start. By default networks start from their own initializer.
 
     Raises:
         TypeError, ValueError: as ``SGLD``.
@@ -199,7 +201,7 @@ class SGHMC(SGMCMCKernel):
 
     @property
     def friction(self) -> float | None:
-        """The friction that was given, or else 1; None if warm-up finds it."""
+        """The friction that was given, or else 1; None if warm-up chooses it."""
         return 1.0 if self._friction is None and self.step_size is not None else self._friction
 
     @friction.setter
@@ -267,8 +269,8 @@ class fSGHMC(SGHMC):
     and errors are those of ``SGHMC``; a model without a functional prior is refused.
 
     The papers' algorithm is ``fSGHMC(model, integrator="euler", resample_momentum=True, step_size=schedule,
-    control_variates=False, preconditioner=fs.preconditioners.identity(), warmup=fs.Warmup(warm_start=0.0))`` of a
-    model whose weights have ``fs.model.flat()`` for a prior.
+    control_variates=False, preconditioner=fs.preconditioners.identity(), warmup=fs.Warmup(warm_start=0.0))`` for a
+    model whose weights have the prior ``fs.model.flat()``.
 
     Reference: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural networks*,
     eq. 9, algorithm 2.

@@ -1,4 +1,4 @@
-"""The draws of a run by one compiled program, however they are cut into parts."""
+"""The loop over draws as one compiled program, which makes the parts of a run of any length."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from numpyro_fspace.model.sharding import CHAINS
 
 __all__ = ["Loop"]
 
-#: Inputs at which functions are watched.
+#: Number of inputs at which the bar judges functions.
 NUM_PROBES = 10
 
 
 class Loop:
-    """Makes draws, and puts what is kept of them into room for so many.
+    """Makes draws and writes those that are kept into preallocated slots.
 
-    It holds no array: the model's come as arguments, so that other data of the same shapes use the same program (if as
-    many of the measurement points are among them).
+    It holds no array. The arrays of the model are arguments, so that other data of the same shapes use the same program
+    (if they contain the same number of measurement points).
 
     Args:
         sampler: a kernel.
-        fields: names of what is kept of a state; parts as ``"a.b"``.
-        join: from arrays to ``(args, kwargs, inputs, found)``: the model's arguments, where its functions are kept in
-            place of the weights (None keeps the weights), and which of these arrays' rows are measurement points.
+        fields: names of the fields of a state that are kept; parts of a field as ``"a.b"``.
+        join: from arrays to ``(args, kwargs, inputs, points)``: the model's arguments, the inputs at which its
+            functions are kept in place of the weights (None keeps the weights), and which rows of the arrays are
+            measurement points.
         num_chains, thinning: as for ``MCMC``; several chains are vectorized.
         constrain: from unconstrained to constrained values of the sample field; None for the kernel's own.
         mesh: devices along whose axis ``"chains"`` the chains are spread; None is one device.
@@ -43,7 +44,7 @@ class Loop:
         self.sampler, self.fields, self.join = sampler, fields, join
         self.num_chains, self.thinning, self.constrain, self.mesh = num_chains, thinning, constrain, mesh
         draw, shardings = self._draw, None
-        if mesh is not None:  # every device runs its chains by itself
+        if mesh is not None:  # every device runs its own chains
             by_chain, each, all_ = PartitionSpec(None, CHAINS), PartitionSpec(CHAINS), PartitionSpec()
             specs = {"in_specs": (each, by_chain, *(all_,) * 5), "out_specs": (each, by_chain)}
             draw = jax.shard_map(draw, mesh=mesh, axis_names={CHAINS}, check_vma=False, **specs)
@@ -51,18 +52,19 @@ class Loop:
         self.options = None if is_divided else UNDIVIDED
         self._draws = draw
         self._program = jax.jit(draw, donate_argnums=1, compiler_options=self.options)
-        self._room = jax.jit(self._make_room, static_argnums=0, out_shardings=shardings)
+        self._slots = jax.jit(self._make_slots, static_argnums=0, out_shardings=shardings)
 
-    def room(self, num: int, state, arrays, inputs):
-        """Room for so many draws, [num, (C,) …]: the fields, and the functions at ``inputs`` by name (may be empty)."""
-        return self._room(num, state, arrays, inputs)
+    def slots(self, num: int, state, arrays, inputs):
+        """Slots for ``num`` draws, [num, (C,) …]: the fields, and the functions at ``inputs`` by name."""
+        return self._slots(num, state, arrays, inputs)
 
     def __call__(self, state, draws, start: int, stop: int, arrays, inputs, *, first: int):
-        """``(state, draws)`` after draws number ``start`` to ``stop``; number ``first`` lies in the first slot.
+        """``(state, draws)`` after the draws number ``start`` to ``stop`` - 1.
 
-        Of ``thinning`` draws the last is kept; of earlier ones than ``first`` (of warm-up) none.
+        From number ``first`` on, the last of every ``thinning`` draws is written to the next slot. Earlier draws are
+        not kept.
         """
-        draw = self._draws if is_nested() else self._program  # part of another program, with options of its own
+        draw = self._draws if is_nested() else self._program  # part of another program, which has its own options
         return draw(state, draws, start, stop, first, arrays, inputs)
 
     def by_chain(self, draws, num: int) -> dict:
@@ -71,7 +73,7 @@ class Loop:
 
     @one_at_a_time
     def find_inputs(self, state, arrays) -> dict:
-        """A few inputs of each function, by name; none where data lie on disk, which would be loaded whole."""
+        """A few inputs of each function, by name; none for data on disk, which would be loaded completely."""
         args, kwargs, *_ = self.join(arrays)
         if any(isinstance(leaf, OnDemand) for leaf in jax.tree.leaves((args, kwargs))):
             return {}
@@ -82,23 +84,23 @@ class Loop:
         return {k: some_rows(x, NUM_PROBES) for k, x in inputs.items()}
 
     @one_at_a_time
-    def _make_room(self, num, state, arrays, inputs):
+    def _make_slots(self, num, state, arrays, inputs):
         kept = jax.eval_shape(lambda state, arrays: self._kept(state, *self.join(arrays)[:3], inputs), state, arrays)
         return jax.tree.map(lambda spec: _empty(spec, num), kept)
 
     @one_at_a_time
     def _draw(self, state, draws, start, stop, first, arrays, inputs):
-        *given, found = self.join(arrays)
+        *given, points = self.join(arrays)
         args, kwargs, _ = given
-        one_each = jax.tree.map(lambda room: jax.ShapeDtypeStruct(room.shape[1:], room.dtype), draws)
+        one_each = jax.tree.map(lambda slots: jax.ShapeDtypeStruct(slots.shape[1:], slots.dtype), draws)
 
         def step(i, carry):
             state, draws = carry
-            with points_in_data(found, arrays):
+            with points_in_data(points, arrays):
                 state = self.sampler.sample(state, args, kwargs)
             slot = jnp.maximum(i - first, 0) // self.thinning
             is_kept = (i >= first) & ((i - first) % self.thinning == self.thinning - 1)
-            kept = jax.lax.cond(  # what is not kept is overwritten by the draw that takes its slot
+            kept = jax.lax.cond(  # zeros are overwritten by the draw that belongs to the slot
                 is_kept, lambda s: self._kept(s, *given, inputs), lambda _: jax.tree.map(_empty, one_each), state
             )
             return state, jax.tree.map(lambda all_, one: all_.at[slot].set(one), draws, kept)

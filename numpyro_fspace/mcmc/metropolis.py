@@ -27,7 +27,7 @@ class fHMC(HMC):
     NumPyro's ``HMC`` (leapfrog, step size by dual averaging, diagonal mass from the warm-up's draws) with chains that
     start from the network's own initializer, a check that the model declares a ``functional_prior``, and trajectories
     of random length: uniform up to twice ``num_steps`` steps, since fixed lengths resonate with the periods of the
-    target. It needs no trust in a step size: the Metropolis test makes the law exact.
+    target. The Metropolis test makes the distribution exact at every step size.
 
     **Target.** p(y | w) p0(w) P0(f(X_M))^scale, exactly, at every step size. It is the reference for ``fSGHMC`` on
     problems small enough, beside ``NUTS``, which runs the same model and chooses its own number of steps.

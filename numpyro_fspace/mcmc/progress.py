@@ -1,4 +1,4 @@
-"""The pace of a run: parts short enough for a bar to move, and for Ctrl-C to end it after one."""
+"""Progress of a run in parts of about half a second, after which the bar moves and Ctrl-C takes effect."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from numpyro_fspace.posterior.convergence import convergence
 
 __all__ = ["Interruption", "Progress", "is_watched"]
 
-#: Seconds that a part takes, about; draws of each chain before R-hat says something.
+#: Seconds that a part should take; least number of draws of each chain for which R-hat is shown.
 INTERVAL, MIN_DRAWS = 0.5, 20
 
 
 def is_watched() -> bool:
-    """Whether anybody sees a bar: a terminal or a notebook, not a log."""
+    """Whether a bar would be seen: in a terminal or a notebook, but not in a log."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 class Progress:
-    """How far to go in the next part of a run, and a bar that says what the chains are doing after each.
+    """The lengths of the parts of a run, and a bar that shows the state of the chains after each part.
 
-    The first part is one draw; then they are made to last ``INTERVAL`` seconds.
+    The first part is one draw. The others are to last ``INTERVAL`` seconds each.
 
     Args:
-        num_warmup, total: draws of warm-up, and in all.
+        num_warmup, total: draws of warm-up, and all draws.
         done: draws made already.
-        shown: False makes no bar.
+        shown: whether there is a bar.
     """
 
     def __init__(self, num_warmup: int, total: int, done: int = 0, *, shown: bool = True):
         self.num_warmup, self.total, self.done, self.shown = num_warmup, total, done, shown
         self.size = 1
         self.bar = tqdm(total=total, initial=done, disable=not shown)
-        self._say_phase()
+        self._show_phase()
         self._start = time.monotonic()
 
     def next_stop(self) -> int:
@@ -48,31 +48,31 @@ class Progress:
         return min(self.done + self.size, self.num_warmup if self.done < self.num_warmup else self.total)
 
     def update(self, done: int, state, functions=None):
-        """Draws made so far, the last one ``state``; ``functions`` [S, C, P] are values of the functions so far."""
+        """Note that ``done`` draws are made; ``functions`` [S, C, P] are values at the draws that are kept."""
         num, self.done = done - self.done, done
         jax.block_until_ready(state)
         seconds = time.monotonic() - self._start
         self.size = max(1, round(num * min(2.0, INTERVAL / max(seconds, 1e-9))))
         if self.shown:
-            self._say_phase()
-            self.bar.set_postfix_str(", ".join(_words(state, functions)), refresh=False)
+            self._show_phase()
+            self.bar.set_postfix_str(", ".join(_texts(state, functions)), refresh=False)
             self.bar.update(num)
         self._start = time.monotonic()
 
     def close(self):
         self.bar.close()
 
-    def _say_phase(self):
+    def _show_phase(self):
         self.bar.set_description("sample" if self.done >= self.num_warmup else "warm-up", refresh=False)
 
 
 class Interruption:
-    """Lets Ctrl-C through between the parts of a run: inside of one, it would take away the draws made so far.
+    """Delays Ctrl-C until the end of a part of a run, because within a part it would lose the draws.
 
-    A second Ctrl-C in the same part does not wait. Only the main thread hears it at all.
+    A second Ctrl-C in the same part takes effect at once. Only the main thread receives it.
 
     Attributes:
-        is_due: whether ``let_through`` will raise KeyboardInterrupt (or do what else the program does at Ctrl-C).
+        is_due: whether ``let_through`` will call the program's handler, which usually raises KeyboardInterrupt.
     """
 
     def __init__(self):
@@ -86,15 +86,15 @@ class Interruption:
             signal.signal(signal.SIGINT, self._handler)
 
     def hold(self):
-        """Ctrl-C waits from here on, and until ``with`` ends."""
+        """Delay Ctrl-C from now until the end of ``with``."""
         handler = signal.getsignal(signal.SIGINT)
-        is_heard = threading.current_thread() is threading.main_thread() and callable(handler)
-        if self._handler is None and is_heard:
+        is_received = threading.current_thread() is threading.main_thread() and callable(handler)
+        if self._handler is None and is_received:
             self._handler = handler
             signal.signal(signal.SIGINT, self._wait)
 
     def let_through(self):
-        """What Ctrl-C does, if it waits."""
+        """Call the program's handler if Ctrl-C was pressed."""
         if self.is_due:
             self.is_due = False
             self._handler(signal.SIGINT, None)
@@ -105,8 +105,8 @@ class Interruption:
         self.is_due = True
 
 
-def _words(state, functions):
-    """What is known of the chains, means over them."""
+def _texts(state, functions):
+    """Short texts on the state of the chains, with means over chains."""
     if isinstance(state, KernelState):
         yield f"U {_mean(state.potential_energy):.4g}"
         if np.any(state.step_size):  # none yet while the optimizer runs

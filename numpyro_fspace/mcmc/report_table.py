@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,9 @@ class Report:
 
     Attributes:
         functions: R-hat, effective sample sizes and moments of f at the probe inputs; None for a model without one.
-        sites: the same of the latent sites that are no weights, and of the parameters of a likelihood that several
-            networks make up; None if there are none.
-        left_out: what of the model is not judged, in words.
+        sites: the same for the latent sites that are not weights, and for the parameters of a likelihood that depends
+            on several networks; None if there are none.
+        left_out: descriptions of the parts of the model that are not judged.
         num_diverging: draws of the sampling phase that diverged and were undone, in all chains.
         temperature: mean kinetic temperature of each chain relative to the sampler's, [C]; NaN for SGLD, which has
             no momentum.
@@ -36,9 +37,9 @@ class Report:
         noise_share: variance of the stochastic gradient's noise relative to the sampler's own noise, per unit of
             time: the relative excess of temperature that minibatches and random points cause, to leading order, as a
             mean over all directions, as the temperature is.
-        noise_heat: the same in the directions that this noise acts on, a mean weighted by its variance. Where the
-            temperature is too high in a few of many directions, it is large though ``temperature`` and ``noise_share``
-            are not.
+        weighted_noise_share: the same excess as a mean over directions weighted by the variance of this noise. It is
+            large where the temperature is too high in a few of many directions, which ``temperature`` and
+            ``noise_share`` do not show.
         drift: mean square of the networks' standardized weights in the last quarter of each chain over that in the
             first, [C].
         shortfall: by how much the log likelihood of the data at the last state of each chain is lower than that of the
@@ -54,10 +55,20 @@ class Report:
     configurational: ConfigurationalTemperature | None
     acceptance: float
     noise_share: float
-    noise_heat: float
+    weighted_noise_share: float
     drift: np.ndarray
     shortfall: np.ndarray
     advice: tuple[str, ...]
+
+    @property
+    def noise_heat(self) -> float:
+        """The former name of ``weighted_noise_share``."""
+        warnings.warn(
+            "Report.noise_heat is now Report.weighted_noise_share; the old name goes in 0.3.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.weighted_noise_share
 
     def __str__(self) -> str:
         temperature = "" if np.isnan(self.temperature).all() else f"temperature {self._range(self.temperature)}, "
@@ -68,7 +79,7 @@ class Report:
         lines += [f"Left out: {'; '.join(self.left_out)}."] if self.left_out else []
         lines += [
             f"Sampler: {temperature}acceptance {self.acceptance:.2f}, gradient-noise share {self.noise_share:.3f} "
-            f"(where it acts {self.noise_heat:.2f}), {self.num_diverging} diverging, "
+            f"(where it acts {self.weighted_noise_share:.2f}), {self.num_diverging} diverging, "
             f"weight drift × {self._range(self.drift)}",
         ]
         return "\n".join(lines + [f"Look: {line}" for line in self.advice] + ([] if self.advice else ["No doubts."]))

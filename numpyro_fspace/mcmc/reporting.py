@@ -67,8 +67,8 @@ def report(
     With V the covariance of :math:`S^\top \nabla \tilde U` over minibatches and points, a direction in which its
     variance is v gets the temperature :math:`T + \varepsilon v / (2 \gamma)` under SGHMC, and
     :math:`T + \varepsilon v / 2` under SGLD, to leading order. ``noise_share`` takes the mean variance, v = tr V / P,
-    ``noise_heat`` that of the noise's own directions, v = tr V² / tr V. Directions that warm-up gave a friction of
-    their own count with that one.
+    ``weighted_noise_share`` a mean that is weighted by the variances themselves, v = tr V² / tr V. Directions that have
+    a friction of their own since warm-up enter with that friction.
 
     Args:
         mcmc: an ``MCMC`` object that has run one of our kernels.
@@ -109,7 +109,7 @@ def report(
     state, key = mcmc.last_state, jax.random.key(0) if key is None else key
     plan = kernel._plan_of(state, args, kwargs)
     target, is_tested = kernel._target(plan, args, kwargs), plan.sampler.metropolis
-    acceptance, noise_share, noise_heat = _probe(target, state, key)
+    acceptance, noise_share, weighted_noise_share = _probe(target, state, key)
     if is_tested:
         acceptance = float(np.mean(state.mean_accept_prob))
     shortfall, chance = _shortfall(target, state, key)
@@ -124,7 +124,7 @@ def report(
         configurational=configurational_temperature(kernel, by_chain(state), draws, args, kwargs, key=key, share=SHARE),
         acceptance=acceptance,
         noise_share=noise_share,
-        noise_heat=noise_heat,
+        weighted_noise_share=weighted_noise_share,
         drift=_weight_drift(mcmc, kernel, args, kwargs),
         shortfall=shortfall,
         advice=(),
@@ -175,7 +175,7 @@ def _shortfall(target, state, key):
 
 
 def _probe(target, state, key):
-    """``(acceptance, noise share, noise heat)``, means over chains, at their last states."""
+    """``(acceptance, noise share, weighted noise share)``, means over chains, at their last states."""
     sampler = target.plan.sampler
     has_momentum, temperature = sampler.has_momentum, sampler.temperature
 
@@ -195,7 +195,7 @@ def _probe(target, state, key):
             gradients = gradient_noise.damped(gradients, step_size, friction, temperature)
         trace, weighted = noise_variances(gradients)
         variances = trace / position.size, weighted
-        share, heat = (step_size * v / (2.0 * friction * temperature) for v in variances)
+        share, weighted_share = (step_size * v / (2.0 * friction * temperature) for v in variances)
 
         # A step of SGLD is a leapfrog step of length √(2ε) from a fresh momentum.
         time_step, num_steps = (step_size, sampler.num_steps) if has_momentum else (jnp.sqrt(2.0 * step_size), 1)
@@ -219,7 +219,7 @@ def _probe(target, state, key):
             return jnp.where(jnp.isfinite(gain), jnp.exp(jnp.minimum(0.0, gain / temperature)), 0.0)
 
         keys = jax.random.split(key_trajectories, (2, NUM_TRAJECTORIES))
-        return jnp.mean(jax.lax.map(accept, (keys[0], keys[1]))), share, heat
+        return jnp.mean(jax.lax.map(accept, (keys[0], keys[1]))), share, weighted_share
 
     states = by_chain(state)
     keys = jax.random.split(key, states.potential_energy.shape[0])

@@ -62,14 +62,14 @@ class Run:
         """All draws from ``state``, the one after draw number ``done``, held in memory."""
         loop, first = self.loop, self.first
         if is_nested():  # all in one program, of which nothing can be looked at yet
-            draws = loop.room(self.num_kept, state, arrays, {})
+            draws = loop.slots(self.num_kept, state, arrays, {})
             self.last_state, draws = loop(state, draws, done, self.total, arrays, {}, first=first)
             self.draws = loop.by_chain(draws, self.num_kept)
             return
         is_alone, num_kept = loop.mesh is None or not loop.mesh.is_multi_process, 0
         bar = self._bar(done, is_alone)
         inputs = loop.find_inputs(state, arrays) if bar.shown and loop.num_chains > 1 else {}
-        draws = loop.room(self.num_kept, state, arrays, inputs)
+        draws = loop.slots(self.num_kept, state, arrays, inputs)
         try:
             with Interruption() as interruption:
                 while done < self.total:
@@ -91,20 +91,20 @@ class Run:
     def on_disk(self, state, arrays, *, folder, description: dict, every: int):
         """All draws from ``state``, written to ``folder`` in parts of ``every`` draws; continues what it holds."""
         loop = self.loop
-        room = loop.room(max(1, min(every, self.num_kept)), state, arrays, {})
-        shapes = jax.eval_shape(lambda draws: flat(plain_fields(loop.by_chain(draws, 1))), room)
+        slots = loop.slots(max(1, min(every, self.num_kept)), state, arrays, {})
+        shapes = jax.eval_shape(lambda draws: flat(plain_fields(loop.by_chain(draws, 1))), slots)
         specs = {k: [str(a.dtype), [loop.num_chains, self.num_kept, *a.shape[2:]]] for k, a in shapes.items()}
         files = Checkpoint(folder, description | {"arrays": specs})
         saved = files.load(state)
         if saved is None:  # a start that is refused leaves no files
-            first, room = loop(state, room, 0, 1, arrays, {}, first=1)
+            first, slots = loop(state, slots, 0, 1, arrays, {}, first=1)
             self._check_start(state, first)
         if saved is None or saved[1] < self.total:
             with files:
                 num_kept, done, state = files.load(state) or (0, 0, state)
                 if loop.mesh is not None:
                     state = place(state, loop.mesh, CHAINS)
-                saved = self._write_draws(room, arrays, files, every, (num_kept, done, state))
+                saved = self._write_draws(slots, arrays, files, every, (num_kept, done, state))
         self.last_state, self.draws = saved[2], files.draws()
 
     def _write_draws(self, draws, arrays, files, every, saved):

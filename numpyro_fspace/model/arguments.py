@@ -16,7 +16,7 @@ __all__ = ["frozen", "kept", "split_arrays", "with_rows"]
 
 
 def split_arrays(tree):
-    """``(arrays, static, join)``: the arrays of ``tree``, what is left of it, and the way back.
+    """``(arrays, static, join)``: the arrays of ``tree``, the rest of it, and the function that joins them.
 
     ``join(arrays)`` puts other arrays (traced ones, say) in the place of the first. ``static`` names all but the
     arrays' numbers, shapes and types: a program made for one must not be used for another. It is hashable if the leaves

@@ -190,7 +190,7 @@ def not_finite(args: tuple, kwargs: dict, of: str) -> str | None:
             return (
                 f"{name} of {of} holds {bad} NaN or infinite values; drop those rows, impute them, or write any number "
                 "there and leave it out of the likelihood with numpyro.handlers.mask. (A model that replaces them "
-                "itself, by jnp.where before it computes anything of them, is taken as it is.)"
+                "itself, by jnp.where before it computes anything from them, is accepted.)"
             )
     return None
 

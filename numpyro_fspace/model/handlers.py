@@ -71,7 +71,7 @@ class fresh_draws(Messenger):
 
     @property
     def log_functional_prior(self):
-        return sum((scale * law.log_factor for scale, law in self._priors), start=jnp.zeros(()))
+        return sum((scale * distribution.log_factor for scale, distribution in self._priors), start=jnp.zeros(()))
 
 
 class full_plates(Messenger):

@@ -20,19 +20,20 @@ def checked_starts(init_strategy):
     def start(site):
         if not latent_sites({site["name"]: site}):
             return init_strategy(site)
-        law, name = site["fn"], f"The start of the site {site['name']!r}, as init_strategy gives it,"
-        if not isinstance(law.support, constraints.Constraint):
+        distribution, name = site["fn"], f"The start of the site {site['name']!r}, as init_strategy gives it,"
+        kind = type(distribution).__name__
+        if not isinstance(distribution.support, constraints.Constraint):
             raise ValueError(
-                f"The law of the latent site {site['name']!r} does not say where it lives: give {type(law).__name__} a "
-                "support, such as support = numpyro.distributions.constraints.real."
+                f"The distribution of the latent site {site['name']!r} has no support: give {kind} one, such as "
+                "support = numpyro.distributions.constraints.real."
             )
-        if not law.support.is_discrete:  # which check_sites refuses
+        if not distribution.support.is_discrete:  # which check_sites refuses
             try:
-                biject_to(law.support)
+                biject_to(distribution.support)
             except NotImplementedError as error:
                 raise ValueError(
-                    f"The latent site {site['name']!r} lives on {law.support}, for which NumPyro has no transform from "
-                    f"the reals: give {type(law).__name__} another support, or reparametrize the site "
+                    f"The latent site {site['name']!r} has the support {distribution.support}, for which NumPyro has "
+                    f"no transform from the reals: give {kind} another support, or reparametrize the site "
                     "(numpyro.handlers.reparam, for a ProjectedNormal by ProjectedNormalReparam)."
                 ) from error
         value = init_strategy(site)
@@ -41,15 +42,15 @@ def checked_starts(init_strategy):
         value = as_numbers(value, name)
         is_known = not isinstance(value, jax.core.Tracer)
         value = np.asarray(value) if is_known else value
-        if not isinstance(law, dist.MaskedDistribution):  # whose shape may be that of its mask
+        if not isinstance(distribution, dist.MaskedDistribution):  # whose shape may be that of its mask
             try:
-                value = (np if is_known else jnp).broadcast_to(value, law.shape())
+                value = (np if is_known else jnp).broadcast_to(value, distribution.shape())
             except ValueError:
-                raise ValueError(f"{name} has shape {value.shape}, but the site has {law.shape()}.") from None
+                raise ValueError(f"{name} has shape {value.shape}, but the site has {distribution.shape()}.") from None
         with jax.ensure_compile_time_eval():
-            inside = law.support(value) if is_known else True
+            inside = distribution.support(value) if is_known else True
         if not isinstance(inside, jax.core.Tracer) and not np.all(inside):
-            raise ValueError(f"{name} lies outside of its support ({law.support}): {value}.")
+            raise ValueError(f"{name} lies outside of its support ({distribution.support}): {value}.")
         return jnp.asarray(value, jnp.result_type(value, float))
 
     return start

@@ -1,8 +1,8 @@
 """Samplers of the measurement points X_M, where a functional prior looks at a network.
 
 A sampler is a callable of a key to points [M, D], redrawn at each evaluation of the potential. With random
-points a chain targets exp(log likelihood + log p0(w) + E log P0(f(X_M))), which depends on M and on the sampler's
-law; with fixed ones, likelihood · p0(w) · P0(f(X_M)).
+points a chain targets exp(log likelihood + log p0(w) + E log P0(f(X_M))), which depends on M and on the distribution of
+the points. With fixed points it targets likelihood · p0(w) · P0(f(X_M)).
 
 Example:
     >>> import jax, numpy as np

@@ -36,21 +36,21 @@ def random_module(
     """A network with random weights, f(x; w) with w ~ prior, inside a NumPyro model.
 
     Every weight array is one ``numpyro.sample`` site, ``"{name}.{path}"`` with the path joined by dots
-    (``net.Dense_0.kernel``, ``net.layers.1.weight``). The model targets exactly the prior written here, times
-    whatever else the model holds; ``functional_prior`` multiplies it, it does not replace it.
+    (``net.Dense_0.kernel``, ``net.layers.1.weight``). The density of the model includes exactly the prior given here.
+    ``functional_prior`` multiplies this prior; it does not replace it.
 
-    Four kinds of network are understood:
+    A network is one of the following:
 
     * a flax linen module, whose weights need not exist yet;
-    * a flax nnx module, already built; state that a call does not change (frozen statistics) stays as it is;
-    * an equinox module of a *single* example, already built; it is mapped over the leading axis of x, and its
-      inexact JAX arrays are the weights (hold a constant as a NumPy array to keep it one);
+    * a flax nnx module that is already built; state that a call does not change (frozen statistics) is kept;
+    * an equinox module of a *single* example that is already built; it is mapped over the leading axis of x, and its
+      inexact JAX arrays are the weights (store a constant as a NumPy array);
     * a pair ``(init, apply)`` of functions ``init(key, input_shape) -> weights`` and ``apply(weights, x)``
-      with x [M, *input_shape]. An ``init`` that returns ``(output_shape, weights)``, as stax does, will do.
+      with x [M, *input_shape]. ``init`` may also return ``(output_shape, weights)``, as in stax.
 
-    Chains start from the network's own initializer under ``init_to_network``. Each weight array is drawn by a
-    key of its own. A module already built no longer knows its initializer, so its present values are
-    shuffled: to start from trained weights use ``numpyro.infer.init_to_value``.
+    Under ``init_to_network`` chains start from the network's own initializer, with a separate key for each weight
+    array. A module that is already built does not know its initializer, so its present values are shuffled. To start
+    from trained weights use ``numpyro.infer.init_to_value``.
 
     Args:
         name: prefix of the sites; no "/", which ArviZ refuses.
@@ -58,11 +58,11 @@ def random_module(
         input_shape: shape of ONE input, without batch: ``(D,)``, or D for short.
         prior: None for ``fan_in()``; ``fan_in(scale)``; ``flat()``; a distribution for every weight; a dict
             from every path to one of these; or a function ``(path, shape)`` to one of these. Distributions
-            are expanded to the weight's shape. A weight with a ``dist.Delta`` prior is a constant, a deterministic
-            site.
+            are expanded to the weight's shape. A weight with a ``dist.Delta`` prior is a constant and becomes a
+            deterministic site.
 
     Returns:
-        f, a function of x [M, *input_shape] to what the network gives, [M, K] say.
+        f, a function from x [M, *input_shape] to the network's output, for example [M, K].
 
     Raises:
         ValueError: for an input_shape the network cannot take, a network with state (batch statistics,
@@ -100,17 +100,17 @@ def random_module(
 
 
 def random_function(module: Any, *, input_shape: int | tuple[int, ...], prior=None) -> Callable:
-    """The draw of a network's random function: what ``random_module`` puts into a model, outside of one.
+    """Draws of a network's random function outside of a model, with the priors of ``random_module``.
 
     Args:
         module, input_shape, prior: as for ``random_module``; the prior must be proper.
 
     Returns:
-        ``draw(key, x [M, *input_shape])``, the values at x of the function that the key draws: the argument of
-        ``fs.priors.NetworkPrior``.
+        ``draw(key, x [M, *input_shape])``, the values at x of the function that belongs to the key. It is the argument
+        of ``fs.priors.NetworkPrior``.
 
     Raises:
-        ValueError, TypeError: as for ``random_module``; an improper prior.
+        ValueError, TypeError: as for ``random_module``, and for an improper prior.
 
     Example:
         >>> import flax.linen as nn, jax
@@ -136,14 +136,14 @@ def random_function(module: Any, *, input_shape: int | tuple[int, ...], prior=No
 
 
 def init_to_network(site: dict | None = None):
-    """Start chains from the networks' own initializers, everything else from its prior median.
+    """Start networks from their own initializers and all other sites from their prior medians.
 
-    A NumPyro init strategy: ``NUTS(model, init_strategy=fs.model.init_to_network)``. Sites without a network behind
-    them, and weights whose prior does not live on the whole real line, fall back to
-    ``numpyro.infer.init_to_median`` (and that to ``init_to_uniform`` where the prior cannot be sampled).
+    This is a NumPyro init strategy: ``NUTS(model, init_strategy=fs.model.init_to_network)``. Sites that do not belong
+    to a network, and weights whose prior is not supported on the whole real line, use ``numpyro.infer.init_to_median``
+    (which uses ``init_to_uniform`` where the prior cannot be sampled).
 
     Args:
-        site: a message of NumPyro, or None for the strategy itself.
+        site: a NumPyro message, or None for the strategy itself.
 
     Returns:
         The initial value of the site.

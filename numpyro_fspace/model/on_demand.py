@@ -1,4 +1,4 @@
-"""``OnDemand``: data that stay where they are, and of which a model loads the rows of its minibatch."""
+"""``OnDemand``: data on disk, of which a model loads the rows of its minibatch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["OnDemand", "errors_as_themselves"]
 
 logger = logging.getLogger("jax._src.callback")
-#: A source's precision is judged by so many of its rows, evenly spaced, and so many of their numbers, at most.
+#: Most rows, evenly spaced, and most numbers in them by which the precision of a source is judged.
 MAX_ROWS, MAX_NUMBERS = 1000, 2**20
 #: Errors of loading rows inside compiled programs, newest last.
 _errors: list[Exception] = []
@@ -32,33 +32,33 @@ _errors: list[Exception] = []
 class OnDemand:
     """An array on disk whose rows are loaded as a model asks for them.
 
-    In a model it is indexed by the rows of a plate; everything else is as with an array in memory: the same rows at the
-    same keys, hence the same law and the same draws. Memory holds the rows of ten gradient steps, or 2048 where a
-    control variate's full gradient is computed, and what the system caches. (All rows, if the model has several
-    subsampled plates and control variates.)
+    In a model it is indexed by the rows of a plate. The same keys give the same rows as with an array in memory, and
+    hence the same draws. Memory holds the rows of ten gradient steps, or 2048 rows while the full gradient of a control
+    variate is computed, and what the system caches. (It holds all rows if the model has several subsampled plates and
+    control variates.)
 
     Args:
         source: anything with ``shape``, ``dtype`` and ``source[rows]`` for increasing row numbers: ``np.memmap``,
-            ``np.load(path, mmap_mode="r")``, an HDF5 or Zarr array. It must not change while it is in use. An iterator
-            will not do: a chain needs rows at random, and its control variates need all of them again and again.
-        dtype: of the rows in the model; None is the source's, in JAX's default precision.
+            ``np.load(path, mmap_mode="r")``, an HDF5 or Zarr array. It must not change while it is in use. It cannot be
+            an iterator, because a chain needs random rows, and control variates need all rows repeatedly.
+        dtype: type of the rows in the model; None is the type of the source, in JAX's default precision.
 
-    Rows are checked as they are loaded: NaN and infinite values, integers that do not fit into ``dtype``, and a file
-    that was cut short since it was opened end the run with an error that says which. Rows of float64 from all over the
-    source are looked at beforehand: time in seconds since 1970, say, is lost in float32.
+    Rows are checked when they are loaded. NaN and infinite values, integers that do not fit into ``dtype``, and a file
+    that was truncated after it was opened end the run with an error. A sample of float64 rows is checked in advance for
+    values that float32 cannot tell apart, such as time in seconds since 1970.
 
     Attributes:
-        shape: of the whole, [N, ...].
-        ndim: its length.
-        dtype: of the rows.
+        shape: shape of the source, [N, ...].
+        ndim: number of its dimensions.
+        dtype: type of the rows.
 
     Raises:
-        TypeError: for a source without these, or one of other things than numbers.
-        ValueError: for a source without rows, or of float64 whose differences are lost in float32; where rows are
+        TypeError: for a source without these attributes, or whose entries are not numbers.
+        ValueError: for a source without rows, or of float64 whose differences are lost in float32; when rows are
             loaded, for values that are not finite or do not fit into ``dtype``, and for the rows of a plate of another
             size.
-        IndexError: where rows are loaded that there are not.
-        OSError: where the file is shorter than it was.
+        IndexError: when rows are loaded that do not exist.
+        OSError: when the file is shorter than it was when it was opened.
 
     Example:
         >>> import jax, numpy as np, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tempfile
@@ -114,7 +114,7 @@ class OnDemand:
         for frame in active_handlers():
             if isinstance(frame, plate) and plate_rows(frame) is rows and frame.size != len(self):
                 raise ValueError(
-                    f"plate {frame.name!r} has {frame.size} rows and {self!r} has {len(self)}: they must be as many."
+                    f"plate {frame.name!r} has {frame.size} rows and {self!r} has {len(self)}: the numbers must agree."
                 )
         if (rows if isinstance(rows, jax.Array) else np.asarray(rows)).dtype == bool:
             rows = self._numbers(rows)
@@ -139,7 +139,7 @@ class OnDemand:
             raise
 
     def _check_precision(self):
-        """That rows from all over the source are not lost in float32; infinite values are found as they are loaded."""
+        """Refuse a source whose rows, judged by a sample, float32 cannot tell apart."""
         if self.dtype != np.float32 or _dtype(self.source.dtype) == self.source.dtype != np.int32:
             return
         num = min(len(self), MAX_ROWS, max(2, MAX_NUMBERS // math.prod(self.shape[1:])))
@@ -171,7 +171,7 @@ class OnDemand:
         with np.errstate(all="ignore"):
             kept = values.astype(self.dtype)
             if jnp.issubdtype(self.dtype, jnp.floating):
-                # Their sum takes a third of the time that looking at each does.
+                # The sum takes a third of the time of a test of every number.
                 is_whole = np.isfinite(kept.sum(dtype=np.float64)) or np.isfinite(kept).all()
             else:
                 is_whole = kept is values or np.array_equal(kept, values)
@@ -195,7 +195,7 @@ class OnDemand:
 
 
 def errors_as_themselves(fn):
-    """``fn``, whose errors of rows that could not be loaded come as they are, not as failures of a compiled program."""
+    """``fn`` that raises errors of loading rows themselves, in place of JAX's error about the compiled program."""
 
     @functools.wraps(fn)
     def wrapped(*args, **kwargs):
@@ -215,12 +215,12 @@ def errors_as_themselves(fn):
 
 
 def _is_foreign(record) -> bool:
-    """Whether what is to be logged is not an error of loading rows."""
+    """Whether a message is about something other than an error of loading rows."""
     return not _errors
 
 
 def _dtype(dtype):
-    """JAX's type, in the machine's byte order, for real numbers; else None."""
+    """The type that JAX uses for real numbers of ``dtype``, in the machine's byte order; None for anything else."""
     with contextlib.suppress(TypeError, ValueError):
         native = np.dtype(dtype).newbyteorder("=")
         kept = np.dtype(jax.dtypes.canonicalize_dtype(np.float64 if native == np.longdouble else native))
@@ -230,7 +230,7 @@ def _dtype(dtype):
 
 
 def _check_file(array):
-    """That a mapped file is as long as it was: the system ends a process that reads beyond its end."""
+    """Refuse a mapped file that has become shorter: the system kills a process that reads beyond its end."""
     start = 0
     while isinstance(array, np.ndarray):
         start = getattr(array, "offset", 0)
@@ -238,4 +238,4 @@ def _check_file(array):
     if isinstance(array, mmap.mmap):
         needed = start - start % mmap.ALLOCATIONGRANULARITY + len(array)
         if array.size() < needed:
-            raise OSError(f"the file of source was cut short: it has {array.size()} bytes, and {needed} are mapped.")
+            raise OSError(f"the file of source was truncated: it has {array.size()} bytes, and {needed} are mapped.")

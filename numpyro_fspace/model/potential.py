@@ -120,7 +120,7 @@ class ModelPotential:
 
     @property
     def functional_priors(self) -> dict:
-        """The laws of the ``functional_prior`` sites, by name."""
+        """The distributions of the ``functional_prior`` sites, by name."""
         return {k: s["fn"] for k, s in self.trace.items() if is_functional_prior(s)}
 
     def points_in_data(self) -> dict:
@@ -131,15 +131,15 @@ class ModelPotential:
         """Raise a ValueError for observations or measurement points no density can be computed at."""
         check_observations(self.trace)
         for site in active_functional_priors(self.trace).values():
-            law = site["fn"]
-            prior, x = law.prior, law.x
+            distribution = site["fn"]
+            prior, x = distribution.prior, distribution.x
             if isinstance(x, jax.core.Tracer):  # a draw of random points stands for all
                 with jax.ensure_compile_time_eval():
-                    _, prior, x, *_ = drawn(prior, law.points, jax.random.key(0))
+                    _, prior, x, *_ = drawn(prior, distribution.points, jax.random.key(0))
             if hasattr(prior, "check") and not isinstance(x, jax.core.Tracer):
                 prior.check(x)
-            if law.has_density:
-                site = copy.copy(law)  # a site keeps what it has computed
+            if distribution.has_density:
+                site = copy.copy(distribution)  # a site keeps what it has computed
                 jax.eval_shape(lambda site=site: site.log_factor)  # raises the errors of the prior's log_prob
 
     def init_params(self) -> dict:

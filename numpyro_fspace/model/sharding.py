@@ -15,7 +15,7 @@ CHAINS = "chains"
 
 
 def check_mesh(mesh: Mesh, num_chains: int) -> Mesh:
-    """``mesh`` as the compiler likes it, told to find the other axes' communication by itself.
+    """``mesh`` with automatic axes, for which the compiler inserts the communication.
 
     Raises:
         TypeError, ValueError: if it is no mesh, has no axis ``"chains"``, or cannot share the chains equally.
@@ -34,8 +34,8 @@ def check_mesh(mesh: Mesh, num_chains: int) -> Mesh:
 def place(tree, mesh: Mesh, *axes: str):
     """Arrays with their leading dimensions spread over axes of the mesh; without axes, a copy on every device.
 
-    Copies are not made of arrays that already lie on devices of the mesh in parts, if the mesh has axes of the names
-    that they are spread over. Every process calls this with the same values.
+    Arrays that are already distributed over the devices of the mesh, along axes whose names it has, are not copied.
+    Every process calls this with the same values.
     """
 
     def put(a):
@@ -55,10 +55,10 @@ def place(tree, mesh: Mesh, *axes: str):
 
 
 def beside(tree, draws):
-    """Model arguments with their arrays where one program can use them with ``draws``.
+    """Model arguments whose arrays one program can use together with ``draws``.
 
-    That is on the mesh of the draws, if they are on one, and else where they are, with the communication between their
-    parts left to the compiler. Arrays that are on no device yet stay as they are.
+    Arrays go to the mesh of the draws if these are on one. Otherwise they stay on their devices, and the compiler
+    inserts the communication between their parts. Arrays that are not on a device yet are not moved.
     """
     arrays, _, join = split_arrays(tree)
     mesh = next((m for m in map(_mesh, jax.tree.leaves(draws)) if m is not None), None)
@@ -68,7 +68,7 @@ def beside(tree, draws):
 
 
 def _mesh(array) -> Mesh | None:
-    """The devices that an array is spread over, communication left to the compiler."""
+    """The mesh of an array's devices with automatic axes, or None for an array on one device."""
     sharding = getattr(array, "sharding", None)
     return Mesh(sharding.mesh.devices, sharding.mesh.axis_names) if isinstance(sharding, NamedSharding) else None
 
@@ -79,7 +79,7 @@ def _names(part) -> tuple:
 
 
 def gathered(tree):
-    """Arrays that this process can read: those that are spread over processes become whole ones."""
+    """Arrays that this process can read: those that are distributed over processes are collected."""
 
     def gather(a):
         if not isinstance(a, jax.Array) or a.is_fully_addressable:

@@ -23,7 +23,7 @@ def base_transform(site):
 
 
 def is_positive(site):
-    """Whether a site lives above a bound, which its unconstrained values reach at minus infinity."""
+    """Whether the support of a site has only a lower bound, the limit of unconstrained values at minus infinity."""
     transform = base_transform(site)
     if isinstance(transform, transforms.ComposeTransform):  # greater_than(low): an exponential, shifted
         transform, *others = transform.parts
@@ -46,12 +46,12 @@ def prior_scale(site, key):
     hint = site["infer"].get("fspace", {}).get("scale")
     if hint is not None:
         return jnp.asarray(hint)
-    law = site["fn"]
-    if isinstance(base_distribution(law), dist.Normal):
-        return jnp.sqrt(law.variance)
+    distribution = site["fn"]
+    if isinstance(base_distribution(distribution), dist.Normal):
+        return jnp.sqrt(distribution.variance)
     try:
-        draws = biject_to(law.support).inv(law.sample(key, (NUM_SCALE_DRAWS,)))
-    except NotImplementedError:  # an improper law, or one of which only the density is known
+        draws = biject_to(distribution.support).inv(distribution.sample(key, (NUM_SCALE_DRAWS,)))
+    except NotImplementedError:  # an improper distribution, or one without a sampler
         return jnp.ones(())
     low, high = jnp.quantile(draws, jnp.array([0.25, 0.75]), axis=0)
     scale = (high - low) / 1.349

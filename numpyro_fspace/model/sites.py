@@ -25,7 +25,7 @@ __all__ = [
 
 
 class FunctionalPriorSite(dist.Distribution):
-    """The law attached to a ``functional_prior`` site: an empty value whose log density is the prior's.
+    """The distribution of a ``functional_prior`` site: an empty value whose log density is the prior's.
 
     Attributes:
         fn: the network, a function of inputs [M, D].
@@ -89,18 +89,22 @@ def is_functional_prior(site) -> bool:
     return isinstance(site.get("fn"), FunctionalPriorSite)
 
 
-def base_distribution(law):
+def base_distribution(distribution):
     """The distribution inside masks, expansions and ``to_event``."""
-    while isinstance(law, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
-        law = law.base_dist
-    return law
+    while isinstance(distribution, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+        distribution = distribution.base_dist
+    return distribution
 
 
-def has_point_mass(law) -> bool:
+def has_point_mass(distribution) -> bool:
     """Whether a distribution is a Delta, or made of one: transformed, masked, truncated, a component of a mixture."""
-    if isinstance(law, dist.Delta):
+    if isinstance(distribution, dist.Delta):
         return True
-    parts = [part for value in vars(law).values() for part in (value if isinstance(value, list | tuple) else [value])]
+    parts = [
+        part
+        for value in vars(distribution).values()
+        for part in (value if isinstance(value, list | tuple) else [value])
+    ]
     return any(has_point_mass(part) for part in parts if isinstance(part, dist.Distribution))
 
 

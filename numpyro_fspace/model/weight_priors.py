@@ -38,7 +38,7 @@ class FanIn:
 def flat() -> Flat:
     """The papers' prior on weights, p(w) ∝ 1: none at all, so that a functional prior stands alone.
 
-    It is improper. With Lebesgue measure on w the law of f is the functional posterior only if w ↦ f is a
+    It is improper. With Lebesgue measure on w the distribution of f is the functional posterior only if w ↦ f is a
     bijection; real networks have flat directions along which the weights drift away without end, and f is
     free between fixed measurement points. Prefer the default of ``random_module`` unless you replicate. It
     cannot be sampled, so there are no prior predictive draws.
@@ -97,10 +97,10 @@ def prior_of_each(name, network: Network, prior) -> dict:
         chosen = {path: prior(path, tuple(leaf.shape)) for path, leaf in network.weights.items()}
     else:
         chosen = dict.fromkeys(paths, FanIn(1.0) if prior is None else prior)
-    for path, law in chosen.items():
-        if not isinstance(law, dist.Distribution | Flat | FanIn):
+    for path, distribution in chosen.items():
+        if not isinstance(distribution, dist.Distribution | Flat | FanIn):
             raise TypeError(
-                f"random_module({name!r}): the prior of {path!r} is a {type(law).__name__}; give a NumPyro "
+                f"random_module({name!r}): the prior of {path!r} is a {type(distribution).__name__}; give a NumPyro "
                 "distribution, fs.fan_in(scale) or fs.model.flat()."
             )
     return chosen
@@ -111,14 +111,16 @@ def sample_weight(site, path, network: Network, prior, is_unit):
     shape = tuple(network.weights[path].shape)
     typical = 1 / math.sqrt(1 if is_unit else network.fan_in(path))
     if isinstance(prior, FanIn):
-        law = dist.Normal(float(is_unit), prior.scale * typical)
+        distribution = dist.Normal(float(is_unit), prior.scale * typical)
     else:
-        law = dist.ImproperUniform(constraints.real, (), shape) if isinstance(prior, Flat) else prior
+        distribution = dist.ImproperUniform(constraints.real, (), shape) if isinstance(prior, Flat) else prior
     hints: dict[str, Any] = {"init": None, "scale": None}
-    if isinstance(getattr(law.support, "base_constraint", law.support), type(constraints.real)):
-        hints = {"init": functools.partial(network.draw, path), "scale": _length_scale(law, typical)}
-    expanded = _expand(site, law, shape)
-    if isinstance(base_distribution(law), dist.Delta):  # a constant is no random variable: no sampler could move it
+    if isinstance(getattr(distribution.support, "base_constraint", distribution.support), type(constraints.real)):
+        hints = {"init": functools.partial(network.draw, path), "scale": _length_scale(distribution, typical)}
+    expanded = _expand(site, distribution, shape)
+    if isinstance(
+        base_distribution(distribution), dist.Delta
+    ):  # a constant is not a random variable, and no sampler could move it
         return numpyro.deterministic(site, expanded.mean.astype(network.weights[path].dtype))
     try:
         value = numpyro.sample(site, expanded, infer={"fspace": hints})
@@ -142,23 +144,23 @@ def sample_weight(site, path, network: Network, prior, is_unit):
     return value
 
 
-def _expand(site, law, shape):
-    if law.support.is_discrete:
+def _expand(site, distribution, shape):
+    if distribution.support.is_discrete:
         raise ValueError(f"The prior of {site!r} is discrete; weights need a continuous one.")
-    batch = shape[: len(shape) - law.event_dim]
+    batch = shape[: len(shape) - distribution.event_dim]
     try:
-        if law.event_dim > len(shape) or batch + law.event_shape != shape:
+        if distribution.event_dim > len(shape) or batch + distribution.event_shape != shape:
             raise ValueError("its event does not match")
-        return law.expand(batch).to_event()
+        return distribution.expand(batch).to_event()
     except ValueError as error:
         raise ValueError(
-            f"The prior of {site!r} has batch_shape={law.batch_shape} and event_shape={law.event_shape}, "
-            f"which do not expand to the weight's shape {shape}: {error}."
+            f"The prior of {site!r} has batch_shape={distribution.batch_shape} and "
+            f"event_shape={distribution.event_shape}, which do not expand to the weight's shape {shape}: {error}."
         ) from error
 
 
-def _length_scale(law, typical):
+def _length_scale(distribution, typical):
     """The prior's standard deviation if it is normal and known, else the fan-in's guess."""
-    law = base_distribution(law)
-    known = isinstance(law, dist.Normal) and not isinstance(law.scale, jax.core.Tracer)
-    return law.scale if known else typical
+    distribution = base_distribution(distribution)
+    known = isinstance(distribution, dist.Normal) and not isinstance(distribution.scale, jax.core.Tracer)
+    return distribution.scale if known else typical

@@ -141,17 +141,20 @@ def _needed(model, draw, args, kwargs, inputs, *, trace, hidden) -> set:
     def parts(values):
         with own_keys({k: values[f"key of {k}"] for k in hidden}):
             found = _run(model, values, *join(values[""]))
-        laws = {f"law of {k}": _parameters(s) for k, s in found.items() if s["type"] == "sample"}
+        distributions = {f"distribution of {k}": _parameters(s) for k, s in found.items() if s["type"] == "sample"}
         fixed = {f"value of {k}": s["value"] for k, s in found.items() if s["type"] == "deterministic"}
-        return laws | fixed | {"functions": evaluate(functions_of(found), inputs)}
+        return distributions | fixed | {"functions": evaluate(functions_of(found), inputs)}
 
     depends = sources(parts, sites | {f"key of {k}": jax.random.key(0) for k in hidden} | {"": arrays})
-    own = {k: depends[f"law of {k}"] - {k} for k in sites}
-    by_laws = set(depends["functions"]).union(*(of - {k.removeprefix("law of ")} for k, of in depends.items()
-                                                if k.startswith("law of ")))  # fmt: skip
+    own = {k: depends[f"distribution of {k}"] - {k} for k in sites}
+    prefix = "distribution of "
+    others = [of - {k.removeprefix(prefix)} for k, of in depends.items() if k.startswith(prefix)]
+    by_distributions = set(depends["functions"]).union(*others)
     by_others = set().union(*(of for k, of in depends.items() if k.startswith("value of ")))
-    found = {k for k in sites if k not in draw and (k in by_laws or (k in by_others and not own[k] & draw.keys()))}
-    return found | {k for k in hidden if f"key of {k}" in by_laws | by_others}
+    found = {
+        k for k in sites if k not in draw and (k in by_distributions or (k in by_others and not own[k] & draw.keys()))
+    }
+    return found | {k for k in hidden if f"key of {k}" in by_distributions | by_others}
 
 
 def _parameters(site) -> list:

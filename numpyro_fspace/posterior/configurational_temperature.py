@@ -88,7 +88,7 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
     """
     model = kernel._model_potential(args, kwargs)
     num_chains, num_kept = next(iter(draws.values())).shape[:2]
-    is_random = any(law.points.is_random for law in model.functional_priors.values())
+    is_random = any(distribution.points.is_random for distribution in model.functional_priors.values())
     num_steps = int(np.sum(state.i)) * kernel.num_steps
     batches, size = model.batches(), state.scale.shape[-1]
     is_cut = batches >= PER_CURVATURE

@@ -139,8 +139,8 @@ def to_arviz(
         groups["log_likelihood"] = {_clean(k): _by_chain(v, chains) for k, v in pointwise.items()}
         new = {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in observed}
         groups["posterior_predictive"] = new
-    sites = {_clean(k): Site(_plates(s), s["fn"].event_dim if "fn" in s else 0, known.get(k)) for k, s in trace.items()
-             if s["type"] in ("sample", "deterministic")}  # fmt: skip
+    named = {k: s for k, s in trace.items() if s["type"] in ("sample", "deterministic")}
+    sites = {_clean(k): Site(_plates(s), s["fn"].event_dim if "fn" in s else 0, known.get(k)) for k, s in named.items()}
     return _build(datasets(groups, sites, dims, coords))
 
 
@@ -221,18 +221,18 @@ def _known_in_any_draw(posterior, args, kwargs, known):
 
 def _known(site):
     """Which numbers of an observation count in its likelihood, which masks and scales of 0 leave out."""
-    law, shape = site["fn"], jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
+    distribution, shape = site["fn"], jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
 
     def over_events(values, event_dim):
         return jnp.reshape(values, jnp.shape(values) + (1,) * event_dim)
 
     known = jnp.ones(shape, bool)
     if site["scale"] is not None:
-        known &= over_events(site["scale"], law.event_dim) != 0
-    while isinstance(law, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
-        if isinstance(law, dist.MaskedDistribution):
-            known &= over_events(mask_of(law), law.event_dim)
-        law = law.base_dist
+        known &= over_events(site["scale"], distribution.event_dim) != 0
+    while isinstance(distribution, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+        if isinstance(distribution, dist.MaskedDistribution):
+            known &= over_events(mask_of(distribution), distribution.event_dim)
+        distribution = distribution.base_dist
     return known
 
 

@@ -114,11 +114,11 @@ def likelihood_parameters(trace, draw) -> dict:
     for name, site in trace.items():
         if site["type"] != "sample" or is_functional_prior(site) or (name in draw and not site["is_observed"]):
             continue
-        law = site["fn"]
-        while hasattr(law, "base_dist"):
-            law = law.base_dist
-        named = {k: vars(law)[k] for k in law.arg_constraints if k in vars(law)}
-        values = named or dict(enumerate(jax.tree.leaves(law)))
+        distribution = site["fn"]
+        while hasattr(distribution, "base_dist"):
+            distribution = distribution.base_dist
+        named = {k: vars(distribution)[k] for k in distribution.arg_constraints if k in vars(distribution)}
+        values = named or dict(enumerate(jax.tree.leaves(distribution)))
         for key, value in values.items():
             if jnp.issubdtype(jnp.result_type(value), jnp.floating):
                 found[f"{name}.{key}"] = jnp.asarray(value)

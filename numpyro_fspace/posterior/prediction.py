@@ -148,12 +148,12 @@ class Evaluator:
         keys = jax.random.split(jax.random.fold_in(key, 1), len(observed))
         # Observations are drawn anew. Sites that depend on them (a known noise, inputs) see the values observed.
         found |= {k: trace[k]["fn"](rng_key=key) for k, key in zip(observed, keys, strict=True)}
-        laws = {k: trace[k]["fn"] for k in found if trace[k]["type"] == "sample"}
-        for name in laws:
+        distributions = {k: trace[k]["fn"] for k in found if trace[k]["type"] == "sample"}
+        for name in distributions:
             if jnp.iscomplexobj(found[name]):
                 raise TypeError(f"The site {name!r} is complex; densities are of real numbers.")
         is_noisy = asked.num > 0 or any(k in trace and k not in found for k in self.from_prior)
-        return Evaluation(evaluate(functions_of(trace), inputs) | found, laws, is_noisy)
+        return Evaluation(evaluate(functions_of(trace), inputs) | found, distributions, is_noisy)
 
 
 def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:

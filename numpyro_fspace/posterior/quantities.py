@@ -169,8 +169,8 @@ def _function_values(model, num_points, draw, _, *given) -> dict:
     trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw)
     at = dict(at)
     if num_points:
-        laws = {k: s["fn"] for k, s in trace.items() if is_functional_prior(s)}
-        points = {k: law.points(jax.random.key(1)) for k, law in laws.items()}
+        distributions = {k: s["fn"] for k, s in trace.items() if is_functional_prior(s)}
+        points = {k: distribution.points(jax.random.key(1)) for k, distribution in distributions.items()}
         at[" at measurement points"] = {k: some_rows(x, num_points) for k, x in points.items()}
     functions = functions_of(trace)
     return {k + kind: f for kind, inputs in at.items() for k, f in evaluate(functions, inputs).items()}

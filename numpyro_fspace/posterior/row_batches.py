@@ -38,12 +38,12 @@ class Evaluation(NamedTuple):
 
     Attributes:
         values: what ``predict`` returns, by name.
-        laws: the distributions that some of the values were drawn from, by name.
+        distributions: the distributions that some of the values were drawn from, by name.
         is_noisy: whether the model draws random numbers beside these values.
     """
 
     values: dict
-    laws: dict
+    distributions: dict
     is_noisy: bool
 
 
@@ -74,11 +74,17 @@ def find_axes(probe: Probe, given: tuple, size: int, most: int, key: Key[Array, 
     anew = run(jax.random.fold_in(key, 1), rows)
     axes = {k: _axis(whole[k].shape, start[k].shape, many, few) for k in whole}
     mixed = {k for k, axis in axes.items() if axis is False}
-    mixed |= {k for k, law in probe.laws.items() if k not in mixed and (axes[k] or 0) >= whole[k].ndim - law.event_dim}
+    mixed |= {
+        k
+        for k, distribution in probe.distributions.items()
+        if k not in mixed and (axes[k] or 0) >= whole[k].ndim - distribution.event_dim
+    }
     kept = {k: axis for k, axis in axes.items() if k not in mixed}
     is_random = {k for k in kept if not _same(whole[k], anew[k])}
-    if probe.is_noisy or any(axes[k] is None for k in probe.laws):  # and no part has the random numbers of another
-        mixed |= {k for k in is_random if axes[k] is not None and k not in probe.laws}
+    if probe.is_noisy or any(
+        axes[k] is None for k in probe.distributions
+    ):  # and no part has the random numbers of another
+        mixed |= {k for k in is_random if axes[k] is not None and k not in probe.distributions}
     half = many // 2
     for kept_rows, row in ((rows[half:], probe.num - 1), (rows[:half], 0)):
         others = np.full(many, row)
@@ -109,7 +115,7 @@ class Probe:
         self.num, self._evaluate = num, evaluate
         self._programs: dict = {}  # one for each number of rows
         self._depending: dict = {}
-        self.laws: dict = {}
+        self.distributions: dict = {}
         self.is_noisy = False
 
     def __call__(self, given, key, rows) -> dict:
@@ -120,8 +126,11 @@ class Probe:
     def _outputs(self, key, given) -> dict:
         found = self._evaluate(key, *given)
         self.is_noisy = found.is_noisy
-        self.laws = {k: base_distribution(law) for k, law in found.laws.items()}
-        leaves = {k: [a for a in jax.tree.leaves(law) if isinstance(a, jax.Array)] for k, law in found.laws.items()}
+        self.distributions = {k: base_distribution(distribution) for k, distribution in found.distributions.items()}
+        leaves = {
+            k: [a for a in jax.tree.leaves(distribution) if isinstance(a, jax.Array)]
+            for k, distribution in found.distributions.items()
+        }
         return found.values | {f"{k}{LAW}{i}": a for k, parts in leaves.items() for i, a in enumerate(parts)}
 
     def depending_on_rows(self, given, key, rows) -> set:

@@ -1,4 +1,4 @@
-"""What the stochastic-gradient samplers share: potentials, schedules, loops, the non-finite guard.
+"""Parts that the stochastic-gradient samplers share: potentials, schedules, loops, checks of finiteness.
 
 A *potential* is any function ``potential_fn(position, key) -> U`` with U = -log density (up to a
 constant); ``key`` feeds whatever randomness the estimate of U has (minibatch, measurement points) and
@@ -36,16 +36,16 @@ MAX_STEPS = 10
 
 
 class Info(NamedTuple):
-    """What a human wants to know of a transition; nothing of it is needed by the next one.
+    """A report on a transition, which the next transition does not need.
 
     Attributes:
-        potential_energy: the last estimate of U within the transition; after a Metropolis test, U where the chain is.
+        potential_energy: the last estimate of U within the transition; with a Metropolis test, U at the new position.
         gradient_norm: Euclidean norm of the last gradient.
         temperature: mean of |p|²/P over the inner steps, 1 in equilibrium at temperature 1 (SGHMC), or
             the mean squared displacement in units of its noise, |Δu|²/(2εP) (SGLD).
         step_size: the step size used last.
-        is_diverging: whether the transition left the finite numbers and was undone.
-        aux: the auxiliary output of the potential, at the same place as ``potential_energy``.
+        is_diverging: whether the transition met numbers that are not finite and was undone.
+        aux: the auxiliary output of the potential that belongs to ``potential_energy``.
         accept_prob: the acceptance probability of the Metropolis test, averaged over the tests of the transition; 1
             without a test.
     """
@@ -60,10 +60,10 @@ class Info(NamedTuple):
 
 
 class Dynamics(NamedTuple):
-    """What a sampler moves by, on flat positions.
+    """The position, potential and preconditioner of a sampler on flat positions.
 
     Attributes:
-        position: w [P], where the chain is.
+        position: w [P].
         unravel: from flat positions to the model's.
         metric: the preconditioner S.
         potential: ``(position, key) -> (U, aux)``.
@@ -115,9 +115,10 @@ def finite(*trees):
 
 
 def walled(gradient_fn):
-    """The gradient of ``staged_gradient`` with a wall where U is infinite: U = ∞ without a force, so that tests reject.
+    """The gradient of ``staged_gradient``, with U = ∞ and no force wherever U is infinite, so that tests reject.
 
-    U is -∞ where a position is rounded to a pole of the density, such as the 0 of a Gamma law with a shape below 1.
+    U is -∞ where a position is rounded to a pole of the density, such as the 0 of a Gamma distribution with a shape
+    below 1.
     """
 
     def gradient(*given):
@@ -145,9 +146,9 @@ def scan_with_draws(step, carry, key, num_blocks, like, draw, block_size=1):
     """Run ``carry = step(carry, draws, noise, t)`` for blocks t = 0 … num_blocks - 1 of gradient steps.
 
     Args:
-        step: takes ``draws``, what the potential draws at each step of the block, stacked, and ``noise`` of the block,
-            standard normals shaped as ``like``.
-        draw: of a key to arrays: a potential's first stage. It runs for several blocks at once.
+        step: takes ``draws``, the arrays of the potential's first stage for each step of the block, stacked, and
+            ``noise``, standard normals in the shape of ``like`` for the block.
+        draw: the first stage of a potential, from a key to arrays. It runs for several blocks at once.
         block_size: gradient steps of a block.
     """
     key_noise, key_steps = jax.random.split(key)

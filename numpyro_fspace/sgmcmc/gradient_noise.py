@@ -1,17 +1,17 @@
-r"""Noise of gradients as part of a thermostat: friction for the directions that it heats.
+r"""Gradient noise as part of a thermostat: more friction along the directions in which gradients are noisy.
 
-A kick by a gradient of noise covariance V adds ε²V to the momentum's covariance. Langevin dynamics with a friction
-matrix Γ keeps N(0, T I) if its own noise *and that of the gradients* add up to 2ΓT per unit of time (fluctuation and
-dissipation). Along an eigenvector q of V with variance v, a thermostat that acts before every k steps therefore has
+A kick by a gradient with noise covariance V adds ε²V to the covariance of the momentum. Langevin dynamics with a
+friction matrix Γ leaves N(0, T I) invariant if its own noise *and that of the gradients* add up to 2ΓT per unit of time
+(the fluctuation–dissipation relation). Along an eigenvector q of V with variance v, a thermostat that acts before every
+k steps therefore has
 
 .. math:: \gamma_q = \max(\gamma,\; g\, \varepsilon v / 2T), \qquad
           p_q \leftarrow c p_q + \sqrt{T (1 - c^2) - a k \varepsilon^2 v}\; \xi_q, \qquad
           c = e^{-\gamma_q k \varepsilon}, \quad a = c + (1 - c)^2 \tfrac{4 k^2 - 1}{12 k^2}.
 
-The share a of the kicks' variance is 1 for little friction; with more, what a kick moves the chain by before the next
-refresh is less than what the refresh itself does, down to a quarter or a third. With variances that are known, a
-direction of curvature λ has its variance, up to a fraction (ε²λ/4) / (1 - ε²λ/4) / g; a v that is wrong by a
-fraction δ changes it by δ/g.
+The factor a is 1 for little friction. With more friction, a kick moves the chain less before the next refresh than the
+refresh itself does, and a falls to between a quarter and a third. If the variances are known, the relative error of
+the variance in a direction of curvature λ is (ε²λ/4) / (1 - ε²λ/4) / g; a relative error δ of v changes it by δ/g.
 
 References: T. Chen, E. Fox, C. Guestrin (2014), *Stochastic gradient Hamiltonian Monte Carlo* (the estimate B̂);
 X. Shang, Z. Zhu, B. Leimkuhler, A. Storkey (2015), *Covariance-controlled adaptive Langevin thermostat for large-scale
@@ -32,7 +32,7 @@ FRICTION_RATIO = 16.0
 
 
 class GradientNoise(NamedTuple):
-    """What is known of the noise of gradients at flat positions [P].
+    """The noise of gradients at flat positions [P], as far as it is known.
 
     Attributes:
         basis: orthonormal directions of the noise, in the preconditioner's coordinates, as rows [R, P].
@@ -47,14 +47,17 @@ class GradientNoise(NamedTuple):
         return jnp.maximum(friction, 0.5 * FRICTION_RATIO * step_size * self.variances / temperature)
 
     def damped(self, rows, step_size, friction, temperature):
-        """Rows [G, P] of gradients, shortened along the directions so as to heat γ as much as they heat γ_q."""
+        """Rows [G, P] of gradients, scaled along the directions by √(γ / γ_q).
+
+        With friction γ in every direction they then raise the temperature as the given rows do with γ_q.
+        """
         factor = jnp.sqrt(friction / self.friction(step_size, friction, temperature))
         return rows + ((factor - 1.0) * (rows @ self.basis.T)) @ self.basis
 
     def correction(self, momentum, noise, step_size, friction, temperature, num_kicks):
-        """What is added to the result of O (``ornstein_uhlenbeck``, same arguments) before ``num_kicks`` kicks.
+        """The difference that the noise makes to O (``ornstein_uhlenbeck``, same arguments) before ``num_kicks`` kicks.
 
-        ``friction`` is that of a step, as O has it: ``num_kicks`` times γ, or infinite for a fresh momentum.
+        ``friction`` is the argument of O: ``num_kicks`` times γ, or infinite for a fresh momentum.
         """
         kicks = num_kicks * step_size**2 * self.variances
         decay = jnp.where(jnp.isinf(friction), jnp.inf, friction * step_size)

@@ -1,7 +1,8 @@
 """Potentials in two stages: draws that depend on the key alone, and their value at a position.
 
-A step of a sampler draws a minibatch and measurement points and factorizes a covariance: many small operations, none
-of which knows where the chain is. Taken out of U(w, key), they are done for several steps at once.
+A step of a sampler draws a minibatch and measurement points and factorizes a covariance. These are many small
+operations that do not depend on the position of the chain. Separated from U(w, key), they run for several steps at
+once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 __all__ = ["Staged", "stage", "staged_gradient"]
 
-#: Numbers of one array that the first stage may make; what is larger, and what comes of it, is left to the second.
+#: Largest size of an array in the first stage. Larger arrays, and what depends on them, are left to the second.
 MAX_NUMBERS = 2**15
 
 
@@ -34,7 +35,7 @@ class Staged(NamedTuple):
 
 
 def stage(potential_fn: Callable, position, key) -> Staged:
-    """``potential_fn(position, key)`` in two stages, found by following through its program what depends on what.
+    """``potential_fn(position, key)`` in two stages, by tracing which operations depend on the position.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -79,7 +80,7 @@ def stage(potential_fn: Callable, position, key) -> Staged:
 def staged_gradient(potential_fn: Callable, position, key, *, has_aux: bool):
     """``(potential, gradient)`` of a potential that returns U, or ``(U, aux)`` if it ``has_aux``.
 
-    ``potential`` is staged and returns ``(U, aux)`` in either case, with None for an aux that is missing;
+    ``potential`` is staged and returns ``(U, aux)`` in either case, with None for a missing aux;
     ``gradient(position, draws)`` is ``((U, aux), ∇U)``.
     """
     both = potential_fn if has_aux else lambda w, k: (potential_fn(w, k), None)
@@ -96,7 +97,7 @@ def _is_large(equation):
 
 
 def _calls(equation):
-    """Whether an equation calls Python, which costs more than what it brings."""
+    """Whether an equation calls Python, so that one call for several steps is cheaper whatever the size."""
     return "callback" in str(equation.primitive)
 
 

@@ -1,8 +1,8 @@
 """Preconditioners: linear maps S that give the sampler coordinates u with w = S u.
 
-A constant preconditioner changes how fast the chain moves, never the law it targets: Langevin dynamics
-in u, read in w, is ``dw = -S Sᵀ ∇U dt + √2 S dB``, whose stationary law is exp(-U) for every invertible
-S. In Hamiltonian terms the mass matrix is M = (S Sᵀ)⁻¹.
+A constant preconditioner changes how fast the chain moves, but not its target. Langevin dynamics in u is
+``dw = -S Sᵀ ∇U dt + √2 S dB`` in terms of w, and its stationary distribution is exp(-U) for every invertible S. In
+Hamiltonian dynamics the mass matrix is M = (S Sᵀ)⁻¹.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = [
 
 #: Parameters up to which ``automatic`` is dense.
 MAX_DENSE = 64
-#: Prior scales that a dense preconditioner takes no direction to be wider than.
+#: Largest width, in prior scales, that a dense preconditioner assigns to a direction.
 MAX_WIDTH = 1e8
-#: Smallest eigenvalue of a Hessian over the largest, as far as float32 tells.
+#: Smallest ratio of an eigenvalue of a Hessian to the largest one that float32 resolves.
 MIN_EIGENVALUE = 1e-6
 
 
@@ -104,7 +104,7 @@ class Preconditioner:
     def chosen(self, size: int, is_plain: bool) -> Preconditioner:
         """The preconditioner for a model of ``size`` parameters.
 
-        ``is_plain`` says that it has neither networks nor functional priors, and that U is known exactly.
+        ``is_plain`` is whether it has neither networks nor functional priors, and U is known exactly.
         """
         return self
 
@@ -113,27 +113,27 @@ class Preconditioner:
 
         Args:
             prior_scale: prior standard deviations s of the unconstrained parameters, [P].
-            learned: what warm-up has found; None if the preconditioner learns nothing.
+            learned: what warm-up has learned; None if the preconditioner learns nothing.
         """
         raise NotImplementedError
 
     def start(self, position) -> Learned:
-        """What is known before warm-up, for flat ``position`` [P]."""
+        """The state of learning before warm-up, for flat ``position`` [P]."""
         size, dtype = position.size, position.dtype
         mean_square = jnp.zeros(size if self.adapts and not self.is_dense else 0, dtype)
         factor = jnp.eye(size if self.is_dense else 0, dtype=dtype)
         return Learned(mean_square, factor)
 
     def nothing_seen(self, position):
-        """Zeros in the form of what ``renewed`` takes the mean of, for flat ``position`` [P]."""
+        """Zeros in the shape of the ``mean`` that ``renewed`` takes, for flat ``position`` [P]."""
         shape = position.shape * (2 if self.is_dense else 1) if self.adapts else (0,)
         return jnp.zeros(shape, position.dtype)
 
     def renewed(self, learned: Learned, mean) -> Learned:
-        """``learned`` with the mean of what warm-up has seen since it was last renewed.
+        """``learned`` with a new mean over the draws of warm-up since the last renewal.
 
         Args:
-            learned: what was known.
+            learned: the state before.
             mean: mean of (s ∂U/∂w)² [P] or, for a dense preconditioner, of Sᵀ ∇²U S [P, P].
         """
         return learned._replace(mean_square=mean)
@@ -193,7 +193,10 @@ class _diagonal(Preconditioner):
 
 
 def whitened(factor, hessian):
-    """``factor`` S [P, P] made such that Sᵀ ∇²U S, so far ``hessian``, has eigenvalues ±1; as it was if that fails."""
+    """A new S [P, P] for which Sᵀ ∇²U S has eigenvalues ±1, given that it is ``hessian`` for ``factor``.
+
+    Returns ``factor`` if the new S would not be finite.
+    """
     values, vectors = jnp.linalg.eigh(hessian + factor.T @ factor / MAX_WIDTH**2)
     values = jnp.abs(values)
     values = jnp.maximum(values, MIN_EIGENVALUE * jnp.max(values))
@@ -202,16 +205,16 @@ def whitened(factor, hessian):
 
 
 def identity() -> Preconditioner:
-    """S = I, as the papers have it."""
+    """S = I, as in the papers."""
     return _identity()
 
 
 def prior_scale() -> Preconditioner:
-    """S = diag(prior standard deviations), the default for a given step size: standardized parameters.
+    """S = diag(s) for the prior standard deviations s, the default if the step size is given.
 
-    A parameter with prior N(μ, s²) moves as u = w/s, so one step size serves layers of every fan-in. For a network's
-    weight whose prior is not normal, or has a sampled scale, s is 1/√fan-in; for other sites that of a normal prior,
-    or the interquartile range of prior draws over 1.349.
+    A parameter with prior N(μ, s²) moves as u = w/s, so that one step size suits layers of every fan-in. For network
+    weights whose prior is not normal, or has a sampled scale, s is 1/√fan-in. For other sites s is the standard
+    deviation of a normal prior, or the interquartile range of prior draws divided by 1.349.
     """
     return _prior_scale()
 
@@ -219,10 +222,10 @@ def prior_scale() -> Preconditioner:
 def rmsprop() -> Preconditioner:
     """S = diag(s · max(1, v)^(-1/4)), the default for networks: prior scales s, shrunk where gradients are large.
 
-    v is the mean of (s ∂U/∂w)² at the draws of a quarter of burn-in, which estimates the diagonal of the Hessian in
-    standardized parameters (E[∇U ∇Uᵀ] = E[∇²U] under exp(-U), plus the noise of the minibatch). Then S Sᵀ = s²/√v is
-    the preconditioner of pSGLD, but estimated twice, over the first and the second quarter, and frozen, so that the
-    target stays exact without pSGLD's correction term.
+    v is the mean of (s ∂U/∂w)² over the draws of a quarter of burn-in. It estimates the diagonal of the Hessian in
+    standardized parameters, plus the minibatch noise, because E[∇U ∇Uᵀ] = E[∇²U] under exp(-U). S Sᵀ = s²/√v is the
+    preconditioner of pSGLD. Here it is estimated twice, over the first and the second quarter of burn-in, and then
+    frozen, so that the target needs no correction term as in pSGLD.
 
     Reference: C. Li, C. Chen, D. Carlson, L. Carin (2016), *Preconditioned stochastic gradient Langevin dynamics for
     deep neural networks*.
@@ -233,19 +236,19 @@ def rmsprop() -> Preconditioner:
 def dense() -> Preconditioner:
     """S = H^(-1/2), with H the mean Hessian of the potential at draws of burn-in, [P, P]: for few parameters.
 
-    In its coordinates a Gaussian posterior is isotropic, whatever its units and correlations. The warm start takes it
-    along: see ``fs.Warmup``. H is found where the warm start ends, and twice anew, over the first and the second
-    quarter of burn-in, each time in the coordinates of the last, so that float32 serves for condition numbers up to
-    about 10¹²; then it is frozen. Eigenvalues are taken by their absolute values, and no direction wider than 10⁸ prior
-    scales. A Hessian costs P products with vectors; it is computed at no more than 16/P of the draws that H is over.
+    In its coordinates a Gaussian posterior is isotropic, whatever its units and correlations. The warm start uses it
+    too (see ``fs.Warmup``). H is computed at the end of the warm start, and again over the first and the second quarter
+    of burn-in, each time in the coordinates of the previous estimate, so that float32 suffices for condition numbers up
+    to about 10¹². Then it is frozen. Eigenvalues enter by their absolute values, and no direction is taken to be wider
+    than 10⁸ prior scales. A Hessian costs P products with vectors; it is computed at no more than 16/P of the draws.
     """
     return _dense()
 
 
 def automatic() -> Preconditioner:
-    """The default: ``dense()`` for few parameters, else ``rmsprop()``.
+    """The default: ``dense()`` for models of up to 64 parameters without networks, functional priors and minibatches.
 
-    Few are up to 64 of a model without networks, functional priors and minibatches.
+    Otherwise it is ``rmsprop()``.
     """
     return _automatic()
 
@@ -257,8 +260,8 @@ def low_rank(rank: int = 50) -> Preconditioner:
         NotImplementedError: always.
     """
     raise NotImplementedError(
-        f"fs.preconditioners.low_rank({rank}) was removed in 0.2, as the directions that it found turn while the chain "
-        "moves. Use rmsprop(), the default for networks, or dense() for up to some hundred parameters."
+        f"fs.preconditioners.low_rank({rank}) was removed in 0.2, because the directions of curvature turn while the "
+        "chain moves. Use rmsprop(), the default for networks, or dense() for up to some hundred parameters."
     )
 
 

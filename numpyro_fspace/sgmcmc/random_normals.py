@@ -1,11 +1,12 @@
 """Standard normals for the noise of a sampler, several times faster than ``jax.random.normal`` on a CPU.
 
 Noise costs more than the gradient of a small network. Here each number is a hash of the key, the step and its own
-place, so that a compiler fuses it into what uses it. The hash is Threefry-2×32 with 13 rounds, which passes BigCrush
-[Salmon et al. 2011] (JAX's own generator is the same function with 20 rounds). It serves four steps: each half of its
-two words chooses one of 65 536 equally likely values, the normal's quantiles scaled to variance 1: mean and third
-moment are exactly 0, the kurtosis is 2.999, the largest value 4.3. Moments beyond the second enter the law of a
-Langevin step only at orders that its discretization error exceeds by far.
+index, so that the compiler fuses it into the operation that uses it. The hash is Threefry-2×32 with 13 rounds, which
+passes BigCrush [Salmon et al. 2011]; JAX's own generator is the same function with 20 rounds. One hash serves four
+steps: each half of its two words chooses one of 65 536 equally likely values, which are quantiles of the normal
+distribution scaled to variance 1. Their mean and third moment are exactly 0, the kurtosis is 2.999 and the largest
+value is 4.3. Moments beyond the second affect the distribution of a Langevin step only at orders far below its
+discretization error.
 
 Reference: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw (2011), *Parallel random numbers: as easy as 1, 2, 3*.
 """
@@ -44,10 +45,9 @@ def threefry(key, counter, num_rounds: int = NUM_ROUNDS):
 
 
 def normals(key, like, num: int, part=0):
-    """``row(j)``, j = 0 … num - 1: standard normals in the shape of ``like``, of one part of an endless sequence.
+    """``row(j)``, j = 0 … num - 1: standard normals in the shape of ``like``, from one part of an endless sequence.
 
-    Four rows share one hash, which a row reads again: in a loop over rows, choosing the normals is fused into what
-    uses them.
+    Four rows share one hash. In a loop over rows, the choice of the normals is fused into the operation that uses them.
 
     Args:
         key: a typed key, used for nothing else.

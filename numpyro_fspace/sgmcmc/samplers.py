@@ -15,12 +15,12 @@ __all__ = ["Given", "Hamiltonian", "Langevin"]
 
 
 class Given(NamedTuple):
-    """What warm-up finds for a sampler, or the user gives.
+    """Settings of a sampler that warm-up chooses or the user gives.
 
     Attributes:
         step_size: a number, or a schedule of the gradient step.
-        friction: of SGHMC.
-        gradient_noise: what is known of the noise of gradients, for a sampler that absorbs it.
+        friction: γ of SGHMC.
+        gradient_noise: the noise of gradients, for a sampler whose thermostat takes account of it.
     """
 
     step_size: Any

@@ -1,22 +1,24 @@
 r"""Stochastic-gradient Hamiltonian Monte Carlo (SGHMC) as a pure algorithm.
 
-Underdamped Langevin dynamics dw = S p dt, dp = -Sᵀ∇U dt - γ p dt + √(2γT) dB, whose stationary law is
-exp(-U(w)/T) N(p; 0, T I). Two discretizations:
+Underdamped Langevin dynamics dw = S p dt, dp = -Sᵀ∇U dt - γ p dt + √(2γT) dB has the stationary distribution
+exp(-U(w)/T) N(p; 0, T I). There are two discretizations:
 
 * ``"baoab"`` (default): drift ε/2, exact Ornstein–Uhlenbeck ε, drift ε/2, kick ε, with one gradient per step. Up
   to half a kick at the very first and last step this is kick ε/2, drift ε/2, O, drift ε/2, kick ε/2 (BAOAB), so
-  the positions have exactly BAOAB's law: second moments off by O(ε²), and not at all on Gaussian targets with exact
-  gradients; stable for ε√λ < 2. Resampling the momentum replaces the first O of a transition by a fresh draw, which
-  keeps that law (exactly on Gaussians, to its order elsewhere) for every number of inner steps.
-* ``"euler"``: the papers' update w ← w + ε S p; p ← p - ε Sᵀ∇U - εγ p + √(2γεT) ξ. With the
-  momentum resampled before each transition of L steps its last force goes unused and the variance of w
-  tends to L/(L-1) times the target as ε → 0. It refreshes at every step, whatever ``refresh_every``.
+  the positions have exactly the distribution of BAOAB. Its second moments are off by O(ε²), and exact on Gaussian
+  targets with exact gradients; it is stable for ε√λ < 2. Resampling the momentum replaces the first O of a transition
+  by a fresh draw, which keeps that distribution (exactly on Gaussians, to its order elsewhere) for every number of
+  inner steps.
+* ``"euler"``: the papers' update w ← w + ε S p; p ← p - ε Sᵀ∇U - εγ p + √(2γεT) ξ. If the momentum is resampled
+  before each transition of L steps, the last force of a transition is not used, and the variance of w tends to
+  L/(L-1) times that of the target as ε → 0. The momentum is refreshed at every step, whatever ``refresh_every``.
 
 **The Metropolis test** (for exact potentials) makes the target exact at every ε. A transition is then O, followed by a
-path Ψ O Ψ … O Ψ with Ψ = k leapfrog steps (kick ε/2, drift ε, kick ε/2). O keeps N(p; 0, T I) and is reversible with
-respect to it, Ψ keeps volumes and is reversible, and the path reads the same backwards; so it is accepted with
-probability min(1, exp(-Δ/T)), Δ being the energy U + |p|²/2 gained in the Ψ's alone. After a rejection the momentum is
-reversed. With the momentum redrawn in every transition this is MALT; else it is generalized HMC with a path for a step.
+path Ψ O Ψ … O Ψ, where Ψ is k leapfrog steps (kick ε/2, drift ε, kick ε/2). O leaves N(p; 0, T I) invariant and is
+reversible with respect to it, Ψ preserves volume and is reversible, and the path is a palindrome. It is therefore
+accepted with probability min(1, exp(-Δ/T)), where Δ is the energy U + |p|²/2 gained in the Ψ's alone. After a rejection
+the momentum is reversed. If the momentum is redrawn in every transition this is MALT, otherwise it is generalized HMC
+with a path in place of a step.
 
 References: T. Chen, E. Fox, C. Guestrin (2014), *Stochastic gradient Hamiltonian Monte Carlo*;
 A. M. Horowitz (1991), *A generalized guided Monte Carlo algorithm*; L. Riou-Durand, J. Vogrinc (2022), *Metropolis
@@ -86,7 +88,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
     """The transition kernel of SGHMC: ``num_steps`` steps, each with a fresh key for the potential.
 
     Args:
-        integrator: ``"baoab"`` or ``"euler"`` (see the module's docstring for their laws).
+        integrator: ``"baoab"`` or ``"euler"`` (see the module's docstring).
         has_aux: whether ``potential_fn`` returns ``(U, aux)`` instead of ``U``.
         metropolis: whether the whole transition is a proposal that a Metropolis test accepts or rejects, which makes
             exp(-U/T) the exact target at every step size (see the module's docstring). The potential must not depend
@@ -94,15 +96,17 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
 
     Returns:
         ``kernel(key, state, potential_fn, step_size, *, num_steps=10, friction=1.0, temperature=1.0,
-        metric=Identity(), resample_momentum=False, refresh_every=1, gradient_noise=None) -> (SGHMCState, Info)``. With
-        ``refresh_every`` = k the thermostat O acts at every k-th step, for a time kε: noise, which on a CPU costs
-        more than the gradient of a small network, is drawn k times less often, and the law of the positions keeps
-        its order (and its exactness on Gaussians). Keep k ε√λ_max below 2.5: a mode that turns by π between refreshes
-        meets them at the same phase, is hardly damped, and collects the noise of gradients. A transition that ends
-        in a non-finite number (or a kinetic temperature above 10⁴) is undone, its momentum drawn afresh. With the
-        test, a transition that is rejected reverses its momentum; one that meets NaN is rejected and reported. With a
-        ``GradientNoise`` (``"baoab"`` without a test, flat positions) O has more friction along its directions, and
-        less noise.
+        metric=Identity(), resample_momentum=False, refresh_every=1, gradient_noise=None) -> (SGHMCState, Info)``.
+
+        With ``refresh_every`` = k the thermostat O acts at every k-th step, for a time kε. Noise, which on a CPU costs
+        more than the gradient of a small network, is then drawn k times less often, and the order of the error does not
+        change (nor does the exactness on Gaussians). Keep k ε√λ_max below 2.5: a mode that turns by π between refreshes
+        meets them at the same phase, is hardly damped, and accumulates the noise of gradients.
+
+        A transition that ends in a number that is not finite (or a kinetic temperature above 10⁴) is undone, and its
+        momentum is drawn afresh. With the test, a rejected transition reverses its momentum; one that meets NaN is
+        rejected and reported. With a ``GradientNoise`` (``"baoab"`` without a test, flat positions) O has more friction
+        and less noise along its directions.
 
     Raises:
         ValueError: for an unknown integrator, or a Metropolis test of another one than ``"baoab"``.
@@ -153,7 +157,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
 
             def step(carry, xs):
                 draws, t = xs
-                position, momentum, heat, *_ = carry
+                position, momentum, kinetic, *_ = carry
                 epsilon = step_size_at(step_size, state.count + t, dtype)
                 position = drift(position, momentum, epsilon, metric)
                 value, gradient = gradient_fn(position, draws)
@@ -161,31 +165,31 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
                 momentum = kick(momentum, gradient, epsilon, metric, damping=damping)
                 if integrator == "euler":
                     momentum = add(momentum, jnp.sqrt(2.0 * friction * epsilon * temperature), noise)
-                heat = heat + squared_norm(momentum) / (size * num_steps)
-                return (position, momentum, heat, value, squared_norm(gradient), epsilon), None
+                kinetic = kinetic + squared_norm(momentum) / (size * num_steps)
+                return (position, momentum, kinetic, value, squared_norm(gradient), epsilon), None
 
             return jax.lax.scan(step, carry, (draws, first + jnp.arange(refresh_every)))[0]
 
         def tested_leapfrogs(carry, draws, noise, block):
             """``refresh_every`` leapfrog steps and, before all but the first of them, O."""
-            position, momentum, gradient, heat, _, gain, epsilon = carry
+            position, momentum, gradient, kinetic, _, gain, epsilon = carry
             gamma = jnp.where(block > 0, friction * refresh_every, 0.0)
             before = momentum = ornstein_uhlenbeck(momentum, noise, epsilon, gamma, temperature)
             momentum = kick(momentum, gradient, 0.5 * epsilon, metric)
 
             def step(carry, draws):
-                position, momentum, heat, *_ = carry
+                position, momentum, kinetic, *_ = carry
                 position = drift(position, momentum, epsilon, metric)
                 value, gradient = gradient_fn(position, draws)
                 momentum = kick(momentum, gradient, epsilon, metric)
-                heat = heat + squared_norm(momentum) / (size * num_steps)
-                return (position, momentum, heat, value, gradient), None
+                kinetic = kinetic + squared_norm(momentum) / (size * num_steps)
+                return (position, momentum, kinetic, value, gradient), None
 
-            carry = (position, momentum, heat, potential.zeros, gradient)
-            (position, momentum, heat, value, gradient), _ = jax.lax.scan(step, carry, draws, length=refresh_every)
+            carry = (position, momentum, kinetic, potential.zeros, gradient)
+            (position, momentum, kinetic, value, gradient), _ = jax.lax.scan(step, carry, draws, length=refresh_every)
             momentum = kick(momentum, gradient, -0.5 * epsilon, metric)
             gain = gain + 0.5 * dot(add(before, -1.0, momentum), add(before, 1.0, momentum))
-            return position, momentum, gradient, heat, value, gain, epsilon
+            return position, momentum, gradient, kinetic, value, gain, epsilon
 
         zero = jnp.zeros((), dtype)
         blocks = (num_steps // refresh_every, state.position, potential.draw, refresh_every)
@@ -198,7 +202,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
             old_value, old_gradient = gradient_fn(state.position, potential.draw(key_momentum))
             start = (state.position, momentum, old_gradient, zero, potential.zeros, zero, epsilon)
             end = scan_with_draws(tested_leapfrogs, start, key_scan, *blocks)
-            position, new_momentum, gradient, heat, value, gain, _ = end
+            position, new_momentum, gradient, kinetic, value, gain, _ = end
             gain = (old_value[0] - value[0] + gain) / temperature
             accepted, probability = accept(jax.random.fold_in(key_momentum, 1), gain)
             rejected = state.position, jax.tree.map(jnp.negative, momentum), old_value, old_gradient
@@ -212,11 +216,11 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
                 momentum = select(resample_momentum, fresh, momentum)
             start = (state.position, momentum, zero, potential.zeros, zero, zero)
             end = scan_with_draws(leapfrogs, start, key_scan, *blocks)
-            position, momentum, heat, value, squared_gradient, epsilon = end
-            good = finite(position, momentum, value) & (heat < MAX_TEMPERATURE)
+            position, momentum, kinetic, value, squared_gradient, epsilon = end
+            good = finite(position, momentum, value) & (kinetic < MAX_TEMPERATURE)
             position, momentum = select(good, (position, momentum), (state.position, fresh))
             probability = jnp.ones((), dtype)
-        info = Info(value[0], jnp.sqrt(squared_gradient), heat, epsilon, ~good, value[1], probability)
+        info = Info(value[0], jnp.sqrt(squared_gradient), kinetic, epsilon, ~good, value[1], probability)
         return SGHMCState(position, momentum, state.count + num_steps), info
 
     return kernel

@@ -3,10 +3,10 @@ r"""Stochastic-gradient Langevin dynamics (SGLD) as a pure algorithm.
 .. math:: w \leftarrow w - \varepsilon\, S S^\top \nabla \tilde U(w) + \sqrt{2 \varepsilon T}\, S \xi,
           \qquad \xi \sim N(0, I)
 
-**Target.** exp(-U/T) as ε → 0, for every constant preconditioner S; at finite ε second moments are off by
-O(ε) (for curvature λ, the variance is (1 - ελ/2)⁻¹ times the target), and gradient noise of covariance V
-adds O(εV). With a Metropolis test of each step (for exact potentials) the target is exp(-U/T) at every ε. fSGLD is
-this algorithm on a potential that includes a functional prior.
+**Target.** exp(-U/T) as ε → 0, for every constant preconditioner S. At finite ε second moments are off by O(ε): in a
+direction of curvature λ the variance is (1 - ελ/2)⁻¹ times that of the target, and gradient noise of covariance V adds
+O(εV). With a Metropolis test of each step (for exact potentials) the target is exp(-U/T) at every ε. fSGLD is this
+algorithm on a potential that includes a functional prior.
 
 References: M. Welling, Y. W. Teh (2011), *Bayesian learning via stochastic gradient Langevin dynamics*;
 G. O. Roberts, R. L. Tweedie (1996), *Exponential convergence of Langevin distributions and their discrete
@@ -75,18 +75,18 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
         def propose(position, gradient, noise, t):
             epsilon = step_size_at(step_size, state.count + t, dtype)
             position, du = euler_maruyama(position, gradient, noise, epsilon, temperature, metric)
-            heat = squared_norm(du) / jnp.where(epsilon > 0, 2.0 * epsilon * size * num_steps, 1.0)
-            return position, du, heat, epsilon
+            displaced = squared_norm(du) / jnp.where(epsilon > 0, 2.0 * epsilon * size * num_steps, 1.0)
+            return position, du, displaced, epsilon
 
         def step(carry, draws, noise, t):
-            position, heat, good, *_ = carry
+            position, displaced, good, *_ = carry
             value, gradient = gradient_fn(position, [stacked[0] for stacked in draws])
             good &= finite(value, gradient)
             position, _, more, epsilon = propose(position, gradient, noise, t)
-            return position, heat + more, good, squared_norm(gradient), epsilon
+            return position, displaced + more, good, squared_norm(gradient), epsilon
 
         def tested_step(carry, draws, noise, t):
-            (position, value, gradient), heat, good, probability, _ = carry
+            (position, value, gradient), displaced, good, probability, _ = carry
             new, du, more, epsilon = propose(position, gradient, noise, t)
             new_value, new_gradient = gradient_fn(new, [stacked[0] for stacked in draws])
             energy, new_energy = value[0], new_value[0]
@@ -96,7 +96,7 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
             gain += 0.25 * epsilon * (squared_norm(old_force) - squared_norm(new_force))
             accepted, chance = accept(jax.random.fold_in(key_test, t), gain / temperature)
             place = select(accepted, (new, new_value, new_gradient), (position, value, gradient))
-            return place, heat + more, good & ~jnp.isnan(new_energy), probability + chance / num_steps, epsilon
+            return place, displaced + more, good & ~jnp.isnan(new_energy), probability + chance / num_steps, epsilon
 
         zero, position, draw = jnp.zeros((), dtype), state.position, potential.draw
         if metropolis:
@@ -105,16 +105,16 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
             good = finite(value, gradient)
             start = ((position, value, gradient), zero, good, zero, zero)
             end = scan_with_draws(tested_step, start, key, num_steps, position, draw)
-            (position, value, gradient), heat, good, probability, epsilon = end
+            (position, value, gradient), displaced, good, probability, epsilon = end
             squared_gradient = squared_norm(gradient)
         else:
             start = (position, zero, jnp.ones((), bool), zero, zero)
             end = scan_with_draws(step, start, key, num_steps, position, draw)
-            position, heat, good, squared_gradient, epsilon = end
+            position, displaced, good, squared_gradient, epsilon = end
             value, probability = potential.value(position, draw(key_end)), jnp.ones((), dtype)
             good &= finite(position, value)
             position = select(good, position, state.position)
-        info = Info(value[0], jnp.sqrt(squared_gradient), heat, epsilon, ~good, value[1], probability)
+        info = Info(value[0], jnp.sqrt(squared_gradient), displaced, epsilon, ~good, value[1], probability)
         return SGLDState(position, state.count + num_steps), info
 
     return kernel
