@@ -15,9 +15,11 @@ import pytest
 from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points
 from numpyro import handlers
 from numpyro.infer import NUTS, init_to_value
+from scipy import sparse
 from tinygp.kernels import ExpSquared, Polynomial
 
 import numpyro_fspace as fs
+from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.checks import check_arguments
 from numpyro_fspace.model.potential import ModelPotential
 
@@ -506,6 +508,32 @@ def test_kernels_with_a_metropolis_test_take_rows_of_numpy_arrays(kernel):
         slope(x, y, rows=len(x))
 
     assert mean_of(model, LINE.astype(">f4"), 0.7 * LINE, kernel=kernel) == pytest.approx(0.7, abs=0.05)
+
+
+@pytest.mark.parametrize("kernel", [fs.SGHMC, fs.fHMC, NUTS])
+def test_a_run_refuses_masked_values(kernel):
+    """By whichever way they come: what the mask hides never becomes data."""
+    y = np.ma.masked_greater(0.7 * LINE, 0.5)
+    mcmc = fs.MCMC(kernel(slope), num_warmup=4, num_samples=4, progress_bar=False)
+    with pytest.raises(TypeError, match=r"positional argument 1 of run .*mask would be lost.*filled"):
+        mcmc.run(KEY, LINE, y)
+    with pytest.raises(TypeError, match=r"argument 'y' of run .*mask would be lost.*filled"):
+        mcmc.run(KEY, LINE, y=y)
+    with pytest.raises(TypeError, match="mask would be lost"):
+        split_arrays((LINE, y))
+
+
+def test_sparse_matrices_are_named():
+    def model(x, y):
+        f = fs.random_module("net", nn.Dense(1), input_shape=1)
+        f = fs.functional_prior("f", f, Independent(), POINTS)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1), obs=y)
+
+    line = sparse.csr_matrix(LINE[:, None])
+    with pytest.raises(TypeError, match=r"argument 0 of run is sparse \(csr_matrix\): pass .toarray\(\)"):
+        mean_of(model, line, LINE)
+    with pytest.raises(TypeError, match=r"argument 1 of run is sparse .*pass .toarray\(\)"):
+        mean_of(slope, LINE, line)
 
 
 GAPS = np.where(np.arange(30) % 7 == 3, np.nan, 0.7 * LINE)

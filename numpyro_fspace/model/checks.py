@@ -13,13 +13,13 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_fspace._checks import is_table, native, not_numbers
+from numpyro_fspace._checks import is_sparse, is_table, native, not_numbers
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.rounding import lost_to_rounding
 from numpyro_fspace.model.sites import has_point_mass, latent_sites, observed_sites, subsampled_plates
 
-__all__ = ["check_arguments", "check_observations", "check_sites", "checked_arguments"]
+__all__ = ["check_arguments", "check_masks", "check_observations", "check_sites", "checked_arguments"]
 
 
 def _is_concrete_array(x) -> bool:
@@ -58,7 +58,7 @@ def checked_arguments(args: tuple, kwargs: dict, of: str = "run", *, model=None)
         if trouble is not None and isinstance(error, ValueError):
             raise ValueError(trouble) from error
         for name, leaf in named_leaves(args, kwargs):
-            if is_table(leaf):
+            if is_table(leaf) or is_sparse(leaf):
                 raise TypeError(f"{name} of {of} {_what_of(leaf)} ({type(error).__name__}: {error})") from error
             if np.iscomplexobj(leaf):
                 raise TypeError(
@@ -151,6 +151,8 @@ def _what_is_read(model, args, kwargs, of) -> str:
 
 def _what_of(table) -> str:
     """What a model that fails may mind of a table."""
+    if is_sparse(table):
+        return f"is sparse ({type(table).__name__}): pass .toarray()."
     trouble = not_numbers(np.asarray(table))
     if trouble is not None:
         return f"{trouble}."
@@ -172,6 +174,17 @@ def check_arguments(args: tuple, kwargs: dict, *, of: str = "run", finite: bool 
     trouble = not_finite(args, kwargs, of) if finite else None
     if trouble is not None:
         raise ValueError(trouble)
+
+
+def check_masks(args: tuple, kwargs: dict, of: str = "run"):
+    """No argument may hold masked values: they would become data.
+
+    Raises:
+        TypeError: naming the argument and the cure.
+    """
+    for name, leaf in named_leaves(args, kwargs):
+        if isinstance(leaf, np.ma.MaskedArray) and np.ma.is_masked(leaf):
+            raise TypeError(f"{name} of {of} {not_numbers(leaf)}.")
 
 
 def not_finite(args: tuple, kwargs: dict, of: str) -> str | None:
