@@ -141,8 +141,9 @@ def predict(
     Raises:
         TypeError: if ``source`` is none of these, or the model is missing.
         ValueError: if ``source`` has no draws, kept functions in place of weights, lacks latent sites of the model or
-            has draws outside of the bounds of one; if ``key`` is several keys; if ``inputs`` names no function of the model, or ``from_prior`` no latent site; if ``input_batch_size`` is
-            given and the model mixes rows. Errors of the model itself come through.
+            has draws outside of the bounds of one; if ``key`` is several keys; if ``inputs`` names no function of
+            the model, or ``from_prior`` no latent site; if ``input_batch_size`` is given and the model mixes rows.
+            Errors of the model itself come through.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
