@@ -22,6 +22,7 @@ __all__ = [
     "check_not_negative",
     "check_positive",
     "check_step_size",
+    "is_sparse",
     "is_table",
     "native",
     "not_numbers",
@@ -106,12 +107,14 @@ def as_numbers(value, name: str):
     """``value`` as an array of numbers that JAX takes; arrays of JAX, traced ones too, unchanged.
 
     Raises:
-        TypeError: dates, durations, text, random keys, other objects, masked values.
+        TypeError: dates, durations, text, random keys, other objects, masked values, sparse matrices.
     """
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         raise TypeError(f"{name} holds random keys, where numbers are needed.")
     if isinstance(value, jax.Array) or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
         return jnp.asarray(value)
+    if is_sparse(value):
+        raise TypeError(f"{name} is sparse ({type(value).__name__}): pass .toarray().")
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.dtype == object and all(isinstance(part, numbers.Number | None) for part in array.ravel()):
         array = array.astype(np.float64)  # None is NaN
@@ -122,10 +125,16 @@ def as_numbers(value, name: str):
 
 
 def native(array):
-    """A NumPy array as JAX takes it: of the machine's byte order, and at most 64 bits; anything else unchanged."""
+    """A NumPy array as JAX takes it: of the machine's byte order, and at most 64 bits; anything else unchanged.
+
+    Raises:
+        TypeError: for masked values, which would become data.
+    """
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
         return array
     if isinstance(array, np.ma.MaskedArray):
+        if np.ma.is_masked(array):
+            raise TypeError(f"An array {not_numbers(array)}.")
         array = array.data
     dtype = array.dtype.newbyteorder("=")
     narrow = {np.dtype(np.longdouble): np.float64, np.dtype(np.clongdouble): np.complex128}
@@ -135,6 +144,11 @@ def native(array):
 def is_table(value) -> bool:
     """Whether ``value`` is another library's array, a pandas Series say, which NumPy reads and JAX does not."""
     return hasattr(value, "__array__") and not isinstance(value, type | np.ndarray | np.generic | jax.Array)
+
+
+def is_sparse(value) -> bool:
+    """Whether ``value`` is a sparse matrix of SciPy's, which NumPy does not read."""
+    return hasattr(value, "toarray") and not isinstance(value, type | np.ndarray | jax.Array)
 
 
 def not_numbers(array: np.ndarray) -> str | None:

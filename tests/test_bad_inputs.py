@@ -15,9 +15,11 @@ import pytest
 from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points
 from numpyro import handlers
 from numpyro.infer import NUTS, init_to_value
+from scipy import sparse
 from tinygp.kernels import ExpSquared, Polynomial
 
 import numpyro_fspace as fs
+from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.checks import check_arguments
 from numpyro_fspace.model.potential import ModelPotential
 
@@ -335,6 +337,26 @@ CASES = [
     ("predict batch_size 0", lambda: fs.predict(DRAWS, KEY, X, model=linear(), batch_size=0), ValueError, "batch_size=0"),
     ("predict input_batch_size", lambda: fs.predict(DRAWS, KEY, X, model=linear(), input_batch_size=1.5), TypeError,
      "input_batch_size must be an integer"),
+    ("predict several keys", lambda: fs.predict(DRAWS, jax.random.split(KEY, 3), X, model=linear()), ValueError,
+     r"key must be one random key, got several \(shape \(3,\)\): pass key\[0\]"),
+    ("predict several raw keys", lambda: fs.predict(DRAWS, jnp.zeros((3, 2), jnp.uint32), X, model=linear()), ValueError,
+     "key must be one random key"),
+    ("predict unconstrained", lambda: fs.predict(DRAWS | {"s": jnp.array([0.1, -0.7, 0.3])}, KEY, X, model=scaled), ValueError,
+     r"1 of 3 draws of 's' lie outside of its support.*-0.7 to 0.3.*unconstrained"),
+    ("kernel of text", lambda: evaluate(fs.GPPrior(ExpSquared("1")), POINTS), TypeError, "kernel fails .*parameters must be numbers"),
+    ("kernel of a list", lambda: evaluate(fs.GPPrior(ExpSquared([1.0])), POINTS), TypeError, "kernel fails .*parameters must be numbers"),
+    ("kernel of an array", lambda: evaluate(fs.GPPrior(ExpSquared(np.ones(2))), POINTS), ValueError,
+     r"kernel fails at x with 1 inputs .*transforms.Linear\(1 / lengthscale, kernel\)"),
+    ("kernel of complex numbers", lambda: evaluate(fs.GPPrior(ExpSquared(1j)), POINTS), TypeError, "kernel returns complex"),
+    ("kernel that returns a number", lambda: evaluate(fs.GPPrior(lambda a, b: 1.0), POINTS), ValueError,
+     r"kernel must return shape \[3, 3\], got \[\]"),
+    ("kernel of variance 0", lambda: evaluate(fs.GPPrior(0.0 * ExpSquared(1.0)), POINTS), ValueError, "covariance at x is 0, with its nugget"),
+    ("kernel beyond the range", lambda: fs.GPPrior(1e300 * ExpSquared(1.0)).sample(KEY, POINTS), ValueError,
+     r"standard deviations of .* to 1e\+150, beyond the range of float32"),
+    ("kernel below the range", lambda: evaluate(fs.GPPrior(1e-300 * ExpSquared(1.0)), POINTS), ValueError, "beyond the range of float32"),
+    ("nugget NaN", lambda: gp(nugget=np.nan), ValueError, "nugget must be finite, got nan"),
+    ("fixed points None", lambda: fs.measurement.fixed(None), TypeError, "x must be an array of real numbers, got None"),
+    ("fit_gp y beyond the range", lambda: fs.fit_gp(None, X, Y.astype(float) * 1e300), ValueError, "y reaches .*e.299.*standardize y"),
     ("predict unknown function", lambda: fs.predict(DRAWS, KEY, X, model=linear(POINTS), inputs={"g": X}), ValueError,
      r"inputs: \['g'\] are no functions of the model; it has \['f'\]"),
     ("rmse shapes", lambda: fs.metrics.rmse(Y, Y[:3]), ValueError, r"mean|shape"),
@@ -451,6 +473,38 @@ def test_a_table_of_numbers_is_looked_into():
         check_arguments((Table(),), {})
 
 
+def test_draws_at_the_ends_of_their_support_are_let_through():
+    """Where rounding puts them; and where the ends depend on another site."""
+
+    def model(x, y=None):
+        numpyro.sample("a", dist.Uniform(0.1, 0.3).expand([2]))
+        numpyro.sample("s", dist.LogNormal().expand([2]).to_event(1))
+        width = numpyro.sample("width", dist.HalfNormal())
+        numpyro.sample("inside", dist.Uniform(0.0, width))
+        numpyro.sample("y", dist.Normal(jnp.zeros(len(x)), width), obs=y)
+
+    ends = {"a": [[0.1, 0.2], [0.3, 0.3]], "s": np.zeros((2, 2)), "width": [0.0, np.inf], "inside": [9.0, 9.0]}
+    ends = {k: np.asarray(v, np.float32) for k, v in ends.items()}
+    assert fs.predict(ends, KEY, X, model=model)["y"].shape == (2, 8)
+    for name, value in {"a": 0.301, "s": -1e-3}.items():
+        outside = ends | {name: np.where(ends[name] == ends[name][1, 0], np.float32(value), ends[name])}
+        with pytest.raises(ValueError, match=f"draws of '{name}' lie outside"):
+            fs.predict(outside, KEY, X, model=model)
+
+
+def test_predictions_that_are_nan_are_said():
+    draws = {"w": jnp.array([[1.0, 2.0], [np.nan, 0.0], [0.0, 1.0]])}
+    with pytest.warns(RuntimeWarning, match=r"\['y'\] are NaN in 1 of 3 draws: the posterior draws of \['w'\] are"):
+        fs.predict(draws, KEY, X, model=linear())
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([2]))
+        numpyro.sample("y", dist.Normal(jnp.sqrt(w[0]), 1.0, validate_args=False), obs=y)
+
+    with pytest.warns(RuntimeWarning, match=r"\['y'\] are NaN in 2 of 3 draws: the model gives NaN"):
+        fs.predict({"w": jnp.array([[1.0, 0], [-1.0, 0], [-2.0, 0]])}, KEY, X, model=model)
+
+
 def test_draws_under_other_names():
     draws = {"g.kernel": jnp.ones((5, 1, 3)), "g.bias": jnp.ones((5, 3))}
     with pytest.raises(ValueError, match=r"'g.bias', 'g.kernel'.*would come from the prior"):
@@ -507,6 +561,32 @@ def test_kernels_with_a_metropolis_test_take_rows_of_numpy_arrays(kernel):
         slope(x, y, rows=len(x))
 
     assert mean_of(model, LINE.astype(">f4"), 0.7 * LINE, kernel=kernel) == pytest.approx(0.7, abs=0.05)
+
+
+@pytest.mark.parametrize("kernel", [fs.SGHMC, fs.fHMC, NUTS])
+def test_a_run_refuses_masked_values(kernel):
+    """By whichever way they come: what the mask hides never becomes data."""
+    y = np.ma.masked_greater(0.7 * LINE, 0.5)
+    mcmc = fs.MCMC(kernel(slope), num_warmup=4, num_samples=4, progress_bar=False)
+    with pytest.raises(TypeError, match=r"positional argument 1 of run .*mask would be lost.*filled"):
+        mcmc.run(KEY, LINE, y)
+    with pytest.raises(TypeError, match=r"argument 'y' of run .*mask would be lost.*filled"):
+        mcmc.run(KEY, LINE, y=y)
+    with pytest.raises(TypeError, match="mask would be lost"):
+        split_arrays((LINE, y))
+
+
+def test_sparse_matrices_are_named():
+    def model(x, y):
+        f = fs.random_module("net", nn.Dense(1), input_shape=1)
+        f = fs.functional_prior("f", f, Independent(), POINTS)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1), obs=y)
+
+    line = sparse.csr_matrix(LINE[:, None])
+    with pytest.raises(TypeError, match=r"argument 0 of run is sparse \(csr_matrix\): pass .toarray\(\)"):
+        mean_of(model, line, LINE)
+    with pytest.raises(TypeError, match=r"argument 1 of run is sparse .*pass .toarray\(\)"):
+        mean_of(slope, LINE, line)
 
 
 GAPS = np.where(np.arange(30) % 7 == 3, np.nan, 0.7 * LINE)

@@ -162,6 +162,13 @@ BAD = {
 }
 
 
+def test_what_is_no_number_is_named():
+    with pytest.raises(TypeError, match="f_draws has dtype <U1; encode it as numbers"):
+        plot_functions(X, "a")
+    with pytest.raises(TypeError, match="f_draws must be real, got complex128"):
+        plot_functions(X, F + 1j)
+
+
 @pytest.mark.parametrize("message", BAD)
 def test_bad_input_is_named(message):
     with pytest.raises(ValueError, match=message):

@@ -231,6 +231,8 @@ def test_mistakes_are_named(tmp_path):
     draws = {"w": np.zeros((2, 2))}
     with pytest.raises(TypeError, match=r"got dict. Make one of them: fs.Posterior\(model, draws"):
         fs.save(draws, tmp_path / "p")
+    with pytest.raises(TypeError, match="path must be the name of a file, got None"):
+        fs.save(fs.Posterior(linear(), draws), None)
     with pytest.raises(ValueError, match="no draws yet"):
         fs.save(fs.MCMC(fs.SGLD(linear()), num_warmup=1, num_samples=1), tmp_path / "p")
     with pytest.raises(ValueError, match=r"transformed by networks"):

@@ -26,7 +26,7 @@ from numpyro_fspace.mcmc.start import check_init_params, continued
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.mcmc.warnings import warn_of_draws, warn_of_trouble
 from numpyro_fspace.model.arguments import kept, split_arrays
-from numpyro_fspace.model.checks import check_key
+from numpyro_fspace.model.checks import check_key, check_masks
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import CHAINS, beside, check_mesh, place
 from numpyro_fspace.posterior.arrays import join_chains
@@ -192,6 +192,7 @@ class MCMC(NumPyroMCMC):
         **kwargs: Any,
     ) -> None:
         check_key(rng_key, "rng_key")
+        check_masks(args, kwargs)
         is_whole = not is_warmup(self)
         if is_whole:
             self._set_collection_params()  # numbers may have been changed since the last run

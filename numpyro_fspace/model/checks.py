@@ -12,12 +12,20 @@ import numpy as np
 import numpyro
 from numpyro import handlers
 
-from numpyro_fspace._checks import is_table, native, not_numbers
+from numpyro_fspace._checks import is_sparse, is_table, native, not_numbers
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.rounding import lost_to_rounding
 
-__all__ = ["check_arguments", "check_key", "checked_arguments", "known_values", "named_leaves", "not_finite"]
+__all__ = [
+    "check_arguments",
+    "check_key",
+    "check_masks",
+    "checked_arguments",
+    "known_values",
+    "named_leaves",
+    "not_finite",
+]
 
 
 def _is_concrete_array(x) -> bool:
@@ -28,12 +36,14 @@ def _is_array(x) -> bool:
     return isinstance(x, np.ndarray | jax.Array)
 
 
-def check_key(key, name: str):
-    """``key`` must be a random key, or several, as JAX makes them."""
+def check_key(key, name: str, *, single: bool = False):
+    """``key`` must be a random key, or several unless ``single``, as JAX makes them."""
     is_typed = _is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not is_typed and not (_is_array(key) and key.dtype == np.uint32 and key.ndim):
         given = f"an array of {key.dtype}" if _is_array(key) else repr(key)
         raise TypeError(f"{name} must be a random key, such as jax.random.key(0), got {given}.")
+    if single and (key.ndim if is_typed else key.ndim - 1):
+        raise ValueError(f"{name} must be one random key, got several (shape {key.shape}): pass {name}[0].")
 
 
 @contextmanager
@@ -56,7 +66,7 @@ def checked_arguments(args: tuple, kwargs: dict, of: str = "run", *, model=None)
         if trouble is not None and isinstance(error, ValueError):
             raise ValueError(trouble) from error
         for name, leaf in named_leaves(args, kwargs):
-            if is_table(leaf):
+            if is_table(leaf) or is_sparse(leaf):
                 raise TypeError(f"{name} of {of} {_what_of(leaf)} ({type(error).__name__}: {error})") from error
             if np.iscomplexobj(leaf):
                 raise TypeError(
@@ -149,6 +159,8 @@ def _what_is_read(model, args, kwargs, of) -> str:
 
 def _what_of(table) -> str:
     """What a model that fails may mind of a table."""
+    if is_sparse(table):
+        return f"is sparse ({type(table).__name__}): pass .toarray()."
     trouble = not_numbers(np.asarray(table))
     if trouble is not None:
         return f"{trouble}."
@@ -170,6 +182,17 @@ def check_arguments(args: tuple, kwargs: dict, *, of: str = "run", finite: bool 
     trouble = not_finite(args, kwargs, of) if finite else None
     if trouble is not None:
         raise ValueError(trouble)
+
+
+def check_masks(args: tuple, kwargs: dict, of: str = "run"):
+    """No argument may hold masked values: they would become data.
+
+    Raises:
+        TypeError: naming the argument and the cure.
+    """
+    for name, leaf in named_leaves(args, kwargs):
+        if isinstance(leaf, np.ma.MaskedArray) and np.ma.is_masked(leaf):
+            raise TypeError(f"{name} of {of} {not_numbers(leaf)}.")
 
 
 def not_finite(args: tuple, kwargs: dict, of: str) -> str | None:

@@ -90,7 +90,7 @@ class OnePass:
 
     def _goes_with(self, x) -> bool:
         """Whether ``x`` are rows of the same kind, on one device, and under no transformation in the model (a scan)."""
-        is_array = hasattr(x, "dtype") and hasattr(x, "shape")
+        is_array = isinstance(x, np.ndarray | jax.Array)
         same_kind = is_array and jnp.shape(x)[1:] == self.x.shape[1:] and jnp.result_type(x) == self.x.dtype
         return same_kind and jnp.ndim(x) > 0 and self._trace == _current_trace() and not _rows_may_be_spread()
 

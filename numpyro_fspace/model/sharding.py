@@ -6,8 +6,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from numpyro_fspace.model.arguments import split_arrays
-
 __all__ = ["CHAINS", "beside", "check_mesh", "gathered", "place"]
 
 #: Name of the axis of a mesh that chains are spread over.
@@ -58,13 +56,17 @@ def beside(tree, draws):
     """Model arguments whose arrays one program can use together with ``draws``.
 
     Arrays go to the mesh of the draws if these are on one. Otherwise they stay on their devices, and the compiler
-    inserts the communication between their parts. Arrays that are not on a device yet are not moved.
+    inserts the communication between their parts. Arrays that are not on a device yet are not moved and
+    keep their masks, for the checks.
     """
-    arrays, _, join = split_arrays(tree)
     mesh = next((m for m in map(_mesh, jax.tree.leaves(draws)) if m is not None), None)
-    is_bound = [isinstance(a, jax.Array) and not isinstance(a, jax.core.Tracer) and a.committed for a in arrays]
-    meshes = [mesh or _mesh(a) if bound else None for a, bound in zip(arrays, is_bound, strict=True)]
-    return join([a if m is None else place(a, m) for a, m in zip(arrays, meshes, strict=True)])
+
+    def moved(a):
+        is_bound = isinstance(a, jax.Array) and not isinstance(a, jax.core.Tracer) and a.ndim > 0 and a.committed
+        target = (mesh or _mesh(a)) if is_bound else None
+        return a if target is None else place(a, target)
+
+    return jax.tree.map(moved, tree)
 
 
 def _mesh(array) -> Mesh | None:

@@ -44,7 +44,8 @@ def check_complete(posterior: Posterior, args, kwargs, inputs, from_prior=()):
         from_prior: names of latent sites that are meant to come from the prior.
 
     Raises:
-        ValueError: naming the sites and the cure; also for draws whose shape is not that of their site.
+        ValueError: naming the sites and the cure; also for draws whose shape is not that of their site, or that lie
+            outside of its bounds.
     """
     model, draw = posterior.model, {k: v[0] for k, v in posterior.samples.items()}
     trace, hidden = _trace(model, draw, args, kwargs)
@@ -75,6 +76,27 @@ def check_complete(posterior: Posterior, args, kwargs, inputs, from_prior=()):
         )
     if others and len(others) == len(draw):
         raise ValueError(f"The draws hold {others}, which are no sites of the model; it has {sorted(trace)}.")
+    for name in draw.keys() & latent_sites(trace).keys():
+        _check_bounds(name, trace[name]["fn"].support, posterior.samples[name])
+
+
+def _check_bounds(name, support, draws):
+    """Draws must lie in the interval that their site has for support, if its ends are known."""
+    while hasattr(support, "base_constraint"):  # of independent values
+        support = support.base_constraint
+    ends = [getattr(support, f"{side}_bound", None) for side in ("lower", "upper")]
+    if ends == [None, None] or any(isinstance(end, jax.core.Tracer) for end in ends):
+        return
+    low, high = (none if e is None else np.asarray(e, float) for e, none in zip(ends, (-np.inf, np.inf), strict=True))
+    values, largest = np.asarray(draws), max(np.max(np.abs(e), initial=0.0, where=np.isfinite(e)) for e in (low, high))
+    rounding = 4 * np.finfo(np.float32).eps * largest
+    num = np.sum((values < low - rounding) | (values > high + rounding))
+    if num:
+        raise ValueError(
+            f"{num} of {values.size} draws of {name!r} lie outside of its support, {support}: {values.min():.3g} to "
+            f"{values.max():.3g}. Pass values of the model's own sites, as get_samples() gives them, and not those of "
+            "the unconstrained space."
+        )
 
 
 def _run(model, values, args, kwargs):

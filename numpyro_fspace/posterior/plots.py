@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from numpyro_fspace._checks import as_numbers
+
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
     from matplotlib.axes import Axes
@@ -60,6 +62,7 @@ def plot_functions(
     Raises:
         ValueError: if a shape, ``level`` or ``num_draws`` is wrong, the draws are not finite, or arguments
             do not go together.
+        TypeError: if what is drawn is not an array of real numbers.
         ImportError: if matplotlib is missing.
 
     Example:
@@ -114,8 +117,15 @@ def _plot_line(x, f_draws, *, x_data, y_data, truth, reference, noise_draws, lev
     return _finish(axes, beside=ax is None)
 
 
+def _real(value: ArrayLike, name: str) -> np.ndarray:
+    array = np.asarray(as_numbers(value, name))
+    if array.dtype.kind == "c":
+        raise TypeError(f"{name} must be real, got {array.dtype}.")
+    return array.astype(np.float64)
+
+
 def _vector(value: ArrayLike, name: str, size: int | None = None) -> Float[np.ndarray, " N"]:
-    array = np.asarray(value, dtype=np.float64)
+    array = _real(value, name)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1 or (size is not None and len(array) != size):
@@ -126,7 +136,7 @@ def _vector(value: ArrayLike, name: str, size: int | None = None) -> Float[np.nd
 
 
 def _check(x, f_draws, noise_draws, level, num_draws) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    x = np.asarray(x, dtype=np.float64)
+    x = _real(x, "x")
     x = x[:, None] if x.ndim == 1 else x
     if x.ndim != 2 or x.size == 0:
         raise ValueError(f"x must have shape [N] or [N, D] and not be empty, got {x.shape}.")
@@ -136,7 +146,7 @@ def _check(x, f_draws, noise_draws, level, num_draws) -> tuple[np.ndarray, np.nd
     for name, value in draws.items():
         if value is None:
             continue
-        array = np.asarray(value, dtype=np.float64)
+        array = _real(value, name)
         array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
         if array.ndim != 2 or array.shape[1] != len(x) or len(array) == 0:
             raise ValueError(

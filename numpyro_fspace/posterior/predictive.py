@@ -11,7 +11,7 @@ from numpyro_fspace.model.checks import check_key, checked_arguments, known_valu
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.prediction import Evaluator
-from numpyro_fspace.posterior.warnings import warn_of_predictions
+from numpyro_fspace.posterior.warnings import warn_of_nan, warn_of_predictions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +83,7 @@ class Predictive:
         Returns:
             A dict of NumPy arrays [S, N] or [S, N, K]; see ``fs.predict``, which names the errors too.
         """
-        check_key(key, "key")
+        check_key(key, "key", single=True)
         evaluator, inputs = self._evaluator, self._inputs
         posterior, given = evaluator.posterior, {} if inputs is None else {"inputs": inputs}
         known = known_values(posterior.model, args, kwargs, "predict")
@@ -92,6 +92,7 @@ class Predictive:
             bad = [k for k, v in draws.items() if trouble is not None and not np.isfinite(v).all()]
             if bad:
                 raise ValueError(f"{bad} are not finite.")
+        warn_of_nan(draws, posterior.samples)
         warn_of_predictions(draws, posterior.num_chains, lambda: evaluator.structure(args, kwargs))
         return draws
 
@@ -113,8 +114,8 @@ def predict(
 ) -> dict[str, np.ndarray]:
     """Draws of functions and observations at new inputs, one for each posterior draw.
 
-    A ``RuntimeWarning`` is given if the chains of ``source`` have not converged in these predictions (R-hat above
-    1.05). ``fs.Predictive`` gives the same draws, and compiles the model once for several calls.
+    A ``RuntimeWarning`` is given if predictions are NaN, or if the chains of ``source`` have not converged in them
+    (R-hat above 1.05). ``fs.Predictive`` gives the same draws, and compiles the model once for several calls.
 
     Args:
         source: an ``MCMC`` object that has run, a ``fs.Posterior`` (of ``fs.svi_posterior``, of a checkpoint, …), or a
@@ -139,9 +140,10 @@ def predict(
 
     Raises:
         TypeError: if ``source`` is none of these, or the model is missing.
-        ValueError: if ``source`` has no draws, kept functions in place of weights or lacks latent sites of the model;
-            if ``inputs`` names no function of the model, or ``from_prior`` no latent site; if ``input_batch_size`` is
-            given and the model mixes rows. Errors of the model itself come through.
+        ValueError: if ``source`` has no draws, kept functions in place of weights, lacks latent sites of the model or
+            has draws outside of the bounds of one; if ``key`` is several keys; if ``inputs`` names no function of
+            the model, or ``from_prior`` no latent site; if ``input_batch_size`` is given and the model mixes rows.
+            Errors of the model itself come through.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
@@ -153,7 +155,7 @@ def predict(
         >>> fs.predict(draws, jax.random.key(0), jax.numpy.ones((3, 1)), model=model)["y"].shape
         (5, 3)
     """
-    check_key(key, "key")
+    check_key(key, "key", single=True)
     sizes = {"batch_size": batch_size, "input_batch_size": input_batch_size}
     predictive = Predictive(source, model=model, inputs=inputs, from_prior=from_prior, **sizes)
     return predictive(key, *args, **kwargs)

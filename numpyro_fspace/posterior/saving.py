@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from numpyro.infer import MCMC as NumPyroMCMC
@@ -45,6 +46,8 @@ def save(source: NumPyroMCMC | Posterior, path: str | Path, *, arguments: bool =
     if not isinstance(source, NumPyroMCMC | Posterior):
         cure = " Make one of them: fs.Posterior(model, draws, args=(x, y))." if isinstance(source, dict) else ""
         raise TypeError(f"save needs an MCMC object that has run or a fs.Posterior, got {type(source).__name__}.{cure}")
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"save: path must be the name of a file, got {path!r}.")
     found = functions_run(source) if getattr(source, "functions_at", None) is not None else as_posterior(source)
     if found.fit is None:
         raise ValueError(

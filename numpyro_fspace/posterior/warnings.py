@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts
 from numpyro_fspace.posterior.quantities import quantities_in_predictions
 
-__all__ = ["warn", "warn_of_predictions", "without_harm"]
+__all__ = ["warn", "warn_of_nan", "warn_of_predictions", "without_harm"]
 
 
 def warn(message: str):
@@ -20,6 +20,26 @@ def warn(message: str):
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("numpyro_fspace."):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, RuntimeWarning, stacklevel=level)
+
+
+def warn_of_nan(predictions: dict, samples: dict):
+    """Warn of predictions that are NaN, and say whether it is the posterior draws [S, …] that are."""
+    spoiled = {k: v for k, v in predictions.items() if _is_nan(v).any()}
+    if not spoiled:
+        return
+    num = max(np.sum(_is_nan(v).reshape(len(v), -1).any(1)) for v in spoiled.values())
+    sites = [k for k, v in samples.items() if _is_nan(v).any()]
+    reason = (
+        f"the posterior draws of {sites} are. Leave those draws out, or run again with a smaller step_size."
+        if sites
+        else "the model gives NaN there. Look at what it computes (a logarithm or root of a negative number, 0 / 0)."
+    )
+    warn(f"{sorted(spoiled)} are NaN in {num} of {len(next(iter(spoiled.values())))} draws: {reason}")
+
+
+def _is_nan(values) -> np.ndarray:
+    array = np.asarray(values)
+    return np.isnan(array) if array.dtype.kind in "fc" else np.zeros(len(array), bool)
 
 
 def warn_of_predictions(predictions: dict, num_chains: int, find_structure):

@@ -171,14 +171,25 @@ def _cholesky(covariance: np.ndarray, diagonal: np.ndarray, what: str) -> np.nda
         raise ValueError("the prior covariance holds NaN or infinity: check the kernel at these x.")
     total = covariance + np.diag(diagonal)
     try:
-        return np.linalg.cholesky(total)
+        lower = np.linalg.cholesky(total)
     except np.linalg.LinAlgError:
+        if not total.any():
+            raise ValueError(
+                f"the covariance at x is 0, with its {what}: give the kernel a positive variance, or pass {what}=."
+            ) from None
         smallest, largest = np.linalg.eigvalsh(total)[[0, -1]]
         raise ValueError(
             f"the covariance at x plus {what} {diagonal.min():.3g} is not positive definite: its smallest "
             f"eigenvalue is {smallest:.3g}, its largest {largest:.3g}. Pass a larger {what}, for example "
             f"{diagonal.min() + max(-2 * smallest, 0) + 1e-6 * abs(largest):.1g}, or correct the kernel: {KERNEL_CURE}."
         ) from None
+    scales, kept = np.diagonal(lower), np.finfo(jax.dtypes.canonicalize_dtype(float))
+    if scales.min() < kept.tiny or np.sqrt(np.diagonal(total).max()) > kept.max:
+        raise ValueError(
+            f"the covariance at x plus {what} has standard deviations of {scales.min():.2g} to {scales.max():.2g}, "
+            f"beyond the range of {kept.dtype}: rescale f, with the variance of the kernel and the {what}."
+        )
+    return lower
 
 
 def warn_of_indefinite(covariance: AnyArray) -> None:

@@ -67,6 +67,8 @@ def as_real(value, name: str) -> AnyArray:
         TypeError: not an array of real numbers (dates, text, a mask).
         ValueError: NaN or infinity among concrete values.
     """
+    if value is None:
+        raise TypeError(f"{name} must be an array of real numbers, got None.")
     if is_traced(value):
         value = jnp.asarray(value)
         if jnp.issubdtype(value.dtype, jnp.complexfloating):
@@ -81,7 +83,11 @@ def as_real(value, name: str) -> AnyArray:
         raise TypeError(f"{name} must be an array of real numbers, got {array.dtype}: {REAL_CURE}.")
     array = np.asarray(array, np.float64)
     if not np.isfinite(array).all():
-        raise ValueError(f"{name} holds NaN or infinity: drop or impute those rows.")
+        raise ValueError(
+            f"{name} holds NaN or infinity: drop or impute those rows."
+            if array.ndim
+            else f"{name} must be finite, got {array}."
+        )
     return array
 
 

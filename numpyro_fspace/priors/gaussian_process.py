@@ -44,10 +44,14 @@ def on_rows(kernel):
     return jax.tree.map(of_row, kernel, is_leaf=lambda node: isinstance(node, quasisep))
 
 
+class ManyInputsError(ValueError):
+    """Several inputs, given to a kernel of one."""
+
+
 def _of_one_input(kernel, a, b):
     if jnp.size(a) != 1:
         name = type(kernel).__name__
-        raise ValueError(
+        raise ManyInputsError(
             f"tinygp.kernels.quasisep.{name} is a kernel of one input, and x has {jnp.size(a)}: take a kernel of "
             "tinygp.kernels, or one column of x by tinygp.transforms.Subspace(0, kernel)."
         )
@@ -68,6 +72,25 @@ def _summands(kernel) -> list:
     if isinstance(kernel, around):
         return [dataclasses.replace(kernel, kernel=part) for part in _summands(kernel.kernel)]
     return [kernel]
+
+
+def _block(kernel, x1, x2):
+    """A kernel's values, or an error that names its parameters where it has none."""
+    try:
+        block = kernel(x1, x2)
+    except (TypeError, ValueError) as error:
+        if type(error) not in (TypeError, ValueError):  # of JAX, on values that are not known; of ours
+            raise
+        reason = str(error).partition("\n")[0]
+        raise type(error)(
+            f"the kernel fails at x with {x1.shape[1]} inputs ({reason}): its parameters must be numbers, and a "
+            "function that it calls must return one. For a lengthscale of each input write "
+            "tinygp.transforms.Linear(1 / lengthscale, kernel)."
+        ) from error
+    block = jnp.asarray(block)
+    if jnp.iscomplexobj(block):
+        raise TypeError("the kernel returns complex numbers: its parameters must be real.")
+    return block
 
 
 class GPPrior(GaussianProcess):
@@ -164,7 +187,7 @@ class GPPrior(GaussianProcess):
         return jnp.broadcast_to(mean.reshape(len(x), -1), shape)
 
     def covariance_function(self, x1, x2):
-        blocks, num_outputs = [kernel(x1, x2) for kernel in self._kernels], self.num_outputs
+        blocks, num_outputs = [_block(kernel, x1, x2) for kernel in self._kernels], self.num_outputs
         if len(blocks) == 1 and blocks[0].shape == (len(x1), num_outputs, len(x2), num_outputs):
             return blocks[0].reshape(1, len(x1) * num_outputs, len(x2) * num_outputs)
         for block in blocks:
