@@ -5,7 +5,7 @@ import warnings
 
 from numpyro_fspace import baselines, datasets, metrics, model, priors, sgmcmc, variational
 from numpyro_fspace.mcmc import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD, report
-from numpyro_fspace.model import OnDemand, fan_in, functional_prior, measurement, random_module
+from numpyro_fspace.model import OnDemand, fan_in, functional_prior, gp_network, measurement, random_module
 from numpyro_fspace.posterior import Posterior, Predictive, diagnostics, plot_functions, predict, save, to_arviz
 from numpyro_fspace.priors import CalibratedPrior, GPPrior, dirichlet_targets, fit_gp
 from numpyro_fspace.sgmcmc import preconditioners
@@ -36,6 +36,7 @@ __all__ = [
     "fan_in",
     "fit_gp",
     "functional_prior",
+    "gp_network",
     "measurement",
     "metrics",
     "model",

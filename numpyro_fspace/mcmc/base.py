@@ -21,6 +21,7 @@ from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.mcmc.warnings import warn_of_trouble
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays
 from numpyro_fspace.model.checks import checked_arguments, known_values
+from numpyro_fspace.model.marginal import MarginalPotential, block_of, why_not_marginal
 from numpyro_fspace.model.potential import ModelPotential, check_gradient
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 
@@ -49,6 +50,7 @@ class SGMCMCKernel(MCMCKernel):
         preconditioner,
         control_variates,
         metropolis,
+        marginalize,
         warmup,
         init_strategy,
     ):
@@ -57,6 +59,7 @@ class SGMCMCKernel(MCMCKernel):
         check_count(num_steps, "num_steps")
         self._model = model
         self.metropolis = metropolis
+        self.marginalize = marginalize
         self.control_variates = control_variates
         self.step_size = step_size
         self.num_steps = int(num_steps)
@@ -81,8 +84,9 @@ class SGMCMCKernel(MCMCKernel):
         self.warmup.check()
         if not isinstance(self.control_variates, bool):
             check_count(self.control_variates, "control_variates")
-        if self.metropolis is not None and not isinstance(self.metropolis, bool):
-            raise TypeError(f"metropolis must be True, False or None, got {self.metropolis!r}.")
+        for name in ("metropolis", "marginalize"):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True, False or None, got {getattr(self, name)!r}.")
 
     @property
     def preconditioner(self) -> Preconditioner:
@@ -230,8 +234,27 @@ class SGMCMCKernel(MCMCKernel):
 
     def _model_potential(self, args, kwargs, key=None, *, is_known=False):
         key = jax.random.key(0) if key is None else key
-        strategy = self.init_strategy
-        return ModelPotential(self._model, args, kwargs, key=key, init_strategy=strategy, is_known=is_known)
+        settings = {"key": key, "init_strategy": self.init_strategy}
+        block = self._integrated_out(args, kwargs)
+        if block:
+            return MarginalPotential(self._model, args, kwargs, block=block, is_known=is_known, **settings)
+        return ModelPotential(self._model, args, kwargs, is_known=is_known, **settings)
+
+    def _integrated_out(self, args, kwargs) -> tuple[str, ...]:
+        """The sites that are integrated out of this model, found once for arguments of the same structure."""
+        if self.marginalize is False:
+            return ()
+        _, static, _ = split_arrays((args, kwargs))
+        found = kept(self._programs, static, ("block", self._settings(), structure_of(args, kwargs)), {})
+        if "block" not in found:
+            potential = ModelPotential(
+                self._model, args, kwargs, key=jax.random.key(0), init_strategy=self.init_strategy
+            )
+            why = why_not_marginal(potential) if self.temperature == 1.0 else f"temperature={self.temperature} is not 1"
+            if why is not None and self.marginalize:
+                raise ValueError(f"marginalize=True, but {why}: leave marginalize out, or change that.")
+            found["block"] = () if why is not None else block_of(potential.trace)
+        return found["block"]
 
     def _settings(self):
         """What tells all settings of this kernel from those of others."""

@@ -52,6 +52,10 @@ class SGLD(SGMCMCKernel):
         metropolis: whether each gradient step is accepted or rejected by a Metropolis test (MALA), which makes
             exp(-U/T) the exact target. None tests wherever U is known exactly (no minibatches, fixed measurement
             points, no random numbers in the model) and ε is a number. True raises an error elsewhere.
+        marginalize: whether the last layers of ``fs.gp_network`` are integrated out, so that the chain moves by the
+            density of all other sites and the last layers are drawn exactly for each draw that is kept. None does so
+            wherever it is possible: full data, Normal likelihoods whose means are affine in the function, T = 1. True
+            requires that.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start. By default networks start from their own initializer.
 
@@ -84,6 +88,7 @@ class SGLD(SGMCMCKernel):
         preconditioner: Preconditioner | None = None,
         control_variates: bool | int = True,
         metropolis: bool | None = None,
+        marginalize: bool | None = None,
         warmup: Warmup | None = None,
         init_strategy: Callable = init_to_network,
     ):
@@ -95,6 +100,7 @@ class SGLD(SGMCMCKernel):
             preconditioner=preconditioner,
             control_variates=control_variates,
             metropolis=metropolis,
+            marginalize=marginalize,
             warmup=warmup,
             init_strategy=init_strategy,
         )
@@ -142,6 +148,10 @@ class SGHMC(SGMCMCKernel):
             exp(-U/T) the exact target. None tests wherever U is known exactly (no minibatches, fixed measurement
             points, no random numbers in the model), ε is a number and the integrator is ``"baoab"``. True raises an
             error elsewhere.
+        marginalize: whether the last layers of ``fs.gp_network`` are integrated out, so that the chain moves by the
+            density of all other sites and the last layers are drawn exactly for each draw that is kept. None does so
+            wherever it is possible: full data, Normal likelihoods whose means are affine in the function, T = 1. True
+            requires that.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start. By default networks start from their own initializer.
 
@@ -176,6 +186,7 @@ class SGHMC(SGMCMCKernel):
         preconditioner: Preconditioner | None = None,
         control_variates: bool | int = True,
         metropolis: bool | None = None,
+        marginalize: bool | None = None,
         resample_momentum: bool = False,
         refresh_every: int | None = None,
         integrator: str = "baoab",
@@ -190,6 +201,7 @@ class SGHMC(SGMCMCKernel):
             preconditioner=preconditioner,
             control_variates=control_variates,
             metropolis=metropolis,
+            marginalize=marginalize,
             warmup=warmup,
             init_strategy=init_strategy,
         )

@@ -66,10 +66,10 @@ def structure_of(args, kwargs):
 def _first_evaluation(kernel, args, kwargs, key):
     """``(initial parameters, Facts)`` of a model, or an error if it cannot be sampled."""
     potential, name = kernel._model_potential(args, kwargs, key), type(kernel).__name__
-    if kernel.needs_functional_prior and not potential.functional_priors:
+    if kernel.needs_functional_prior and not potential.has_functional_prior:
         raise ValueError(
-            f"{name} needs a model that declares fs.functional_prior(...); this one has none. "
-            f"Add it, or sample with fs.{name[1:]}."
+            f"{name} needs a model that declares a prior over functions, by fs.gp_network(...) or "
+            f"fs.functional_prior(...); this one has none. Add it, or sample with fs.{name[1:]}."
         )
     why = kernel._why_untested(potential)
     if kernel.metropolis and why:

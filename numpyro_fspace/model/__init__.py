@@ -3,6 +3,7 @@
 from numpyro_fspace.model import measurement
 from numpyro_fspace.model.convolution import conv_general_dilated
 from numpyro_fspace.model.functions import function_values
+from numpyro_fspace.model.gp_network import gp_network
 from numpyro_fspace.model.networks import fan_in, flat, init_to_network, random_function, random_module
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.model.primitives import functional_prior
@@ -14,6 +15,7 @@ __all__ = [
     "flat",
     "function_values",
     "functional_prior",
+    "gp_network",
     "init_to_network",
     "measurement",
     "random_function",

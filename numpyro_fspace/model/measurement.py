@@ -14,6 +14,7 @@ Example:
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import jax
@@ -39,7 +40,7 @@ from numpyro_fspace.priors.base import as_inputs, as_positive, as_real
 if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float
 
-__all__ = ["PointSampler", "as_points", "fixed", "perturb", "subset", "uniform", "union"]
+__all__ = ["PointSampler", "as_points", "fixed", "perturb", "space_filling", "subset", "uniform", "union"]
 
 #: A cloud of random points is judged by so many of its places.
 NUM_PLACES = 50
@@ -97,6 +98,36 @@ def uniform(low: float | Float[ArrayLike, " D"], high: float | Float[ArrayLike, 
         _check_precision(np.linspace(low, high, NUM_PLACES), "the box from low to high")
     lower, upper = (jnp.broadcast_to(_constant(corner), size) for corner in (low, high))
     return Uniform(num, *size, low=lower, high=upper)
+
+
+def space_filling(low: float | Float[ArrayLike, " D"], high: float | Float[ArrayLike, " D"], num: int) -> PointSampler:
+    """``num`` fixed points that fill the box from low to high evenly, the same ones at every call.
+
+    With one input they are equally spaced and include both ends. With several they are the first points of a Sobol'
+    sequence (``scipy.stats.qmc``).
+
+    Args:
+        low: lower corner [D]; a number if D = 1, or for all inputs alike if high is an array.
+        high: upper corner, likewise.
+        num: M.
+
+    Raises:
+        TypeError, ValueError: as ``uniform``; corners that are traced.
+
+    Example:
+        >>> space_filling(-1.0, 1.0, 5).pool.ravel().tolist()
+        [-1.0, -0.5, 0.0, 0.5, 1.0]
+    """
+    if is_traced((low, high)):
+        raise ValueError("low and high must be numbers that are known when the program is compiled.")
+    box = uniform(low, high, num)
+    low, high = (np.asarray(corner, np.float64) for corner in (box.low, box.high))
+    if len(low) == 1:
+        return fixed(np.linspace(low, high, num))
+    from scipy.stats import qmc
+
+    power = max(1, math.ceil(math.log2(num)))
+    return fixed(qmc.scale(qmc.Sobol(len(low), scramble=False).random_base2(power)[:num], low, high))
 
 
 def perturb(x: Float[ArrayLike, "N D"], scale: float | Float[ArrayLike, " D"], num: int) -> PointSampler:

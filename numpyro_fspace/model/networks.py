@@ -79,8 +79,8 @@ def random_module(
         ...     with numpyro.plate("data", x.shape[0]):
         ...         numpyro.sample("y", dist.Normal(f(x).squeeze(-1), 0.1), obs=y)
     """
-    _check_name(name)
-    shape = _check_input_shape(input_shape)
+    check_name(name)
+    shape = check_input_shape(input_shape)
     network = read_network(name, module, shape)
     priors = prior_of_each(name, network, prior)
     units = network.units() if any(isinstance(p, FanIn) for p in priors.values()) else set()
@@ -90,8 +90,7 @@ def random_module(
 
     def f(x):
         x = jnp.asarray(as_numbers(x, f"random_module({name!r}): x"))
-        if x.ndim != 1 + len(shape) or x.shape[1:] != shape:
-            raise ValueError(_explain_inputs(name, x.shape, shape))
+        check_inputs(name, x, shape)
         return network.apply(weights, x)
 
     f = current_engine().function(name, f, is_network=True)
@@ -160,12 +159,14 @@ def init_to_network(site: dict | None = None):
     return init(site["kwargs"]["rng_key"])
 
 
-def _check_name(name):
+def check_name(name, maker: str = "random_module"):
+    """Raise a ValueError for a name that no site can have."""
     if not isinstance(name, str) or not name or "/" in name:
-        raise ValueError(f"random_module: name={name!r} must be a non-empty string without '/', such as 'net'.")
+        raise ValueError(f"{maker}: name={name!r} must be a non-empty string without '/', such as 'net'.")
 
 
-def _check_input_shape(input_shape) -> tuple[int, ...]:
+def check_input_shape(input_shape) -> tuple[int, ...]:
+    """The shape of one input as a tuple of integers."""
     shape = (input_shape,) if isinstance(input_shape, int | np.integer) else input_shape
     sizes_ok = isinstance(shape, tuple | list) and all(
         isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in shape
@@ -178,11 +179,17 @@ def _check_input_shape(input_shape) -> tuple[int, ...]:
     return tuple(int(n) for n in shape)
 
 
-def _explain_inputs(name, got, shape):
+def check_inputs(name, x, shape, maker: str = "random_module"):
+    """Raise a ValueError for inputs that are not [M, *shape]."""
+    if x.ndim != 1 + len(shape) or x.shape[1:] != shape:
+        raise ValueError(_explain_inputs(f"{maker}({name!r})", x.shape, shape))
+
+
+def _explain_inputs(owner, got, shape):
     sizes = ", ".join(["M", *map(str, shape)])
     cure = f"pass an array [{sizes}]."
     if len(got) == 1 and shape == (1,):
         cure = "pass x[:, None]."
     elif got == shape:
         cure = "this is a single input; pass x[None]."
-    return f"random_module({name!r}): x has shape {got} but input_shape={shape} asks for [{sizes}]; {cure}"
+    return f"{owner}: x has shape {got} but input_shape={shape} asks for [{sizes}]; {cure}"

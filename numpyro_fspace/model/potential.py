@@ -123,6 +123,11 @@ class ModelPotential:
         """The distributions of the ``functional_prior`` sites, by name."""
         return {k: s["fn"] for k, s in self.trace.items() if is_functional_prior(s)}
 
+    @property
+    def has_functional_prior(self) -> bool:
+        """Whether the model has a prior over functions: by ``functional_prior`` or by ``gp_network``."""
+        return bool(self.functional_priors) or any(site.get("prior") is not None for site in self.trace.values())
+
     def points_in_data(self) -> dict:
         """By name of functional prior, which of its points are rows of the data, where any are."""
         return rows_found(self.trace)
@@ -244,8 +249,9 @@ class ModelPotential:
         Deterministic sites inside a subsampled plate differ from minibatch to minibatch and are left out.
         """
         kept = [k for k, s in self.trace.items() if s["type"] == "deterministic" and not _in_minibatch(s, self.trace)]
-        if not kept and not any(has_dynamic_support(self.trace[k]) for k in self.latents):
-            constrained = {k: biject_to(self.trace[k]["fn"].support) for k in self.latents}
+        sites = latent_sites(self.trace)
+        if not kept and not any(has_dynamic_support(site) for site in sites.values()):
+            constrained = {k: biject_to(site["fn"].support) for k, site in sites.items()}
             return lambda z: {k: constrained[k](v) for k, v in z.items()}
 
         def constrain(z):

@@ -152,10 +152,11 @@ def subsampled_plates(trace) -> dict:
     return {k: (size, batch) for k, (size, batch) in plates.items() if batch not in (None, size)}
 
 
-def note(kind: str, name: str, fn, weights: tuple[str, ...] = ()):
+def note(kind: str, name: str, fn, weights: tuple[str, ...] = (), **more):
     """Leave a site of type ``kind`` in the trace, which handlers can read and no engine of NumPyro counts.
 
-    ``weights`` are the names of the sites that ``fn`` is made of, without ``name`` and the dot after it.
+    ``weights`` are the names of the sites that ``fn`` is made of, without ``name`` and the dot after it; ``more`` are
+    further entries of the site.
     """
     if active_handlers():
-        apply_stack({"type": kind, "name": name, "fn": fn, "weights": weights, "value": jnp.zeros((0,))})
+        apply_stack({"type": kind, "name": name, "fn": fn, "weights": weights, "value": jnp.zeros((0,)), **more})

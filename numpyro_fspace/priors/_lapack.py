@@ -1,4 +1,4 @@
-"""Cholesky factors and triangular solves that do not deadlock under ``vmap``.
+"""Triangular factors and solves that do not deadlock under ``vmap``.
 
 This module stays as long as jaxlib 0.10, 0.11.0 or 0.11.1 is supported; jaxlib 0.11.2 and newer do not need it. Those
 versions distribute a batch of matrices on a CPU over the threads of XLA's pool, and each call waits in one of these
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import jaxlib.version
-from jax.custom_batching import sequential_vmap
+from jax.custom_batching import custom_vmap, sequential_vmap
 from jax.scipy.linalg import solve_triangular
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-__all__ = ["cholesky", "solve_lower"]
+__all__ = ["cholesky", "solve_lower", "solve_upper", "triangular_root"]
 
 
 def batches_can_wait() -> bool:
@@ -70,3 +70,82 @@ def _cholesky_jvp(primals, tangents):
     half = _solve_one(factor, 0.5 * (tangents[0] + tangents[0].T), False)
     white = _solve_one(factor, half.T, False)
     return factor, factor @ (jnp.tril(white) - 0.5 * jnp.diag(jnp.diagonal(white)))
+
+
+def triangular_root(matrix: Float[Array, "M H"]) -> Float[Array, "H H"]:
+    """The upper triangular R with a positive diagonal and RᵀR = AᵀA, for a matrix A of full column rank.
+
+    It comes from the QR factorization of A, so that the condition number is that of A and not its square.
+    """
+    return _triangular_root(matrix)
+
+
+def solve_upper(
+    triangular: Float[Array, "H H"], columns: Float[Array, "H C"], *, transposed: bool = False
+) -> Float[Array, "H C"]:
+    """R⁻¹ c, or R⁻ᵀ c, for upper triangular R. Under a ``vmap`` over c alone all are solved by one call."""
+    return _solve_upper_transposed(triangular, columns) if transposed else _solve_upper(triangular, columns)
+
+
+@jax.custom_jvp
+def _triangular_root(matrix):
+    return _root_of(matrix)
+
+
+@sequential_vmap
+def _root_of(matrix):
+    root = jnp.linalg.qr(matrix, mode="r")
+    signs = jnp.where(jnp.diagonal(root) < 0, -1.0, 1.0).astype(root.dtype)
+    return signs[:, None] * root
+
+
+@_triangular_root.defjvp
+def _triangular_root_jvp(primals, tangents):
+    """dR = Φ(Z + Zᵀ) R with Z = R⁻ᵀ Aᵀ dA R⁻¹, Φ the upper triangle with half the diagonal."""
+    (matrix,), (tangent,) = primals, tangents
+    root = _triangular_root(matrix)
+    white = solve_upper(root, matrix.T, transposed=True)
+    slope = solve_upper(root, (white @ tangent).T, transposed=True).T
+    total = slope + slope.T
+    return root, (jnp.triu(total) - 0.5 * jnp.diag(jnp.diagonal(total))) @ root
+
+
+def _solver(transposed):
+    """R⁻¹ c or R⁻ᵀ c as a function that is linear in c, of which a batch is solved by one call where it can be."""
+
+    @custom_vmap
+    def solve(triangular, columns):
+        return solve_triangular(triangular, columns, trans=int(transposed))
+
+    @solve.def_vmap
+    def solve_batch(size, is_batched, triangular, columns):
+        if not is_batched[0]:
+            wide = jnp.moveaxis(columns, 0, 1).reshape(columns.shape[1], -1)
+            solution = solve(triangular, wide)
+            return jnp.moveaxis(solution.reshape(columns.shape[1], size, -1), 1, 0), True
+        columns = columns if is_batched[1] else jnp.broadcast_to(columns, (size, *columns.shape))
+        if batches_can_wait():
+            return jax.lax.map(lambda pair: solve(*pair), (triangular, columns)), True
+        return solve_triangular(triangular, columns, trans=int(transposed)), True
+
+    return solve
+
+
+_solve_upper_once, _solve_upper_transposed_once = _solver(False), _solver(True)
+
+
+def _differentiable(solve, solve_transposed, transposed):
+    def solved(triangular, columns):
+        def times(x):
+            return (triangular.T if transposed else triangular) @ x
+
+        fixed = jax.lax.stop_gradient(triangular)
+        return jax.lax.custom_linear_solve(
+            times, columns, lambda _, c: solve(fixed, c), lambda _, c: solve_transposed(fixed, c)
+        )
+
+    return solved
+
+
+_solve_upper = _differentiable(_solve_upper_once, _solve_upper_transposed_once, False)
+_solve_upper_transposed = _differentiable(_solve_upper_transposed_once, _solve_upper_once, True)

@@ -136,6 +136,23 @@ class GaussianProcess(ABC):
         xp = np if isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray) else jnp
         return mean, covariance + nugget * xp.eye(covariance.shape[-1])
 
+    def amplitude(self, x: Float[ArrayLike, "M D"]) -> Float[AnyArray, " K"]:
+        """The root mean variance of each output at x, without nugget; one number for all where they share a kernel."""
+        covariance = self._covariance(as_inputs(x))
+        xp = np if isinstance(covariance, np.ndarray) else jnp
+        variances = xp.diagonal(covariance, axis1=-2, axis2=-1)
+        is_dependent = variances.shape[-1] != len(x)
+        variances = variances.reshape(len(x), -1).T if is_dependent else variances
+        return xp.sqrt(xp.broadcast_to(variances.mean(-1), (self.num_outputs or 1,)))
+
+    def tolerant_factor(self, x: Float[ArrayLike, "M D"], tolerance: float) -> Factor:
+        """The factor of k(x, x) + τ² · I with τ = tolerance times the ``amplitude`` of each output."""
+        x = as_inputs(x)
+        variance = (tolerance * self.amplitude(x)) ** 2
+        is_shared = isinstance(variance, np.ndarray) and np.ptp(variance) == 0
+        xp = np if isinstance(variance, np.ndarray) else jnp
+        return self._factor(x, variance[0] if is_shared else xp.broadcast_to(variance, (len(x), len(variance))))
+
     def condition(
         self,
         x: Float[ArrayLike, "N D"],

@@ -1,0 +1,185 @@
+r"""``gp_network``: a network whose values at given points have exactly the distribution of a Gaussian process.
+
+A network that is linear in its last layer is :math:`f(x) = g(x) + \varphi_v(x)^\top a` with features φ_v of the hidden
+weights v. Given v everything is Gaussian, so that the last layer can be drawn such that f has the prior's distribution
+at the points X_M, whatever v is: draw a₀ from the last layer's own prior and f̃ from the Gaussian process, and correct
+a₀ by the ridge regression of what is missing,
+
+.. math:: a = a_0 + A \Phi^\top S^{-1} (\tilde f - g - \Phi a_0 - \tau e), \qquad S = \Phi A \Phi^\top + \tau^2 I,
+
+with Φ = φ_v(X_M), a₀ ~ N(0, A), e ~ N(0, I). Then g + Φa + τe' has the distribution of f̃, exactly, for every v.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_fspace._checks import as_numbers, check_positive
+from numpyro_fspace.model.engine import current_engine
+from numpyro_fspace.model.last_layer import find_last_layer
+from numpyro_fspace.model.measurement import as_points
+from numpyro_fspace.model.network_adapters import read_network
+from numpyro_fspace.model.network_scale import find_scales
+from numpyro_fspace.model.networks import check_input_shape, check_inputs, check_name
+from numpyro_fspace.model.ridge import Reduction, Ridge
+from numpyro_fspace.model.sites import note
+from numpyro_fspace.model.weight_priors import FanIn, prior_of_each, sample_weight
+from numpyro_fspace.priors._cholesky import as_columns, as_rows
+from numpyro_fspace.priors.gaussian import GaussianProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import ArrayLike, Float
+
+    from numpyro_fspace.model.measurement import PointSampler
+
+__all__ = ["LATENTS", "gp_network"]
+
+#: The latent sites of the last layer, after the name and a dot: a₀ and z in units of their standard deviations, and e.
+LATENTS = ("last_layer", "values", "residual")
+
+
+def gp_network(
+    name: str,
+    module: Any,
+    prior: GaussianProcess,
+    points: PointSampler | Float[ArrayLike, "M D"],
+    *,
+    input_shape: int | tuple[int, ...] | None = None,
+    hidden_scale: float | None = None,
+    tolerance: float | None = None,
+) -> Callable:
+    r"""A random network whose values at the points have exactly the Gaussian process's distribution.
+
+    .. math:: f(x) = g(x) + \varphi_v(x)^\top a, \qquad
+              a = a_0 + A \Phi^\top S^{-1} \big(m + L z - g - \Phi a_0 - \tau e\big), \qquad
+              S = \Phi A \Phi^\top + \tau^2 I
+
+    **Distribution.** The hidden weights v have their own prior, N(0, s²/fan-in). For every v, and so after averaging
+    over them, f(X_M) + τe' ~ N(m, k(X_M, X_M) + τ²I) with a white e' that stands for what the features cannot span.
+    Between the points f follows the network's own prior given its values there. This is a generative model without any
+    factor: prior predictive draws, NUTS, SVI, minibatches and the kernels of this package work as for every NumPyro
+    model. Compare ``functional_prior``, which *multiplies* the prior of all weights by the density of the process.
+
+    **Sites.** ``"{name}.{path}"`` for each array of hidden weights; and three with standard normal priors:
+    ``"{name}.values"`` z [M, K], the process's values at the points, whitened by the factor L Lᵀ = k(X_M, X_M) + τ²I;
+    ``"{name}.last_layer"`` [H, K], the last layer before the correction; ``"{name}.residual"`` e [M, K].
+
+    Args:
+        name: name of the function and prefix of the sites.
+        module: a network as for ``random_module`` whose output, [M] or [M, K], is affine in its last layer.
+        prior: a Gaussian prior (``fs.GPPrior``, ``fs.priors.Helmholtz``, a conditioned one, …), whose moments without
+            nugget are those of f. K must be the network's.
+        points: X_M, an array [M, D] or fixed points of ``fs.measurement`` (``space_filling``, ``fixed``). In one input they
+            should lie no further apart than a lengthscale; in several, take rows of the data.
+        input_shape: shape of one input; None is that of a point, (D,).
+        hidden_scale: s. None chooses, from a fixed set of numbers, the s (and τ) with which the network's covariance
+            is closest to that of the process at the points and between them.
+        tolerance: τ in units of the process's standard deviation at the points; None chooses it as well.
+
+    Returns:
+        f, a function of x [N, *input_shape] to the network's output [N] or [N, K].
+
+    Raises:
+        TypeError: a prior that is not Gaussian.
+        ValueError: random points; a network whose output is not affine in its last layer; numbers of outputs that
+            differ; hidden_scale or tolerance not positive; and as ``random_module``.
+
+    Warns:
+        RuntimeWarning: if the network cannot follow the process at the points (it is too narrow or too smooth), or
+            not between them (the points are too sparse).
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tinygp, flax.linen as nn
+        >>> gp, points = fs.GPPrior(tinygp.kernels.ExpSquared(0.5)), fs.measurement.space_filling(-1.0, 1.0, 20)
+        >>> def model(x, y=None):
+        ...     net = nn.Sequential([nn.Dense(50), nn.tanh, nn.Dense(50), nn.tanh, nn.Dense(1)])
+        ...     f = fs.gp_network("f", net, gp, points)
+        ...     numpyro.sample("y", dist.Normal(f(x).squeeze(-1), 0.1), obs=y)
+        >>> draws = numpyro.infer.Predictive(model, num_samples=4)(jax.random.key(0), points.pool)
+        >>> draws["y"].shape
+        (4, 20)
+
+    References: J. Wilson et al. (2021), *Pathwise conditioning of Gaussian processes*, for the correction a - a₀.
+    """
+    check_name(name, "gp_network")
+    if not isinstance(prior, GaussianProcess):
+        raise TypeError(
+            f"gp_network({name!r}): prior must be Gaussian, such as fs.GPPrior(kernel), got {type(prior).__name__}. "
+            "Other priors multiply the network's own: fs.functional_prior."
+        )
+    if hidden_scale is not None:
+        check_positive(hidden_scale, "hidden_scale")
+    if tolerance is not None:
+        check_positive(tolerance, "tolerance")
+    x_points = _fixed_points(name, points)
+    shape = check_input_shape(x_points.shape[1] if input_shape is None else input_shape)
+    network = read_network(name, module, shape)
+    layer = find_last_layer(f"gp_network({name!r})", network, shape)
+    if layer.num_outputs != (prior.num_outputs or 1):
+        raise ValueError(
+            f"gp_network({name!r}): the network has {layer.num_outputs} output(s) and the prior "
+            f"num_outputs={prior.num_outputs}: make them equal."
+        )
+    rows = x_points.reshape(len(x_points), *shape)
+    chosen = find_scales(name, layer, prior, x_points, rows, hidden_scale=hidden_scale, tolerance=tolerance)
+    priors = prior_of_each(name, network, FanIn(chosen.hidden))
+    units = network.units()
+    hidden = {
+        path: sample_weight(f"{name}.{path}", path, network, priors[path], path in units) for path in layer.hidden
+    }
+    num_points, num_outputs = len(x_points), layer.num_outputs
+    white = {
+        "last_layer": _white(f"{name}.last_layer", (layer.num_features, num_outputs)),
+        "values": _white(f"{name}.values", (num_points, num_outputs)),
+        "residual": _white(f"{name}.residual", (num_points, num_outputs)),
+    }
+    amplitude = jnp.asarray(prior.amplitude(x_points), white["values"].dtype)
+    factor = prior.tolerant_factor(x_points, chosen.tolerance)
+    values = as_rows(factor.color(as_columns(white["values"], factor.shape)), num_points)
+    values = jnp.asarray(prior._mean(x_points), values.dtype) + values
+    row_scale = jnp.asarray(chosen.last_layer * layer.typical_scale()[:, None], values.dtype)
+    features = layer.features(hidden, rows) * row_scale[:, 0]
+    ridge = Ridge(features, chosen.tolerance)
+    missing = (values - layer.offset(hidden, rows)) / amplitude
+    missing = missing - _times(features, white["last_layer"]) - chosen.tolerance * white["residual"]
+    last = amplitude * row_scale * (white["last_layer"] + ridge(missing))
+
+    def f(x):
+        x = jnp.asarray(as_numbers(x, f"gp_network({name!r}): x"))
+        check_inputs(name, x, shape, "gp_network")
+        return layer.output(hidden, last, x)
+
+    f = current_engine().function(name, f, is_network=True)
+    reduction = None
+    if factor.shape[-1] == num_points:
+        roots = jnp.asarray(factor.cholesky, values.dtype) / jnp.reshape(amplitude, (-1, 1, 1))[: factor.shape[0]]
+        reduction = Reduction(ridge, roots, num_outputs)
+    note("network", name, f, (*layer.hidden, *LATENTS), prior=prior, reduction=reduction)
+    return f
+
+
+def _fixed_points(name, points):
+    """The points as an array [M, D]."""
+    points = as_points(points)
+    if points.is_random or points.constant is None:
+        raise ValueError(
+            f"gp_network({name!r}): the points must be fixed, as the distribution is exact at these points alone: take "
+            "fs.measurement.space_filling(low, high, num), rows of the data, or points(jax.random.key(0)). Random points belong "
+            "to fs.functional_prior."
+        )
+    return points.constant
+
+
+def _times(left, right):
+    return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
+
+
+def _white(site, shape):
+    return numpyro.sample(site, dist.Normal(0.0, 1.0).expand(shape).to_event(), infer={"fspace": {}})

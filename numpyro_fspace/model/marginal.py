@@ -1,0 +1,291 @@
+r"""The potential of a model whose last layers are integrated out, exactly, under a Gaussian likelihood.
+
+Given all other sites v, let the observations be normal with means μ + J c, affine in the white parameters c of the last
+layers, and with standard deviations s that do not depend on c. Then
+
+.. math:: \log p(y \mid v) = \log N(y; \mu, J J^\top + \mathrm{diag}(s^2)), \qquad
+          c \mid y, v \sim N(P J^\top r / s^2, P), \qquad P = (I + J^\top \mathrm{diag}(s^{-2}) J)^{-1},
+
+with r = y - μ. A sampler of v alone moves by U(v) = -log p(y | v) - log p(v), and c is drawn exactly for each draw of v
+that is kept. Everything is computed from the triangular factor of [J/s; I], which float32 can bear where it cannot bear
+the matrix P⁻¹.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to
+from numpyro.distributions.util import is_identically_one
+from numpyro.infer.util import potential_energy
+from numpyro.primitives import Messenger
+
+from numpyro_fspace.model.functions import depends_on
+from numpyro_fspace.model.handlers import fresh_draws, without_data
+from numpyro_fspace.model.potential import ModelPotential
+from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.site_transforms import has_dynamic_support
+from numpyro_fspace.model.sites import base_distribution, is_functional_prior, latent_sites
+from numpyro_fspace.priors._lapack import solve_upper, triangular_root
+
+__all__ = ["MarginalPotential", "log_marginal", "why_not_marginal"]
+
+#: Most white parameters of the last layers together, and most numbers in J.
+MAX_PARAMETERS, MAX_ENTRIES = 512, 2**22
+
+
+class MarginalPotential(ModelPotential):
+    """``ModelPotential`` of the sites that are left when last layers are integrated out.
+
+    Attributes:
+        block: names of the sites that are integrated out: those of the last layers of the model's ``gp_network``.
+    """
+
+    def __init__(self, model, args=(), kwargs=None, *, block: tuple[str, ...], **settings):
+        super().__init__(model, args, kwargs, **settings)
+        self.block = block
+
+    @property
+    def latents(self) -> list[str]:
+        return [k for k in latent_sites(self.trace) if k not in self.block]
+
+    def __call__(self, z, key):
+        del key  # U is known exactly
+        log_likelihood, *_ = log_marginal(*self._linear(z))
+        return self.prior_potential(z) - log_likelihood, jnp.zeros(())
+
+    def prior_potential(self, z):
+        """-log p(z), without likelihood and the sites that are integrated out."""
+        model = _without(without_data(fresh_draws(self.model, self._key_scale)), self.block)
+        return potential_energy(model, self.args, self.kwargs, z | self._zeros())
+
+    def data_potential(self, z, key, model=None):
+        """U(z), which has no functional priors."""
+        del model  # all data are in U
+        return self(z, key)[0]
+
+    def not_finite(self, z, key) -> list[str]:
+        return super().not_finite(self.completed(z), key)
+
+    def constrain_fn(self):
+        constrain = super().constrain_fn()
+        return lambda z: constrain(self.completed(z))
+
+    def completed(self, z) -> dict:
+        """``z`` with an exact draw of the sites that are integrated out.
+
+        Its key is made of the bits of ``z``, so that a state belongs to one draw however often it is looked at.
+        """
+        key_white, key_rest = jax.random.split(_key_of(z))
+        jacobian, residual, sd = self._linear(z)
+        _, mean, root = log_marginal(jacobian, residual, sd)
+        noise = jax.random.normal(key_white, mean.shape, mean.dtype)
+        white = mean + solve_upper(root, noise[:, None])[:, 0]
+        return z | self._lift(z)(white, key_rest)
+
+    # ---- the model as a linear one ---------------------------------------------------------------
+
+    def _zeros(self):
+        return {k: jnp.zeros_like(self.trace[k]["value"]) for k in self.block}
+
+    def _values(self, z):
+        """Constrained values of the sites that are left."""
+        return {k: biject_to(self.trace[k]["fn"].support)(z[k]) for k in self.latents}
+
+    def _run(self, values):
+        return run_model(self.model, self.args, self.kwargs, key=self._key_fresh, substitute=values)
+
+    def _lift(self, z):
+        """From white parameters [R] to values of the block's sites. With a key the part that the observations and the
+        functions do not depend on is drawn, else it is zero."""
+        trace = self._run(self._values(z) | self._zeros())
+        lifts = [(name, site["reduction"]) for name, site in trace.items() if "reduction" in site]
+
+        def lift(white, key=None):
+            values, start = {}, 0
+            for i, (name, reduction) in enumerate(lifts):
+                part = white[start : start + reduction.size]
+                start += reduction.size
+                found = reduction.lift(part, None if key is None else jax.random.fold_in(key, i))
+                values |= {f"{name}.{site}": value for site, value in found.items()}
+            return values
+
+        lift.size = sum(reduction.size for _, reduction in lifts)
+        return lift
+
+    def _linear(self, z):
+        """``(J [N, R], r [N], s [N])``."""
+        values = self._values(z)
+        lift = jax.lax.stop_gradient(z)
+        lift = self._lift(lift)
+
+        def means(white):
+            return jnp.concatenate([loc for loc, *_ in _normals(self._run(values | lift(white)))])
+
+        start = jnp.zeros(lift.size)
+        normals = _normals(self._run(values | lift(start)))
+        loc, sd, y = (jnp.concatenate(parts) for parts in zip(*normals, strict=True))
+        slope = jax.linearize(means, start)[1]
+        jacobian = jax.vmap(slope, out_axes=1)(jnp.eye(lift.size))
+        return jacobian, y - loc, sd
+
+
+def why_not_marginal(potential: ModelPotential) -> str | None:
+    """Why the last layers of a model cannot be integrated out; None if they can."""
+    trace = potential.trace
+    reductions = {name: site["reduction"] for name, site in trace.items() if site.get("reduction") is not None}
+    if not reductions:
+        return "the model has no fs.gp_network whose outputs are independent a priori"
+    if potential.is_random:
+        return "minibatches or random numbers of the model change U at every step"
+    if any(is_functional_prior(s) for s in trace.values()):
+        return "the model has a functional_prior too"
+    if any(has_dynamic_support(trace[k]) for k in potential.latents):
+        return "the support of a site depends on other sites"
+    block = block_of(trace)
+    if not all(_is_standard(trace[k]) for k in block):
+        return "a site of the last layer is observed or has another prior"
+    data = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"] and not is_functional_prior(s)]
+    for site in data:
+        plain = site["scale"] is None or is_identically_one(site["scale"])
+        if not (plain and _is_normal(site["fn"])):
+            return f"{site['name']!r} is not a plain Normal likelihood"
+    size = sum(reduction.size for reduction in reductions.values())
+    num = sum(jnp.size(site["value"]) for site in data)
+    if size > MAX_PARAMETERS or size * num > MAX_ENTRIES:
+        return f"{size} last-layer parameters and {num} observations are too many for one factor"
+    return _why_not_affine(potential, block)
+
+
+def block_of(trace) -> tuple[str, ...]:
+    """The sites of the last layers in a trace."""
+    return tuple(
+        f"{name}.{site}"
+        for name, one in trace.items()
+        if one.get("reduction") is not None
+        for site in one["reduction"].sites
+    )
+
+
+def _why_not_affine(potential, block):
+    """Whether means are affine in the block, and nothing else depends on it."""
+    values = {k: site["value"] for k, site in latent_sites(potential.trace).items()}
+    inside = {k: values[k] for k in block}
+
+    def run(inside):
+        return run_model(
+            potential.model, potential.args, potential.kwargs, key=potential._key_fresh, substitute=values | inside
+        )
+
+    def slope(inside):
+        means = lambda inside: [loc for loc, *_ in _normals(run(inside))]  # noqa: E731
+        return jax.jvp(means, (inside,), (jax.tree.map(jnp.ones_like, inside),))[1]
+
+    def others(inside):
+        trace = run(inside)
+        rest = [s["fn"].log_prob(s["value"]) for k, s in latent_sites(trace).items() if k not in block]
+        return rest, [sd for _, sd, _ in _normals(trace)], [y for *_, y in _normals(trace)]
+
+    if depends_on(slope, inside):
+        return "the mean of an observation is not affine in a function"
+    if depends_on(others, inside):
+        return "the scale of an observation, or the prior of another site, depends on a function"
+    return None
+
+
+@jax.custom_vjp
+def log_marginal(jacobian, residual, sd):
+    """``(log N(r; 0, J Jᵀ + diag(s²)), ĉ, R)`` with the posterior N(ĉ, (RᵀR)⁻¹) of c; only the first has a gradient.
+
+    Args:
+        jacobian: J [N, R].
+        residual: r [N].
+        sd: s [N].
+    """
+    return _log_marginal(jacobian, residual, sd)
+
+
+def _log_marginal(jacobian, residual, sd):
+    scaled, target = jacobian / sd[:, None], residual / sd
+    size = jacobian.shape[1]
+    root = triangular_root(jnp.concatenate([scaled, jnp.eye(size, dtype=scaled.dtype)]))
+
+    def solved(columns):
+        return solve_upper(root, solve_upper(root, columns, transposed=True))
+
+    mean = solved((scaled.T @ target)[:, None])
+    for _ in range(2):  # refinement, as the solution by R alone has the error of the squared condition number
+        mean = mean + solved(scaled.T @ (target[:, None] - scaled @ mean) - mean)
+    mean = mean[:, 0]
+    rest = target - scaled @ mean
+    square = jnp.sum(rest**2) + jnp.sum(mean**2)
+    log_det = jnp.sum(jnp.log(jnp.diagonal(root))) + jnp.sum(jnp.log(sd))
+    value = -0.5 * square - log_det - 0.5 * len(target) * jnp.log(2 * jnp.pi)
+    return value, mean, root
+
+
+def _forward(jacobian, residual, sd):
+    value, mean, root = _log_marginal(jacobian, residual, sd)
+    return (value, mean, root), (jacobian, residual, sd, mean, root)
+
+
+def _backward(saved, slopes):
+    jacobian, residual, sd, mean, root = saved
+    slope, *_ = slopes
+    scaled = jacobian / sd[:, None]
+    pull = (residual - jacobian @ mean) / sd**2  # (J Jᵀ + diag(s²))⁻¹ r
+    half = solve_upper(root, scaled.T, transposed=True)
+    explained = solve_upper(root, half).T  # P Jᵀ / s
+    by_jacobian = pull[:, None] * mean - explained / sd[:, None]
+    leverage = jnp.sum(half**2, 0)
+    by_sd = pull**2 * sd - (1.0 - leverage) / sd
+    return slope * by_jacobian, -slope * pull, slope * by_sd
+
+
+log_marginal.defvjp(_forward, _backward)
+
+
+class _without(Messenger):
+    """Runs a model in which these sites have no density."""
+
+    def __init__(self, fn, names):
+        super().__init__(fn)
+        self.names = names
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["name"] in self.names:
+            msg["fn"] = msg["fn"].mask(False)
+
+
+def _normals(trace) -> list:
+    """``(mean, sd, value)`` of each observed site, as vectors."""
+    found = []
+    for site in trace.values():
+        if site["type"] == "sample" and site["is_observed"]:
+            shape, normal = jnp.shape(site["value"]), base_distribution(site["fn"])
+            shape = jnp.broadcast_shapes(shape, site["fn"].shape())
+            parts = (normal.loc, normal.scale, site["value"])
+            found.append(tuple(jnp.ravel(jnp.broadcast_to(part, shape)).astype(float) for part in parts))
+    return found
+
+
+def _is_normal(law) -> bool:
+    is_masked = isinstance(law, dist.MaskedDistribution)
+    while isinstance(law, dist.Independent | dist.ExpandedDistribution):
+        law = law.base_dist
+        is_masked |= isinstance(law, dist.MaskedDistribution)
+    return isinstance(law, dist.Normal) and not is_masked
+
+
+def _is_standard(site) -> bool:
+    return site["type"] == "sample" and not site["is_observed"] and _is_normal(site["fn"]) and site["scale"] is None
+
+
+def _key_of(z):
+    """A key made of the bits of all numbers of ``z``."""
+    leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(z)]
+    bits = jax.lax.bitcast_convert_type(jnp.concatenate(leaves), jnp.uint32)
+    odd = 2 * jnp.arange(len(bits), dtype=jnp.uint32) + 1
+    mixed = (bits ^ (bits >> 15)) * (odd * jnp.uint32(2654435761))
+    return jax.random.key(jnp.sum(mixed, dtype=jnp.uint32))

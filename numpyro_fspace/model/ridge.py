@@ -1,0 +1,129 @@
+r"""Ridge regression by orthogonal factors, differentiable, in single precision and under ``vmap``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_fspace.priors._lapack import solve_upper, triangular_root
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+
+__all__ = ["Ridge"]
+
+#: Steps of iterative refinement: a solution by R alone has the error of the squared condition number, each step of
+#: refinement multiplies that by the same factor again.
+NUM_REFINEMENTS = 2
+
+
+class Ridge:
+    r"""Solutions of :math:`\min_b |\Psi b - r|^2 + \tau^2 |b|^2` for one matrix Ψ and any r.
+
+    R is the triangular factor of [Ψ; τI], or of [Ψᵀ; τI] if Ψ has fewer rows than columns; a product ΨᵀΨ, whose
+    condition number is squared, is never formed. Derivatives are those of a linear solution: none is taken of R.
+
+    Args:
+        matrix: Ψ [M, H].
+        tau: τ > 0.
+    """
+
+    def __init__(self, matrix: Float[Array, "M H"], tau: Float[Array, ""]):
+        self.matrix, self.tau = matrix, jnp.asarray(tau, matrix.dtype)
+        self.is_dual = matrix.shape[0] < matrix.shape[1]
+        self._tall = matrix.T if self.is_dual else matrix
+        fixed, tau = jax.lax.stop_gradient((self._tall, self.tau))
+        size = self._tall.shape[1]
+        self.root = triangular_root(jnp.concatenate([fixed, tau * jnp.eye(size, dtype=matrix.dtype)]))
+
+    def __call__(self, r: Float[Array, "M C"]) -> Float[Array, "H C"]:
+        """The solutions for the columns of r."""
+        if self.is_dual:
+            return _times(self.matrix.T, self._solve(r))
+        return self._solve(_times(self.matrix.T, r))
+
+    def _solve(self, right):
+        """(AᵀA + τ²I)⁻¹ times the columns of ``right``, where A is the taller of Ψ and Ψᵀ."""
+        tall, tau, root = self._tall, self.tau, self.root
+
+        def times(columns):
+            return _times(tall.T, _times(tall, columns)) + tau**2 * columns
+
+        def solve(_, right):
+            def once(right):
+                return solve_upper(root, solve_upper(root, right, transposed=True))
+
+            fixed_times = lambda c: _times(fixed.T, _times(fixed, c)) + fixed_tau**2 * c  # noqa: E731
+            fixed, fixed_tau = jax.lax.stop_gradient((tall, tau))
+            solution = once(right)
+            for _ in range(NUM_REFINEMENTS):
+                solution = solution + once(right - fixed_times(solution))
+            return solution
+
+        return jax.lax.custom_linear_solve(times, right, solve, symmetric=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    r"""The latent sites w of a ``gp_network`` by as few white numbers c as its last layer has parameters.
+
+    The last layer is :math:`\mu + B w` with white w = (values z, last layer b₀, residual e) and
+    :math:`B = [G W, I - G \Psi, -\tau G]`, where G r is the ridge regression of r. With the triangular factor T of Bᵀ
+    and Q = Bᵀ T⁻¹, whose columns are orthonormal, c = Qᵀ w is white and the last layer is μ + Tᵀ c.
+
+    Attributes:
+        ridge: of the features Ψ [M, H].
+        roots: W, the factor of the process's covariance in units of its amplitude, [1, M, M] or one per output.
+        num_outputs: K.
+    """
+
+    ridge: Ridge
+    roots: Float[Array, "B M M"]
+    num_outputs: int
+    sites = ("last_layer", "values", "residual")
+
+    @property
+    def size(self) -> int:
+        """Numbers in c, for all outputs."""
+        return self.ridge.matrix.shape[1] * self.num_outputs
+
+    def lift(self, white: Float[Array, " R"], key=None) -> dict:
+        """w = Q c by site; with a key plus (I - Q Qᵀ) w' for white w', so that w is white if c is."""
+        columns = white.reshape(-1, self.num_outputs)
+        bases = [self._basis(root) for root in self.roots]
+        sizes = {"last_layer": len(columns), "values": len(self.roots[0]), "residual": len(self.roots[0])}
+        keys = jax.random.split(jax.random.key(0) if key is None else key, len(sizes))
+        values = {}
+        for k in range(self.num_outputs):
+            basis, column = bases[k % len(bases)], columns[:, k]
+            w = {site: _times(basis[site], column) for site in sizes}
+            if key is not None:
+                other = {
+                    site: jax.random.normal(jax.random.fold_in(one, k), (size,), column.dtype)
+                    for (site, size), one in zip(sizes.items(), keys, strict=True)
+                }
+                along = sum(_times(basis[site].T, other[site]) for site in sizes)
+                w = {site: w[site] + other[site] - _times(basis[site], along) for site in sizes}
+            for site, part in w.items():
+                values.setdefault(site, []).append(part)
+        return {site: jnp.stack(parts, -1) for site, parts in values.items()}
+
+    def _basis(self, root):
+        """Q by site, each [size, H]."""
+        matrix, tau = self.ridge.matrix, self.ridge.tau
+        unit = jnp.eye(matrix.shape[1], dtype=matrix.dtype)
+        upper = triangular_root(jnp.concatenate([matrix, tau * unit])) if self.ridge.is_dual else self.ridge.root
+        half = tau * solve_upper(upper, unit, transposed=True)  # τ R⁻ᵀ; its square is I - G Ψ
+        values = self.ridge(root).T
+        reduced = triangular_root(jnp.concatenate([values, half]))
+        inverse = solve_upper(reduced, unit)
+        last_layer = _times(half.T, _times(half, inverse))
+        residual = -_times(matrix, last_layer) / tau
+        return {"last_layer": last_layer, "values": _times(values, inverse), "residual": residual}
+
+
+def _times(left, right):
+    return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
