@@ -224,7 +224,7 @@ class MCMC(NumPyroMCMC):
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
         arrays, static, join = split_arrays((args, kwargs, self.functions_at))
         if self.checkpoint is not None:
-            description = describe(self, key, fields, init_params, args, kwargs)
+            description = describe(self, key, fields, init_params, args=args, kwargs=kwargs)
             Checkpoint(self.checkpoint, description)  # refuses another run before anything is computed
         init_params = jax.tree_util.tree_map_with_path(
             lambda path, a: jnp.asarray(as_numbers(a, f"init_params{jax.tree_util.keystr(path)}")), init_params

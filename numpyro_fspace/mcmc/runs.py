@@ -63,7 +63,7 @@ class Run:
         loop, first = self.loop, self.first
         if is_nested():  # all in one program, of which nothing can be looked at yet
             draws = loop.slots(self.num_kept, state, arrays, {})
-            self.last_state, draws = loop(state, draws, done, self.total, arrays, {}, first=first)
+            self.last_state, draws = loop(state, draws, done, self.total, arrays, inputs={}, first=first)
             self.draws = loop.by_chain(draws, self.num_kept)
             return
         is_alone, num_kept = loop.mesh is None or not loop.mesh.is_multi_process, 0
@@ -75,7 +75,7 @@ class Run:
                 while done < self.total:
                     # The first part is one draw, which tells whether chains can move. Processes go at one pace.
                     start, stop = state, bar.next_stop() if is_alone or done == 0 else self.total
-                    state, draws = loop(state, draws, done, stop, arrays, inputs, first=first)
+                    state, draws = loop(state, draws, done, stop, arrays, inputs=inputs, first=first)
                     if done == 0:
                         self._check_start(start, state)
                     done, self.last_state = stop, gathered(state)
@@ -97,7 +97,7 @@ class Run:
         files = Checkpoint(folder, description | {"arrays": specs})
         saved = files.load(state)
         if saved is None:  # a start that is refused leaves no files
-            first, slots = loop(state, slots, 0, 1, arrays, {}, first=1)
+            first, slots = loop(state, slots, 0, 1, arrays, inputs={}, first=1)
             self._check_start(state, first)
         if saved is None or saved[1] < self.total:
             with files:
@@ -119,7 +119,7 @@ class Run:
                     end = min(done + every, self.first) if done < self.first else min(limit, self.total)
                     while done < end and not interruption.is_due:
                         stop = min(bar.next_stop(), end)
-                        state, draws = loop(state, draws, done, stop, arrays, {}, first=base)
+                        state, draws = loop(state, draws, done, stop, arrays, inputs={}, first=base)
                         done = stop
                         bar.update(done, state)
                         interruption.hold()
