@@ -154,7 +154,7 @@ def test_a_start_without_a_density_is_refused(warm_start, on_disk, tmp_path):
 def test_a_run_cannot_go_on_without_a_step_size():
     other = make(options={})
     other.post_warmup_state = finished(options=PLAIN).last_state
-    with pytest.raises(ValueError, match="has none that warm-up found"):
+    with pytest.raises(ValueError, match="has none from warm-up"):
         other.run(KEY, X, Y)
 
 
