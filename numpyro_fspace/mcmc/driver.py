@@ -278,16 +278,17 @@ class MCMC(NumPyroMCMC):
 
     @contextmanager
     def _kept(self, loop):
-        """A ``Run`` by ``loop``; when it ends, also by an error, this object keeps its draws and its last state."""
-        arguments = self._args, self._kwargs
-        run = Run(loop, self.num_warmup, self.num_samples, arguments=arguments, has_bar=bool(self.progress_bar))
+        """A ``Run`` by ``loop``, whose last state this object has at any moment, and whose draws when it ends."""
+        settings = {"arguments": (self._args, self._kwargs), "has_bar": bool(self.progress_bar)}
+        run = Run(loop, self.num_warmup, self.num_samples, hold_state=self._hold_state, **settings)
         try:
             yield run
         finally:
-            if run.last_state is not None:
-                self._last_state = run.last_state
             if run.draws is not None:
                 self._hold(run.draws)
+
+    def _hold_state(self, state):
+        self._last_state = state
 
     def _hold(self, states):
         """Store draws [C, S, …] where NumPyro's ``MCMC`` expects them."""

@@ -27,19 +27,30 @@ class Run:
         num_samples: draws of each chain after that.
         arguments: ``(args, kwargs)`` of the model.
         has_bar: whether a bar is shown on a terminal or in a notebook.
+        hold_state: is called with every new ``last_state``, so that others can read it while the run goes.
 
     Attributes:
         draws: fields of the draws that are kept, [C, S, …]; None before the first of them.
         last_state: the state after the last draw; None before the first.
     """
 
-    def __init__(self, loop, num_warmup: int, num_samples: int, *, arguments: tuple, has_bar: bool):
+    def __init__(self, loop, num_warmup: int, num_samples: int, *, arguments: tuple, has_bar: bool, hold_state):
         self.loop, self.num_warmup, self.arguments, self.has_bar = loop, num_warmup, arguments, has_bar
         self.total, self.num_kept = num_warmup + num_samples, num_samples // loop.thinning
         #: The draw that thinning counts from: the last of all is kept, as by NumPyro.
         self.first = num_warmup + num_samples % loop.thinning
         self.draws: Any = None
-        self.last_state: Any = None
+        self._last_state: Any = None
+        self.hold_state = hold_state
+
+    @property
+    def last_state(self):
+        return self._last_state
+
+    @last_state.setter
+    def last_state(self, state):
+        self._last_state = state
+        self.hold_state(state)
 
     def one_by_one(self, begin, starts, arrays, num_chains: int):
         """``num_chains`` chains one after another, each from ``begin`` of its entries of ``starts``.
