@@ -6,7 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import Jaxpr, subjaxprs
 from jax.flatten_util import ravel_pytree
 from numpyro.util import _is_under_jax_transform
 
@@ -48,17 +48,8 @@ def chains_together(num_chains: int, largest: int) -> int:
 
 def largest_array(program: Jaxpr) -> int:
     """Size of the largest array that a program, or a program that it calls, computes."""
-    sizes = [0]
-    for equation in program.eqns:
-        sizes += [math.prod(getattr(v.aval, "shape", ())) for v in equation.outvars]
-        for part in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
-            if _is_program(part):
-                sizes.append(largest_array(part.jaxpr if isinstance(part, ClosedJaxpr) else part))
-    return max(sizes)
-
-
-def _is_program(part):
-    return isinstance(part, Jaxpr | ClosedJaxpr)
+    sizes = [math.prod(getattr(v.aval, "shape", ())) for equation in program.eqns for v in equation.outvars]
+    return max([0, *sizes, *map(largest_array, subjaxprs(program))])
 
 
 def flatten(tree):

@@ -335,6 +335,11 @@ def test_the_input_that_differs_is_named(folder):
     assert contents(folder) == before
 
 
+def inputs(mcmc, args, kwargs):
+    """The inputs of a run as a checkpoint describes them."""
+    return describe(mcmc, KEY, (), None, args=args, kwargs=kwargs)["inputs"]
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "text"),
     [
@@ -348,9 +353,9 @@ def test_the_input_that_differs_is_named(folder):
 def test_nested_and_missing_arguments_are_named(args, kwargs, text):
     mcmc = driver(None)
     given = {"a": np.ones(3), "b": np.ones(2)}
-    one, other = (describe(mcmc, KEY, (), None, *each)["inputs"] for each in (((given,), {}), (args, kwargs)))
+    one, other = (inputs(mcmc, *each) for each in (((given,), {}), (args, kwargs)))
     assert re.search(text, "; ".join(_difference(k, one.get(k), other.get(k)) for k in {**one, **other}))
-    assert one == describe(mcmc, KEY, (), None, ({k: v.copy() for k, v in given.items()},), {})["inputs"]
+    assert one == inputs(mcmc, ({k: v.copy() for k, v in given.items()},), {})
 
 
 @pytest.mark.parametrize(
@@ -359,7 +364,7 @@ def test_nested_and_missing_arguments_are_named(args, kwargs, text):
 def test_points_of_other_places_are_other_arguments(make):
     """Their text says how many there are, not where."""
     x = np.linspace(0.0, 1.0, 9)[:, None]
-    one, same, other = (describe(driver(None), KEY, (), None, (make(a),), {})["inputs"] for a in (x, x.copy(), x + 1.0))
+    one, same, other = (inputs(driver(None), (make(a),), {}) for a in (x, x.copy(), x + 1.0))
     assert one == same and one != other
 
 

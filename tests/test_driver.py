@@ -154,7 +154,7 @@ def test_a_start_without_a_density_is_refused(warm_start, on_disk, tmp_path):
 def test_a_run_cannot_go_on_without_a_step_size():
     other = make(options={})
     other.post_warmup_state = finished(options=PLAIN).last_state
-    with pytest.raises(ValueError, match="has none that warm-up found"):
+    with pytest.raises(ValueError, match="has none from warm-up"):
         other.run(KEY, X, Y)
 
 
@@ -735,7 +735,7 @@ def test_a_long_run_without_a_bar_ends_within_seconds():
     threading.Thread(target=press, daemon=True).start()
     found = interrupted(mcmc)
     assert time.monotonic() - pressed[0] < 10.0
-    assert 0 < found.size == int(mcmc.last_state.i) - 4
+    assert 0 < found.size == int(mcmc.last_state.i) - 4 < 3_000_000  # the state is known while the run goes
 
 
 def test_draws_of_a_run_before_are_none_of_one_that_failed(press):

@@ -172,6 +172,11 @@ def test_experiments_and_benchmarks_use_public_names():
                     assert is_public or dotted.startswith(NAMESPACES), f"{name} imports {dotted}"
 
 
+def test_modules_are_short():
+    lengths = {name: len((ROOT / name).read_text().splitlines()) for name in FILES}
+    assert {name: length for name, length in lengths.items() if length > 300} == {}
+
+
 def test_the_root_is_a_short_list():
     assert len([p for p in ROOT.iterdir() if p.name != "__pycache__"]) <= 17
     assert len([n for n in fs.__all__ if not inspect.ismodule(getattr(fs, n))]) <= 26

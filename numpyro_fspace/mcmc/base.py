@@ -1,4 +1,4 @@
-"""What the NumPyro kernels share: settings, programs, NumPyro's protocol."""
+"""The base class of the NumPyro kernels: settings, programs, NumPyro's protocol."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["SGMCMCKernel"]
 
 
 class SGMCMCKernel(MCMCKernel):
-    """What the kernels share: the potential of the model, warm-up, chains, NumPyro's protocol.
+    """The base class of the kernels: the potential of the model, warm-up, chains, NumPyro's protocol.
 
     A setting may be changed between runs; the next one is that of a kernel made with it. No trace reads anything else
     of a kernel, so that one may serve several runs at a time.
@@ -257,7 +257,7 @@ class SGMCMCKernel(MCMCKernel):
         return found["block"]
 
     def _settings(self):
-        """What tells all settings of this kernel from those of others."""
+        """A key of all settings of this kernel."""
         values = {k: v for k, v in vars(self).items() if k != "_programs"}
         values = {k: (type(v), vars(v)) if isinstance(v, Preconditioner) else v for k, v in values.items()}
         return type(self), frozen(values)
@@ -274,7 +274,7 @@ class SGMCMCKernel(MCMCKernel):
         return Target(self._model_potential(args, kwargs, key, is_known=True), plan)
 
     def _why_untested(self, potential) -> str | None:
-        """Why a Metropolis test has no sense with this potential and these settings; None if it has."""
+        """Why a Metropolis test does not apply to this potential and these settings; None if it does."""
         if callable(self.step_size):
             return "step_size is a schedule"
         return (

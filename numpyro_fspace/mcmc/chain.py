@@ -1,4 +1,4 @@
-"""One chain of a kernel: where it starts, and its draws, in warm-up and after."""
+"""One chain of a kernel: its start, and its draws in warm-up and after."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["draw", "start"]
 
 
 def start(target: Target, key, init_params) -> KernelState:
-    """The state of a chain at ``init_params``, or where the model's init strategy puts it; without its plan."""
+    """The state of a chain at ``init_params``, or at the values of the init strategy; without its plan."""
     plan, model = target.plan, target.model
     key, key_momentum, key_direction = jax.random.split(key, 3)
     z = model.init_params() if init_params is None else init_params
     position = ravel_pytree(z)[0]
     zero, count = jnp.zeros((), position.dtype), jnp.zeros((), int)
     if plan.finds_step_size and plan.num_warmup > 0 and not plan.schedule.num_optimizing:
-        value, aux = target.potential(z, key)  # warm-up asks what the first draw gained
+        value, aux = target.potential(z, key)  # warm-up needs the energy that the first draw gains
     else:
         value, aux = jnp.asarray(jnp.inf), jnp.zeros(())
     return KernelState(
@@ -39,12 +39,12 @@ def start(target: Target, key, init_params) -> KernelState:
         warmup=WarmupState.start(key_direction, position, ravel_pytree(model.scale())[0], plan),
         control=ControlVariate(*(jnp.zeros_like(position if plan.control_every else position[:0]),) * 2),
         rng_key=key,
-        plan=None,  # type: ignore[arg-type]  # whoever starts a run puts it in
+        plan=None,  # type: ignore[arg-type]  # the caller sets it
     )
 
 
 def draw(target: Target, i, state: KernelState) -> KernelState:
-    """Draw number ``i``: of the warm start, or a sample, with the step size calibrated before if it is time."""
+    """Draw number ``i``: an update of the warm start or a sample, after a calibration if one is due."""
     num_optimizing = target.plan.schedule.num_optimizing
     if num_optimizing == 0:
         return _calibrate_and_sample(target, i, state)
@@ -105,7 +105,7 @@ def _sample(target, i, state):
 
 
 def _averaged(old, info, begins, is_adapting):
-    """``old`` averages with those of one more draw, the first of them if it ``begins`` a stretch."""
+    """``old`` averages with one more draw, which is the first of them if it ``begins`` a stretch."""
     num = jnp.where(begins, 0, old.num_averaged) + 1
     kept = jnp.where(info.is_diverging, old.temperature, info.temperature)
     mean = old.temperature + (kept - old.temperature) / num

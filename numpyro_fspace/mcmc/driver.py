@@ -225,7 +225,7 @@ class MCMC(NumPyroMCMC):
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
         arrays, static, join = split_arrays((args, kwargs, self.functions_at))
         if self.checkpoint is not None:
-            description = describe(self, key, fields, init_params, args, kwargs)
+            description = describe(self, key, fields, init_params, args=args, kwargs=kwargs)
             Checkpoint(self.checkpoint, description)  # refuses another run before anything is computed
         init_params = jax.tree_util.tree_map_with_path(
             lambda path, a: jnp.asarray(as_numbers(a, f"init_params{jax.tree_util.keystr(path)}")), init_params
@@ -279,16 +279,17 @@ class MCMC(NumPyroMCMC):
 
     @contextmanager
     def _kept(self, loop):
-        """A ``Run`` by ``loop``; when it ends, also by an error, this object keeps its draws and its last state."""
-        arguments = self._args, self._kwargs
-        run = Run(loop, self.num_warmup, self.num_samples, arguments=arguments, has_bar=bool(self.progress_bar))
+        """A ``Run`` by ``loop``, whose last state this object has at any moment, and whose draws when it ends."""
+        settings = {"arguments": (self._args, self._kwargs), "has_bar": bool(self.progress_bar)}
+        run = Run(loop, self.num_warmup, self.num_samples, hold_state=self._hold_state, **settings)
         try:
             yield run
         finally:
-            if run.last_state is not None:
-                self._last_state = run.last_state
             if run.draws is not None:
                 self._hold(run.draws)
+
+    def _hold_state(self, state):
+        self._last_state = state
 
     def _hold(self, states):
         """Store draws [C, S, …] where NumPyro's ``MCMC`` expects them."""

@@ -1,4 +1,4 @@
-"""The dynamics that a chain follows: the model's potential in the coordinates of the chain's preconditioner."""
+"""The dynamics of a chain: the model's potential in the coordinates of the chain's preconditioner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Target"]
 
 
 class Target:
-    """A model and the plan of a run on it; all that a chain needs besides its state.
+    """A model and the plan of a run, which is all that a chain needs besides its state.
 
     The model's functions are compiled inline, so that each is traced once however often a program calls it.
 
@@ -35,7 +35,7 @@ class Target:
         self.prior_gradient = jax.jit(lambda z: model.prior_gradient(z), inline=True)
 
     def dynamics(self, state: KernelState) -> Dynamics:
-        """What the sampler moves by, where the chain is.
+        """The dynamics of the sampler at the state of the chain.
 
         With minibatches the potential is corrected by the control variate, which the first draw after the warm start
         centers.
@@ -53,7 +53,7 @@ class Target:
         return Dynamics(position, unravel, metric, potential)
 
     def gradient_noise(self, state: KernelState) -> GradientNoise | None:
-        """What warm-up knows of the noise of gradients; None if it does not ask or the sampler cannot use it."""
+        """The noise of gradients from warm-up; None if it was not measured or the sampler cannot use it."""
         noise = state.warmup.noise
         return GradientNoise(noise.basis, noise.variances) if self.plan.absorbs_noise else None
 
@@ -66,7 +66,7 @@ class Target:
         return state._replace(info=state.info.with_energy(value, aux), rng_key=key)
 
     def renew_control(self, state: KernelState) -> KernelState:
-        """``state`` with the control variate centered where the chain is."""
+        """``state`` with the control variate centered at the position of the chain."""
         key, key_potential = jax.random.split(state.rng_key)
         gradient = self.model.data_gradient(state.z, key_potential)
         control = ControlVariate(ravel_pytree(state.z)[0], ravel_pytree(gradient)[0])

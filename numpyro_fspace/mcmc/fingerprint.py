@@ -19,7 +19,7 @@ from numpyro_fspace.posterior.run_files import HASHED
 __all__ = ["describe", "fingerprint"]
 
 
-def describe(mcmc, key, fields, init_params, args, kwargs) -> dict:
+def describe(mcmc, key, fields, init_params, *, args, kwargs) -> dict:
     """A description of a run of ``mcmc``. A checkpoint with another description belongs to another run."""
     hidden = set() if isinstance(mcmc.sampler, SGMCMCKernel) else _settings_of_numpyro(mcmc.sampler)
     values = vars(mcmc.sampler) | _with_defaults(mcmc.sampler)

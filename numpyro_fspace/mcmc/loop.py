@@ -58,7 +58,7 @@ class Loop:
         """Slots for ``num`` draws, [num, (C,) …]: the fields, and the functions at ``inputs`` by name."""
         return self._slots(num, state, arrays, inputs)
 
-    def __call__(self, state, draws, start: int, stop: int, arrays, inputs, *, first: int):
+    def __call__(self, state, draws, start: int, stop: int, arrays, *, inputs, first: int):
         """``(state, draws)`` after the draws number ``start`` to ``stop`` - 1.
 
         From number ``first`` on, the last of every ``thinning`` draws is written to the next slot. Earlier draws are

@@ -1,4 +1,4 @@
-"""What a run was planned to be: all that its programs depend on besides arrays, known when it begins and then fixed."""
+"""The plan of a run: everything besides arrays that its programs depend on, fixed when the run begins."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _LOCK = threading.RLock()
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """What a run depends on besides the chain's state and the numbers in the model's arguments.
+    """Everything that a run depends on besides the chain's state and the arrays in the model's arguments.
 
     It is part of the type of a state, as the shapes of its arrays are, so that JAX does not use a program that was
     compiled for another plan. A state that was pickled keeps ``num_warmup`` alone of it.
 
     Attributes:
         num_warmup: draws of warm-up.
-        largest_array: numbers in the largest array that the model computes.
-        settings: what tells the kernel's settings from others.
-        arguments: what tells the structure of the model's arguments from others.
-        contents: what tells the contents of NumPy arrays from others, where they are constants of the program.
+        largest_array: size of the largest array that the model computes.
+        settings: a key of the kernel's settings.
+        arguments: a key of the structure of the model's arguments.
+        contents: a key of the contents of NumPy arrays, if they are constants of the program.
         warmup: the settings of the warm-up.
-        schedule: which draw of it does what.
+        schedule: the schedule of the warm-up.
         sampler: the algorithm with its settings, with a Metropolis test or without one.
-        step_size: fixed step size or schedule; None if warm-up finds it.
-        friction: of the sampler; None if warm-up finds it.
+        step_size: fixed step size or schedule; None if warm-up chooses it.
+        friction: friction of the sampler; None if warm-up chooses it.
         preconditioner: the one chosen for the model.
         control_every: draws between renewals of the control variate's center; None has no control variate.
-        held: the latent sites that the optimizer does not move.
+        held: names of the latent sites that the optimizer does not move.
         params: shapes of the unconstrained parameters, by site.
         points: by name of functional prior, which rows of the data are its points (``OnePass.found``).
     """
@@ -62,12 +62,12 @@ class Plan:
 
     @property
     def finds_step_size(self) -> bool:
-        """Whether warm-up finds the step size."""
+        """Whether warm-up chooses the step size."""
         return self.step_size is None
 
     @property
     def absorbs_noise(self) -> bool:
-        """Whether warm-up finds the noise of gradients, which the sampler's thermostat takes account of."""
+        """Whether warm-up measures the noise of gradients, and the sampler's thermostat takes account of it."""
         return self.friction is None and self.sampler.absorbs_noise
 
     @property
@@ -76,7 +76,7 @@ class Plan:
         return bool(self.schedule.calibrations) and (self.finds_step_size or self.preconditioner.adapts)
 
     def _key(self):
-        """What tells plans apart; it implies all else."""
+        """The fields that determine all others."""
         return self.num_warmup, self.largest_array, self.settings, self.arguments, self.contents
 
     def __eq__(self, other):

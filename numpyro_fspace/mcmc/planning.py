@@ -24,7 +24,7 @@ __all__ = ["make_plan", "structure_of"]
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
 class Facts:
-    """What the first evaluation of a model tells of its structure: fields of a ``Plan``, by name.
+    """The fields of a ``Plan`` that the first evaluation of a model determines, by name.
 
     It is part of the structure of what that evaluation returns, so that a trace hands it on without side effects.
     """
@@ -58,7 +58,7 @@ def make_plan(kernel, args: tuple, kwargs: dict, num_warmup: int) -> Plan:
 
 
 def structure_of(args, kwargs):
-    """What tells the model's arguments from those of another structure, shapes or types."""
+    """A key of the structure, shapes and types of the model's arguments."""
     arrays, (structure, others), _ = split_arrays((args, kwargs))
     return structure, frozen(others), tuple((np.shape(a), jnp.result_type(a)) for a in arrays)
 

@@ -34,7 +34,7 @@ __all__ = ["Report", "report"]
 NUM_GRADIENTS = 16
 NUM_TRAJECTORIES = 8
 
-#: The share of the run's gradient steps that its configurational temperature may cost.
+#: Limit of the cost of the configurational temperature, as a share of the run's gradient steps.
 SHARE = 0.2
 
 
@@ -48,18 +48,17 @@ def report(
 ) -> Report:
     r"""Judge a run of ``SGLD``, ``SGHMC``, ``fSGLD`` or ``fSGHMC`` in function space.
 
-    It looks for each way in which such a run is known to go wrong: chains that have not converged (R-hat,
-    effective sample sizes) or stand still, a chain that is stuck where the data are hardly explained (shortfall of
-    their likelihood), steps that are too long (divergences, kinetic and configurational temperature, the acceptance a
-    Metropolis test would have had), minibatches that are too small (the gradient's noise, on average and where it
-    acts), and improper distributions (drift of the weights).
+    It checks for the known failures of such runs: chains that have not converged (R-hat, effective sample sizes) or do
+    not move, a chain that is stuck at a low likelihood (``shortfall``), steps that are too long (divergences, kinetic
+    and configurational temperature, the acceptance of a Metropolis test), minibatches that are too small (the noise of
+    gradients, as a mean and weighted by itself), and improper distributions (drift of the weights).
 
-    **What is judged.** Every function under a functional prior or, without one, the network that enters the
-    likelihood: at the data, at measurement points, at rows whose columns come from different rows of the data, and at
-    rows twice as far from the mean, as predictions are wanted elsewhere too. If a likelihood depends on several
-    networks, its parameters at the data and at such rows, since parts of a sum can be exchanged. And every latent site
-    other than weights, so that a model without networks is judged by its sites. What is left out is listed. ``inputs``
-    names other places, and other networks.
+    **What is judged.** Every function under a functional prior is judged or, without one, the network that enters the
+    likelihood. Inputs are the data, measurement points, rows whose columns come from different rows of the data, and
+    rows twice as far from the mean, because predictions are needed away from the data too. If a likelihood depends on
+    several networks, its parameters are judged in their place, because parts of a sum can be exchanged. Every latent
+    site other than weights is judged too, so that a model without networks is judged by its sites. Parts that are left
+    out are listed. ``inputs`` gives other inputs, and other networks.
 
     **Temperature of the draws.** E|Sᵀ∇U|² / E tr Sᵀ∇²U S is T for every distribution that is sampled correctly.
     Gradients of all data at up to 256 draws estimate it, as long as they cost less than a fifth of the run's own.
@@ -72,8 +71,8 @@ def report(
 
     Args:
         mcmc: an ``MCMC`` object that has run one of our kernels.
-        *args: the arguments of that run, which are known if none are given here.
-        key: of the probes; ``jax.random.key(0)`` if None.
+        *args: the arguments of that run; by default those of the last run.
+        key: random key of the probes; None is ``jax.random.key(0)``.
         inputs: where f is judged, [N, D], or a dict of them by name of function; None is as above, up to 100 rows of
             the data and 30 points of each other kind.
         **kwargs: the keyword arguments of that run.
@@ -152,7 +151,7 @@ def _checked_kernel(mcmc):
 
 
 def _convergence(judged, found):
-    """Lines on R-hat, effective sample sizes and chains that stand still."""
+    """Lines on R-hat, effective sample sizes and chains that do not move."""
     still = [standstill(np.moveaxis(points.draws, 2, 0)) for points in judged[:2] if points is not None]
     return doubts(found, np.min(still, axis=0)) if found else []
 
@@ -165,7 +164,7 @@ def _shortfall(target, state, key):
     """
     model, states = target.model, by_chain(state)
     chance = target.plan.sampler.temperature * np.sqrt(0.5 * min(state.scale.shape[-1], model.num_observed()))
-    if states.i.size == 1:  # no data need be read for it
+    if states.i.size == 1:  # which needs no data
         return np.zeros(1), chance
     found = jax.jit(lambda z: jax.lax.map(lambda z: model.log_likelihood(z, key), z))(states.z)
     found = np.nan_to_num(np.asarray(found, np.float64), nan=-np.inf, posinf=np.inf, neginf=-np.inf)

@@ -27,19 +27,30 @@ class Run:
         num_samples: draws of each chain after that.
         arguments: ``(args, kwargs)`` of the model.
         has_bar: whether a bar is shown on a terminal or in a notebook.
+        hold_state: is called with every new ``last_state``, so that others can read it while the run goes.
 
     Attributes:
         draws: fields of the draws that are kept, [C, S, …]; None before the first of them.
         last_state: the state after the last draw; None before the first.
     """
 
-    def __init__(self, loop, num_warmup: int, num_samples: int, *, arguments: tuple, has_bar: bool):
+    def __init__(self, loop, num_warmup: int, num_samples: int, *, arguments: tuple, has_bar: bool, hold_state):
         self.loop, self.num_warmup, self.arguments, self.has_bar = loop, num_warmup, arguments, has_bar
         self.total, self.num_kept = num_warmup + num_samples, num_samples // loop.thinning
         #: The draw that thinning counts from: the last of all is kept, as by NumPyro.
         self.first = num_warmup + num_samples % loop.thinning
         self.draws: Any = None
-        self.last_state: Any = None
+        self._last_state: Any = None
+        self.hold_state = hold_state
+
+    @property
+    def last_state(self):
+        return self._last_state
+
+    @last_state.setter
+    def last_state(self, state):
+        self._last_state = state
+        self.hold_state(state)
 
     def one_by_one(self, begin, starts, arrays, num_chains: int):
         """``num_chains`` chains one after another, each from ``begin`` of its entries of ``starts``.
@@ -63,7 +74,7 @@ class Run:
         loop, first = self.loop, self.first
         if is_nested():  # all in one program, of which nothing can be looked at yet
             draws = loop.slots(self.num_kept, state, arrays, {})
-            self.last_state, draws = loop(state, draws, done, self.total, arrays, {}, first=first)
+            self.last_state, draws = loop(state, draws, done, self.total, arrays, inputs={}, first=first)
             self.draws = loop.by_chain(draws, self.num_kept)
             return
         is_alone, num_kept = loop.mesh is None or not loop.mesh.is_multi_process, 0
@@ -75,7 +86,7 @@ class Run:
                 while done < self.total:
                     # The first part is one draw, which tells whether chains can move. Processes go at one pace.
                     start, stop = state, bar.next_stop() if is_alone or done == 0 else self.total
-                    state, draws = loop(state, draws, done, stop, arrays, inputs, first=first)
+                    state, draws = loop(state, draws, done, stop, arrays, inputs=inputs, first=first)
                     if done == 0:
                         self._check_start(start, state)
                     done, self.last_state = stop, gathered(state)
@@ -97,7 +108,7 @@ class Run:
         files = Checkpoint(folder, description | {"arrays": specs})
         saved = files.load(state)
         if saved is None:  # a start that is refused leaves no files
-            first, slots = loop(state, slots, 0, 1, arrays, {}, first=1)
+            first, slots = loop(state, slots, 0, 1, arrays, inputs={}, first=1)
             self._check_start(state, first)
         if saved is None or saved[1] < self.total:
             with files:
@@ -119,7 +130,7 @@ class Run:
                     end = min(done + every, self.first) if done < self.first else min(limit, self.total)
                     while done < end and not interruption.is_due:
                         stop = min(bar.next_stop(), end)
-                        state, draws = loop(state, draws, done, stop, arrays, {}, first=base)
+                        state, draws = loop(state, draws, done, stop, arrays, inputs={}, first=base)
                         done = stop
                         bar.update(done, state)
                         interruption.hold()

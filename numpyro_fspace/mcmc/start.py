@@ -19,7 +19,7 @@ def check_start(kernel, start, state, args, kwargs):
     for old, new in zip(jax.tree.leaves(start.z), jax.tree.leaves(state.z), strict=True):
         stuck &= np.all(np.reshape(old == new, (stuck.size, -1)), axis=1)
     energy = np.atleast_1d(kernel.refresh(start, args, kwargs).potential_energy)
-    stuck &= ~np.isfinite(energy)  # else the draw was undone for its step's length
+    stuck &= ~np.isfinite(energy)  # otherwise the draw was undone because its step was too long
     if stuck.any():
         number = int(np.argmax(stuck))
         chain = jax.tree.map(lambda a: a.reshape(energy.size, *a.shape[state.i.ndim :])[number], start)
@@ -54,7 +54,7 @@ def check_init_params(given, expected, num_chains):
 
 
 def continued(kernel, state, args, kwargs, *, num_warmup: int, is_own: bool):
-    """The state at which a run of ``kernel`` on this data begins that goes on from ``state`` after its warm-up.
+    """The first state of a run of ``kernel`` on this data that continues from ``state`` after its warm-up.
 
     Args:
         kernel: one of the stochastic-gradient kernels.
@@ -68,7 +68,7 @@ def continued(kernel, state, args, kwargs, *, num_warmup: int, is_own: bool):
     """
     if kernel.step_size is None and not is_nested() and np.any(np.asarray(state.warmup.step_size) == 0):
         raise ValueError(
-            "post_warmup_state comes from a run with a step_size of its own, and has none that warm-up found: "
+            "post_warmup_state comes from a run with a step_size of its own, and has none from warm-up: "
             "give the kernel a step_size, or leave post_warmup_state out."
         )
     plan = kernel.prepare(args, kwargs, num_warmup).of_constants((args, kwargs))

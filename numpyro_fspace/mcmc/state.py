@@ -1,4 +1,4 @@
-"""The state of a chain, in groups, and the flat names by which users read it."""
+"""The state of a chain, in groups, and the names by which users read it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Averages", "DrawInfo", "KernelState"]
 
 
 class DrawInfo(NamedTuple):
-    """What the last draw reports.
+    """The report of the last draw.
 
     Attributes:
         potential_energy: U at the last gradient (an estimate, if minibatches or points are random); before the first
@@ -41,7 +41,7 @@ class DrawInfo(NamedTuple):
     diverging: jax.Array
 
     def with_energy(self, value, aux) -> DrawInfo:
-        """This with U and the log functional prior, in the types that they have here."""
+        """This with U and the log functional prior, cast to the types of the fields."""
         energy, log_prior = self.potential_energy, self.log_functional_prior
         return self._replace(
             potential_energy=value.astype(energy.dtype), log_functional_prior=aux.astype(log_prior.dtype)
@@ -75,12 +75,12 @@ class KernelState(NamedTuple):
         z: unconstrained values of the latent sites.
         momentum: momentum of the chain, flat [P]; empty [0] for SGLD.
         count: gradient steps of the sampler, read by schedules.
-        info: what the last draw reports (``DrawInfo``).
-        averages: means of that, and how many draws diverged (``Averages``).
-        warmup: what warm-up adapts, frozen afterwards.
+        info: the report of the last draw (``DrawInfo``).
+        averages: means of its entries, and the number of draws that diverged (``Averages``).
+        warmup: the state of warm-up, frozen afterwards.
         control: center of the control variate and the data's full gradient there, flat [P]; empty [0] without one.
         rng_key: the chain's key.
-        plan: what the run was planned to be; no array.
+        plan: the plan of the run, which holds no arrays.
     """
 
     i: jax.Array

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import subjaxprs
 
 from numpyro_fspace._checks import check_count, native
+from numpyro_fspace._xla import largest_array
 from numpyro_fspace.model.arguments import split_arrays
 
-__all__ = ["compile_chunk", "largest_array", "map_compiled", "map_draws", "share_equal"]
+__all__ = ["compile_chunk", "largest_of", "map_compiled", "map_draws", "share_equal"]
 
 #: Numbers in the largest array that draws evaluated together may make: 2²⁵ (128 MiB in float32).
 CHUNK = 2**25
@@ -49,7 +47,7 @@ def map_compiled(chunk, draws, key, given: tuple, *, batch_size: int | None = No
     arrays = split_arrays(given)[0]
     keys = jax.random.split(key, num)
     if batch_size is None:
-        batch_size = max(1, num * CHUNK // max(largest_array(chunk, draws, keys, arrays), CHUNK))
+        batch_size = max(1, num * CHUNK // max(largest_of(chunk, draws, keys, arrays), CHUNK))
     check_count(batch_size, "batch_size")
     values: dict = {}
     for start in range(0, num, batch_size):
@@ -78,14 +76,6 @@ def share_equal(tree):
     return jax.tree.map(share, tree)
 
 
-def largest_array(chunk, draws, keys, arrays) -> int:
-    """Numbers in the largest array that ``chunk`` would make of all draws at once; its trace serves the call too."""
-    return max([1, *_sizes(chunk.trace(draws, keys, arrays).jaxpr)])
-
-
-def _sizes(program):
-    """Numbers in each array that a program and its subprograms make."""
-    for equation in program.eqns:
-        yield from (math.prod(getattr(made.aval, "shape", ())) for made in equation.outvars)
-    for part in subjaxprs(getattr(program, "jaxpr", program)):
-        yield from _sizes(part)
+def largest_of(chunk, draws, keys, arrays) -> int:
+    """Size of the largest array that ``chunk`` would make of all draws at once; its trace serves the call too."""
+    return max(1, largest_array(chunk.trace(draws, keys, arrays).jaxpr.jaxpr))

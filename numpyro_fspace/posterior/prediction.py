@@ -24,7 +24,7 @@ from numpyro_fspace.model.sharding import beside
 from numpyro_fspace.model.sites import is_weight, observed_sites, weights_of
 from numpyro_fspace.posterior import mapping
 from numpyro_fspace.posterior.completeness import check_complete
-from numpyro_fspace.posterior.mapping import compile_chunk, largest_array, map_compiled, map_draws, share_equal
+from numpyro_fspace.posterior.mapping import compile_chunk, largest_of, map_compiled, map_draws, share_equal
 from numpyro_fspace.posterior.model_structure import Structure, structure
 from numpyro_fspace.posterior.row_batches import Evaluation, Probe, find_axes, take_rows
 
@@ -115,7 +115,7 @@ class Evaluator:
         size = most = num if input_batch_size is None else input_batch_size
         if input_batch_size is None or num > input_batch_size:
             arrays = split_arrays(given)[0]
-            largest = largest_array(programs["all"], self.posterior.samples, keys, arrays) // len(keys)
+            largest = largest_of(programs["all"], self.posterior.samples, keys, arrays) // len(keys)
             most = max(1, num * mapping.CHUNK // max(largest, mapping.CHUNK))
             size = most if input_batch_size is None else input_batch_size
         if num <= size:

@@ -155,9 +155,6 @@ class FVIMC:
         for name, make in (("guide", guide), ("kernel", kernel)):
             if make is not None and not callable(make):
                 raise TypeError(f"{name} must be a function of a model, got {make!r}.")
-        counts = {"num_updates": num_updates, "num_warmup": num_warmup, "num_samples": num_samples}
-        for name, value in (counts | {"num_transform_steps": num_transform_steps, "num_points": num_points}).items():
-            check_count(value, name)
         check_positive(transform_learning_rate, "transform_learning_rate")
         if gamma is not None:
             check_positive(gamma, "gamma")
@@ -171,6 +168,8 @@ class FVIMC:
         self.bijections = as_bijections(bijections)
         self.num_transform_steps, self.transform_learning_rate = num_transform_steps, transform_learning_rate
         self.num_points, self.blur, self.gamma = num_points, blur, gamma
+        for name in ("num_updates", "num_warmup", "num_samples", "num_transform_steps", "num_points"):
+            check_count(getattr(self, name), name)
         self.guide: Any = None
         self.result: FVIMCResult | None = None
         self._args: tuple = ()

@@ -1,7 +1,7 @@
-"""The parts of warm-up put together: what happens before a draw, to a draw, and after it.
+"""The parts of warm-up put together: the steps before a draw, on a draw, and after it.
 
-Each function takes a chain's target and its state, and returns the state with more of what warm-up learns. The schedule
-says when; nothing here acts after warm-up's end.
+Each function takes the target and the state of a chain and returns the updated state. The schedule
+determines when each acts; none acts after the end of warm-up.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def warm_start(target, state):
 
 
 def before_draw(target, i, state):
-    """``state`` with what it has collected made use of, if draw ``i`` is one before which it is time."""
+    """``state`` after the calibrations that are due before draw ``i``."""
     plan = target.plan
     draws = plan.schedule.calibrations
     is_untested = plan.finds_step_size and not plan.sampler.metropolis
@@ -76,7 +76,7 @@ def before_draw(target, i, state):
 
 
 def after_draw(target, i, state):
-    """``state`` with what the place where draw ``i`` ended tells, if warm-up asks there."""
+    """``state`` after the measurements that are due at the end of draw ``i``."""
     plan = target.plan
     draws = plan.schedule.calibrations
     if plan.preconditioner.adapts:
@@ -95,18 +95,18 @@ def judged(plan, is_adapting, state, drawn: Drawn):
 
     Args:
         plan: the plan of the run.
-        is_adapting: whether the draw is one of warm-up's, which change the step size.
+        is_adapting: whether the draw belongs to warm-up and may change the step size.
         state: the chain's state before the draw.
-        drawn: where the sampler got.
+        drawn: the result of the sampler.
     """
     return (_tuned if plan.sampler.metropolis else _steadied)(plan, is_adapting, state, drawn)
 
 
 def _tuned(plan, is_adapting, state, drawn):
-    """A step size nearer to the acceptance that is aimed at, below the longest step, which the curvature allows.
+    """A step size tuned to the target acceptance, no longer than the curvature allows.
 
-    A draw of burn-in whose temperature is too high loses the excess, as a chain that slides down to where the posterior
-    is would take long to.
+    A draw of burn-in whose temperature is too high loses the excess, because a chain that descends to the posterior
+    mass would lose it only slowly.
     """
     step, info = state.warmup.step, drawn.info
     factor = stability.tuning(info.accept_prob, step.num_tuned).astype(step.size.dtype)
@@ -119,22 +119,21 @@ def _tuned(plan, is_adapting, state, drawn):
 
 
 def _steadied(plan, is_adapting, state, drawn):
-    """A shorter step, and the old place, after an unstable draw."""
+    """A shorter step and the old position, after an unstable draw."""
     temperature, (position, momentum, info) = plan.sampler.temperature, drawn
     relative = info.temperature / temperature
-    heat = 0.5 * position.size * (info.temperature - temperature)  # SGLD's speed is not remembered
+    kinetic = 0.5 * position.size * (info.temperature - temperature)  # the state of SGLD has no momentum
     if momentum.size:
-        heat = _kinetic(momentum) - _kinetic(state.momentum)
+        kinetic = _kinetic(momentum) - _kinetic(state.momentum)
     risen = (info.potential_energy - state.info.potential_energy) / temperature
-    gained = risen + heat / temperature
+    gained = risen + kinetic / temperature
     factor = stability.shortening(relative, gained, risen, info.is_diverging, position.size)
     factor = jnp.where(is_adapting, factor, 1.0)
     undo = factor <= 0.5
     step = state.warmup.step
     step = step._replace(size=step.size * factor.astype(position.dtype))
-    # An unstable draw may end finite but far away, from where short steps never come back: it is undone. And kinetic
-    # energy must not outlive the step size it came from: short steps would take for ever to lose it, and be shortened
-    # for it again and again.
+    # An unstable draw may end finite but far away, from where short steps never return, so it is undone. The kinetic
+    # energy from a longer step must be removed: short steps lose it slowly, and would be shortened for it repeatedly.
     info = info._replace(
         is_diverging=info.is_diverging | undo,
         potential_energy=jnp.where(undo, state.info.potential_energy, info.potential_energy),
@@ -180,7 +179,7 @@ def _learn_squares(plan, state):
 
 
 def _calibrate(target, may_lengthen, state, num_iterations=NUM_POWER_ITERATIONS):
-    """``state`` with its preconditioner renewed, and the step size that suits it there."""
+    """``state`` with its preconditioner renewed, and the step size for it at this position."""
     plan, state = target.plan, _learn_squares(target.plan, state)
     if not plan.finds_step_size:
         return state
@@ -200,23 +199,23 @@ def _calibrate(target, may_lengthen, state, num_iterations=NUM_POWER_ITERATIONS)
 
 
 def _shortened(state, is_time, factor):
-    """``state`` with its step size times ``factor``, if it is time."""
+    """``state`` with its step size times ``factor``, if that is due."""
     step = state.warmup.step
     size = jnp.where(is_time, factor.astype(step.size.dtype), 1.0) * step.size
     return state._replace(warmup=state.warmup._replace(step=step._replace(size=size)))
 
 
 def _cool(plan, is_time, state):
-    """``state`` with a shorter step, if it is time, for the temperature of the draws since the last calibration."""
+    """``state`` with a step shortened for the temperature of the draws since the last calibration, if that is due."""
     num = (plan.num_warmup - plan.schedule.calibrations[3]) * state.warmup.scale.size
     return _shortened(state, is_time, stability.cooling(state.averages.temperature / plan.sampler.temperature, num))
 
 
 def _learn_noise(plan, i, state):
-    """``state`` with the noise that was measured made use of, if draw ``i`` is one before which it is time.
+    """``state`` with the friction from the measured noise, if that is due before draw ``i``.
 
-    The last measurement may raise that of the rest alone: the temperature is not looked at again, and belongs to the
-    friction before.
+    The last measurement may only raise the variance of the rest, because the temperature, which belongs to the friction
+    before, is not checked again.
     """
     schedule, noise = plan.schedule, state.warmup.noise
     draws, is_last = schedule.calibrations, i == plan.num_warmup
@@ -231,9 +230,9 @@ def _learn_noise(plan, i, state):
 
 
 def _measure_noise(target, i, state):
-    """Add what some gradients say of their noise to what the friction is found from.
+    """Add the noise of some gradients to the sums that determine the friction.
 
-    The key is none that the chain comes to: its draws are the same whether or not this is asked.
+    The chain never uses this key, so that its draws do not depend on the measurement.
     """
     plan, dynamics = target.plan, target.dynamics(state)
     keys = jax.random.split(jax.random.fold_in(state.rng_key, 2), friction.NUM_GRADIENTS)
@@ -249,7 +248,7 @@ def _measure_noise(target, i, state):
 
 
 def _collect_square(target, state):
-    """Add one squared gradient in prior scales, or one Hessian, to what the preconditioner is renewed from."""
+    """Add one squared gradient in prior scales, or one Hessian, to the sums for the preconditioner."""
     dynamics, (total, num) = target.dynamics(state), state.warmup.squares
     key, key_potential = jax.random.split(state.rng_key)
 

@@ -20,8 +20,8 @@ class StepSize(NamedTuple):
 
     Attributes:
         size: the current step size; 0 before the first calibration.
-        longest: what it may grow to, the step size that the last calibration found.
-        num_tuned: draws since then, by which tuning to the acceptance probability becomes finer.
+        longest: its upper limit, the step size from the last calibration.
+        num_tuned: draws since then; tuning to the acceptance probability becomes finer with them.
         direction: estimate of the direction of largest curvature [P].
     """
 
@@ -32,7 +32,7 @@ class StepSize(NamedTuple):
 
     @classmethod
     def start(cls, key, position) -> StepSize:
-        """Nothing is known, at flat ``position`` [P]."""
+        """The initial state, for flat ``position`` [P]."""
         zero, direction = jnp.zeros((), position.dtype), jax.random.normal(key, position.shape, position.dtype)
         return cls(zero, zero, jnp.zeros((), int), direction)
 
@@ -57,21 +57,21 @@ def largest_curvature(energy, position, direction, metric, *, num_iterations: in
 
 
 def calibrated(step: StepSize, curvature, direction, *, sampler, is_dense: bool, may_lengthen) -> StepSize:
-    """``step`` after the largest curvature was measured where the chain is.
+    """``step`` after the largest curvature was measured at the position of the chain.
 
     Args:
         step: the step size so far.
         curvature, direction: what ``largest_curvature`` returned.
-        sampler: it knows its stable step size.
-        is_dense: whether the preconditioner is.
+        sampler: it determines the stable step size.
+        is_dense: whether the preconditioner is dense.
         may_lengthen: whether the step may become longer.
     """
     good = jnp.isfinite(curvature) & (curvature > 0)
     if is_dense and not sampler.metropolis:
         curvature = DENSE_MARGIN * curvature
     found = jnp.where(good, sampler.stable_step_size(curvature), 0.5 * step.size)
-    # λ belongs to one minibatch and one set of points; a step that has proved itself is not cut by more than half. With
-    # a Metropolis test, tuning to the acceptance probability does what the curvature elsewhere would.
+    # λ belongs to one minibatch and one set of points; a step that has been stable is not cut by more than half. With
+    # a Metropolis test, tuning to the acceptance probability replaces measurements of curvature elsewhere.
     least = 0.0 if sampler.metropolis else 0.5 * step.size
     shortened = jnp.clip(found, least, step.size)
     return StepSize(

@@ -1,4 +1,4 @@
-"""Friction for the noise of gradients: its leading directions, its variance, and what the sampler does about it."""
+"""Friction for the noise of gradients: leading directions of the noise, its variance, and the friction for it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ import jax.numpy as jnp
 
 __all__ = ["NUM_DIRECTIONS", "NUM_GRADIENTS", "Noise", "differences_of", "friction_for", "noise_variances", "steadying"]
 
-#: What noise outside its leading directions may add to the temperature where it acts; friction is raised for it.
+#: Excess temperature that noise outside its leading directions may cause; friction is raised to keep it.
 MAX_NOISE_EXCESS = 0.3
 #: Variance that the noise of one gradient may add to a momentum, over the temperature; the step is shortened for it.
 MAX_KICK = 0.25
-#: Gradients at the end of a draw of burn-in by which their noise is known.
+#: Gradients at the end of a draw of burn-in from which their noise is estimated.
 NUM_GRADIENTS = 4
-#: Directions of their noise that get a friction of their own.
+#: Number of directions of the noise that get a friction of their own.
 NUM_DIRECTIONS = 8
 
 
 class Noise(NamedTuple):
-    """What warm-up knows of the covariance V of gradients, in the preconditioner's coordinates.
+    """Estimates of the covariance V of gradients, in the preconditioner's coordinates.
 
     Attributes:
-        basis: leading directions of V, orthonormal rows Q [R, P]; while they are sought, rows Y with Yᵀ Y ≈ Σ V, and
-            zeros before.
+        basis: leading directions of V, orthonormal rows Q [R, P]; rows Y with Yᵀ Y ≈ Σ V while they are estimated,
+            and zeros before.
         variances: of the gradient along them, [R]; zeros before they are measured.
-        rest: variance of what is left where it acts, tr V² / tr V (see ``noise_variances``) of (I - Qᵀ Q) V (I - Qᵀ Q).
+        rest: weighted mean variance of the remaining noise, tr V² / tr V (see ``noise_variances``) of the covariance
+            (I - Qᵀ Q) V (I - Qᵀ Q).
         squares: sums of those variances since they were last renewed, [R].
-        traces: the same of tr V and tr V² of what is left, [2].
+        traces: the same sums for tr V and tr V² of the remaining noise, [2].
         num: draws in these sums.
     """
 
@@ -41,29 +42,29 @@ class Noise(NamedTuple):
 
     @classmethod
     def start(cls, position, num_directions: int) -> Noise:
-        """Nothing is known, at flat ``position`` [P]."""
+        """The initial state, for flat ``position`` [P]."""
         num = min(num_directions, position.size)
         basis, along, rest, traces = (jnp.zeros(n, position.dtype) for n in ((num, position.size), num, (), 2))
         return cls(basis, along, rest, along, traces, jnp.zeros((), int))
 
     def without_directions(self) -> Noise:
-        """Forget the directions, to seek them anew."""
+        """This without directions, which are then estimated anew."""
         return self._replace(basis=jnp.zeros_like(self.basis), variances=jnp.zeros_like(self.variances))
 
     def with_rows(self, rows) -> Noise:
-        """Directions sought with more rows [G, P] of covariance V: the leading singular vectors of old and new."""
+        """This with more rows [G, P] of covariance V: the leading singular vectors of old and new rows."""
         both = jnp.concatenate([self.basis, rows])
         _, rotation = jnp.linalg.eigh(both @ both.T)
         return self._replace(basis=rotation[:, : len(rows) - 1 : -1].T @ both)  # largest first
 
     def with_directions(self) -> Noise:
-        """Those that were found, and nothing measured along them."""
+        """This with orthonormal directions, along which no variance is measured yet."""
         cleared = jax.tree.map(jnp.zeros_like, (self.variances, self.squares, self.traces, self.num))
         variances, squares, traces, num = cleared
         return Noise(jnp.linalg.qr(self.basis.T)[0].T, variances, self.rest, squares, traces, num)
 
     def with_measured(self, differences) -> Noise:
-        """Sums with those of one draw's rows [G, P] of covariance V."""
+        """This with the rows [G, P] of covariance V of one more draw added to the sums."""
         along = differences @ self.basis.T
         trace, weighted = variances_of_differences(differences - along @ self.basis)
         return self._replace(
@@ -73,7 +74,7 @@ class Noise(NamedTuple):
         )
 
     def renewed(self, is_last) -> Noise:
-        """Variances from the sums, which begin anew. At the last time that of the rest may rise alone."""
+        """This with variances from the sums, which are reset. The last time, the variance of the rest may only rise."""
         trace, squared = self.traces
         rest = jnp.where(trace > 0, squared / jnp.where(trace > 0, trace, 1.0), self.rest)
         rest = jnp.where(is_last, jnp.maximum(rest, self.rest), rest)
@@ -83,17 +84,17 @@ class Noise(NamedTuple):
 
 
 def friction_for(step_size, noise_variance, temperature):
-    """The friction under which noise of this variance adds ``MAX_NOISE_EXCESS`` to the temperature, 1 at least.
+    """The friction, at least 1, with which noise of this variance adds at most ``MAX_NOISE_EXCESS`` to the temperature.
 
-    A direction of variance v gets ε v / (2γ) above the sampler's own ``temperature``, to leading order.
+    Noise of variance v raises the temperature of a direction by ε v / (2γ), to leading order.
     """
     return jnp.maximum(1.0, 0.5 * step_size * noise_variance / (MAX_NOISE_EXCESS * temperature))
 
 
 def steadying(step_size, noise_variance, temperature):
-    """Factor on the step size under which noise of this variance adds ``MAX_KICK`` of a temperature at most.
+    """Factor on the step size with which noise of this variance adds at most ``MAX_KICK`` of a temperature.
 
-    A kick adds ε² v to the variance of the momentum, which no friction takes away before it has moved the chain.
+    A kick adds ε² v to the variance of the momentum, which moves the chain before any friction acts.
     """
     limit = jnp.sqrt(MAX_KICK * temperature / jnp.where(noise_variance > 0, noise_variance, 1.0))
     return jnp.where(noise_variance > 0, jnp.minimum(1.0, limit / step_size), 1.0)

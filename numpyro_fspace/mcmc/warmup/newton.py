@@ -1,12 +1,13 @@
 """A warm start of second order, for few parameters: Newton's method on the mean potential of a Gaussian.
 
-The Gaussian N(w, S Sᵀ) is fitted to exp(-U) as in variational inference: w is moved to where E[∇U] = 0, and S renewed
-to (S Sᵀ)⁻¹ = E[∇²U]. Each step of w is Newton's, in the coordinates u of w + S u, by the length that lowers E[U] most.
+The Gaussian N(w, S Sᵀ) is fitted to exp(-U) as in variational inference: w solves E[∇U] = 0, and S
+solves (S Sᵀ)⁻¹ = E[∇²U]. Each step of w is a Newton step in the coordinates u of w + S u, with the length that lowers
+E[U] most.
 The means are over the same few draws of the Gaussian and their mirror images.
 
-A mode need not be near the posterior: the joint mode of values and their scale is where all values are equal and the
-scale is zero. Once the spread of the values is averaged over, their scale fits that spread too. So scales are free to
-move here, over any number of powers of ten.
+A mode need not be near the posterior mass: at the joint mode of values and their scale all values are equal and the
+scale is zero. When the spread of the values is averaged over, their scale fits that spread too. Scales therefore move
+freely here, over any number of powers of ten.
 
 Reference: M. Opper, C. Archambeau (2009), *The variational Gaussian approximation revisited*.
 """
@@ -21,11 +22,11 @@ from numpyro_fspace.sgmcmc.preconditioners import Dense, whitened
 
 __all__ = ["approach", "hessian"]
 
-#: Steps of a warm start, at least.
+#: Least number of steps of a warm start.
 NUM_STEPS = 100
-#: Pairs of draws that means are over, and those of them at which the Hessian is computed.
+#: Pairs of draws in the means, and pairs at which the Hessian is computed.
 NUM_PAIRS, NUM_HESSIAN_PAIRS = 8, 1
-#: Lengths tried of a step, in units of Newton's.
+#: Lengths of a step that are tried, relative to the Newton step.
 LENGTHS = np.concatenate([[4.0, 2.0, 1.0, 0.5], 4.0 ** -np.arange(1.0, 16.0)])
 
 
@@ -43,8 +44,8 @@ def approach(key, position, factor, potential, *, scale, num_steps: int):
     """``num_steps`` steps of the Gaussian with mean ``position`` [P] and S = diag(``scale``) ``factor``.
 
     Args:
-        key: draws the points that means are over.
-        position: w, where the potential is finite.
+        key: draws the points of the means.
+        position: w, at which the potential is finite.
         factor: S in units of ``scale``, [P, P].
         potential: U as a function of w.
         scale: prior scales [P].
@@ -61,7 +62,7 @@ def approach(key, position, factor, potential, *, scale, num_steps: int):
         spread = jnp.stack([normals, -normals], 1).reshape(-1, position.size) @ metric.s.T
         points = position + jnp.concatenate([jnp.zeros_like(position)[None], spread])
         energies, gradients = jax.vmap(jax.value_and_grad(potential))(points)
-        # A Gaussian wider than where U is finite is taken for its mean.
+        # If U is not finite over the width of the Gaussian, only its mean is used.
         is_wide = ~jnp.all(jnp.isfinite(energies)) | ~jnp.all(jnp.isfinite(gradients))
         spread = jnp.where(is_wide, 0.0, spread)
         value = jnp.where(is_wide, energies[0], jnp.mean(energies[1:]))
@@ -77,10 +78,10 @@ def approach(key, position, factor, potential, *, scale, num_steps: int):
         best = jnp.argmin(jnp.where(jnp.isfinite(lowered), lowered, jnp.inf))
         length, moved = lengths[best], candidates[best]
         is_lower = (lowered[best] < value) & jnp.all(jnp.isfinite(moved))
-        # Where U or its derivatives overflow, the way is towards unconstrained values of 0.
+        # Where U or its derivatives overflow, the step goes towards unconstrained values of 0.
         is_lost = ~(jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(curvature)))
         position = jnp.where(is_lower, moved, jnp.where(is_lost, 0.5 * position, position))
-        # A step that was too long, with something to gain, tells of more curvature than there is where it began.
+        # If a step was too long although U could be lowered, the curvature ahead is larger than at its start.
         is_short = (length < 1.0) & (-gradient @ direction > 1.0)
         norm = jnp.linalg.norm(direction)
         unit = direction / jnp.where(norm > 0, norm, 1.0)

@@ -25,14 +25,14 @@ class Descent(NamedTuple):
 
 
 def adam(num_updates: int, learning_rate: float = 0.01):
-    """Adam, with a learning rate that a cosine takes to a hundredth over ``num_updates`` updates."""
+    """Adam with a learning rate that decays to a hundredth over ``num_updates`` updates by a cosine."""
     import optax
 
     return optax.adam(optax.cosine_decay_schedule(learning_rate, max(1, num_updates), alpha=0.01))
 
 
 def descend(key, start: Descent, value_and_gradient, metric, *, optimizer, num_updates: int, mask) -> Descent:
-    """Make updates of u ↦ U(S u); an update that leaves the finite numbers is skipped.
+    """Make updates of u ↦ U(S u); an update to numbers that are not finite is skipped.
 
     Args:
         key: draws the minibatches and measurement points.
@@ -57,10 +57,10 @@ def descend(key, start: Descent, value_and_gradient, metric, *, optimizer, num_u
 
 
 def drawn_to(anchor, prior_gradient):
-    """What is added to the gradient of U to make a warm start that is anchored at w* = ``anchor`` [P].
+    """The term that is added to the gradient of U for a warm start anchored at w* = ``anchor`` [P].
 
-    ``prior_gradient(w)`` is the gradient g(w) of -log p0. Returned is w ↦ r(w) - g(w), with r(w) = g(w) - g(w*) for
-    each parameter, or 0 where its sign is not that of w - w*.
+    ``prior_gradient(w)`` is the gradient g(w) of -log p0. The term is w ↦ r(w) - g(w), with r(w) = g(w) - g(w*) for
+    each parameter, or 0 where its sign differs from that of w - w*.
     """
     at_anchor = prior_gradient(anchor)
 

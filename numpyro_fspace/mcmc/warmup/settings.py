@@ -1,4 +1,4 @@
-"""The user's settings of the warm-up, and its schedule: which draw does what."""
+"""The user's settings of the warm-up, and its schedule."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["Schedule", "Warmup"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which draw of a warm-up does what; draws are counted from 0.
+    """The schedule of a warm-up, by the numbers of its draws from 0.
 
     Attributes:
         num_warmup: draws of warm-up.
-        num_optimizing: its first draws, which the optimizer makes.
+        num_optimizing: number of its first draws, which are updates of the optimizer.
         calibrations: the draws before which the step size is calibrated: where burn-in begins, at its quarter, half and
             three quarters. Empty without burn-in.
-        shortenings: further draws before which a step size that no Metropolis test guards can be shortened. The
-            curvature differs along the chain (that of a likelihood goes with the inverse square of its noise), and the
-            step must suit the stiffest of the places that the chain comes to.
-        directions_found: the draw before which the directions of the gradient noise are fixed; they are sought with the
-            final preconditioner.
+        shortenings: further draws before which the step size can be shortened if there is no Metropolis test. The
+            curvature differs along the chain (that of a likelihood is proportional to the inverse square of its noise),
+            and the step must suit the stiffest positions.
+        directions_found: the draw before which the directions of the gradient noise are fixed; they are estimated with
+            the final preconditioner.
     """
 
     num_warmup: int
@@ -36,7 +36,7 @@ class Schedule:
 
     @classmethod
     def of(cls, num_warmup: int, num_optimizing: int) -> Schedule:
-        """The schedule of a warm-up whose first ``num_optimizing`` draws are the optimizer's."""
+        """The schedule of a warm-up whose first ``num_optimizing`` draws are updates of the optimizer."""
         rest = num_warmup - num_optimizing
         if not rest:
             return cls(num_warmup, num_optimizing, (), (), num_warmup)
@@ -51,14 +51,14 @@ class Warmup(NamedTuple):
 
     Attributes:
         warm_start: fraction of the warm-up draws spent on the optimizer, between 0 and 1; 0 skips it. The other
-            settings are those of Adam, which a dense preconditioner has no use for.
-        learning_rate: of Adam, in units of the preconditioner's scale (a prior standard deviation).
-        anchored: whether the optimizer is drawn to where the chain starts, w*, in place of the mode of the prior p0:
-            ∇(-log p0)(w) is replaced by its difference from that at w*, (w - w*)/σ² for N(0, σ²), and by 0 where that
-            would push away from w*, as heavy tails do. A mode is much smaller than a typical draw where weights are
-            many; if their scale is sampled with them, it follows them down, and a deep network may stay there, with f
-            near zero and the noise large. (For a linear model, with the start drawn from the prior and targets with
-            their noise, the optimum would be a draw from the posterior: "sample then optimize".)
+            settings are for Adam, which a dense preconditioner does not use.
+        learning_rate: learning rate of Adam, in units of the preconditioner's scale (a prior standard deviation).
+        anchored: whether the prior p0 pulls the optimizer to the start w* of the chain in place of its mode.
+            ∇(-log p0)(w) is replaced by its difference from that at w*, which is (w - w*)/σ² for N(0, σ²), and by 0
+            where that would push away from w*, as with heavy tails. At the mode many weights are much smaller than in a
+            typical draw. If their scale is sampled too, it becomes small with them, and a deep network may stay there,
+            with f near zero and a large noise. (For a linear model, with the start drawn from the prior and targets
+            with their noise, the optimum would be a draw from the posterior: "sample then optimize".)
 
     Example:
         >>> import numpyro_fspace as fs
@@ -74,7 +74,7 @@ class Warmup(NamedTuple):
     anchored: bool = True
 
     def check(self):
-        """Raise an error for numbers that are no settings."""
+        """Raise an error for invalid settings."""
         if not isinstance(self.warm_start, int | float | np.number) or not 0.0 <= self.warm_start <= 1.0:
             raise ValueError(
                 f"warm_start={self.warm_start!r} must be a fraction of the warm-up draws, between 0 and 1 (0.3: 30 %)."
@@ -84,5 +84,5 @@ class Warmup(NamedTuple):
             raise TypeError(f"anchored={self.anchored!r} must be True or False.")
 
     def schedule(self, num_warmup: int) -> Schedule:
-        """What each of ``num_warmup`` draws does."""
+        """The schedule of a warm-up of ``num_warmup`` draws."""
         return Schedule.of(num_warmup, round(self.warm_start * num_warmup))

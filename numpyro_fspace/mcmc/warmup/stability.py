@@ -1,4 +1,4 @@
-"""Whether a step is too long, and what is done about it: shortening, cooling, tuning to an acceptance probability."""
+"""Tests of the step size, and its changes: shortening, cooling, tuning to an acceptance probability."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from numpyro_fspace.posterior.limits import KINETIC_LIMIT, kinetic_margin
 
 __all__ = ["Drawn", "cooled", "cooling", "is_hot", "shortening", "tuning"]
 
-#: Excess of the mean kinetic temperature over 1, beyond chance, after which burn-in shortens the step for good.
+#: Excess of the mean kinetic temperature over 1, beyond chance, after which burn-in shortens the step permanently.
 MAX_STRETCH_EXCESS = 0.05
 #: Acceptance probability for which a Metropolis-tested step is tuned.
 TARGET_ACCEPT_PROB = 0.9
 
 
 class Drawn(NamedTuple):
-    """What a draw led to: ``position`` [P], ``momentum``, and the sampler's ``info``."""
+    """The result of a draw: ``position`` [P], ``momentum``, and the sampler's ``info``."""
 
     position: Any
     momentum: Any
@@ -25,23 +25,23 @@ class Drawn(NamedTuple):
 
 
 def is_hot(temperature, size):
-    """Whether a mean temperature of ``size`` numbers, relative to the sampler's, is too high by more than chance."""
+    """Whether a mean temperature of ``size`` numbers, relative to the sampler's, is higher than chance allows."""
     return temperature > KINETIC_LIMIT + kinetic_margin(size)
 
 
 def shortening(temperature, gained, risen, is_diverging, size: int):
     """Factor on the step size after a draw of burn-in over ``size`` parameters; 1 if all is well.
 
-    A chain that slides down to where the posterior is has a high temperature at every step size, but only a long step
-    makes it gain energy. So a high temperature counts only if the total energy grew by half of the excess; or if U grew
-    by more than ``size``, twice what takes a mode's neighborhood to temperature 1: a large friction takes the kinetic
-    energy away before it is counted, and leaves the chain where it was flung.
+    A chain that descends to the posterior mass has a high temperature at every step size, but it gains energy only if
+    the step is too long. A high temperature therefore counts only if the total energy grew by half of the excess, or if
+    U grew by more than ``size``, twice its rise from a mode to temperature 1. (A large friction may remove the kinetic
+    energy before the end of the draw and leave the chain at a high potential.)
 
     Args:
         temperature: mean kinetic temperature of the draw, relative to the sampler's own.
         gained: by how much the draw raised U + |p|²/2, relative to the sampler's temperature.
         risen: the same of U alone.
-        is_diverging: whether the draw left the finite numbers.
+        is_diverging: whether the draw met numbers that are not finite.
         size: P.
     """
     is_unstable = ~((gained < 0.25 * size * (temperature - 1.0)) & (risen < size))  # also where a number is NaN
@@ -53,10 +53,10 @@ def shortening(temperature, gained, risen, is_diverging, size: int):
 def cooling(temperature, size: int):
     """Factor on the step size after a stretch of burn-in of a mean ``temperature``, relative to the sampler's.
 
-    It is 1 up to ``MAX_STRETCH_EXCESS`` above 1, and where ``size`` numbers may exceed 1 as much by chance. Above, it
-    would bring the excess down to ``MAX_STRETCH_EXCESS`` if that goes as the step's square (that of discretization
-    does; that of noise goes as the step, that of noise which control variates left, as its third power), by half at
-    most.
+    It is 1 up to a temperature of 1 + ``MAX_STRETCH_EXCESS``, and where ``size`` numbers may exceed 1 as much by
+    chance. Above, it reduces the excess to ``MAX_STRETCH_EXCESS`` under the assumption that the excess is proportional
+    to the square of the step. The factor is at least one half. (The excess from discretization is; that from
+    noise is proportional to the step, and that from noise after control variates to its third power.)
     """
     excess = temperature - 1.0
     limited = jnp.maximum(jnp.sqrt(MAX_STRETCH_EXCESS / jnp.maximum(excess, MAX_STRETCH_EXCESS)), 0.5)
@@ -66,7 +66,7 @@ def cooling(temperature, size: int):
 def tuning(accept_prob, num_tuned):
     """Factor on the step size after draw number ``num_tuned`` since a calibration, for a mean acceptance of 0.9.
 
-    A stochastic approximation [Robbins and Monro 1951], of the logarithm.
+    This is a stochastic approximation [Robbins and Monro 1951] of the logarithm.
     """
     return jnp.exp(0.5 * (num_tuned + 1.0) ** -0.6 * (accept_prob - TARGET_ACCEPT_PROB))
 

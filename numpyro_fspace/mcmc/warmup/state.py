@@ -1,4 +1,4 @@
-"""What warm-up carries from draw to draw: one small state for each of its parts."""
+"""The state of warm-up: one small state for each of its parts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Squares", "WarmupState"]
 
 
 class Squares(NamedTuple):
-    """What the preconditioner is renewed from: squared gradients (or Hessians) since the last calibration.
+    """Sums for the preconditioner: squared gradients (or Hessians) since the last calibration.
 
     Attributes:
         total: their sum.
-        num: how many.
+        num: their number.
     """
 
     total: jax.Array
@@ -32,12 +32,12 @@ class WarmupState(NamedTuple):
 
     Attributes:
         scale: prior standard deviations [P].
-        anchor: where the chain starts [P], which an anchored warm start is drawn to; empty [0] without one.
+        anchor: the start of the chain [P] for an anchored warm start; empty [0] without one.
         optimizer: state of Adam.
         step: the step size.
-        learned: what the preconditioner is built from.
-        squares: what it is renewed from.
-        noise: of gradients.
+        learned: estimates that the preconditioner is built from.
+        squares: sums from which these are renewed.
+        noise: estimates of the noise of gradients.
     """
 
     scale: jax.Array
@@ -55,7 +55,7 @@ class WarmupState(NamedTuple):
 
     @classmethod
     def start(cls, key, position, scale, plan) -> WarmupState:
-        """Nothing is known, at flat ``position`` [P] with prior standard deviations ``scale`` [P]."""
+        """The initial state, for flat ``position`` [P] with prior standard deviations ``scale`` [P]."""
         return cls(
             scale=scale,
             anchor=position if plan.warmup.anchored else position[:0],
