@@ -6,11 +6,21 @@ import math
 
 import jax
 import jax.numpy as jnp
+import threadpoolctl
 from jax.extend.core import Jaxpr, subjaxprs
 from jax.flatten_util import ravel_pytree
 from numpyro.util import _is_under_jax_transform
 
-__all__ = ["UNDIVIDED", "UNOPTIMIZED", "chains_together", "flatten", "is_nested", "is_worth_dividing", "largest_array"]
+__all__ = [
+    "UNDIVIDED",
+    "UNOPTIMIZED",
+    "chains_together",
+    "flatten",
+    "is_nested",
+    "is_worth_dividing",
+    "largest_array",
+    "one_blas_thread",
+]
 
 #: Options of the compiler for programs that run once: optimizing them takes longer than running them.
 UNOPTIMIZED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -23,6 +33,12 @@ MIN_DIVIDED = 2**16
 MAX_TOGETHER = 2**19
 #: Number of parameters from which a gradient is written piece by piece.
 MIN_PIECEWISE = 2**17
+
+
+#: Decorates a function that runs compiled programs: LAPACK, which JAX calls on a CPU, gets one thread in it. The
+#: matrices of a step are too small to be divided, and threads that wait for one another by spinning take hundreds of
+#: times as long as the work itself where another process uses the cores.
+one_blas_thread = threadpoolctl.threadpool_limits.wrap(limits=1, user_api="blas")
 
 
 def is_nested() -> bool:

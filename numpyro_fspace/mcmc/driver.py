@@ -13,7 +13,7 @@ from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
 from numpyro_fspace._checks import as_numbers, check_count, check_kernel, one_line
-from numpyro_fspace._xla import chains_together, is_nested, is_worth_dividing
+from numpyro_fspace._xla import chains_together, is_nested, is_worth_dividing, one_blas_thread
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.checkpoint import Checkpoint
 from numpyro_fspace.mcmc.driver_checks import check_options, check_run, is_warmup, uses_own_loop
@@ -174,6 +174,7 @@ class MCMC(NumPyroMCMC):
         return super().__getstate__() | {"_loops": {}}
 
     @errors_as_themselves
+    @one_blas_thread
     def warmup(self, *args, **kwargs):
         try:
             super().warmup(*args, **kwargs)
@@ -183,6 +184,7 @@ class MCMC(NumPyroMCMC):
         self._warmed = self.post_warmup_state
 
     @errors_as_themselves
+    @one_blas_thread
     def run(
         self,
         rng_key: Key[Array, ""],

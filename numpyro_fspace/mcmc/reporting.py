@@ -11,6 +11,7 @@ import numpy as np
 from numpyro.distributions import biject_to, transforms
 from numpyro.infer import MCMC
 
+from numpyro_fspace._xla import one_blas_thread
 from numpyro_fspace.mcmc.advice import report_doubts, sampler_doubts
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.report_table import Report
@@ -39,6 +40,7 @@ SHARE = 0.2
 
 
 @errors_as_themselves
+@one_blas_thread
 def report(
     mcmc: MCMC,
     *args: Any,

@@ -76,8 +76,8 @@ def gp_network(
         module: a network as for ``random_module`` whose output, [M] or [M, K], is affine in its last layer.
         prior: a Gaussian prior (``fs.GPPrior``, ``fs.priors.Helmholtz``, a conditioned one, …), whose moments without
             nugget are those of f. K must be the network's.
-        points: X_M, an array [M, D] or fixed points of ``fs.measurement`` (``space_filling``, ``fixed``). In one input they
-            should lie no further apart than a lengthscale; in several, take rows of the data.
+        points: X_M, an array [M, D] or fixed points of ``fs.measurement`` (``space_filling``, ``fixed``). In one input
+            they should lie no further apart than a lengthscale; in several, take rows of the data.
         input_shape: shape of one input; None is that of a point, (D,).
         hidden_scale: s. None chooses, from a fixed set of numbers, the s (and τ) with which the network's covariance
             is closest to that of the process at the points and between them.
@@ -171,8 +171,8 @@ def _fixed_points(name, points):
     if points.is_random or points.constant is None:
         raise ValueError(
             f"gp_network({name!r}): the points must be fixed, as the distribution is exact at these points alone: take "
-            "fs.measurement.space_filling(low, high, num), rows of the data, or points(jax.random.key(0)). Random points belong "
-            "to fs.functional_prior."
+            "fs.measurement.space_filling(low, high, num), rows of the data, or points(jax.random.key(0)). For random "
+            "points there is fs.functional_prior."
         )
     return points.constant
 

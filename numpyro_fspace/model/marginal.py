@@ -27,12 +27,14 @@ from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import has_dynamic_support
 from numpyro_fspace.model.sites import base_distribution, is_functional_prior, latent_sites
-from numpyro_fspace.priors._lapack import solve_upper, triangular_root
+from numpyro_fspace.priors._lapack import inverse_root
 
 __all__ = ["MarginalPotential", "log_marginal", "why_not_marginal"]
 
 #: Most white parameters of the last layers together, and most numbers in J.
 MAX_PARAMETERS, MAX_ENTRIES = 512, 2**22
+#: Steps of refinement of the posterior mean, as a solution by R alone has the error of the squared condition number.
+NUM_REFINEMENTS = 2
 
 
 class MarginalPotential(ModelPotential):
@@ -79,9 +81,8 @@ class MarginalPotential(ModelPotential):
         """
         key_white, key_rest = jax.random.split(_key_of(z))
         jacobian, residual, sd = self._linear(z)
-        _, mean, root = log_marginal(jacobian, residual, sd)
-        noise = jax.random.normal(key_white, mean.shape, mean.dtype)
-        white = mean + solve_upper(root, noise[:, None])[:, 0]
+        _, mean, inverse = log_marginal(jacobian, residual, sd)
+        white = mean + inverse @ jax.random.normal(key_white, mean.shape, mean.dtype)
         return z | self._lift(z)(white, key_rest)
 
     # ---- the model as a linear one ---------------------------------------------------------------
@@ -196,7 +197,7 @@ def _why_not_affine(potential, block):
 
 @jax.custom_vjp
 def log_marginal(jacobian, residual, sd):
-    """``(log N(r; 0, J Jᵀ + diag(s²)), ĉ, R)`` with the posterior N(ĉ, (RᵀR)⁻¹) of c; only the first has a gradient.
+    """``(log N(r; 0, J Jᵀ + diag(s²)), ĉ, V)`` with the posterior N(ĉ, V Vᵀ) of c; only the first has a gradient.
 
     Args:
         jacobian: J [N, R].
@@ -209,37 +210,29 @@ def log_marginal(jacobian, residual, sd):
 def _log_marginal(jacobian, residual, sd):
     scaled, target = jacobian / sd[:, None], residual / sd
     size = jacobian.shape[1]
-    root = triangular_root(jnp.concatenate([scaled, jnp.eye(size, dtype=scaled.dtype)]))
-
-    def solved(columns):
-        return solve_upper(root, solve_upper(root, columns, transposed=True))
-
-    mean = solved((scaled.T @ target)[:, None])
-    for _ in range(2):  # refinement, as the solution by R alone has the error of the squared condition number
-        mean = mean + solved(scaled.T @ (target[:, None] - scaled @ mean) - mean)
-    mean = mean[:, 0]
-    rest = target - scaled @ mean
-    square = jnp.sum(rest**2) + jnp.sum(mean**2)
-    log_det = jnp.sum(jnp.log(jnp.diagonal(root))) + jnp.sum(jnp.log(sd))
+    inverse = inverse_root(jnp.concatenate([scaled, jnp.eye(size, dtype=scaled.dtype)]))
+    mean = jnp.zeros(size, scaled.dtype)
+    for _ in range(NUM_REFINEMENTS + 1):
+        mean = mean + inverse @ (inverse.T @ (scaled.T @ (target - scaled @ mean) - mean))
+    square = jnp.sum((target - scaled @ mean) ** 2) + jnp.sum(mean**2)
+    log_det = jnp.sum(jnp.log(sd)) - jnp.sum(jnp.log(jnp.diagonal(inverse)))
     value = -0.5 * square - log_det - 0.5 * len(target) * jnp.log(2 * jnp.pi)
-    return value, mean, root
+    return value, mean, inverse
 
 
 def _forward(jacobian, residual, sd):
-    value, mean, root = _log_marginal(jacobian, residual, sd)
-    return (value, mean, root), (jacobian, residual, sd, mean, root)
+    value, mean, inverse = _log_marginal(jacobian, residual, sd)
+    return (value, mean, inverse), (jacobian, residual, sd, mean, inverse)
 
 
 def _backward(saved, slopes):
-    jacobian, residual, sd, mean, root = saved
+    jacobian, residual, sd, mean, inverse = saved
     slope, *_ = slopes
-    scaled = jacobian / sd[:, None]
     pull = (residual - jacobian @ mean) / sd**2  # (J Jᵀ + diag(s²))⁻¹ r
-    half = solve_upper(root, scaled.T, transposed=True)
-    explained = solve_upper(root, half).T  # P Jᵀ / s
+    half = (jacobian / sd[:, None]) @ inverse
+    explained = half @ inverse.T  # J P / s
     by_jacobian = pull[:, None] * mean - explained / sd[:, None]
-    leverage = jnp.sum(half**2, 0)
-    by_sd = pull**2 * sd - (1.0 - leverage) / sd
+    by_sd = pull**2 * sd - (1.0 - jnp.sum(half**2, 1)) / sd
     return slope * by_jacobian, -slope * pull, slope * by_sd
 
 

@@ -120,9 +120,9 @@ def space_filling(low: float | Float[ArrayLike, " D"], high: float | Float[Array
     """
     if is_traced((low, high)):
         raise ValueError("low and high must be numbers that are known when the program is compiled.")
-    box = uniform(low, high, num)
-    low, high = (np.asarray(corner, np.float64) for corner in (box.low, box.high))
-    if len(low) == 1:
+    size = (uniform(low, high, num).num_inputs,)  # and checks them
+    low, high = (np.broadcast_to(np.asarray(corner, np.float64), size) for corner in (low, high))
+    if size == (1,):
         return fixed(np.linspace(low, high, num))
     from scipy.stats import qmc
 

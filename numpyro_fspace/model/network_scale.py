@@ -94,17 +94,15 @@ def _search(layer, prior, x, shape, hidden_scale, tolerance) -> Scales:
     covariances = _correlations(prior, x, everywhere)
     draw = jax.jit(_drawn_features(layer, jnp.asarray(everywhere.reshape(-1, *shape), float)))
     keys = jax.random.split(jax.random.key(0), NUM_DRAWS)
-    best = None
+    tried = []
     for hidden in HIDDEN_SCALES if hidden_scale is None else (hidden_scale,):
         features = np.asarray(jax.lax.map(lambda key, s=hidden: draw(key, s), keys), np.float64)
         features = features * layer.typical_scale()
         size = float(np.sqrt(np.mean(np.sum(features[:, : len(x)] ** 2, -1))))
         for tau in TOLERANCES if tolerance is None else (tolerance,):
             share, error, between = _compare(features / size, covariances, len(x), len(places[0]), tau)
-            scales = Scales(hidden, tau, 1.0 / size, share, error, between)
-            if best is None or error + between < best.error + best.error_between:
-                best = scales
-    return best
+            tried.append(Scales(hidden, tau, 1.0 / size, share, error, between))
+    return min(tried, key=lambda scales: scales.error + scales.error_between)
 
 
 def _places(x, rng):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.priors._lapack import solve_upper, triangular_root
+from numpyro_fspace.priors._lapack import inverse_root
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float
+    from jaxtyping import Array, ArrayLike, Float
 
 __all__ = ["Ridge"]
 
@@ -23,7 +23,7 @@ NUM_REFINEMENTS = 2
 class Ridge:
     r"""Solutions of :math:`\min_b |\Psi b - r|^2 + \tau^2 |b|^2` for one matrix Ψ and any r.
 
-    R is the triangular factor of [Ψ; τI], or of [Ψᵀ; τI] if Ψ has fewer rows than columns; a product ΨᵀΨ, whose
+    R is the triangular factor of [Ψ; τI], or of [Ψᵀ; τI] if Ψ has far fewer rows than columns; a product ΨᵀΨ, whose
     condition number is squared, is never formed. Derivatives are those of a linear solution: none is taken of R.
 
     Args:
@@ -31,13 +31,13 @@ class Ridge:
         tau: τ > 0.
     """
 
-    def __init__(self, matrix: Float[Array, "M H"], tau: Float[Array, ""]):
+    def __init__(self, matrix: Float[Array, "M H"], tau: Float[ArrayLike, ""]):
         self.matrix, self.tau = matrix, jnp.asarray(tau, matrix.dtype)
-        self.is_dual = matrix.shape[0] < matrix.shape[1]
+        self.is_dual = 2 * matrix.shape[0] < matrix.shape[1]
         self._tall = matrix.T if self.is_dual else matrix
         fixed, tau = jax.lax.stop_gradient((self._tall, self.tau))
         size = self._tall.shape[1]
-        self.root = triangular_root(jnp.concatenate([fixed, tau * jnp.eye(size, dtype=matrix.dtype)]))
+        self.inverse = inverse_root(jnp.concatenate([fixed, tau * jnp.eye(size, dtype=matrix.dtype)]))
 
     def __call__(self, r: Float[Array, "M C"]) -> Float[Array, "H C"]:
         """The solutions for the columns of r."""
@@ -47,20 +47,16 @@ class Ridge:
 
     def _solve(self, right):
         """(AᵀA + τ²I)⁻¹ times the columns of ``right``, where A is the taller of Ψ and Ψᵀ."""
-        tall, tau, root = self._tall, self.tau, self.root
+        tall, tau, inverse = self._tall, self.tau, self.inverse
 
         def times(columns):
             return _times(tall.T, _times(tall, columns)) + tau**2 * columns
 
-        def solve(_, right):
-            def once(right):
-                return solve_upper(root, solve_upper(root, right, transposed=True))
-
-            fixed_times = lambda c: _times(fixed.T, _times(fixed, c)) + fixed_tau**2 * c  # noqa: E731
-            fixed, fixed_tau = jax.lax.stop_gradient((tall, tau))
-            solution = once(right)
-            for _ in range(NUM_REFINEMENTS):
-                solution = solution + once(right - fixed_times(solution))
+        def solve(times, right):
+            solution = jnp.zeros_like(right)
+            for _ in range(1 + NUM_REFINEMENTS):
+                rest = right - times(solution)
+                solution = solution + _times(inverse, _times(inverse.T, rest))
             return solution
 
         return jax.lax.custom_linear_solve(times, right, solve, symmetric=True)
@@ -96,7 +92,7 @@ class Reduction:
         bases = [self._basis(root) for root in self.roots]
         sizes = {"last_layer": len(columns), "values": len(self.roots[0]), "residual": len(self.roots[0])}
         keys = jax.random.split(jax.random.key(0) if key is None else key, len(sizes))
-        values = {}
+        values: dict = {}
         for k in range(self.num_outputs):
             basis, column = bases[k % len(bases)], columns[:, k]
             w = {site: _times(basis[site], column) for site in sizes}
@@ -115,11 +111,10 @@ class Reduction:
         """Q by site, each [size, H]."""
         matrix, tau = self.ridge.matrix, self.ridge.tau
         unit = jnp.eye(matrix.shape[1], dtype=matrix.dtype)
-        upper = triangular_root(jnp.concatenate([matrix, tau * unit])) if self.ridge.is_dual else self.ridge.root
-        half = tau * solve_upper(upper, unit, transposed=True)  # τ R⁻ᵀ; its square is I - G Ψ
+        primal = inverse_root(jnp.concatenate([matrix, tau * unit])) if self.ridge.is_dual else self.ridge.inverse
+        half = tau * primal.T  # its square, HᵀH, is I - G Ψ
         values = self.ridge(root).T
-        reduced = triangular_root(jnp.concatenate([values, half]))
-        inverse = solve_upper(reduced, unit)
+        inverse = inverse_root(jnp.concatenate([values, half]))
         last_layer = _times(half.T, _times(half, inverse))
         residual = -_times(matrix, last_layer) / tau
         return {"last_layer": last_layer, "values": _times(values, inverse), "residual": residual}

@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_median
 
+from numpyro_fspace._xla import one_blas_thread
 from numpyro_fspace.model._numpyro import mask_of
 from numpyro_fspace.model.arguments import split_arrays, with_rows
 from numpyro_fspace.model.checks import known_values
@@ -37,6 +38,7 @@ SAMPLE_STATS = {"potential_energy": "lp"}
 
 
 @errors_as_themselves
+@one_blas_thread
 def to_arviz(
     source: NumPyroMCMC | Posterior,
     *,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numpyro_fspace._checks import check_count
+from numpyro_fspace._xla import one_blas_thread
 from numpyro_fspace.model.checks import check_key, checked_arguments, known_values
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.posterior.posterior import as_posterior
@@ -73,6 +74,7 @@ class Predictive:
         self._sizes = {"batch_size": batch_size, "input_batch_size": input_batch_size}
 
     @errors_as_themselves
+    @one_blas_thread
     def __call__(self, key: Key[Array, ""], *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """One draw of each function and observation for each posterior draw.
 
@@ -101,6 +103,7 @@ class Predictive:
 
 
 @errors_as_themselves
+@one_blas_thread
 def predict(
     source: MCMC | Posterior | dict,
     key: Key[Array, ""],

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import jaxlib.version
-from jax.custom_batching import custom_vmap, sequential_vmap
+from jax.custom_batching import sequential_vmap
 from jax.scipy.linalg import solve_triangular
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-__all__ = ["cholesky", "solve_lower", "solve_upper", "triangular_root"]
+__all__ = ["cholesky", "inverse_root", "solve_lower", "triangular_root"]
 
 
 def batches_can_wait() -> bool:
@@ -80,11 +80,10 @@ def triangular_root(matrix: Float[Array, "M H"]) -> Float[Array, "H H"]:
     return _triangular_root(matrix)
 
 
-def solve_upper(
-    triangular: Float[Array, "H H"], columns: Float[Array, "H C"], *, transposed: bool = False
-) -> Float[Array, "H C"]:
-    """R⁻¹ c, or R⁻ᵀ c, for upper triangular R. Under a ``vmap`` over c alone all are solved by one call."""
-    return _solve_upper_transposed(triangular, columns) if transposed else _solve_upper(triangular, columns)
+def inverse_root(matrix: Float[Array, "M H"]) -> Float[Array, "H H"]:
+    """R⁻¹ of the ``triangular_root`` R. Products with it take the place of triangular solves, each of which is a call
+    of LAPACK; where its rounding errors matter, the solution is to be refined."""
+    return _inverse(_triangular_root(matrix))
 
 
 @jax.custom_jvp
@@ -104,48 +103,24 @@ def _triangular_root_jvp(primals, tangents):
     """dR = Φ(Z + Zᵀ) R with Z = R⁻ᵀ Aᵀ dA R⁻¹, Φ the upper triangle with half the diagonal."""
     (matrix,), (tangent,) = primals, tangents
     root = _triangular_root(matrix)
-    white = solve_upper(root, matrix.T, transposed=True)
-    slope = solve_upper(root, (white @ tangent).T, transposed=True).T
+    inverse = _inverse(root)
+    slope = inverse.T @ (matrix.T @ tangent) @ inverse
     total = slope + slope.T
     return root, (jnp.triu(total) - 0.5 * jnp.diag(jnp.diagonal(total))) @ root
 
 
-def _solver(transposed):
-    """R⁻¹ c or R⁻ᵀ c as a function that is linear in c, of which a batch is solved by one call where it can be."""
-
-    @custom_vmap
-    def solve(triangular, columns):
-        return solve_triangular(triangular, columns, trans=int(transposed))
-
-    @solve.def_vmap
-    def solve_batch(size, is_batched, triangular, columns):
-        if not is_batched[0]:
-            wide = jnp.moveaxis(columns, 0, 1).reshape(columns.shape[1], -1)
-            solution = solve(triangular, wide)
-            return jnp.moveaxis(solution.reshape(columns.shape[1], size, -1), 1, 0), True
-        columns = columns if is_batched[1] else jnp.broadcast_to(columns, (size, *columns.shape))
-        if batches_can_wait():
-            return jax.lax.map(lambda pair: solve(*pair), (triangular, columns)), True
-        return solve_triangular(triangular, columns, trans=int(transposed)), True
-
-    return solve
+@jax.custom_jvp
+def _inverse(triangular):
+    return _inverse_of(triangular)
 
 
-_solve_upper_once, _solve_upper_transposed_once = _solver(False), _solver(True)
+@sequential_vmap
+def _inverse_of(triangular):
+    return solve_triangular(triangular, jnp.eye(len(triangular), dtype=triangular.dtype))
 
 
-def _differentiable(solve, solve_transposed, transposed):
-    def solved(triangular, columns):
-        def times(x):
-            return (triangular.T if transposed else triangular) @ x
-
-        fixed = jax.lax.stop_gradient(triangular)
-        return jax.lax.custom_linear_solve(
-            times, columns, lambda _, c: solve(fixed, c), lambda _, c: solve_transposed(fixed, c)
-        )
-
-    return solved
-
-
-_solve_upper = _differentiable(_solve_upper_once, _solve_upper_transposed_once, False)
-_solve_upper_transposed = _differentiable(_solve_upper_transposed_once, _solve_upper_once, True)
+@_inverse.defjvp
+def _inverse_jvp(primals, tangents):
+    """d(R⁻¹) = -R⁻¹ dR R⁻¹."""
+    inverse = _inverse(*primals)
+    return inverse, -inverse @ tangents[0] @ inverse

@@ -138,11 +138,11 @@ class GaussianProcess(ABC):
 
     def amplitude(self, x: Float[ArrayLike, "M D"]) -> Float[AnyArray, " K"]:
         """The root mean variance of each output at x, without nugget; one number for all where they share a kernel."""
-        covariance = self._covariance(as_inputs(x))
+        x = as_inputs(x)
+        covariance = self._covariance(x)
         xp = np if isinstance(covariance, np.ndarray) else jnp
         variances = xp.diagonal(covariance, axis1=-2, axis2=-1)
-        is_dependent = variances.shape[-1] != len(x)
-        variances = variances.reshape(len(x), -1).T if is_dependent else variances
+        variances = variances.reshape(len(x), -1).T if variances.shape[-1] != len(x) else variances
         return xp.sqrt(xp.broadcast_to(variances.mean(-1), (self.num_outputs or 1,)))
 
     def tolerant_factor(self, x: Float[ArrayLike, "M D"], tolerance: float) -> Factor:
@@ -151,7 +151,9 @@ class GaussianProcess(ABC):
         variance = (tolerance * self.amplitude(x)) ** 2
         is_shared = isinstance(variance, np.ndarray) and np.ptp(variance) == 0
         xp = np if isinstance(variance, np.ndarray) else jnp
-        return self._factor(x, variance[0] if is_shared else xp.broadcast_to(variance, (len(x), len(variance))))
+        return self._factor(
+            x, variance[:1].reshape(()) if is_shared else xp.broadcast_to(variance, (len(x), len(variance)))
+        )
 
     def condition(
         self,
