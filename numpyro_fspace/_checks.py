@@ -16,6 +16,7 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_kernel",
+    "check_key",
     "check_not_negative",
     "check_positive",
     "check_step_size",
@@ -59,6 +60,17 @@ def check_choice(value, name: str, choices):
     """``value`` must be one of ``choices``."""
     if value not in choices:
         raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}.")
+
+
+def check_key(key, name: str, *, single: bool = False):
+    """``key`` must be a random key, or several unless ``single``, as JAX makes them."""
+    is_array = isinstance(key, np.ndarray | jax.Array)
+    is_typed = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_typed and not (is_array and key.dtype == np.uint32 and key.ndim):
+        given = f"an array of {key.dtype}" if is_array else repr(key)
+        raise TypeError(f"{name} must be a random key, such as jax.random.key(0), got {given}.")
+    if single and (key.ndim if is_typed else key.ndim - 1):
+        raise ValueError(f"{name} must be one random key, got several (shape {key.shape}): pass {name}[0].")
 
 
 def check_kernel(sampler):

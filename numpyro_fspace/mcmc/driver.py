@@ -11,7 +11,7 @@ import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import as_numbers, check_choice, check_count, check_kernel
+from numpyro_fspace._checks import as_numbers, check_choice, check_count, check_kernel, check_key
 from numpyro_fspace._xla import chains_together, is_nested, is_worth_dividing
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.checkpoint import Checkpoint, flat, plain_fields
@@ -23,12 +23,13 @@ from numpyro_fspace.mcmc.start import check_init_params
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.mcmc.warnings import warn_of_draws, warn_of_trouble
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays, with_rows
-from numpyro_fspace.model.checks import check_key, check_masks
+from numpyro_fspace.model.checks import check_masks
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import CHAINS, beside, check_mesh, gathered, place
 from numpyro_fspace.posterior.arrays import join_chains
 from numpyro_fspace.posterior.run_files import folder_of
 from numpyro_fspace.priors._cholesky import is_traced
+from numpyro_fspace.priors.base import as_real
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -173,6 +174,8 @@ class MCMC(NumPyroMCMC):
                     f"chain_method={self.chain_method!r} has no {name}: set chain_method='vectorized', or run the "
                     "chains one by one."
                 )
+        for leaf in jax.tree.leaves(functions_at):
+            as_real(leaf, "functions_at")
         self.functions_at = jax.tree.map(lambda x: x if is_traced(x) else np.asarray(x), functions_at)
         self.mesh = None if mesh is None else check_mesh(mesh, self.num_chains)
         if checkpoint is not None and self.mesh is not None and self.mesh.is_multi_process:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace._checks import check_key
 from numpyro_fspace.priors._cholesky import (
     Factor,
     Memory,
@@ -107,6 +108,7 @@ class GaussianProcess(ABC):
         Returns:
             Draws [*sample_shape, M], or [*sample_shape, M, K] if the prior has ``num_outputs``.
         """
+        check_key(key, "key", single=True)
         x = as_inputs(x)
         factor, mean = self._factor(x), jnp.asarray(self._mean(x))
         num_blocks, size, _ = factor.shape
