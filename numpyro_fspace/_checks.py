@@ -19,6 +19,7 @@ __all__ = [
     "check_key",
     "check_not_negative",
     "check_positive",
+    "check_shape",
     "check_step_size",
     "is_sparse",
     "is_table",
@@ -89,6 +90,13 @@ def check_kernel(sampler):
         f"sampler must be a kernel, got {sampler!r}: for a model write fs.MCMC(fs.SGHMC(model), ...), or "
         "fs.MCMC(fs.fSGHMC(model), ...) if it declares a functional prior."
     )
+
+
+def check_shape(shape, name: str):
+    """``shape`` must be a tuple of integers that are not negative."""
+    sizes = shape if isinstance(shape, tuple | list) else None
+    if sizes is None or not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
+        raise TypeError(f"{name} must be a tuple of integers, such as (5,), got {shape!r}.")
 
 
 def check_step_size(step_size):

@@ -17,6 +17,7 @@ from numpyro import handlers
 from numpyro.infer import NUTS, init_to_value
 from scipy import sparse
 from tinygp.kernels import ExpSquared, Polynomial
+from tinygp.transforms import Linear, Subspace
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.arguments import split_arrays
@@ -354,6 +355,20 @@ CASES = [
     ("functions_at masked", lambda: fs.MCMC(fs.SGHMC(linear()), functions_at={"f": np.ma.masked_greater(X, 0.0)}), TypeError,
      "functions_at is a masked array"),
     ("functions_at complex", lambda: fs.MCMC(fs.SGHMC(linear()), functions_at=X + 1j), TypeError, "functions_at .*got complex"),
+    ("GP sample shape", lambda: gp().sample(KEY, POINTS, 5), TypeError, r"sample_shape must be a tuple of integers, such as \(5,\), got 5"),
+    ("GP sample negative shape", lambda: gp().sample(KEY, POINTS, (-1,)), TypeError, "sample_shape must be a tuple"),
+    ("network sample shape", lambda: fs.priors.NetworkPrior(lambda k, x: x, KEY).sample(KEY, POINTS, "a"), TypeError, "sample_shape must"),
+    ("GP mean NaN", lambda: gp(mean=lambda x: x * np.nan).log_prob(POINTS, np.zeros(3)), ValueError, "prior mean holds NaN"),
+    ("scales of other inputs", lambda: fs.GPPrior(Linear(np.ones(2), ExpSquared())).log_prob(POINTS, np.zeros(3)), ValueError,
+     "kernel has scales of 2 inputs .*x has 1: pass x with 2 columns"),
+    ("scales of a part", lambda: fs.GPPrior(2.0 * Subspace(0, Linear(np.ones(2), ExpSquared()))).log_prob(np.ones((3, 2)), np.zeros(3)),
+     ValueError, "kernel has scales of 2 inputs .*x has 1"),
+    ("posterior of other inputs", lambda: gp().condition(np.ones((4, 2)), np.ones(4), 0.1).moments(POINTS), ValueError,
+     "x has 1 columns, and the data of this posterior 2"),
+    ("posterior no dict", lambda: fs.Posterior(linear(), [1.0]), TypeError, "samples must be a dict of draws by site, got list"),
+    ("posterior chains", lambda: fs.Posterior(linear(), DRAWS, num_chains=2), ValueError, "3 draws, which num_chains=2 cannot share"),
+    ("to_arviz masked", lambda: fs.to_arviz(fs.Posterior(linear(), DRAWS, args=(X, np.ma.masked_greater(Y, 0.0)))), TypeError,
+     "argument 1 of to_arviz is a masked array"),
     ("predict several raw keys", lambda: fs.predict(DRAWS, jnp.zeros((3, 2), jnp.uint32), X, model=linear()), ValueError,
      "key must be one random key"),
     ("predict unconstrained", lambda: fs.predict(DRAWS | {"s": jnp.array([0.1, -0.7, 0.3])}, KEY, X, model=scaled), ValueError,

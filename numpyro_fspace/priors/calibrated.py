@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._checks import check_key
+from numpyro_fspace._checks import check_key, check_shape
 from numpyro_fspace.priors._cholesky import Memory, as_columns, as_moments, as_rows, product
 from numpyro_fspace.priors.base import as_inputs, as_values, deprecated_law
 from numpyro_fspace.priors.gaussian import GaussianProcess
@@ -135,6 +135,7 @@ class CalibratedPrior:
     ) -> Float[Array, "*S M K"]:
         """Draws of f(x) from the distribution with these ``marginal`` moments."""
         check_key(key, "key", single=True)
+        check_shape(sample_shape, "sample_shape")
         x = as_inputs(x)
         basis = jax.tree.map(jnp.asarray, self._basis(x))
         blocks, size = basis.to.shape[:2]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._checks import check_key
+from numpyro_fspace._checks import check_key, check_shape
 from numpyro_fspace.priors._cholesky import (
     Factor,
     Memory,
@@ -109,6 +109,7 @@ class GaussianProcess(ABC):
             Draws [*sample_shape, M], or [*sample_shape, M, K] if the prior has ``num_outputs``.
         """
         check_key(key, "key", single=True)
+        check_shape(sample_shape, "sample_shape")
         x = as_inputs(x)
         factor, mean = self._factor(x), jnp.asarray(self._mean(x))
         num_blocks, size, _ = factor.shape
@@ -203,7 +204,10 @@ class GaussianProcess(ABC):
         return -(0.5 * square + half_log_det).sum() - 0.5 * math.log(2 * math.pi) * num_values
 
     def _mean(self, x) -> Float[AnyArray, "M K"]:
-        return self._memory.once(("mean", x), lambda: at_compile_time(self.mean_function, x, exact=self.exact))
+        mean = self._memory.once(("mean", x), lambda: at_compile_time(self.mean_function, x, exact=self.exact))
+        if isinstance(mean, np.ndarray) and not np.isfinite(mean).all():
+            raise ValueError("the prior mean holds NaN or infinity: check the mean function at these x.")
+        return mean
 
     def _covariance(self, x) -> Float[AnyArray, "B P P"]:
         return at_compile_time(lambda a: self.covariance_function(a, a), x, exact=self.exact)
@@ -253,10 +257,18 @@ class ConditionedGP(GaussianProcess):
         return self.prior.smallest_share(x)
 
     def mean_function(self, x):
+        self._check_columns(x)
         cross = self.prior.covariance_function(x, self.x)
         return self.prior.mean_function(x) + as_rows(product(cross, self._weights), len(x))
 
+    def _check_columns(self, *inputs):
+        """New inputs must have the columns of the data: kernels would take one column for all of them."""
+        for x in inputs:
+            if x.shape[1] != self.x.shape[1]:
+                raise ValueError(f"x has {x.shape[1]} columns, and the data of this posterior {self.x.shape[1]}.")
+
     def covariance_function(self, x1, x2):
+        self._check_columns(x1, x2)
         white1, white2 = (self._data.whiten(self.prior.covariance_function(self.x, x)) for x in (x1, x2))
         return self.prior.covariance_function(x1, x2) - product(jnp.swapaxes(white1, -1, -2), white2)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace._checks import check_count, check_key
+from numpyro_fspace._checks import check_count, check_key, check_shape
 from numpyro_fspace.priors.base import as_inputs, as_values
 from numpyro_fspace.priors.gaussian import GaussianProcess
 
@@ -80,6 +80,7 @@ class NetworkPrior(GaussianProcess):
     ) -> Float[Array, "*S M K"]:
         """Draws of f(x), [*sample_shape, M] or [*sample_shape, M, K], from the network itself, without nugget."""
         check_key(key, "key", single=True)
+        check_shape(sample_shape, "sample_shape")
         x = jnp.asarray(as_inputs(x))
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # an old-style key, whose words are not an axis of draws
             key = jax.random.wrap_key_data(key)
