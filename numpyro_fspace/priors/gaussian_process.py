@@ -76,7 +76,7 @@ def _summands(kernel) -> list:
 
 def check_columns(kernel, num_columns: int) -> None:
     """Lengthscales of several inputs must be as many as x has columns: one column would be taken for all of them."""
-    from tinygp import transforms
+    from tinygp import kernels, transforms
 
     if isinstance(kernel, transforms.Linear):
         scale = jnp.shape(kernel.scale)
@@ -88,9 +88,11 @@ def check_columns(kernel, num_columns: int) -> None:
         num_columns = scale[0] if len(scale) == 2 else num_columns
     elif isinstance(kernel, transforms.Subspace):
         num_columns = np.size(kernel.axis)
-    for name in ("kernel", "kernel1", "kernel2"):
-        if hasattr(kernel, name) and not isinstance(kernel, transforms.Transform | transforms.Cholesky):
-            check_columns(getattr(kernel, name), num_columns)
+    elif not isinstance(kernel, kernels.Sum | kernels.Product):
+        return
+    parts = (kernel.kernel1, kernel.kernel2) if hasattr(kernel, "kernel1") else (kernel.kernel,)
+    for part in parts:
+        check_columns(part, num_columns)
 
 
 def _block(kernel, x1, x2):
