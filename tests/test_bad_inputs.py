@@ -361,6 +361,8 @@ CASES = [
     ("GP mean NaN", lambda: gp(mean=lambda x: x * np.nan).log_prob(POINTS, np.zeros(3)), ValueError, "prior mean holds NaN"),
     ("scales of other inputs", lambda: fs.GPPrior(Linear(np.ones(2), ExpSquared())).log_prob(POINTS, np.zeros(3)), ValueError,
      "kernel has scales of 2 inputs .*x has 1: pass x with 2 columns"),
+    ("input out of range", lambda: fs.GPPrior(2.0 * Subspace(1, ExpSquared())).log_prob(POINTS, np.zeros(3)), ValueError,
+     "kernel takes input 1 of x .*and x has 1"),
     ("scales of a part", lambda: fs.GPPrior(2.0 * Subspace(0, Linear(np.ones(2), ExpSquared()))).log_prob(np.ones((3, 2)), np.zeros(3)),
      ValueError, "kernel has scales of 2 inputs .*x has 1"),
     ("posterior of other inputs", lambda: gp().condition(np.ones((4, 2)), np.ones(4), 0.1).moments(POINTS), ValueError,

@@ -99,7 +99,7 @@ def test_kernels(kernel, summands):
     [
         lambda a, b: Linear(jnp.ones(1), ExpSquared(1.0))(a[:, :1], b[:, :1]),
         Linear(jnp.ones((3, 2)), Linear(jnp.ones(3), ExpSquared(1.0))),
-        Subspace(np.array([0, 1]), Linear(jnp.ones(2), ExpSquared(1.0))),
+        Subspace(slice(0, 2), Linear(jnp.ones(2), ExpSquared(1.0))),
         Transform(lambda x: jnp.concatenate([x, x]), Linear(jnp.ones(4), ExpSquared(1.0))),
         2.0 * Linear(jnp.ones(1), ExpSquared(1.0)) + 1.0,
     ],

@@ -75,7 +75,10 @@ def _summands(kernel) -> list:
 
 
 def check_columns(kernel, num_columns: int) -> None:
-    """Lengthscales of several inputs must be as many as x has columns: one column would be taken for all of them."""
+    """Lengthscales of several inputs must be as many as x has columns: one column would be taken for all of them.
+
+    A part of x must be there too: JAX takes the last column in its place.
+    """
     from tinygp import kernels, transforms
 
     if isinstance(kernel, transforms.Linear):
@@ -87,7 +90,13 @@ def check_columns(kernel, num_columns: int) -> None:
             )
         num_columns = scale[0] if len(scale) == 2 else num_columns
     elif isinstance(kernel, transforms.Subspace):
-        num_columns = np.size(kernel.axis)
+        try:
+            num_columns = np.size(np.empty(num_columns)[kernel.axis])
+        except IndexError:
+            raise ValueError(
+                f"the kernel takes input {kernel.axis} of x (tinygp.transforms.Subspace, counted from 0), and x has "
+                f"{num_columns}."
+            ) from None
     elif not isinstance(kernel, kernels.Sum | kernels.Product):
         return
     parts = (kernel.kernel1, kernel.kernel2) if hasattr(kernel, "kernel1") else (kernel.kernel,)
