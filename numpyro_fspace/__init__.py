@@ -7,7 +7,7 @@ from numpyro_fspace import baselines, datasets, metrics, model, priors, sgmcmc, 
 from numpyro_fspace.mcmc import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD, report
 from numpyro_fspace.model import OnDemand, fan_in, functional_prior, gp_network, measurement, random_module
 from numpyro_fspace.posterior import Posterior, Predictive, diagnostics, plot_functions, predict, save, to_arviz
-from numpyro_fspace.priors import CalibratedPrior, GPPrior, dirichlet_targets, fit_gp
+from numpyro_fspace.priors import GPPrior, dirichlet_targets, fit_gp
 from numpyro_fspace.sgmcmc import preconditioners
 from numpyro_fspace.variational import FVIMC, FunctionalELBO, svi_posterior
 
@@ -18,7 +18,6 @@ __all__ = [
     "MCMC",
     "SGHMC",
     "SGLD",
-    "CalibratedPrior",
     "FunctionalELBO",
     "GPPrior",
     "OnDemand",
@@ -56,6 +55,7 @@ __all__ = [
 #: Names of version 0.1 and where they are now. They go in version 0.3.
 _MOVED = {
     "BridgeWasserstein": "variational.BridgeWasserstein",
+    "CalibratedPrior": "priors.CalibratedPrior",
     "Helmholtz": "priors.Helmholtz",
     "NetworkPrior": "priors.NetworkPrior",
     "PushforwardKL": "variational.PushforwardKL",

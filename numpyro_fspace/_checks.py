@@ -19,8 +19,10 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_kernel",
+    "check_key",
     "check_not_negative",
     "check_positive",
+    "check_shape",
     "check_step_size",
     "is_sparse",
     "is_table",
@@ -68,6 +70,17 @@ def check_choice(value, name: str, choices):
         raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}.")
 
 
+def check_key(key, name: str, *, single: bool = False):
+    """``key`` must be a random key, or several unless ``single``, as JAX makes them."""
+    is_array = isinstance(key, np.ndarray | jax.Array)
+    is_typed = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_typed and not (is_array and key.dtype == np.uint32 and key.ndim):
+        given = f"an array of {key.dtype}" if is_array else repr(key)
+        raise TypeError(f"{name} must be a random key, such as jax.random.key(0), got {given}.")
+    if single and (key.ndim if is_typed else key.ndim - 1):
+        raise ValueError(f"{name} must be one random key, got several (shape {key.shape}): pass {name}[0].")
+
+
 def check_kernel(sampler):
     """What ``MCMC`` samples with must be a kernel, which has the model."""
     from numpyro.infer.mcmc import MCMCKernel
@@ -84,6 +97,13 @@ def check_kernel(sampler):
         f"sampler must be a kernel, got {sampler!r}: for a model write fs.MCMC(fs.SGHMC(model), ...), or "
         "fs.MCMC(fs.fSGHMC(model), ...) if it declares a functional prior."
     )
+
+
+def check_shape(shape, name: str):
+    """``shape`` must be a tuple of integers that are not negative."""
+    sizes = shape if isinstance(shape, tuple | list) else None
+    if sizes is None or not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
+        raise TypeError(f"{name} must be a tuple of integers, such as (5,), got {shape!r}.")
 
 
 def check_step_size(step_size):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
-import threadpoolctl
 from jax.extend.core import Jaxpr, subjaxprs
 from jax.flatten_util import ravel_pytree
 from numpyro.util import _is_under_jax_transform
@@ -33,12 +33,6 @@ MIN_DIVIDED = 2**16
 MAX_TOGETHER = 2**19
 #: Number of parameters from which a gradient is written piece by piece.
 MIN_PIECEWISE = 2**17
-
-
-#: Decorates a function that runs compiled programs: LAPACK, which JAX calls on a CPU, gets one thread in it. The
-#: matrices of a step are too small to be divided, and threads that wait for one another by spinning take hundreds of
-#: times as long as the work itself where another process uses the cores.
-one_blas_thread = threadpoolctl.threadpool_limits.wrap(limits=1, user_api="blas")
 
 
 def is_nested() -> bool:
@@ -91,3 +85,20 @@ def flatten(tree):
     unflatten = jax.custom_vjp(unravel)
     unflatten.defvjp(lambda w: (unravel(w), None), write)
     return flat, unflatten
+
+
+def one_blas_thread(fn):
+    """``fn``, which runs compiled programs, with one thread for LAPACK, which JAX calls on a CPU.
+
+    The matrices of a step are too small to be divided, and threads that wait for one another by spinning take hundreds
+    of times as long as the work itself where another process uses the cores.
+    """
+
+    @functools.wraps(fn)
+    def limited(*args, **kwargs):
+        import threadpoolctl
+
+        with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
+            return fn(*args, **kwargs)
+
+    return limited

@@ -17,6 +17,7 @@ from numpyro import handlers
 from numpyro.infer import NUTS, init_to_value
 from scipy import sparse
 from tinygp.kernels import ExpSquared, Polynomial
+from tinygp.transforms import Linear, Subspace
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.arguments import split_arrays
@@ -339,6 +340,38 @@ CASES = [
      "input_batch_size must be an integer"),
     ("predict several keys", lambda: fs.predict(DRAWS, jax.random.split(KEY, 3), X, model=linear()), ValueError,
      r"key must be one random key, got several \(shape \(3,\)\): pass key\[0\]"),
+    ("network prior float num_draws", lambda: fs.priors.NetworkPrior(lambda k, x: x, KEY, num_draws=2.5), TypeError, "num_draws must be an integer"),
+    ("network prior key", lambda: fs.priors.NetworkPrior(lambda k, x: x, 0), TypeError, "key must be a random key.*got 0"),
+    ("GP sample key", lambda: gp().sample(0, POINTS), TypeError, "key must be a random key.*got 0"),
+    ("Student sample keys", lambda: fs.priors.StudentTPrior(ExpSquared(1.0), 4.0).sample(jax.random.split(KEY), POINTS), ValueError,
+     "key must be one random key"),
+    ("ensemble key", lambda: fs.baselines.ensemble(linear(), 0, X, Y), TypeError, "key must be a random key.*got 0"),
+    ("laplace key", lambda: fs.baselines.laplace(linear(), 0, X, Y), TypeError, "key must be a random key.*got 0"),
+    ("masked labels", lambda: fs.dirichlet_targets(np.ma.masked_equal([0, 1, 2], 1), 3), TypeError, "labels is a masked array"),
+    ("start complex", lambda: start(fs.SGHMC(linear()), init_params={"w": 1j * np.ones(2)}), TypeError, r"init_params\['w'\] is complex"),
+    ("start NaN", lambda: fs.MCMC(fs.SGHMC(linear()), num_warmup=4, num_samples=4, progress_bar=False).run(
+        KEY, X, Y, init_params={"w": np.array([np.nan, 0.0])}), ValueError, "log density is nan where 1 of 1 chains start"),
+    ("predict complex inputs", lambda: fs.predict(DRAWS, KEY, X, model=linear(POINTS), inputs=X + 1j), TypeError, "inputs is complex"),
+    ("functions_at NaN", lambda: fs.MCMC(fs.SGHMC(linear()), functions_at=X * np.nan), ValueError, "functions_at holds NaN"),
+    ("functions_at masked", lambda: fs.MCMC(fs.SGHMC(linear()), functions_at={"f": np.ma.masked_greater(X, 0.0)}), TypeError,
+     "functions_at is a masked array"),
+    ("functions_at complex", lambda: fs.MCMC(fs.SGHMC(linear()), functions_at=X + 1j), TypeError, "functions_at .*got complex"),
+    ("GP sample shape", lambda: gp().sample(KEY, POINTS, 5), TypeError, r"sample_shape must be a tuple of integers, such as \(5,\), got 5"),
+    ("GP sample negative shape", lambda: gp().sample(KEY, POINTS, (-1,)), TypeError, "sample_shape must be a tuple"),
+    ("network sample shape", lambda: fs.priors.NetworkPrior(lambda k, x: x, KEY).sample(KEY, POINTS, "a"), TypeError, "sample_shape must"),
+    ("GP mean NaN", lambda: gp(mean=lambda x: x * np.nan).log_prob(POINTS, np.zeros(3)), ValueError, "prior mean holds NaN"),
+    ("scales of other inputs", lambda: fs.GPPrior(Linear(np.ones(2), ExpSquared())).log_prob(POINTS, np.zeros(3)), ValueError,
+     "kernel has scales of 2 inputs .*x has 1: pass x with 2 columns"),
+    ("input out of range", lambda: fs.GPPrior(2.0 * Subspace(1, ExpSquared())).log_prob(POINTS, np.zeros(3)), ValueError,
+     "kernel takes input 1 of x .*and x has 1"),
+    ("scales of a part", lambda: fs.GPPrior(2.0 * Subspace(0, Linear(np.ones(2), ExpSquared()))).log_prob(np.ones((3, 2)), np.zeros(3)),
+     ValueError, "kernel has scales of 2 inputs .*x has 1"),
+    ("posterior of other inputs", lambda: gp().condition(np.ones((4, 2)), np.ones(4), 0.1).moments(POINTS), ValueError,
+     "x has 1 columns, and the data of this posterior 2"),
+    ("posterior no dict", lambda: fs.Posterior(linear(), [1.0]), TypeError, "samples must be a dict of draws by site, got list"),
+    ("posterior chains", lambda: fs.Posterior(linear(), DRAWS, num_chains=2), ValueError, "3 draws, which num_chains=2 cannot share"),
+    ("to_arviz masked", lambda: fs.to_arviz(fs.Posterior(linear(), DRAWS, args=(X, np.ma.masked_greater(Y, 0.0)))), TypeError,
+     "argument 1 of to_arviz is a masked array"),
     ("predict several raw keys", lambda: fs.predict(DRAWS, jnp.zeros((3, 2), jnp.uint32), X, model=linear()), ValueError,
      "key must be one random key"),
     ("predict unconstrained", lambda: fs.predict(DRAWS | {"s": jnp.array([0.1, -0.7, 0.3])}, KEY, X, model=scaled), ValueError,

@@ -48,7 +48,7 @@ def law_of_f(prior, sd=SD, center=0.0, features=FEATURES):
 @pytest.mark.slow
 def test_wide_weights_give_the_prior_itself():
     """Nine weights, six points: the network can do everything, with more variance than the prior in each direction."""
-    prior = fs.CalibratedPrior(GP, Linear())
+    prior = fs.priors.CalibratedPrior(GP, Linear())
     mean, covariance = law_of_f(prior)
     wanted = GP.marginal(X)
     assert np.allclose(mean, wanted[0], atol=1e-8)
@@ -65,7 +65,7 @@ def test_law_is_that_of_base_and_ratio_together(sd, num_weights):
     """Also where the network is narrower than the prior, or cannot move at all (three weights, six points)."""
     features = FEATURES[:, :num_weights]
     gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.6), nugget=0.05, mean=0.4)
-    prior = fs.CalibratedPrior(gp, Linear(sd, 0.1, features))
+    prior = fs.priors.CalibratedPrior(gp, Linear(sd, 0.1, features))
     mean, covariance = law_of_f(prior, sd, 0.1, features)
     assert np.allclose(prior.marginal(X)[0], mean, atol=1e-7)
     assert np.allclose(prior.marginal(X)[1], covariance, atol=1e-7)
@@ -73,18 +73,18 @@ def test_law_is_that_of_base_and_ratio_together(sd, num_weights):
 
 @pytest.mark.parametrize("sd", [0.2, 3.0])
 def test_no_direction_is_wider_than_prior_or_base(sd):
-    covariance = fs.CalibratedPrior(GP, Linear(sd)).marginal(X)[1]
+    covariance = fs.priors.CalibratedPrior(GP, Linear(sd)).marginal(X)[1]
     for bound in (GP.marginal(X)[1], Linear(sd).moments(X)[1]):
         assert np.linalg.eigvalsh(bound - covariance).min() > -1e-9
 
 
 def test_a_narrow_base_is_left_alone():
-    prior = fs.CalibratedPrior(GP, Linear(sd=0.01))
+    prior = fs.priors.CalibratedPrior(GP, Linear(sd=0.01))
     assert float(prior.log_prob(X, jnp.ones(6))) == 0.0
 
 
 def test_the_ratio_has_mean_one_under_the_base():
-    prior, base = fs.CalibratedPrior(GP, Linear(0.6)), Linear(0.6)
+    prior, base = fs.priors.CalibratedPrior(GP, Linear(0.6)), Linear(0.6)
     root = np.linalg.cholesky(base.moments(X)[1] + 1e-12 * np.eye(6))
     draws = jax.random.normal(jax.random.key(0), (200_000, 6)) @ root.T
     ratio = np.exp(jax.vmap(lambda f: prior.log_prob(X, f))(draws))
@@ -92,7 +92,7 @@ def test_the_ratio_has_mean_one_under_the_base():
 
 
 def test_correction_is_at_most_as_stiff_as_the_prior():
-    prior = fs.CalibratedPrior(GP, Linear(100.0))
+    prior = fs.priors.CalibratedPrior(GP, Linear(100.0))
     stiffness = -jax.hessian(lambda f: prior.log_prob(X, f))(jnp.zeros(6))
     precision = np.linalg.inv(GP.marginal(X)[1])
     assert np.linalg.eigvalsh(precision - stiffness).min() > -1e-9
@@ -100,15 +100,15 @@ def test_correction_is_at_most_as_stiff_as_the_prior():
 
 
 def test_traced_points_give_what_fixed_ones_do():
-    prior = fs.CalibratedPrior(GP, Linear())
+    prior = fs.priors.CalibratedPrior(GP, Linear())
     f = jnp.linspace(-1.0, 1.0, 6)
     assert np.allclose(jax.jit(prior.log_prob)(X, f), prior.log_prob(X, f), rtol=1e-8)
 
 
 def test_several_outputs():
     kernels = [tinygp.kernels.ExpSquared(0.6), 2.0 * tinygp.kernels.ExpSquared(0.3)]
-    prior = fs.CalibratedPrior(fs.GPPrior(kernels, nugget=0.05), Linear(num_outputs=2))
-    singles = [fs.CalibratedPrior(fs.GPPrior(k, nugget=0.05), Linear()) for k in kernels]
+    prior = fs.priors.CalibratedPrior(fs.GPPrior(kernels, nugget=0.05), Linear(num_outputs=2))
+    singles = [fs.priors.CalibratedPrior(fs.GPPrior(k, nugget=0.05), Linear()) for k in kernels]
     f = jax.random.normal(jax.random.key(0), (6, 2))
     assert np.isclose(prior.log_prob(X, f), sum(p.log_prob(X, f[:, i]) for i, p in enumerate(singles)))
     for i, single in enumerate(singles):
@@ -117,7 +117,7 @@ def test_several_outputs():
 
 
 def test_draws_follow_the_law():
-    prior = fs.CalibratedPrior(fs.GPPrior(tinygp.kernels.ExpSquared(0.6), nugget=0.05, mean=0.4), Linear(0.3))
+    prior = fs.priors.CalibratedPrior(fs.GPPrior(tinygp.kernels.ExpSquared(0.6), nugget=0.05, mean=0.4), Linear(0.3))
     draws = np.asarray(prior.sample(jax.random.key(0), X, (100_000,)))
     mean, covariance = prior.marginal(X)
     assert np.allclose(draws.mean(0), mean, atol=0.02)
@@ -143,7 +143,7 @@ def test_base_of_a_network_from_draws():
         numpyro.deterministic("fx", f(x)[:, 0])
         numpyro.sample("y", dist.Normal(0.0, 1e6), obs=0.0)
 
-    scatter, calibrated = {}, fs.CalibratedPrior(gp, base)
+    scatter, calibrated = {}, fs.priors.CalibratedPrior(gp, base)
     for name, prior in {"calibrated": calibrated, "product": gp}.items():
         mcmc = MCMC(NUTS(model, max_tree_depth=6), num_warmup=200, num_samples=1000, progress_bar=False)
         mcmc.run(jax.random.key(1), prior)
@@ -157,7 +157,7 @@ def test_base_of_a_network_from_draws():
 
 
 def test_variational_divergences_read_its_law():
-    prior = fs.CalibratedPrior(GP, Linear())
+    prior = fs.priors.CalibratedPrior(GP, Linear())
     mean, covariance = prior.marginal(X)
 
     class Same:
@@ -181,15 +181,15 @@ def test_variational_divergences_read_its_law():
 )
 def test_bad_arguments_are_refused(prior, base, error, match):
     with pytest.raises(error, match=match):
-        fs.CalibratedPrior(prior, base)
+        fs.priors.CalibratedPrior(prior, base)
 
 
 def test_a_prior_without_a_factor_is_refused():
-    prior = fs.CalibratedPrior(fs.GPPrior(tinygp.kernels.ExpSquared(1e3), nugget=1e-30), Linear())
+    prior = fs.priors.CalibratedPrior(fs.GPPrior(tinygp.kernels.ExpSquared(1e3), nugget=1e-30), Linear())
     with pytest.raises(ValueError, match="not positive definite"):
         prior.log_prob(X, jnp.zeros(6))
     with pytest.raises(ValueError, match="f must have shape"):
-        fs.CalibratedPrior(GP, Linear()).log_prob(X, jnp.zeros(5))
+        fs.priors.CalibratedPrior(GP, Linear()).log_prob(X, jnp.zeros(5))
 
 
 @pytest.mark.parametrize("name", ["net", "network"])
@@ -201,7 +201,7 @@ def test_its_own_network_is_no_function_of_the_model(name):
 
     net = nn.Sequential([nn.Dense(5), nn.tanh, nn.Dense(1)])
     draw = fs.model.random_function(net, input_shape=1, prior=fs.fan_in(3.0))
-    prior = fs.CalibratedPrior(GP, fs.priors.NetworkPrior(draw, jax.random.key(0), num_draws=100))
+    prior = fs.priors.CalibratedPrior(GP, fs.priors.NetworkPrior(draw, jax.random.key(0), num_draws=100))
 
     def model(x):
         f = fs.random_module(name, net, input_shape=1, prior=fs.fan_in(3.0))

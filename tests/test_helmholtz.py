@@ -208,13 +208,13 @@ def test_calibrated_to_a_dependent_law():
     assert np.linalg.eigvalsh(total - law).min() > 0  # the wider law in every direction
     wanted = scipy.stats.multivariate_normal(None, law).logpdf(f.ravel())
     wanted -= scipy.stats.multivariate_normal(mean.ravel(), total).logpdf(f.ravel())
-    calibrated = fs.CalibratedPrior(prior(), base)
+    calibrated = fs.priors.CalibratedPrior(prior(), base)
     np.testing.assert_allclose(calibrated.log_prob(x, f), wanted, rtol=1e-3)
     np.testing.assert_allclose(calibrated.marginal(x)[1], law, atol=1e-3)
     assert calibrated.sample(jax.random.key(1), x, (3,)).shape == (3, 2, 2)
     independent = fs.priors.NetworkPrior(draw, jax.random.key(0), num_draws=500, num_outputs=2)
     with pytest.raises(ValueError, match="dependent in prior and base alike"):
-        fs.CalibratedPrior(prior(), independent).log_prob(x, f)
+        fs.priors.CalibratedPrior(prior(), independent).log_prob(x, f)
 
 
 @pytest.mark.parametrize(

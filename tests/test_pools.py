@@ -41,7 +41,7 @@ PRIORS = {
     "Student": fs.priors.StudentTPrior(KERNEL, df=3.0, nugget=0.1),
     "network": NETWORK,
     "network of three": fs.priors.NetworkPrior(draws, jax.random.key(0), num_draws=200, nugget=0.1, num_outputs=3),
-    "calibrated": fs.CalibratedPrior(GP, NETWORK),
+    "calibrated": fs.priors.CalibratedPrior(GP, NETWORK),
 }
 
 

@@ -22,6 +22,7 @@ from tinygp.kernels import (
     distance,
     quasisep,
 )
+from tinygp.transforms import Linear, Subspace, Transform
 
 from numpyro_fspace.model.measurement import fixed
 from numpyro_fspace.model.networks import flat, random_function
@@ -91,6 +92,21 @@ def test_kernels(kernel, summands):
     """Sums, products, ARD, custom kernels; the nugget is 1e-2 of the points' mean variance, of the smallest summand."""
     covariance = sum(summands) + 1e-2 * min(map(np.trace, summands)) / len(X) * np.eye(len(X))
     np.testing.assert_allclose(GPPrior(kernel).log_prob(X, F), normal_logpdf(F, 0.0, covariance), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        lambda a, b: Linear(jnp.ones(1), ExpSquared(1.0))(a[:, :1], b[:, :1]),
+        Linear(jnp.ones((3, 2)), Linear(jnp.ones(3), ExpSquared(1.0))),
+        Subspace(slice(0, 2), Linear(jnp.ones(2), ExpSquared(1.0))),
+        Transform(lambda x: jnp.concatenate([x, x]), Linear(jnp.ones(4), ExpSquared(1.0))),
+        2.0 * Linear(jnp.ones(1), ExpSquared(1.0)) + 1.0,
+    ],
+)
+def test_scales_that_fit_the_inputs_of_their_part_are_let_through(kernel):
+    x = np.random.default_rng(0).normal(size=(4, 2))
+    assert np.isfinite(GPPrior(kernel).log_prob(x, np.ones(4)))
 
 
 def test_kernel_subclass_and_distance():

@@ -78,6 +78,26 @@ def test_names_chains_that_have_not_met(data):
     assert any(line.startswith("R-hat of f reaches") for line in advice)
 
 
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"key": 0}, TypeError, "key must be a random key.*got 0"),
+        ({"inputs": np.full((2, 3), np.nan)}, ValueError, "inputs holds NaN"),
+        ({"inputs": "a"}, TypeError, "inputs must be an array of real numbers, got str"),
+        ({"inputs": np.ma.masked_less(np.eye(3), 1.0)}, TypeError, "inputs must be .*mask would be lost"),
+        ({"y": np.ma.masked_less(np.ones(NUM_DATA), 2.0)}, TypeError, "argument 'y' of report is a masked array"),
+    ],
+)
+def test_mistakes_are_named(data, given, error, message):
+    mcmc = numpyro.infer.MCMC(
+        fs.SGLD(linear(), step_size=1e-3), num_warmup=1, num_samples=2, num_chains=1, progress_bar=False
+    )
+    mcmc.run(jax.random.key(0), *data)
+    args = data[:1] if "y" in given else data
+    with pytest.raises(error, match=message):
+        fs.report(mcmc, *args, **given)
+
+
 def placed(model, starts, *data, kernel=fs.SGLD, **settings):
     """A run whose chains stay at ``starts`` [C, …] of the weights."""
     kernel = kernel(model, step_size=1e-10, warmup=fs.Warmup(warm_start=0.0), control_variates=False, **settings)

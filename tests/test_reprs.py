@@ -56,7 +56,7 @@ OBJECTS = [
     (fs.GPPrior([2.0 * kernels.Matern32(0.5)] * 2, mean=np.ones(2)), ["Constant(value=2.0)", "mean=[1, 1], num_out"]),
     (GP.condition(X, X[:, 0], noise_variance=0.1), ["ConditionedGP(prior=GPPrior(", "x=float64[20, 1]"]),
     (NETWORK, ["NetworkPrior(draw=", "num_draws=50"]),
-    (fs.CalibratedPrior(GP, NETWORK), ["CalibratedPrior(prior=GPPrior(", "base=NetworkPrior("]),
+    (fs.priors.CalibratedPrior(GP, NETWORK), ["CalibratedPrior(prior=GPPrior(", "base=NetworkPrior("]),
     (fs.priors.StudentTPrior(kernels.ExpSquared(0.7), 4.5), ["StudentTPrior(df=4.5", "scale=0.7"]),
     (fs.priors.Helmholtz(kernels.ExpSquared(0.7), kernels.ExpSquared(0.8)), ["Helmholtz(potential=", "scale=0.8"]),
     (fs.priors.GPFit(GP, 0.1, np.ones(9), {"0": np.ones(9)}), ["GPFit(prior=GPPrior(", "noise_variance=0.1"]),

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from numpyro_fspace._checks import check_count, renamed_argument
+from numpyro_fspace._checks import check_count, check_key, renamed_argument
 from numpyro_fspace.baselines.curvature import CurvedModel
 from numpyro_fspace.baselines.mode import check_model, check_optimizer, find_modes
 from numpyro_fspace.model.linearized import linearize
@@ -88,6 +88,7 @@ def laplace(
     """
     check_count(num_updates, "num_updates", 0)
     check_count(num_samples, "num_samples")
+    check_key(key, "key", single=True)
     check_optimizer(optimizer)
     latents = check_model(model, args, kwargs, init_strategy)
     key_mode, key_draws = jax.random.split(key)

@@ -54,7 +54,7 @@ class Config(Settings):
             (``fs.baselines.implicit_process``) instead of the network itself.
         max_lengthscale: upper bound of the GP's lengthscales, which are the units of the network's inputs.
         calibrated: whether the functional prior is relative to the network's own distribution
-            (``fs.CalibratedPrior``); the measurement points must then be fixed.
+            (``fs.priors.CalibratedPrior``); the measurement points must then be fixed.
         noise_sd: sd of the log-normal prior of the noise, which is centered at the noise of the trained GP.
         noise_factor: factor on that center, for a prior that is wrong about the noise.
         num_updates, learning_rate: steps and rate of Adam, with a cosine decay, for the variational methods.

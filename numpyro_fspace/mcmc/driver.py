@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import as_numbers, check_count, check_kernel, one_line
+from numpyro_fspace._checks import as_numbers, check_count, check_kernel, check_key, one_line
 from numpyro_fspace._xla import chains_together, is_nested, is_worth_dividing, one_blas_thread
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.checkpoint import Checkpoint
-from numpyro_fspace.mcmc.driver_checks import check_options, check_run, is_warmup, uses_own_loop
+from numpyro_fspace.mcmc.driver_checks import check_options, check_run, checked_inputs, is_warmup, uses_own_loop
 from numpyro_fspace.mcmc.fingerprint import describe
 from numpyro_fspace.mcmc.loop import Loop
 from numpyro_fspace.mcmc.numpyro_arguments import NumPyroArguments
@@ -26,11 +25,10 @@ from numpyro_fspace.mcmc.start import check_init_params, continued
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.mcmc.warnings import warn_of_draws, warn_of_trouble
 from numpyro_fspace.model.arguments import kept, split_arrays
-from numpyro_fspace.model.checks import check_key, check_masks
+from numpyro_fspace.model.checks import check_masks
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import CHAINS, beside, check_mesh, place
 from numpyro_fspace.posterior.arrays import join_chains
-from numpyro_fspace.priors._cholesky import is_traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -161,12 +159,11 @@ class MCMC(NumPyroMCMC):
         )
         check_count(checkpoint_every, "checkpoint_every")
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
-        self.functions_at = jax.tree.map(lambda x: x if is_traced(x) else np.asarray(x), functions_at)
+        self.functions_at = checked_inputs(functions_at)
         self.mesh = None if mesh is None else check_mesh(mesh, self.num_chains)
         check_options(self)
         self._loops: dict = {}
-        self._arguments = NumPyroArguments()
-        self._warmed = None  # the state after a warm-up of this object
+        self._arguments, self._warmed = NumPyroArguments(), None  # and the state after a warm-up of this object
 
     __repr__ = one_line
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 
 from numpyro_fspace._checks import check_choice, check_count
@@ -9,8 +10,10 @@ from numpyro_fspace._xla import is_nested
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.posterior.run_files import folder_of
+from numpyro_fspace.priors._cholesky import is_traced
+from numpyro_fspace.priors.base import as_real
 
-__all__ = ["check_options", "check_run", "is_warmup", "uses_own_loop"]
+__all__ = ["check_options", "check_run", "checked_inputs", "is_warmup", "uses_own_loop"]
 
 
 def check_options(mcmc):
@@ -31,6 +34,13 @@ def check_options(mcmc):
         if mcmc.mesh is not None and mcmc.mesh.is_multi_process:
             raise ValueError("checkpoint= does not write the chains of other processes: leave it out, or mesh.")
         folder_of(mcmc.checkpoint)  # refuses what names none
+
+
+def checked_inputs(functions_at):
+    """``functions_at`` as arrays of real numbers."""
+    for leaf in jax.tree.leaves(functions_at):
+        as_real(leaf, "functions_at")
+    return jax.tree.map(lambda x: x if is_traced(x) else np.asarray(x), functions_at)
 
 
 def check_run(mcmc):

@@ -11,12 +11,14 @@ import numpy as np
 from numpyro.distributions import biject_to, transforms
 from numpyro.infer import MCMC
 
+from numpyro_fspace._checks import check_key
 from numpyro_fspace._xla import one_blas_thread
 from numpyro_fspace.mcmc.advice import report_doubts, sampler_doubts
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.report_table import Report
 from numpyro_fspace.mcmc.warmup.friction import noise_variances
 from numpyro_fspace.mcmc.warnings import by_chain
+from numpyro_fspace.model.checks import check_arguments
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import beside
 from numpyro_fspace.model.site_transforms import base_transform
@@ -25,6 +27,7 @@ from numpyro_fspace.posterior.convergence import standstill
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.quantities import quantities_of
+from numpyro_fspace.priors.base import as_real
 from numpyro_fspace.sgmcmc.integrators import drift, kick
 
 if TYPE_CHECKING:
@@ -83,8 +86,8 @@ def report(
         A :class:`Report`.
 
     Raises:
-        TypeError: if ``mcmc`` ran another kernel.
-        ValueError: if it has not run, or ``inputs`` names something that is not a function of the model.
+        TypeError: if ``mcmc`` ran another kernel; for arguments or ``inputs`` that are no numbers and a wrong key.
+        ValueError: if it has not run, or ``inputs`` holds NaN or names something that is not a function of the model.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
@@ -100,6 +103,11 @@ def report(
         0
     """
     kernel = _checked_kernel(mcmc)
+    if key is not None:
+        check_key(key, "key", single=True)
+    check_arguments(args, kwargs, of="report", finite=False)
+    for leaf in jax.tree.leaves(inputs):
+        as_real(leaf, "inputs")
     if not args and not kwargs:
         args, kwargs = mcmc._args, mcmc._kwargs
     args, kwargs = beside((args, kwargs), mcmc.last_state)

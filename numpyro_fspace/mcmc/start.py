@@ -17,7 +17,8 @@ def check_start(kernel, start, state, args, kwargs):
     if not stuck.any():
         return
     for old, new in zip(jax.tree.leaves(start.z), jax.tree.leaves(state.z), strict=True):
-        stuck &= np.all(np.reshape(old == new, (stuck.size, -1)), axis=1)
+        same = (old == new) | (jnp.isnan(old) & jnp.isnan(new))
+        stuck &= np.all(np.reshape(same, (stuck.size, -1)), axis=1)
     energy = np.atleast_1d(kernel.refresh(start, args, kwargs).potential_energy)
     stuck &= ~np.isfinite(energy)  # otherwise the draw was undone because its step was too long
     if stuck.any():
@@ -40,6 +41,8 @@ def check_init_params(given, expected, num_chains):
     for name, value in given.items():
         if value is None or isinstance(value, dict):
             raise TypeError(f"init_params[{name!r}] must be an array of numbers, got {value!r}.")
+        if jnp.iscomplexobj(value):
+            raise TypeError(f"init_params[{name!r}] is complex, and the site is real.")
         if num_chains is not None and jnp.shape(value)[:1] != (num_chains,):
             raise ValueError(
                 f"init_params[{name!r}] has shape {jnp.shape(value)}; its first axis must be that of the "

@@ -19,7 +19,6 @@ from numpyro_fspace.model.rounding import lost_to_rounding
 
 __all__ = [
     "check_arguments",
-    "check_key",
     "check_masks",
     "checked_arguments",
     "known_values",
@@ -34,16 +33,6 @@ def _is_concrete_array(x) -> bool:
 
 def _is_array(x) -> bool:
     return isinstance(x, np.ndarray | jax.Array)
-
-
-def check_key(key, name: str, *, single: bool = False):
-    """``key`` must be a random key, or several unless ``single``, as JAX makes them."""
-    is_typed = _is_array(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not is_typed and not (_is_array(key) and key.dtype == np.uint32 and key.ndim):
-        given = f"an array of {key.dtype}" if _is_array(key) else repr(key)
-        raise TypeError(f"{name} must be a random key, such as jax.random.key(0), got {given}.")
-    if single and (key.ndim if is_typed else key.ndim - 1):
-        raise ValueError(f"{name} must be one random key, got several (shape {key.shape}): pass {name}[0].")
 
 
 @contextmanager

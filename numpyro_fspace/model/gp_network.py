@@ -31,6 +31,8 @@ from numpyro_fspace.model.sites import note
 from numpyro_fspace.model.weight_priors import FanIn, prior_of_each, sample_weight
 from numpyro_fspace.priors._cholesky import as_columns, as_rows
 from numpyro_fspace.priors.gaussian import GaussianProcess
+from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
+from numpyro_fspace.priors.tolerance import tolerant_factor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,8 +142,8 @@ def gp_network(
         "values": _white(f"{name}.values", (num_points, num_outputs)),
         "residual": _white(f"{name}.residual", (num_points, num_outputs)),
     }
-    amplitude = jnp.asarray(prior.amplitude(x_points), white["values"].dtype)
-    factor = prior.tolerant_factor(x_points, chosen.tolerance)
+    amplitude = jnp.asarray(amplitude_of(prior, x_points), white["values"].dtype)
+    factor = tolerant_factor(prior, x_points, chosen.tolerance)
     values = as_rows(factor.color(as_columns(white["values"], factor.shape)), num_points)
     values = jnp.asarray(prior._mean(x_points), values.dtype) + values
     row_scale = jnp.asarray(chosen.last_layer * layer.typical_scale()[:, None], values.dtype)

@@ -120,7 +120,7 @@ def space_filling(low: float | Float[ArrayLike, " D"], high: float | Float[Array
     """
     if is_traced((low, high)):
         raise ValueError("low and high must be numbers that are known when the program is compiled.")
-    size = (uniform(low, high, num).num_inputs,)  # and checks them
+    size = np.shape(uniform(low, high, num)(jax.random.key(0))[0])  # and checks them
     low, high = (np.broadcast_to(np.asarray(corner, np.float64), size) for corner in (low, high))
     if size == (1,):
         return fixed(np.linspace(low, high, num))

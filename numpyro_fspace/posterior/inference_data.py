@@ -15,7 +15,7 @@ from numpyro.infer import init_to_median
 from numpyro_fspace._xla import one_blas_thread
 from numpyro_fspace.model._numpyro import mask_of
 from numpyro_fspace.model.arguments import split_arrays, with_rows
-from numpyro_fspace.model.checks import known_values
+from numpyro_fspace.model.checks import check_masks, known_values
 from numpyro_fspace.model.functions import depends_on, function_inputs, some_rows
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.run_model import run_model
@@ -107,6 +107,7 @@ def to_arviz(
     model, chains, args, kwargs = found.model, found.num_chains, found.args, found.kwargs
     if not isinstance(source, NumPyroMCMC):
         _check_arguments(model, args, kwargs)
+        check_masks(args, kwargs, "to_arviz")
     with known_values(model, args, kwargs, "to_arviz"):
         trace, observed, known, drawn = _trace(model, args, kwargs)
         known = _known_in_any_draw(found, args, kwargs, known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import MCMC as NumPyroMCMC
 
-from numpyro_fspace._checks import as_numbers, not_numbers
+from numpyro_fspace._checks import as_numbers, check_count, not_numbers
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.model.sharding import beside
 from numpyro_fspace.posterior.archive import read_archive
@@ -126,6 +127,9 @@ class Posterior:
         return f"Posterior({name}, {sizes})"
 
     def __post_init__(self):
+        if not isinstance(self.samples, Mapping):
+            raise TypeError(f"samples must be a dict of draws by site, got {type(self.samples).__name__}.")
+        check_count(self.num_chains, "num_chains")
         sizes = {k: jnp.shape(v)[0] if jnp.ndim(v) else None for k, v in self.samples.items()}
         if len(set(sizes.values())) != 1 or None in sizes.values():
             raise ValueError(f"Every array of draws must have the same leading axis [S, …], got {sizes}.")
@@ -135,6 +139,9 @@ class Posterior:
                 raise TypeError(f"samples[{name!r}] {trouble}.")
         if 0 in sizes.values():
             raise ValueError("samples holds no draws: every array of it has a leading axis of length 0.")
+        num_draws = next(iter(sizes.values()))
+        if num_draws % self.num_chains:
+            raise ValueError(f"samples holds {num_draws} draws, which num_chains={self.num_chains} cannot share.")
 
 
 def _warn_of_positions(init):

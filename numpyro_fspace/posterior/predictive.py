@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
-from numpyro_fspace._checks import check_count
+from numpyro_fspace._checks import check_count, check_key
 from numpyro_fspace._xla import one_blas_thread
-from numpyro_fspace.model.checks import check_key, checked_arguments, known_values
+from numpyro_fspace.model.checks import checked_arguments, known_values
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.prediction import Evaluator
@@ -70,6 +71,9 @@ class Predictive:
             check_count(input_batch_size, "input_batch_size")
         from_prior = (from_prior,) if isinstance(from_prior, str) else tuple(from_prior)
         self._evaluator = Evaluator(as_posterior(source, model, from_prior), from_prior)
+        for leaf in jax.tree.leaves(inputs):
+            if np.iscomplexobj(leaf):
+                raise TypeError(f"inputs is complex ({np.asarray(leaf).dtype}): pass real numbers.")
         self._inputs = inputs
         self._sizes = {"batch_size": batch_size, "input_batch_size": input_batch_size}
 

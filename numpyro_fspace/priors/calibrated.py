@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._checks import one_line
+from numpyro_fspace._checks import check_key, check_shape, one_line
 from numpyro_fspace.priors._cholesky import Memory, as_columns, as_moments, as_rows, product
 from numpyro_fspace.priors.base import as_inputs, as_values, deprecated_law
 from numpyro_fspace.priors.gaussian import GaussianProcess
@@ -75,7 +75,7 @@ class CalibratedPrior:
         >>> network = nn.Sequential([nn.Dense(50), nn.tanh, nn.Dense(1)])
         >>> draw = fs.model.random_function(network, input_shape=1, prior=fs.fan_in(3.0))
         >>> gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.3), nugget=0.01)
-        >>> prior = fs.CalibratedPrior(gp, fs.priors.NetworkPrior(draw, jax.random.key(0)))
+        >>> prior = fs.priors.CalibratedPrior(gp, fs.priors.NetworkPrior(draw, jax.random.key(0)))
         >>> prior.log_prob(jax.numpy.linspace(-1, 1, 20)[:, None], jax.numpy.zeros(20)).shape
         ()
 
@@ -133,6 +133,8 @@ class CalibratedPrior:
         self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
         """Draws of f(x) from the distribution with these ``marginal`` moments."""
+        check_key(key, "key", single=True)
+        check_shape(sample_shape, "sample_shape")
         x = as_inputs(x)
         basis = jax.tree.map(jnp.asarray, self._basis(x))
         blocks, size = basis.to.shape[:2]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.priors.base import as_positive
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def dirichlet_targets(
     if not isinstance(num_classes, int | np.integer) or num_classes < 2:
         raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}.")
     concentration = float(as_positive(concentration, "concentration"))
-    labels = np.asarray(labels)
+    labels = np.asarray(as_numbers(labels, "labels"))
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"labels must be integers [N], got {labels.dtype} of shape {labels.shape}.")
     if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:

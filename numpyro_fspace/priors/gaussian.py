@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._checks import one_line
+from numpyro_fspace._checks import check_key, check_shape, one_line
 from numpyro_fspace.priors._cholesky import (
     Factor,
     Memory,
@@ -109,6 +109,8 @@ class GaussianProcess(ABC):
         Returns:
             Draws [*sample_shape, M], or [*sample_shape, M, K] if the prior has ``num_outputs``.
         """
+        check_key(key, "key", single=True)
+        check_shape(sample_shape, "sample_shape")
         x = as_inputs(x)
         factor, mean = self._factor(x), jnp.asarray(self._mean(x))
         num_blocks, size, _ = factor.shape
@@ -135,25 +137,6 @@ class GaussianProcess(ABC):
             nugget = nugget if covariance.ndim == 3 else nugget[0]
         xp = np if isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray) else jnp
         return mean, covariance + nugget * xp.eye(covariance.shape[-1])
-
-    def amplitude(self, x: Float[ArrayLike, "M D"]) -> Float[AnyArray, " K"]:
-        """The root mean variance of each output at x, without nugget; one number for all where they share a kernel."""
-        x = as_inputs(x)
-        covariance = self._covariance(x)
-        xp = np if isinstance(covariance, np.ndarray) else jnp
-        variances = xp.diagonal(covariance, axis1=-2, axis2=-1)
-        variances = variances.reshape(len(x), -1).T if variances.shape[-1] != len(x) else variances
-        return xp.sqrt(xp.broadcast_to(variances.mean(-1), (self.num_outputs or 1,)))
-
-    def tolerant_factor(self, x: Float[ArrayLike, "M D"], tolerance: float) -> Factor:
-        """The factor of k(x, x) + τ² · I with τ = tolerance times the ``amplitude`` of each output."""
-        x = as_inputs(x)
-        variance = (tolerance * self.amplitude(x)) ** 2
-        is_shared = isinstance(variance, np.ndarray) and np.ptp(variance) == 0
-        xp = np if isinstance(variance, np.ndarray) else jnp
-        return self._factor(
-            x, variance[:1].reshape(()) if is_shared else xp.broadcast_to(variance, (len(x), len(variance)))
-        )
 
     def condition(
         self,
@@ -193,11 +176,7 @@ class GaussianProcess(ABC):
         return TabulatedGP(self, *table)
 
     def check(self, x: Float[ArrayLike, "M D"]) -> None:
-        """Check that k(x, x) + nugget · I has a Cholesky factor, unless it is traced (with a random lengthscale).
-
-        Raises:
-            ValueError: it has none; the message gives the smallest eigenvalue and a remedy.
-        """
+        """Raise a ValueError if k(x, x) + nugget · I, unless it is traced, has no Cholesky factor."""
         self._factor(as_inputs(x))
 
     def whitened_square(
@@ -222,7 +201,10 @@ class GaussianProcess(ABC):
         return -(0.5 * square + half_log_det).sum() - 0.5 * math.log(2 * math.pi) * num_values
 
     def _mean(self, x) -> Float[AnyArray, "M K"]:
-        return self._memory.once(("mean", x), lambda: at_compile_time(self.mean_function, x, exact=self.exact))
+        mean = self._memory.once(("mean", x), lambda: at_compile_time(self.mean_function, x, exact=self.exact))
+        if isinstance(mean, np.ndarray) and not np.isfinite(mean).all():
+            raise ValueError("the prior mean holds NaN or infinity: check the mean function at these x.")
+        return mean
 
     def _covariance(self, x) -> Float[AnyArray, "B P P"]:
         return at_compile_time(lambda a: self.covariance_function(a, a), x, exact=self.exact)
@@ -272,10 +254,18 @@ class ConditionedGP(GaussianProcess):
         return self.prior.smallest_share(x)
 
     def mean_function(self, x):
+        self._check_columns(x)
         cross = self.prior.covariance_function(x, self.x)
         return self.prior.mean_function(x) + as_rows(product(cross, self._weights), len(x))
 
+    def _check_columns(self, *inputs):
+        """New inputs must have the columns of the data: kernels would take one column for all of them."""
+        for x in inputs:
+            if x.shape[1] != self.x.shape[1]:
+                raise ValueError(f"x has {x.shape[1]} columns, and the data of this posterior {self.x.shape[1]}.")
+
     def covariance_function(self, x1, x2):
+        self._check_columns(x1, x2)
         white1, white2 = (self._data.whiten(self.prior.covariance_function(self.x, x)) for x in (x1, x2))
         return self.prior.covariance_function(x1, x2) - product(jnp.swapaxes(white1, -1, -2), white2)
 

@@ -74,6 +74,36 @@ def _summands(kernel) -> list:
     return [kernel]
 
 
+def check_columns(kernel, num_columns: int) -> None:
+    """Lengthscales of several inputs must be as many as x has columns: one column would be taken for all of them.
+
+    A part of x must be there too: JAX takes the last column in its place.
+    """
+    from tinygp import kernels, transforms
+
+    if isinstance(kernel, transforms.Linear):
+        scale = jnp.shape(kernel.scale)
+        if len(scale) == 1 and scale[0] not in (1, num_columns):
+            raise ValueError(
+                f"the kernel has scales of {scale[0]} inputs (tinygp.transforms.Linear), and x has {num_columns}: pass "
+                f"x with {scale[0]} columns, or a kernel of {num_columns}."
+            )
+        num_columns = scale[0] if len(scale) == 2 else num_columns
+    elif isinstance(kernel, transforms.Subspace):
+        try:
+            num_columns = np.size(np.empty(num_columns)[kernel.axis])
+        except IndexError:
+            raise ValueError(
+                f"the kernel takes input {kernel.axis} of x (tinygp.transforms.Subspace, counted from 0), and x has "
+                f"{num_columns}."
+            ) from None
+    elif not isinstance(kernel, kernels.Sum | kernels.Product):
+        return
+    parts = (kernel.kernel1, kernel.kernel2) if hasattr(kernel, "kernel1") else (kernel.kernel,)
+    for part in parts:
+        check_columns(part, num_columns)
+
+
 def _block(kernel, x1, x2):
     """A kernel's values, or an error that names its parameters where it has none."""
     try:
@@ -187,6 +217,8 @@ class GPPrior(GaussianProcess):
         return jnp.broadcast_to(mean.reshape(len(x), -1), shape)
 
     def covariance_function(self, x1, x2):
+        for one in self.kernel if isinstance(self.kernel, list | tuple) else [self.kernel]:
+            check_columns(one, x1.shape[1])
         blocks, num_outputs = [_block(kernel, x1, x2) for kernel in self._kernels], self.num_outputs
         if len(blocks) == 1 and blocks[0].shape == (len(x1), num_outputs, len(x2), num_outputs):
             return blocks[0].reshape(1, len(x1) * num_outputs, len(x2) * num_outputs)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from numpyro_fspace._checks import check_count, check_key, check_shape
 from numpyro_fspace.priors.base import as_inputs, as_values
 from numpyro_fspace.priors.gaussian import GaussianProcess
 
@@ -69,8 +70,8 @@ class NetworkPrior(GaussianProcess):
     ):
         if not callable(draw):
             raise TypeError(f"draw must be a function of (key, x), got {type(draw).__name__}.")
-        if num_draws < 2:
-            raise ValueError(f"num_draws must be at least 2 to fit a covariance, got {num_draws}.")
+        check_key(key, "key", single=True)
+        check_count(num_draws, "num_draws", 2)
         super().__init__(num_outputs, nugget)
         self.draw, self.key, self.num_draws, self.dependent = draw, key, num_draws, dependent
 
@@ -78,6 +79,8 @@ class NetworkPrior(GaussianProcess):
         self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
         """Draws of f(x), [*sample_shape, M] or [*sample_shape, M, K], from the network itself, without nugget."""
+        check_key(key, "key", single=True)
+        check_shape(sample_shape, "sample_shape")
         x = jnp.asarray(as_inputs(x))
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # an old-style key, whose words are not an axis of draws
             key = jax.random.wrap_key_data(key)
