@@ -15,7 +15,7 @@ from flax import linen as nn
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import load_diabetes
 from numpyro_fspace.mcmc import MCMC, fSGHMC
-from numpyro_fspace.model import functional_prior, random_module
+from numpyro_fspace.model import gp_network
 from numpyro_fspace.posterior import plot_functions, predict, to_arviz
 from numpyro_fspace.posterior.diagnostics import function_diagnostics
 from numpyro_fspace.priors import fit_gp
@@ -32,12 +32,11 @@ def run_demo(out: str | Path, *, quick: bool = False):
     print(f"Diabetes progression: {len(x)} patients to learn from, {len(x_test)} to predict, {x.shape[1]} inputs.")
     print("Training the Gaussian-process prior by marginal likelihood ...")
     gp = fit_gp(None, x, y, num_steps=50 if quick else 300)
-    points = measurement.subset(x, 100)
+    points = measurement.fixed(x[:200])
 
     def model(x, y=None):
         network = nn.Sequential([nn.Dense(50), jnp.tanh, nn.Dense(50), jnp.tanh, nn.Dense(1)])
-        f = random_module("net", network, input_shape=(x.shape[-1],))
-        f = functional_prior("f", f, gp.prior, points)
+        f = gp_network("f", network, gp.prior, points)
         sigma = numpyro.sample("sigma", dist.LogNormal(0.5 * np.log(gp.noise_variance), 0.3))
         with numpyro.plate("data", x.shape[0]):
             numpyro.sample("y", dist.Normal(f(x).squeeze(-1), sigma), obs=y)
@@ -49,7 +48,7 @@ def run_demo(out: str | Path, *, quick: bool = False):
     mcmc.run(key_run, x, y, extra_fields=("potential_energy", "step_size", "temperature"))
 
     draws = predict(mcmc, key_predict, x_test)
-    f = draws["net"][..., 0]
+    f = draws["f"][..., 0]
     print()
     print(function_diagnostics(f.reshape(2, size, -1)))
     print()

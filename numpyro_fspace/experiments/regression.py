@@ -20,7 +20,7 @@ from numpyro_fspace.baselines import implicit_process
 from numpyro_fspace.experiments.catalog import Settings
 from numpyro_fspace.experiments.networks import check_activation, hidden_layers
 from numpyro_fspace.mcmc import Warmup
-from numpyro_fspace.model import fan_in, functional_prior, random_module
+from numpyro_fspace.model import fan_in, functional_prior, gp_network, random_module
 from numpyro_fspace.priors import CalibratedPrior, GPFit, GPPrior, NetworkPrior
 
 __all__ = ["Config", "build_model", "known_gp", "random_functions", "training_points"]
@@ -55,6 +55,8 @@ class Config(Settings):
         max_lengthscale: upper bound of the GP's lengthscales, which are the units of the network's inputs.
         calibrated: whether the functional prior is relative to the network's own distribution
             (``fs.priors.CalibratedPrior``); the measurement points must then be fixed.
+        exact: whether the network is one of ``fs.gp_network``, whose values at the (fixed) measurement points have the
+            distribution of the functional prior; the settings of the weights' prior then do not count.
         noise_sd: sd of the log-normal prior of the noise, which is centered at the noise of the trained GP.
         noise_factor: factor on that center, for a prior that is wrong about the noise.
         num_updates, learning_rate: steps and rate of Adam, with a cosine decay, for the variational methods.
@@ -88,6 +90,7 @@ class Config(Settings):
     num_functions: int | None = None
     max_lengthscale: float = 5.0
     calibrated: bool = False
+    exact: bool = False
     noise_sd: float = 0.3
     noise_factor: float = 1.0
     num_updates: int = 10_000
@@ -114,7 +117,8 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
         points: measurement points.
         functional: whether the model declares the functional prior.
     """
-    scale = input_scale(gp, config.max_lengthscale)
+    is_exact = functional and config.exact  # a network that finds the scale of its inputs itself
+    scale = np.ones((), np.float32) if is_exact else input_scale(gp, config.max_lengthscale)
     network = nn.Sequential([lambda x: x * scale, *hidden_layers(config), nn.Dense(1)])
     log_noise = 0.5 * float(np.log(gp.noise_variance)) + math.log(config.noise_factor)
 
@@ -142,6 +146,9 @@ def random_functions(config: Config, network, prior, points, *, functional: bool
         functional: whether the model declares the functional prior.
         dependent: whether the outputs are dependent under the prior, as the components of a velocity are.
     """
+
+    if functional and config.exact:
+        return lambda num_inputs: gp_network("net", network, prior, points, input_shape=num_inputs)
 
     def weights():
         """The prior of the weights, with its random or learned scale."""
