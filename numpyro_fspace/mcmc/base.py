@@ -19,6 +19,7 @@ from numpyro_fspace.mcmc.planning import make_plan, structure_of
 from numpyro_fspace.mcmc.start import check_init_params, check_start
 from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.mcmc.warnings import warn_of_trouble
+from numpyro_fspace.model._numpyro import active_handlers
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays
 from numpyro_fspace.model.checks import checked_arguments, known_values
 from numpyro_fspace.model.marginal import MarginalPotential, block_of, why_not_marginal
@@ -185,6 +186,9 @@ class SGMCMCKernel(MCMCKernel):
             )
         single = is_prng_key(rng_key)
         if init_params is not None:
+            if isinstance(init_params, dict):  # values of all sites are taken too
+                block = self._integrated_out(model_args, model_kwargs)
+                init_params = {k: v for k, v in init_params.items() if k not in block}
             check_init_params(init_params, plan.params, None if single else rng_key.shape[0])
             init_params = {
                 k: jnp.asarray(as_numbers(v, f"init_params[{k!r}]"), plan.params[k].dtype)
@@ -245,7 +249,8 @@ class SGMCMCKernel(MCMCKernel):
         if self.marginalize is False:
             return ()
         _, static, _ = split_arrays((args, kwargs))
-        found = kept(self._programs, static, ("block", self._settings(), structure_of(args, kwargs)), {})
+        key = ("block", self._settings(), structure_of(args, kwargs), tuple(active_handlers()))
+        found = kept(self._programs, static, key, {})
         if "block" not in found:
             potential = ModelPotential(
                 self._model, args, kwargs, key=jax.random.key(0), init_strategy=self.init_strategy

@@ -7,8 +7,7 @@ layers, and with standard deviations s that do not depend on c. Then
           c \mid y, v \sim N(P J^\top r / s^2, P), \qquad P = (I + J^\top \mathrm{diag}(s^{-2}) J)^{-1},
 
 with r = y - μ. A sampler of v alone moves by U(v) = -log p(y | v) - log p(v), and c is drawn exactly for each draw of v
-that is kept. Everything is computed from the triangular factor of [J/s; I], which float32 can bear where it cannot bear
-the matrix P⁻¹.
+that is kept.
 """
 
 from __future__ import annotations
@@ -22,19 +21,18 @@ from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
 from numpyro_fspace.model.functions import depends_on
+from numpyro_fspace.model.gaussian_marginal import log_marginal, with_fixed_copy
 from numpyro_fspace.model.handlers import fresh_draws, without_data
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import has_dynamic_support
 from numpyro_fspace.model.sites import base_distribution, is_functional_prior, latent_sites
-from numpyro_fspace.priors._lapack import inverse_root
+from numpyro_fspace.priors._lapack import times
 
-__all__ = ["MarginalPotential", "log_marginal", "why_not_marginal"]
+__all__ = ["MarginalPotential", "block_of", "why_not_marginal"]
 
 #: Most white parameters of the last layers together, and most numbers in J.
 MAX_PARAMETERS, MAX_ENTRIES = 512, 2**22
-#: Steps of refinement of the posterior mean, as a solution by R alone has the error of the squared condition number.
-NUM_REFINEMENTS = 2
 
 
 class MarginalPotential(ModelPotential):
@@ -54,8 +52,14 @@ class MarginalPotential(ModelPotential):
 
     def __call__(self, z, key):
         del key  # U is known exactly
-        log_likelihood, *_ = log_marginal(*self._linear(z))
-        return self.prior_potential(z) - log_likelihood, jnp.zeros(())
+        return self.prior_potential(z) - with_fixed_copy(self._log_likelihood)(z), jnp.zeros(())
+
+    def _log_likelihood(self, z, fixed):
+        """log p(y | z) with the directions Q of the last layers from a copy of z.
+
+        Q spans all directions that matter at this copy, so that its own change matters to second order alone.
+        """
+        return log_marginal(*self._linear(z, self._lift(fixed)))[0]
 
     def prior_potential(self, z):
         """-log p(z), without likelihood and the sites that are integrated out."""
@@ -80,10 +84,10 @@ class MarginalPotential(ModelPotential):
         Its key is made of the bits of ``z``, so that a state belongs to one draw however often it is looked at.
         """
         key_white, key_rest = jax.random.split(_key_of(z))
-        jacobian, residual, sd = self._linear(z)
-        _, mean, inverse = log_marginal(jacobian, residual, sd)
-        white = mean + inverse @ jax.random.normal(key_white, mean.shape, mean.dtype)
-        return z | self._lift(z)(white, key_rest)
+        lift = self._lift(z)
+        _, mean, inverse = log_marginal(*self._linear(z, lift))
+        white = mean + times(inverse, jax.random.normal(key_white, mean.shape, mean.dtype))
+        return z | lift(white, key_rest)
 
     # ---- the model as a linear one ---------------------------------------------------------------
 
@@ -115,11 +119,9 @@ class MarginalPotential(ModelPotential):
         lift.size = sum(reduction.size for _, reduction in lifts)
         return lift
 
-    def _linear(self, z):
+    def _linear(self, z, lift):
         """``(J [N, R], r [N], s [N])``."""
         values = self._values(z)
-        lift = jax.lax.stop_gradient(z)
-        lift = self._lift(lift)
 
         def means(white):
             return jnp.concatenate([loc for loc, *_ in _normals(self._run(values | lift(white)))])
@@ -145,6 +147,8 @@ def why_not_marginal(potential: ModelPotential) -> str | None:
     if any(has_dynamic_support(trace[k]) for k in potential.latents):
         return "the support of a site depends on other sites"
     block = block_of(trace)
+    if not set(potential.latents) - set(block):
+        return "no other site would be left to sample"
     if not all(_is_standard(trace[k]) for k in block):
         return "a site of the last layer is observed or has another prior"
     data = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"] and not is_functional_prior(s)]
@@ -193,50 +197,6 @@ def _why_not_affine(potential, block):
     if depends_on(others, inside):
         return "the scale of an observation, or the prior of another site, depends on a function"
     return None
-
-
-@jax.custom_vjp
-def log_marginal(jacobian, residual, sd):
-    """``(log N(r; 0, J Jᵀ + diag(s²)), ĉ, V)`` with the posterior N(ĉ, V Vᵀ) of c; only the first has a gradient.
-
-    Args:
-        jacobian: J [N, R].
-        residual: r [N].
-        sd: s [N].
-    """
-    return _log_marginal(jacobian, residual, sd)
-
-
-def _log_marginal(jacobian, residual, sd):
-    scaled, target = jacobian / sd[:, None], residual / sd
-    size = jacobian.shape[1]
-    inverse = inverse_root(jnp.concatenate([scaled, jnp.eye(size, dtype=scaled.dtype)]))
-    mean = jnp.zeros(size, scaled.dtype)
-    for _ in range(NUM_REFINEMENTS + 1):
-        mean = mean + inverse @ (inverse.T @ (scaled.T @ (target - scaled @ mean) - mean))
-    square = jnp.sum((target - scaled @ mean) ** 2) + jnp.sum(mean**2)
-    log_det = jnp.sum(jnp.log(sd)) - jnp.sum(jnp.log(jnp.diagonal(inverse)))
-    value = -0.5 * square - log_det - 0.5 * len(target) * jnp.log(2 * jnp.pi)
-    return value, mean, inverse
-
-
-def _forward(jacobian, residual, sd):
-    value, mean, inverse = _log_marginal(jacobian, residual, sd)
-    return (value, mean, inverse), (jacobian, residual, sd, mean, inverse)
-
-
-def _backward(saved, slopes):
-    jacobian, residual, sd, mean, inverse = saved
-    slope, *_ = slopes
-    pull = (residual - jacobian @ mean) / sd**2  # (J Jᵀ + diag(s²))⁻¹ r
-    half = (jacobian / sd[:, None]) @ inverse
-    explained = half @ inverse.T  # J P / s
-    by_jacobian = pull[:, None] * mean - explained / sd[:, None]
-    by_sd = pull**2 * sd - (1.0 - jnp.sum(half**2, 1)) / sd
-    return slope * by_jacobian, -slope * pull, slope * by_sd
-
-
-log_marginal.defvjp(_forward, _backward)
 
 
 class _without(Messenger):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.priors._lapack import inverse_root
+from numpyro_fspace.priors._lapack import inverse_root, times
 
 if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float
@@ -23,8 +23,10 @@ NUM_REFINEMENTS = 2
 class Ridge:
     r"""Solutions of :math:`\min_b |\Psi b - r|^2 + \tau^2 |b|^2` for one matrix Ψ and any r.
 
-    R is the triangular factor of [Ψ; τI], or of [Ψᵀ; τI] if Ψ has far fewer rows than columns; a product ΨᵀΨ, whose
-    condition number is squared, is never formed. Derivatives are those of a linear solution: none is taken of R.
+    With the residual e = (r - Ψb) / τ the solution solves the symmetric system τe + Ψb = r, Ψᵀe - τb = 0. Its condition
+    number is that of [Ψ; τI] and not the square of it, so that e and b are refined to the precision of the type. R is
+    the triangular factor of [Ψ; τI], or of [Ψᵀ; τI] if Ψ has fewer rows than columns. Derivatives are those of a linear
+    solution: none is taken of R.
 
     Args:
         matrix: Ψ [M, H].
@@ -33,33 +35,35 @@ class Ridge:
 
     def __init__(self, matrix: Float[Array, "M H"], tau: Float[ArrayLike, ""]):
         self.matrix, self.tau = matrix, jnp.asarray(tau, matrix.dtype)
-        self.is_dual = 2 * matrix.shape[0] < matrix.shape[1]
-        self._tall = matrix.T if self.is_dual else matrix
-        fixed, tau = jax.lax.stop_gradient((self._tall, self.tau))
-        size = self._tall.shape[1]
-        self.inverse = inverse_root(jnp.concatenate([fixed, tau * jnp.eye(size, dtype=matrix.dtype)]))
+        self.is_dual = matrix.shape[0] < matrix.shape[1]
+        tall = matrix.T if self.is_dual else matrix
+        self.inverse = inverse_root(jnp.concatenate([tall, self.tau * jnp.eye(tall.shape[1], dtype=matrix.dtype)]))
 
     def __call__(self, r: Float[Array, "M C"]) -> Float[Array, "H C"]:
         """The solutions for the columns of r."""
-        if self.is_dual:
-            return _times(self.matrix.T, self._solve(r))
-        return self._solve(_times(self.matrix.T, r))
+        psi, tau, inverse = self.matrix, self.tau, jax.lax.stop_gradient(self.inverse)
 
-    def _solve(self, right):
-        """(AᵀA + τ²I)⁻¹ times the columns of ``right``, where A is the taller of Ψ and Ψᵀ."""
-        tall, tau, inverse = self._tall, self.tau, self.inverse
+        def product(x):
+            e, b = x
+            return tau * e + times(psi, b), times(psi.T, e) - tau * b
 
-        def times(columns):
-            return _times(tall.T, _times(tall, columns)) + tau**2 * columns
+        def corrections(rest):
+            first, second = rest
+            if self.is_dual:
+                y = times(inverse, times(inverse.T, first + times(psi, second) / tau))
+                return tau * y, times(psi.T, y) - second / tau
+            b = times(inverse, times(inverse.T, times(psi.T, first) - tau * second))
+            return (first - times(psi, b)) / tau, b
 
-        def solve(times, right):
-            solution = jnp.zeros_like(right)
-            for _ in range(1 + NUM_REFINEMENTS):
-                rest = right - times(solution)
-                solution = solution + _times(inverse, _times(inverse.T, rest))
-            return solution
+        def solve(product, right):
+            x = corrections(right)
+            for _ in range(NUM_REFINEMENTS):
+                rest = jax.tree.map(jnp.subtract, right, product(x))
+                x = jax.tree.map(jnp.add, x, corrections(rest))
+            return x
 
-        return jax.lax.custom_linear_solve(times, right, solve, symmetric=True)
+        right = (r, jnp.zeros((psi.shape[1], r.shape[1]), r.dtype))
+        return jax.lax.custom_linear_solve(product, right, solve, symmetric=True)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,14 +99,14 @@ class Reduction:
         values: dict = {}
         for k in range(self.num_outputs):
             basis, column = bases[k % len(bases)], columns[:, k]
-            w = {site: _times(basis[site], column) for site in sizes}
+            w = {site: times(basis[site], column) for site in sizes}
             if key is not None:
                 other = {
                     site: jax.random.normal(jax.random.fold_in(one, k), (size,), column.dtype)
                     for (site, size), one in zip(sizes.items(), keys, strict=True)
                 }
-                along = sum(_times(basis[site].T, other[site]) for site in sizes)
-                w = {site: w[site] + other[site] - _times(basis[site], along) for site in sizes}
+                along = jnp.asarray(sum(times(basis[site].T, other[site]) for site in sizes))
+                w = {site: w[site] + other[site] - times(basis[site], along) for site in sizes}
             for site, part in w.items():
                 values.setdefault(site, []).append(part)
         return {site: jnp.stack(parts, -1) for site, parts in values.items()}
@@ -115,10 +119,6 @@ class Reduction:
         half = tau * primal.T  # its square, HᵀH, is I - G Ψ
         values = self.ridge(root).T
         inverse = inverse_root(jnp.concatenate([values, half]))
-        last_layer = _times(half.T, _times(half, inverse))
-        residual = -_times(matrix, last_layer) / tau
-        return {"last_layer": last_layer, "values": _times(values, inverse), "residual": residual}
-
-
-def _times(left, right):
-    return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
+        last_layer = times(half.T, times(half, inverse))
+        residual = -times(times(matrix, primal), times(half, inverse))  # as half is τ Pᵀ: no division by τ
+        return {"last_layer": last_layer, "values": times(values, inverse), "residual": residual}

@@ -20,12 +20,17 @@ from jax.scipy.linalg import solve_triangular
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-__all__ = ["cholesky", "inverse_root", "solve_lower", "triangular_root"]
+__all__ = ["cholesky", "inverse_root", "solve_lower", "times", "triangular_root"]
 
 
 def batches_can_wait() -> bool:
     """Whether this version of jaxlib may deadlock in batches of matrices."""
     return (0, 10) <= jaxlib.version.__version_info__ < (0, 11, 2) and jax.default_backend() == "cpu"
+
+
+def times(left: Array, right: Array) -> Array:
+    """The matrix product in the full precision of its type, which a GPU reduces by default."""
+    return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
 
 def cholesky(covariance: Float[Array, "B M M"]) -> Float[Array, "B M M"]:
@@ -104,9 +109,9 @@ def _triangular_root_jvp(primals, tangents):
     (matrix,), (tangent,) = primals, tangents
     root = _triangular_root(matrix)
     inverse = _inverse(root)
-    slope = inverse.T @ (matrix.T @ tangent) @ inverse
+    slope = times(times(inverse.T, times(matrix.T, tangent)), inverse)
     total = slope + slope.T
-    return root, (jnp.triu(total) - 0.5 * jnp.diag(jnp.diagonal(total))) @ root
+    return root, times(jnp.triu(total) - 0.5 * jnp.diag(jnp.diagonal(total)), root)
 
 
 @jax.custom_jvp
@@ -123,4 +128,4 @@ def _inverse_of(triangular):
 def _inverse_jvp(primals, tangents):
     """d(R⁻¹) = -R⁻¹ dR R⁻¹."""
     inverse = _inverse(*primals)
-    return inverse, -inverse @ tangents[0] @ inverse
+    return inverse, -times(times(inverse, tangents[0]), inverse)

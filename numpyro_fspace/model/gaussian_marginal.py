@@ -1,0 +1,81 @@
+r"""The density of normal observations whose mean is linear in white parameters, which are integrated out.
+
+.. math:: \log N(r; 0, J J^\top + \mathrm{diag}(s^2))
+
+Everything is computed from the triangular factor of [J/s; I], which float32 can bear where it cannot bear the matrix
+P⁻¹ = I + Jᵀ diag(s⁻²) J.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_fspace.priors._lapack import inverse_root, times
+
+__all__ = ["log_marginal", "with_fixed_copy"]
+
+#: Steps of refinement of the posterior mean, as a solution by R alone has the error of the squared condition number.
+NUM_REFINEMENTS = 2
+
+
+def with_fixed_copy(fn):
+    """``z -> fn(z, z)``, where the derivative of ``fn`` in its second argument is zero and is not computed.
+
+    That of the gradient is not zero: second derivatives are those of ``z -> fn(z, z)``.
+    """
+
+    def forward(z):
+        return jax.value_and_grad(fn)(z, z)
+
+    def backward(slopes, change):
+        return (jax.tree.map(lambda slope: change * slope, slopes),)
+
+    function = jax.custom_vjp(lambda z: fn(z, z))
+    function.defvjp(forward, backward)
+    return function
+
+
+@jax.custom_vjp
+def log_marginal(jacobian, residual, sd):
+    """``(log N(r; 0, J Jᵀ + diag(s²)), ĉ, V)`` with the posterior N(ĉ, V Vᵀ) of c; only the first has a gradient.
+
+    Args:
+        jacobian: J [N, R].
+        residual: r [N].
+        sd: s [N].
+    """
+    return _log_marginal(jacobian, residual, sd)
+
+
+def _log_marginal(jacobian, residual, sd):
+    scaled, target = jacobian / sd[:, None], residual / sd
+    size = jacobian.shape[1]
+    inverse = inverse_root(jnp.concatenate([scaled, jnp.eye(size, dtype=scaled.dtype)]))
+    mean = jnp.zeros(size, scaled.dtype)
+    for _ in range(NUM_REFINEMENTS + 1):
+        rest = times(scaled.T, target - times(scaled, mean)) - mean
+        mean = mean + times(inverse, times(inverse.T, rest))
+    square = jnp.sum((target - times(scaled, mean)) ** 2) + jnp.sum(mean**2)
+    log_det = jnp.sum(jnp.log(sd)) - jnp.sum(jnp.log(jnp.diagonal(inverse)))
+    value = -0.5 * square - log_det - 0.5 * len(target) * jnp.log(2 * jnp.pi)
+    return value, mean, inverse
+
+
+def _forward(jacobian, residual, sd):
+    value, mean, inverse = _log_marginal(jacobian, residual, sd)
+    return (value, mean, inverse), (jacobian, residual, sd, mean, inverse)
+
+
+def _backward(saved, slopes):
+    jacobian, residual, sd, mean, inverse = saved
+    slope, *_ = slopes
+    pull = (residual - times(jacobian, mean)) / sd**2  # (J Jᵀ + diag(s²))⁻¹ r
+    half = times(jacobian / sd[:, None], inverse)
+    explained = times(half, inverse.T)  # J P / s
+    by_jacobian = pull[:, None] * mean - explained / sd[:, None]
+    by_sd = pull**2 * sd - (1.0 - jnp.sum(half**2, 1)) / sd
+    return slope * by_jacobian, -slope * pull, slope * by_sd
+
+
+log_marginal.defvjp(_forward, _backward)
