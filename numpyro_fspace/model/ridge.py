@@ -39,31 +39,31 @@ class Ridge:
         tall = matrix.T if self.is_dual else matrix
         self.inverse = inverse_root(jnp.concatenate([tall, self.tau * jnp.eye(tall.shape[1], dtype=matrix.dtype)]))
 
-    def __call__(self, r: Float[Array, "M C"]) -> Float[Array, "H C"]:
+    def __call__(self, r: Float[Array, "M C"], *, num_refinements: int = NUM_REFINEMENTS) -> Float[Array, "H C"]:
         """The solutions for the columns of r."""
         psi, tau, inverse = self.matrix, self.tau, jax.lax.stop_gradient(self.inverse)
 
         def product(x):
-            e, b = x
-            return tau * e + times(psi, b), times(psi.T, e) - tau * b
+            e, b = x[: len(psi)], x[len(psi) :]
+            return jnp.concatenate([tau * e + times(psi, b), times(psi.T, e) - tau * b])
 
         def corrections(rest):
-            first, second = rest
+            first, second = rest[: len(psi)], rest[len(psi) :]
             if self.is_dual:
                 y = times(inverse, times(inverse.T, first + times(psi, second) / tau))
-                return tau * y, times(psi.T, y) - second / tau
+                return jnp.concatenate([tau * y, times(psi.T, y) - second / tau])
             b = times(inverse, times(inverse.T, times(psi.T, first) - tau * second))
-            return (first - times(psi, b)) / tau, b
+            return jnp.concatenate([(first - times(psi, b)) / tau, b])
 
         def solve(product, right):
             x = corrections(right)
-            for _ in range(NUM_REFINEMENTS):
-                rest = jax.tree.map(jnp.subtract, right, product(x))
-                x = jax.tree.map(jnp.add, x, corrections(rest))
+            for _ in range(num_refinements):
+                x = x + corrections(right - product(x))
             return x
 
-        right = (r, jnp.zeros((psi.shape[1], r.shape[1]), r.dtype))
-        return jax.lax.custom_linear_solve(product, right, solve, symmetric=True)[1]
+        # One array for both: JAX has no derivative of a part of the right-hand side.
+        right = jnp.concatenate([r, jnp.zeros((psi.shape[1], r.shape[1]), r.dtype)])
+        return jax.lax.custom_linear_solve(product, right, solve, symmetric=True)[len(psi) :]
 
 
 @dataclasses.dataclass(frozen=True)
