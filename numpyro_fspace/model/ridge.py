@@ -3,6 +3,7 @@ r"""Ridge regression by orthogonal factors, differentiable, in single precision 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import jax
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Ridge"]
 
-#: Steps of iterative refinement: a solution by R alone has the error of the squared condition number, each step of
-#: refinement multiplies that by the same factor again.
+#: Steps of iterative refinement, at most: a solution by R alone has the error of the squared condition number, and each
+#: step of refinement multiplies it by about that factor again.
 NUM_REFINEMENTS = 2
+#: Accuracy of solutions, and of the directions of a ``Reduction``.
+ACCURACY, ACCURACY_OF_DIRECTIONS = 1e-5, 3e-3
 
 
 class Ridge:
@@ -35,12 +38,17 @@ class Ridge:
 
     def __init__(self, matrix: Float[Array, "M H"], tau: Float[ArrayLike, ""]):
         self.matrix, self.tau = matrix, jnp.asarray(tau, matrix.dtype)
+        # Rows of Ψ have a mean square length of about one, so that its largest singular value is at most √M.
+        is_known = isinstance(tau, int | float)
+        self._rate = float(jnp.finfo(matrix.dtype).eps) * len(matrix) / tau**2 if is_known else 1.0
         self.is_dual = matrix.shape[0] < matrix.shape[1]
         tall = matrix.T if self.is_dual else matrix
         self.inverse = inverse_root(jnp.concatenate([tall, self.tau * jnp.eye(tall.shape[1], dtype=matrix.dtype)]))
 
-    def __call__(self, r: Float[Array, "M C"], *, num_refinements: int = NUM_REFINEMENTS) -> Float[Array, "H C"]:
+    def __call__(self, r: Float[Array, "M C"], *, accuracy: float = ACCURACY) -> Float[Array, "H C"]:
         """The solutions for the columns of r."""
+        num = NUM_REFINEMENTS if self._rate >= 0.5 else math.ceil(math.log(accuracy) / math.log(self._rate)) - 1
+        num_refinements = min(max(num, 0), NUM_REFINEMENTS)
         psi, tau, inverse = self.matrix, self.tau, jax.lax.stop_gradient(self.inverse)
 
         def product(x):
@@ -117,7 +125,7 @@ class Reduction:
         unit = jnp.eye(matrix.shape[1], dtype=matrix.dtype)
         primal = inverse_root(jnp.concatenate([matrix, tau * unit])) if self.ridge.is_dual else self.ridge.inverse
         half = tau * primal.T  # its square, HᵀH, is I - G Ψ
-        values = self.ridge(root).T
+        values = self.ridge(root, accuracy=ACCURACY_OF_DIRECTIONS).T
         inverse = inverse_root(jnp.concatenate([values, half]))
         last_layer = times(half.T, times(half, inverse))
         residual = -times(times(matrix, primal), times(half, inverse))  # as half is τ Pᵀ: no division by τ
