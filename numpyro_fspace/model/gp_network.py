@@ -12,10 +12,12 @@ with Φ = φ_v(X_M), a₀ ~ N(0, A), e ~ N(0, I). Then g + Φa + τe' has the di
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
@@ -29,7 +31,7 @@ from numpyro_fspace.model.networks import check_input_shape, check_inputs, check
 from numpyro_fspace.model.ridge import Reduction, Ridge
 from numpyro_fspace.model.sites import note
 from numpyro_fspace.model.weight_priors import FanIn, prior_of_each, sample_weight
-from numpyro_fspace.priors._cholesky import as_columns, as_rows
+from numpyro_fspace.priors._cholesky import as_columns, as_rows, is_traced
 from numpyro_fspace.priors.gaussian import GaussianProcess
 from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
 from numpyro_fspace.priors.tolerance import tolerant_factor
@@ -122,14 +124,20 @@ def gp_network(
         check_positive(tolerance, "tolerance")
     x_points = _fixed_points(name, points)
     shape = check_input_shape(x_points.shape[1] if input_shape is None else input_shape)
-    network = read_network(name, module, shape)
+    network = read_network(name, module, shape, "gp_network")
     layer = find_last_layer(f"gp_network({name!r})", network, shape)
     if layer.num_outputs != (prior.num_outputs or 1):
         raise ValueError(
             f"gp_network({name!r}): the network has {layer.num_outputs} output(s) and the prior "
             f"num_outputs={prior.num_outputs}: make them equal."
         )
-    rows = x_points.reshape(len(x_points), *shape)
+    rows = _network_inputs(name, x_points, shape, layer)
+    amplitude = amplitude_of(prior, x_points)
+    if isinstance(amplitude, np.ndarray) and not (np.isfinite(amplitude) & (amplitude > 0)).all():
+        raise ValueError(
+            f"gp_network({name!r}): the process's standard deviation at the points is {amplitude}, and must be "
+            "positive: give the kernel a positive, finite variance there."
+        )
     chosen = find_scales(name, layer, prior, x_points, rows, hidden_scale=hidden_scale, tolerance=tolerance)
     priors = prior_of_each(name, network, FanIn(chosen.hidden))
     units = network.units()
@@ -142,7 +150,7 @@ def gp_network(
         "values": _white(f"{name}.values", (num_points, num_outputs)),
         "residual": _white(f"{name}.residual", (num_points, num_outputs)),
     }
-    amplitude = jnp.asarray(amplitude_of(prior, x_points), white["values"].dtype)
+    amplitude = jnp.asarray(amplitude, white["values"].dtype)
     factor = tolerant_factor(prior, x_points, chosen.tolerance)
     values = as_rows(factor.color(as_columns(white["values"], factor.shape)), num_points)
     values = jnp.asarray(prior._mean(x_points), values.dtype) + values
@@ -179,9 +187,43 @@ def _fixed_points(name, points):
     return points.constant
 
 
+def _network_inputs(name, x_points, shape, layer):
+    """The points as the network takes them."""
+    num_inputs = x_points.shape[1]
+    if math.prod(shape) != num_inputs:
+        raise ValueError(
+            f"gp_network({name!r}): a point has {num_inputs} numbers and input_shape={shape} asks for "
+            f"{math.prod(shape)}: give points [M, {math.prod(shape)}], the inputs of the network flattened, or the "
+            "input_shape of a point."
+        )
+    rows = x_points.reshape(len(x_points), *shape)
+    if layer.takes_integers:
+        if not is_traced(rows) and (np.asarray(rows) % 1 != 0).any():
+            raise ValueError(
+                f"gp_network({name!r}): the network takes integers, and the points hold other numbers: give points "
+                "that are whole numbers."
+            )
+        return rows.astype(int) if is_traced(rows) else np.asarray(rows).astype(int)
+    return rows
+
+
 def _times(left, right):
     return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
 
 def _white(site, shape):
-    return numpyro.sample(site, dist.Normal(0.0, 1.0).expand(shape).to_event(), infer={"fspace": {}})
+    try:
+        value = numpyro.sample(site, dist.Normal(0.0, 1.0).expand(shape).to_event(), infer={"fspace": {}})
+    except AssertionError as error:
+        if str(error):
+            raise
+        raise RuntimeError(
+            f"The site {site!r} needs a random key: call gp_network inside a model that runs under MCMC, Predictive, "
+            "SVI or numpyro.handlers.seed."
+        ) from error
+    if jnp.shape(value) != shape:
+        raise ValueError(
+            f"The site {site!r} has a value of shape {jnp.shape(value)}, and needs {shape}. Call gp_network outside of "
+            "plates, and substitute values of that shape."
+        )
+    return value
