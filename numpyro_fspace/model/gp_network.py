@@ -78,8 +78,9 @@ def gp_network(
     Args:
         name: name of the function and prefix of the sites.
         module: a network as for ``random_module`` whose output, [M] or [M, K], is affine in its last layer.
-        prior: a Gaussian prior (``fs.GPPrior``, ``fs.priors.Helmholtz``, a conditioned one, …), whose moments without
-            nugget are those of f. K must be the network's.
+        prior: a Gaussian prior (``fs.GPPrior``, also of ``fs.priors.Helmholtz``, a conditioned one, …), whose moments
+            without nugget are those of f. K must be the network's. If its kernel has random parameters, s and τ are
+            fixed numbers.
         points: X_M, an array [M, D] or fixed points of ``fs.measurement`` (``space_filling``, ``fixed``). In one input
             they should lie no further apart than a lengthscale; in several, take rows of the data.
         input_shape: shape of one input; None is that of a point, (D,).
@@ -92,7 +93,8 @@ def gp_network(
 
     Raises:
         TypeError: a prior that is not Gaussian.
-        ValueError: random points; a network whose output is not affine in its last layer; numbers of outputs that
+        ValueError: random points; points and input_shape of different sizes; a process without variance; a network
+            whose output is not affine in its last layer, or that computes in less than float32; numbers of outputs that
             differ; hidden_scale or tolerance not positive; and as ``random_module``.
 
     Warns:
@@ -115,8 +117,8 @@ def gp_network(
     check_name(name, "gp_network")
     if not isinstance(prior, GaussianProcess):
         raise TypeError(
-            f"gp_network({name!r}): prior must be Gaussian, such as fs.GPPrior(kernel), got {type(prior).__name__}. "
-            "Other priors multiply the network's own: fs.functional_prior."
+            f"gp_network({name!r}): prior must be Gaussian, got {type(prior).__name__}. For a kernel write "
+            "fs.GPPrior(kernel). Priors that are not Gaussian multiply the network's own: fs.functional_prior."
         )
     if hidden_scale is not None:
         check_positive(hidden_scale, "hidden_scale")
@@ -218,12 +220,12 @@ def _white(site, shape):
         if str(error):
             raise
         raise RuntimeError(
-            f"The site {site!r} needs a random key: call gp_network inside a model that runs under MCMC, Predictive, "
-            "SVI or numpyro.handlers.seed."
+            f"The site {site!r} needs a random key: build the network inside a model that runs under MCMC, "
+            "Predictive, SVI or numpyro.handlers.seed."
         ) from error
     if jnp.shape(value) != shape:
         raise ValueError(
-            f"The site {site!r} has a value of shape {jnp.shape(value)}, and needs {shape}. Call gp_network outside of "
-            "plates, and substitute values of that shape."
+            f"The site {site!r} has a value of shape {jnp.shape(value)}, and needs {shape}. Build the network outside "
+            "of plates, and substitute values of that shape."
         )
     return value

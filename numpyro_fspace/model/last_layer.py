@@ -207,7 +207,7 @@ def _find(name, layer, program, weights, x) -> LastLayer:
 
 def _first_uses(jaxpr) -> list[tuple[int, ...]]:
     """Where a program uses each of its inputs first: the number of the equation, and so on inside of it."""
-    places = {}
+    places: dict[int, tuple[int, ...]] = {}
     for number, equation in enumerate(jaxpr.eqns):
         inner = equation.params.get("jaxpr")
         inner = getattr(inner, "jaxpr", inner)

@@ -232,8 +232,8 @@ def _warn(name, layer, scales):
     if scales.share < LEAST_SHARE:
         message = (
             f"the network's {layer.num_features} features make {scales.share:.0%} of the process's variance at the "
-            "points, and cannot follow it there. Widen the last hidden layer, give the layers biases, or give the "
-            "kernel a larger lengthscale."
+            "points, and cannot follow it there. Widen the last hidden layer, give the layers biases, give the kernel "
+            "a larger lengthscale, or leave hidden_scale and tolerance to be chosen."
         )
     elif scales.error_between > MAX_ERROR:
         message = (
