@@ -12,10 +12,12 @@ with Φ = φ_v(X_M), a₀ ~ N(0, A), e ~ N(0, I). Then g + Φa + τe' has the di
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
@@ -29,7 +31,7 @@ from numpyro_fspace.model.networks import check_input_shape, check_inputs, check
 from numpyro_fspace.model.ridge import Reduction, Ridge
 from numpyro_fspace.model.sites import note
 from numpyro_fspace.model.weight_priors import FanIn, prior_of_each, sample_weight
-from numpyro_fspace.priors._cholesky import as_columns, as_rows
+from numpyro_fspace.priors._cholesky import as_columns, as_rows, is_traced
 from numpyro_fspace.priors.gaussian import GaussianProcess
 from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
 from numpyro_fspace.priors.tolerance import tolerant_factor
@@ -76,8 +78,9 @@ def gp_network(
     Args:
         name: name of the function and prefix of the sites.
         module: a network as for ``random_module`` whose output, [M] or [M, K], is affine in its last layer.
-        prior: a Gaussian prior (``fs.GPPrior``, ``fs.priors.Helmholtz``, a conditioned one, …), whose moments without
-            nugget are those of f. K must be the network's.
+        prior: a Gaussian prior (``fs.GPPrior``, also of ``fs.priors.Helmholtz``, a conditioned one, …), whose moments
+            without nugget are those of f. K must be the network's. If its kernel has random parameters, s and τ are
+            fixed numbers.
         points: X_M, an array [M, D] or fixed points of ``fs.measurement`` (``space_filling``, ``fixed``). In one input
             they should lie no further apart than a lengthscale; in several, take rows of the data.
         input_shape: shape of one input; None is that of a point, (D,).
@@ -90,7 +93,8 @@ def gp_network(
 
     Raises:
         TypeError: a prior that is not Gaussian.
-        ValueError: random points; a network whose output is not affine in its last layer; numbers of outputs that
+        ValueError: random points; points and input_shape of different sizes; a process without variance; a network
+            whose output is not affine in its last layer, or that computes in less than float32; numbers of outputs that
             differ; hidden_scale or tolerance not positive; and as ``random_module``.
 
     Warns:
@@ -113,8 +117,8 @@ def gp_network(
     check_name(name, "gp_network")
     if not isinstance(prior, GaussianProcess):
         raise TypeError(
-            f"gp_network({name!r}): prior must be Gaussian, such as fs.GPPrior(kernel), got {type(prior).__name__}. "
-            "Other priors multiply the network's own: fs.functional_prior."
+            f"gp_network({name!r}): prior must be Gaussian, got {type(prior).__name__}. For a kernel write "
+            "fs.GPPrior(kernel). Priors that are not Gaussian multiply the network's own: fs.functional_prior."
         )
     if hidden_scale is not None:
         check_positive(hidden_scale, "hidden_scale")
@@ -122,14 +126,20 @@ def gp_network(
         check_positive(tolerance, "tolerance")
     x_points = _fixed_points(name, points)
     shape = check_input_shape(x_points.shape[1] if input_shape is None else input_shape)
-    network = read_network(name, module, shape)
+    network = read_network(name, module, shape, "gp_network")
     layer = find_last_layer(f"gp_network({name!r})", network, shape)
     if layer.num_outputs != (prior.num_outputs or 1):
         raise ValueError(
             f"gp_network({name!r}): the network has {layer.num_outputs} output(s) and the prior "
             f"num_outputs={prior.num_outputs}: make them equal."
         )
-    rows = x_points.reshape(len(x_points), *shape)
+    rows = _network_inputs(name, x_points, shape, layer)
+    amplitude = amplitude_of(prior, x_points)
+    if isinstance(amplitude, np.ndarray) and not (np.isfinite(amplitude) & (amplitude > 0)).all():
+        raise ValueError(
+            f"gp_network({name!r}): the process's standard deviation at the points is {amplitude}, and must be "
+            "positive: give the kernel a positive, finite variance there."
+        )
     chosen = find_scales(name, layer, prior, x_points, rows, hidden_scale=hidden_scale, tolerance=tolerance)
     priors = prior_of_each(name, network, FanIn(chosen.hidden))
     units = network.units()
@@ -142,7 +152,7 @@ def gp_network(
         "values": _white(f"{name}.values", (num_points, num_outputs)),
         "residual": _white(f"{name}.residual", (num_points, num_outputs)),
     }
-    amplitude = jnp.asarray(amplitude_of(prior, x_points), white["values"].dtype)
+    amplitude = jnp.asarray(amplitude, white["values"].dtype)
     factor = tolerant_factor(prior, x_points, chosen.tolerance)
     values = as_rows(factor.color(as_columns(white["values"], factor.shape)), num_points)
     values = jnp.asarray(prior._mean(x_points), values.dtype) + values
@@ -179,9 +189,43 @@ def _fixed_points(name, points):
     return points.constant
 
 
+def _network_inputs(name, x_points, shape, layer):
+    """The points as the network takes them."""
+    num_inputs = x_points.shape[1]
+    if math.prod(shape) != num_inputs:
+        raise ValueError(
+            f"gp_network({name!r}): a point has {num_inputs} numbers and input_shape={shape} asks for "
+            f"{math.prod(shape)}: give points [M, {math.prod(shape)}], the inputs of the network flattened, or the "
+            "input_shape of a point."
+        )
+    rows = x_points.reshape(len(x_points), *shape)
+    if layer.takes_integers:
+        if not is_traced(rows) and (np.asarray(rows) % 1 != 0).any():
+            raise ValueError(
+                f"gp_network({name!r}): the network takes integers, and the points hold other numbers: give points "
+                "that are whole numbers."
+            )
+        return rows.astype(int) if is_traced(rows) else np.asarray(rows).astype(int)
+    return rows
+
+
 def _times(left, right):
     return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
 
 def _white(site, shape):
-    return numpyro.sample(site, dist.Normal(0.0, 1.0).expand(shape).to_event(), infer={"fspace": {}})
+    try:
+        value = numpyro.sample(site, dist.Normal(0.0, 1.0).expand(shape).to_event(), infer={"fspace": {}})
+    except AssertionError as error:
+        if str(error):
+            raise
+        raise RuntimeError(
+            f"The site {site!r} needs a random key: build the network inside a model that runs under MCMC, "
+            "Predictive, SVI or numpyro.handlers.seed."
+        ) from error
+    if jnp.shape(value) != shape:
+        raise ValueError(
+            f"The site {site!r} has a value of shape {jnp.shape(value)}, and needs {shape}. Build the network outside "
+            "of plates, and substitute values of that shape."
+        )
+    return value

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace.model.arguments import frozen
 from numpyro_fspace.model.functions import depends_on
+from numpyro_fspace.priors._cholesky import is_traced
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -21,8 +24,13 @@ __all__ = ["LastLayer", "find_last_layer"]
 
 #: Two outputs that should be equal may differ by this, relative to the largest.
 TOLERANCE = 1e-4
-#: Inputs, and a key for weights, at which a network is looked at.
+#: Inputs at which a network is looked at, and the seed of its weights there.
 NUM_ROWS, SEED = 5, 0
+#: What was found for the programs of networks, so that it is found once in a process; and how many are kept.
+_FOUND: dict = {}
+MAX_FOUND = 200
+
+CURE = "end the network in one dense layer from the features to the outputs."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +45,16 @@ class LastLayer:
         paths: the weight arrays of the last layer.
         num_outputs: K.
         is_flat: whether the network returns [M] and not [M, K].
+        takes_integers: whether its inputs must be integers, as those of embeddings.
+        program: what tells the network's program from others; None if it holds traced values.
     """
 
     network: Network
     paths: tuple[str, ...]
     num_outputs: int
     is_flat: bool
+    takes_integers: bool = False
+    program: str | None = None
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -61,7 +73,7 @@ class LastLayer:
         def first_output(arrays, row):
             return jnp.ravel(self.network.apply(hidden | arrays, row[None]))[0]
 
-        slopes = jax.vmap(jax.grad(first_output), in_axes=(None, 0))(zeros, x)
+        slopes = jax.vmap(jax.grad(first_output), in_axes=(None, 0))(zeros, jnp.asarray(x))
         columns = [self._to_columns(path, slopes[path])[..., 0] for path in self.paths]
         return jnp.concatenate([column.reshape(len(x), -1) for column in columns], -1)
 
@@ -91,7 +103,7 @@ class LastLayer:
                 array = columns.T.reshape(shape)
             else:
                 array = columns.reshape(shape)
-            parts[path], start = array.astype(self.network.weights[path].dtype), start + size
+            parts[path], start = array, start + size
         return parts
 
     def _to_columns(self, path, array):
@@ -112,52 +124,104 @@ class LastLayer:
 def find_last_layer(name: str, network: Network, shape: tuple[int, ...]) -> LastLayer:
     """The last layer of a network.
 
+    Of several layers in which the output is affine, it is the one that the network uses last.
+
     Args:
         name: the network's name, for error messages.
         network: the network.
         shape: shape of one input.
 
     Raises:
-        ValueError: the network's output is not one array [M] or [M, K]; it is affine in no weights; or these do not
-            split into one column for each output.
+        ValueError: the network's output is not one array [M] or [M, K] of at least float32; it is affine in none of its
+            layers; or their weights do not split into one column for each output.
     """
-    with jax.ensure_compile_time_eval():
-        weights, x = _example(network, shape)
-        out = network.apply(weights, x)
-        if not hasattr(out, "shape") or out.ndim > 2:
-            shapes = jax.tree.map(jnp.shape, out)
-            raise ValueError(f"{name}: the network must return one array [M] or [M, K], got {shapes} for M = {len(x)}.")
-        num_outputs = 1 if out.ndim == 1 else out.shape[1]
-        paths = _affine_in(network, weights, x)
-        if not paths:
-            raise ValueError(
-                f"{name}: the network's output is affine in none of its weights {list(network.weights)}: the last "
-                "layer must be linear, with nothing after it. Move what follows it into the likelihood."
-            )
-        layer = LastLayer(network, paths, num_outputs, out.ndim == 1)
-        _check_columns(name, layer, weights, x, out)
-    return layer
+    weights, x = _example(network, shape)
+    out = jax.eval_shape(network.apply, weights, x)
+    if not hasattr(out, "shape") or out.ndim > 2:
+        shapes = jax.tree.map(lambda one: one.shape, out)
+        raise ValueError(
+            f"{name}: the network must return one array [M] or [M, K], got {shapes} for M = {NUM_ROWS}. Give each "
+            "output a network of its own, or one network with K outputs that the model splits."
+        )
+    if not jnp.issubdtype(out.dtype, jnp.floating) or jnp.finfo(out.dtype).eps > jnp.finfo(jnp.float32).eps:
+        raise ValueError(
+            f"{name}: the network computes in {out.dtype}, whose rounding errors exceed what its last layer corrects: "
+            "let it compute in float32 (dtype=None in flax)."
+        )
+    program = jax.make_jaxpr(network.apply)(weights, x)
+    if is_traced(program.consts):
+        return _find(name, LastLayer(network, (), _width(out), out.ndim == 1, x.dtype.kind == "i"), program, weights, x)
+    text = re.sub(r" at 0x[0-9a-f]+", "", str(program))
+    signature = str((text, frozen(list(program.consts)), tuple(weights), network.outputs_first))
+    layer = LastLayer(network, (), _width(out), out.ndim == 1, x.dtype.kind == "i", signature)
+    if signature not in _FOUND:
+        with jax.ensure_compile_time_eval():
+            found = _find(name, layer, program, weights, x)
+        while len(_FOUND) >= MAX_FOUND:
+            del _FOUND[next(iter(_FOUND))]
+        _FOUND[signature] = found.paths
+    return dataclasses.replace(layer, paths=_FOUND[signature])
+
+
+def _width(out) -> int:
+    return 1 if out.ndim == 1 else out.shape[1]
 
 
 def _example(network, shape):
     """Weights and inputs at which the network is looked at; integers for networks that take no others."""
-    keys = jax.random.split(jax.random.key(SEED), len(network.weights) + 1)
-    weights = {
-        path: 0.5 * jax.random.normal(key, leaf.shape, leaf.dtype)
-        for (path, leaf), key in zip(network.weights.items(), keys[1:], strict=True)
-    }
-    x = jax.random.normal(keys[0], (NUM_ROWS, *shape))
+    rng, dtype = np.random.default_rng(SEED), jnp.result_type(float)
+    weights = {path: 0.5 * rng.normal(size=leaf.shape).astype(dtype) for path, leaf in network.weights.items()}
+    x = rng.normal(size=(NUM_ROWS, *shape)).astype(dtype)
     try:
         jax.eval_shape(network.apply, weights, x)
     except Exception:
-        x = jnp.ones((NUM_ROWS, *shape), int)
+        x = np.ones((NUM_ROWS, *shape), jnp.result_type(int))
     return weights, x
 
 
-def _affine_in(network, weights, x) -> tuple[str, ...]:
-    """The weights in which the output is affine, all together; later ones first where not all can be chosen."""
+def _find(name, layer, program, weights, x) -> LastLayer:
+    """``layer`` with its paths."""
+    network, trouble, seen = layer.network, None, set()
+    paths = sorted(weights)  # in the order of the program's inputs
+    first_use = dict(zip(paths, _first_uses(program.jaxpr), strict=False))
+    latest_first = sorted(paths, key=lambda path: first_use[path], reverse=True)
+    for start in latest_first:
+        if start in seen:
+            continue
+        chosen = _affine_in(network, weights, x, start, latest_first)
+        seen |= set(chosen)
+        if not chosen:
+            continue
+        found = dataclasses.replace(layer, paths=tuple(path for path in network.weights if path in chosen))
+        wrong = _wrong_columns(found, weights, x)
+        if wrong is None and (found.num_features > 1 or not found.hidden):
+            return found
+        trouble = trouble or wrong
+    if trouble is not None:
+        raise ValueError(f"{name}: {trouble}: {CURE}")
+    raise ValueError(
+        f"{name}: the network's output is affine in none of the layers of its weights {list(weights)}: the last layer "
+        "must be linear, used once, with nothing after it. Move what follows it into the likelihood."
+    )
+
+
+def _first_uses(jaxpr) -> list[tuple[int, ...]]:
+    """Where a program uses each of its inputs first: the number of the equation, and so on inside of it."""
+    places: dict[int, tuple[int, ...]] = {}
+    for number, equation in enumerate(jaxpr.eqns):
+        inner = equation.params.get("jaxpr")
+        inner = getattr(inner, "jaxpr", inner)
+        known = inner is not None and len(inner.invars) == len(equation.invars)
+        uses = _first_uses(inner) if known else [()] * len(equation.invars)
+        for variable, use in zip(equation.invars, uses, strict=True):
+            places.setdefault(id(variable), (number, *use))
+    return [places.get(id(variable), (-1,)) for variable in jaxpr.invars]
+
+
+def _affine_in(network, weights, x, start, order) -> tuple[str, ...]:
+    """``start`` and the weights in which, with it, the output is affine all together; none if not in ``start``."""
     chosen: tuple[str, ...] = ()
-    for path in reversed(list(network.weights)):
+    for path in (start, *(path for path in order if path != start)):
         some = (path, *chosen)
 
         def slope(values):
@@ -170,18 +234,26 @@ def _affine_in(network, weights, x) -> tuple[str, ...]:
 
         if not depends_on(slope, {k: weights[k] for k in some}):
             chosen = some
+        if not chosen:
+            return ()
     return chosen
 
 
-def _check_columns(name, layer, weights, x, out):
-    """That the network is what ``LastLayer`` says of it."""
-    num, cure = layer.num_outputs, "end the network in one dense layer from the features to the outputs."
+def _wrong_columns(layer, weights, x) -> str | None:
+    """In what the network is not what ``LastLayer`` says of it."""
+    num = layer.num_outputs
     sizes = {path: math.prod(layer.network.weights[path].shape) for path in layer.paths}
     if any(size % num for size in sizes.values()):
-        raise ValueError(f"{name}: the last layer's arrays {sizes} do not split into {num} outputs: {cure}")
-    hidden = {path: weights[path] for path in layer.hidden}
-    columns = [layer._to_columns(path, weights[path][None])[0] for path in layer.paths]
-    rebuilt = layer.features(hidden, x) @ jnp.concatenate(columns) + layer.offset(hidden, x)
-    error = jnp.max(jnp.abs(rebuilt - out.reshape(len(x), num)))
-    if not error <= TOLERANCE * (1.0 + jnp.max(jnp.abs(out))):
-        raise ValueError(f"{name}: the outputs of the last layer {layer.paths} do not share their features: {cure}")
+        return f"the last layer's arrays {sizes} do not split into {num} outputs"
+
+    def error(weights):
+        hidden = {path: weights[path] for path in layer.hidden}
+        columns = [layer._to_columns(path, weights[path][None])[0] for path in layer.paths]
+        out = layer.network.apply(weights, x).reshape(len(x), num)
+        rebuilt = layer.features(hidden, x) @ jnp.concatenate(columns) + layer.offset(hidden, x)
+        return jnp.max(jnp.abs(rebuilt - out)) / (1.0 + jnp.max(jnp.abs(out)))
+
+    found = jax.jit(error)({path: jnp.asarray(value) for path, value in weights.items()})
+    if is_traced(found) or found <= TOLERANCE:
+        return None
+    return f"the outputs of the last layer {layer.paths} do not share their features"

@@ -104,9 +104,9 @@ def _join(path) -> str:
     return ".".join(str(part) for part in parts).replace("/", ".") or "weight"
 
 
-def read_network(name, module, shape) -> Network:
+def read_network(name, module, shape, maker: str = "random_module") -> Network:
     """Find out of which kind ``module`` is and try it, abstractly, on inputs of ``shape``."""
-    kind, error = _kind_of(name, module), None
+    kind, error = _kind_of(name, module, maker), None
     for dtype in (float, int):  # embeddings take integers
         x = jax.ShapeDtypeStruct((_ROWS, *shape), jnp.result_type(dtype))
         try:
@@ -119,24 +119,24 @@ def read_network(name, module, shape) -> Network:
             error = error or caught
     else:
         raise ValueError(
-            f"random_module({name!r}): the network does not take inputs of shape {('M', *shape)}, which "
+            f"{maker}({name!r}): the network does not take inputs of shape {('M', *shape)}, which "
             f"input_shape={shape} (one input, without batch) asks for. {type(error).__name__}: {error}"
         ) from error
     if not network.weights:
-        raise ValueError(f"random_module({name!r}): the network has no weights to give a prior to.")
+        raise ValueError(f"{maker}({name!r}): the network has no weights to give a prior to.")
     for path, leaf in network.weights.items():
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise ValueError(f"random_module({name!r}): the weight {path!r} is {leaf.dtype}, not a real number.")
+            raise ValueError(f"{maker}({name!r}): the weight {path!r} is {leaf.dtype}, not a real number.")
     wrong = [out.shape for out in jax.tree.leaves(outputs) if out.shape[:1] != (_ROWS,)]
     if wrong:
         raise ValueError(
-            f"random_module({name!r}): {_ROWS} inputs of input_shape={shape} give an output of shape "
+            f"{maker}({name!r}): {_ROWS} inputs of input_shape={shape} give an output of shape "
             f"{wrong[0]}; the network must keep the leading axis M. Map a one-input function by jax.vmap."
         )
     return network
 
 
-def _kind_of(name, module):
+def _kind_of(name, module, maker):
     bases = (("flax.linen", _linen), ("flax.nnx", _nnx), ("equinox", _equinox))
     for library, kind in bases:  # an object of a library exists only if that library is imported
         if library in sys.modules and isinstance(module, sys.modules[library].Module):
@@ -145,7 +145,7 @@ def _kind_of(name, module):
         return _pair
     hint = " (this is a class; give an instance)" if isinstance(module, type) else ""
     raise TypeError(
-        f"random_module({name!r}): module is a {type(module).__name__}{hint}; give a flax linen module, a "
+        f"{maker}({name!r}): module is a {type(module).__name__}{hint}; give a flax linen module, a "
         "flax nnx module, an equinox module, or a pair (init, apply) of functions."
     )
 

@@ -8,6 +8,7 @@ pairs of them: the scale of the hidden weights and the tolerance with the smalle
 from __future__ import annotations
 
 import warnings
+from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -15,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from numpyro_fspace.model.arguments import frozen
 from numpyro_fspace.model.handlers import function_hook
 from numpyro_fspace.model.weight_priors import FanIn, sample_weight
 from numpyro_fspace.priors._cholesky import is_traced
+from numpyro_fspace.priors.tolerance import amplitude
 
 if TYPE_CHECKING:
     from numpyro_fspace.model.last_layer import LastLayer
@@ -31,9 +32,16 @@ TOLERANCES = (0.001, 0.003, 0.01, 0.03, 0.1)
 #: What is taken where the covariance is not known in numbers (its kernel has random parameters).
 DEFAULT_HIDDEN_SCALE, DEFAULT_TOLERANCE = 2.0, 0.01
 #: Draws of the hidden weights, places of each kind where covariances are compared, and outputs.
-NUM_DRAWS, NUM_PLACES, NUM_OUTPUTS = 6, 80, 4
+NUM_DRAWS, NUM_PLACES, NUM_OUTPUTS = 4, 60, 4
+#: Most products of a size that the search may take before it makes do with half of the draws.
+MAX_PRODUCTS = 2e7
 #: Smallest share of the prior's variance at the points, and largest relative error of the covariance between them.
 LEAST_SHARE, MAX_ERROR = 0.8, 0.5
+#: What was chosen, by network, covariance and arguments, so that a search runs once in a process; the warnings given,
+#: each once for a name; and how many of them are kept.
+_CHOSEN: dict = {}
+_WARNED: dict = {}
+MAX_KEPT = 200
 
 
 class Scales(NamedTuple):
@@ -60,6 +68,9 @@ class Scales(NamedTuple):
 def find_scales(name, layer: LastLayer, prior, x, rows, *, hidden_scale, tolerance) -> Scales:
     """The scales of a network under ``prior`` at the points x [M, D], which the network takes as ``rows`` [M, ...].
 
+    The search runs once in a process for the same network, covariance and arguments. Where the kernel has random
+    parameters, fixed numbers are taken, and only c is computed.
+
     Args:
         name: the function's name, for warnings.
         layer: the network.
@@ -67,48 +78,80 @@ def find_scales(name, layer: LastLayer, prior, x, rows, *, hidden_scale, toleran
         x, rows: the points as the prior takes them and as the network does.
         hidden_scale, tolerance: numbers that are given, or None where they are chosen.
 
+    Raises:
+        ValueError: the network's features at the points are all zero, or not finite.
+
     Warns:
         RuntimeWarning: the network cannot follow the process, at the points or between them.
     """
-    if is_traced((x, hidden_scale, tolerance)) or is_traced(prior._covariance(x)):
+    is_random = is_traced(amplitude(prior, x))
+    if is_random:
+        hidden_scale = DEFAULT_HIDDEN_SCALE if hidden_scale is None else hidden_scale
+        tolerance = DEFAULT_TOLERANCE if tolerance is None else tolerance
+    if layer.program is None or is_traced((x, hidden_scale, tolerance)):
         hidden = DEFAULT_HIDDEN_SCALE if hidden_scale is None else hidden_scale
         return Scales(hidden, DEFAULT_TOLERANCE if tolerance is None else tolerance, 1.0)
-    program = jax.make_jaxpr(layer.features)(
-        {path: jnp.zeros(layer.network.weights[path].shape) for path in layer.hidden}, rows[:2]
-    )
-    signature = str((str(program), frozen(list(program.consts)), layer.paths, hidden_scale, tolerance))
+    settings = str((layer.program, np.shape(rows), hidden_scale, tolerance, jnp.result_type(float)))
+
+    def search():
+        points = np.asarray(x)
+        places = _places(points, np.random.default_rng(0), only_points=layer.takes_integers)
+        covariances = None if is_random else _correlations(prior, points, np.concatenate([points, *places]))
+        digest = blake2b(settings.encode() + points.tobytes())
+        digest.update(b"" if covariances is None else covariances.tobytes())
+        key = digest.digest()
+        if key not in _CHOSEN:
+            _keep(_CHOSEN, key, _search(layer, covariances, points, places, rows, hidden_scale, tolerance))
+        return (np.array(_CHOSEN[key]),)
+
     with jax.ensure_compile_time_eval():
-        (found,) = prior._memory.once(
-            (f"scales of {signature}", x, np.shape(rows)),
-            lambda: (np.array(_search(layer, prior, np.asarray(x), rows.shape[1:], hidden_scale, tolerance)),),
+        found = search() if is_random else prior._memory.once((f"scales of {settings}", x), search)
+    scales = Scales(*map(float, found[0]))
+    if not np.isfinite(scales.last_layer):
+        raise ValueError(
+            f"gp_network({name!r}): the network's features at the points are all zero, or not finite, for hidden "
+            f"weights of the scales {HIDDEN_SCALES if hidden_scale is None else hidden_scale}: check the network at "
+            "the points, and their units."
         )
-    scales = Scales(*map(float, found))
     _warn(name, layer, scales)
     return scales
 
 
-def _search(layer, prior, x, shape, hidden_scale, tolerance) -> Scales:
-    rng = np.random.default_rng(0)
-    places = _places(x, rng)
-    everywhere = np.concatenate([x, *places])
-    covariances = _correlations(prior, x, everywhere)
-    draw = jax.jit(_drawn_features(layer, jnp.asarray(everywhere.reshape(-1, *shape), float)))
-    keys = jax.random.split(jax.random.key(0), NUM_DRAWS)
+def _keep(memory, key, value):
+    while len(memory) >= MAX_KEPT:
+        del memory[next(iter(memory))]
+    memory[key] = value
+
+
+def _search(layer, covariances, x, places, rows, hidden_scale, tolerance) -> Scales:
+    """The best of all that are tried; the first, with its c alone, if there are no covariances."""
+    everywhere = np.concatenate([x, *places]).reshape(-1, *rows.shape[1:])
+    drawn = _drawn_features(layer, jnp.asarray(everywhere, rows.dtype))
+    hiddens = HIDDEN_SCALES if hidden_scale is None else (float(hidden_scale),)
+    size = min(len(x), layer.num_features)
+    num_draws = NUM_DRAWS if size * len(x) ** 2 <= MAX_PRODUCTS else NUM_DRAWS // 2
+    keys = jax.random.split(jax.random.key(0), num_draws)
     tried = []
-    for hidden in HIDDEN_SCALES if hidden_scale is None else (hidden_scale,):
-        features = np.asarray(jax.lax.map(lambda key, s=hidden: draw(key, s), keys), np.float64)
-        features = features * layer.typical_scale()
+    features_of = jax.jit(lambda hidden: jax.lax.map(lambda key: drawn(key, hidden), keys))  # compiled once
+    for hidden in hiddens:
+        features = np.asarray(features_of(hidden), np.float64) * layer.typical_scale()
         size = float(np.sqrt(np.mean(np.sum(features[:, : len(x)] ** 2, -1))))
-        for tau in TOLERANCES if tolerance is None else (tolerance,):
-            share, error, between = _compare(features / size, covariances, len(x), len(places[0]), tau)
-            tried.append(Scales(hidden, tau, 1.0 / size, share, error, between))
+        if not 0 < size < np.inf or not np.isfinite(features).all():
+            tried.append(Scales(hidden, DEFAULT_TOLERANCE, np.nan, 0.0, np.inf, np.inf))
+            continue
+        taus = TOLERANCES if tolerance is None else (float(tolerance),)
+        if covariances is None:
+            tried.append(Scales(hidden, taus[0], 1.0 / size))
+            continue
+        compared = _compare(features / size, covariances, len(x), len(places[0]), taus)
+        tried += [Scales(hidden, tau, 1.0 / size, *one) for tau, one in zip(taus, compared, strict=True)]
     return min(tried, key=lambda scales: scales.error + scales.error_between)
 
 
-def _places(x, rng):
+def _places(x, rng, *, only_points=False):
     """Some of the points, places half-way to nearest neighbors, and places half-way between random pairs."""
     some = x[np.sort(rng.permutation(len(x))[:NUM_PLACES])]
-    if len(x) == 1:
+    if only_points or len(x) == 1:
         return some, x[:0], x[:0]
     width = x.std(0)
     unit = x / np.where(width > 0, width, 1.0)
@@ -148,24 +191,36 @@ def _drawn_features(layer, inputs):
     return draw
 
 
-def _compare(features, covariances, num_points, num_same, tau):
-    """``(share, error at the points, error between them)`` for features [S, A, H]."""
-    shares, errors, between = [], [], []
-    judged = slice(num_points, None)
+def _compare(features, covariances, num_points, num_same, taus) -> np.ndarray:
+    """``(share, error at the points, error between them)`` of each tolerance, for features [S, A, H].
+
+    Given the features Ψ at the points, the network's covariance is that of its last layer, I - GΨ + G(K + τ²I)Gᵀ with
+    G = Ψᵀ(ΨΨᵀ + τ²I)⁻¹. All tolerances share the eigenvectors of ΨᵀΨ, or of ΨΨᵀ where this is smaller.
+    """
+    total = np.zeros((len(taus), 3))
     for psi in features:
-        left, values, right = np.linalg.svd(psi[:num_points], full_matrices=False)
-        shrunk, gain = values**2 / (values**2 + tau**2), values / (values**2 + tau**2)
-        there = psi[judged]
-        own, turned = there @ there.T, there @ right.T
+        at, there = psi[:num_points], psi[num_points:]
+        is_dual = num_points < psi.shape[1]
+        values, vectors = np.linalg.eigh(at @ at.T if is_dual else at.T @ at)
+        values = np.maximum(values, 0.0)
+        turned, basis = (there @ at.T @ vectors, vectors) if is_dual else (there @ vectors, at @ vectors)
+        blocks = [slice(0, num_same), slice(num_same, None)]
+        own = [there[block] @ there[block].T for block in blocks]
+        weight = np.ones_like(values) if is_dual else values
         for covariance in covariances:
-            projected = left.T @ covariance[:num_points, :num_points] @ left
-            inner = np.outer(gain, gain) * projected + np.diag(tau**2 * gain**2 - shrunk)
-            wanted = covariance[judged, judged]
-            wrong = own + turned @ inner @ turned.T - wanted
-            shares.append(np.sum(shrunk * np.diagonal(projected)) / np.trace(covariance[:num_points, :num_points]))
-            errors.append(_relative(wrong[:num_same, :num_same], wanted[:num_same, :num_same]))
-            between.append(_relative(wrong[num_same:, num_same:], wanted[num_same:, num_same:]))
-    return float(np.mean(shares)), *(float(np.sqrt(np.mean(np.square(e)))) for e in (errors, between))
+            given = covariance[:num_points, :num_points]
+            projected = basis.T @ given @ basis
+            wanted = [covariance[num_points:, num_points:][block, block] for block in blocks]
+            for i, tau in enumerate(taus):
+                shrink = 1.0 / (values + tau**2)
+                inner = np.outer(shrink, shrink) * projected + np.diag(weight * (tau**2 * shrink**2 - shrink))
+                scores = [np.sum(shrink * np.diagonal(projected) * (values if is_dual else 1.0)) / np.trace(given)]
+                for block, mine, right in zip(blocks, own, wanted, strict=True):
+                    scores.append(_relative(mine + turned[block] @ inner @ turned[block].T - right, right) ** 2)
+                total[i] += scores
+    mean = total / (len(features) * len(covariances))
+    mean[:, 1:] = np.sqrt(mean[:, 1:])
+    return mean
 
 
 def _relative(wrong, wanted):
@@ -173,19 +228,21 @@ def _relative(wrong, wanted):
 
 
 def _warn(name, layer, scales):
+    """Warns of scales with which the network cannot follow the process, once for each name and network."""
     if scales.share < LEAST_SHARE:
-        warnings.warn(
-            f"gp_network({name!r}): the network's {layer.num_features} features make {scales.share:.0%} of the "
-            "process's variance at the points, and cannot follow it there. Widen the last hidden layer, or give the "
-            "kernel a larger lengthscale.",
-            RuntimeWarning,
-            stacklevel=4,
+        message = (
+            f"the network's {layer.num_features} features make {scales.share:.0%} of the process's variance at the "
+            "points, and cannot follow it there. Widen the last hidden layer, give the layers biases, give the kernel "
+            "a larger lengthscale, or leave hidden_scale and tolerance to be chosen."
         )
     elif scales.error_between > MAX_ERROR:
-        warnings.warn(
-            f"gp_network({name!r}): between the points the network's covariance differs from the process's by "
-            f"{scales.error_between:.0%}: the points are too sparse for its lengthscale, or the hidden layers too "
-            "narrow. Give more points (in one input at most a lengthscale apart), or wider layers.",
-            RuntimeWarning,
-            stacklevel=4,
+        message = (
+            f"between the points the network's covariance differs from the process's by {scales.error_between:.0%}: "
+            "the points are too sparse for its lengthscale, or the hidden layers too narrow. Give more points (in one "
+            "input at most a lengthscale apart), or wider layers."
         )
+    else:
+        return
+    if (name, scales, layer.program) not in _WARNED:
+        _keep(_WARNED, (name, scales, layer.program), True)
+        warnings.warn(f"gp_network({name!r}): {message}", RuntimeWarning, stacklevel=4)

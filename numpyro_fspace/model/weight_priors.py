@@ -133,13 +133,13 @@ def sample_weight(site, path, network: Network, prior, is_unit):
         if str(error):
             raise
         raise RuntimeError(
-            f"The site {site!r} needs a random key: call random_module inside a model that runs under MCMC, "
+            f"The site {site!r} needs a random key: build the network inside a model that runs under MCMC, "
             "Predictive, SVI or numpyro.handlers.seed."
         ) from error
     if jnp.shape(value) != shape:
         raise ValueError(
             f"The site {site!r} has a value of shape {jnp.shape(value)}, but the network needs {shape}. "
-            "Call random_module outside of plates, and substitute values of that shape."
+            "Build the network outside of plates, and substitute values of that shape."
         )
     return value
 

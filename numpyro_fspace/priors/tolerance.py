@@ -21,6 +21,10 @@ __all__ = ["amplitude", "tolerant_factor"]
 def amplitude(prior: GaussianProcess, x: Float[ArrayLike, "M D"]) -> Float[AnyArray, " K"]:
     """The root mean variance of each output at x, without nugget; the same for all that share a kernel."""
     x = as_inputs(x)
+    return prior._memory.once(("amplitude", x), lambda: _amplitude(prior, x))
+
+
+def _amplitude(prior, x):
     covariance = prior._covariance(x)
     xp = np if isinstance(covariance, np.ndarray) else jnp
     variances = xp.diagonal(covariance, axis1=-2, axis2=-1)

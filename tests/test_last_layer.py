@@ -1,0 +1,204 @@
+"""The last layer of a network: which weights it is, and that features, offset and output agree with the network."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from numpyro_fspace.model.last_layer import find_last_layer
+from numpyro_fspace.model.network_adapters import read_network
+
+KEY = jax.random.key(0)
+
+
+def dense(num_outputs=1, bias=True):
+    return nn.Sequential([nn.Dense(6), nn.tanh, nn.Dense(num_outputs, use_bias=bias)])
+
+
+class Module(nn.Module):
+    """A linen module by its function."""
+
+    fn: object
+
+    @nn.compact
+    def __call__(self, x):
+        return self.fn(self, x)
+
+
+def hidden(x, width=6):
+    return nn.tanh(nn.Dense(width)(x))
+
+
+class LastFirst(nn.Module):
+    """Its last layer comes first in the alphabet, and the layer before it is linear too."""
+
+    def setup(self):
+        self.aa, self.yy, self.zz = nn.Dense(2), nn.Dense(4), nn.Dense(6)
+
+    def __call__(self, x):
+        return self.aa(self.yy(nn.tanh(self.zz(x))))
+
+
+def skip(self, x):
+    return x[:, :1] + nn.Dense(1)(jnp.concatenate([x, hidden(x)], -1))
+
+
+def wide_and_deep(self, x):
+    return nn.Dense(2)(hidden(x)) + nn.Dense(2, use_bias=False)(x)
+
+
+def scaled(self, x):
+    return self.param("scale", nn.initializers.ones, ()) * nn.Dense(1)(hidden(x))
+
+
+def attention(self, x):
+    h = nn.MultiHeadDotProductAttention(2, qkv_features=4)(*2 * [nn.Dense(4)(x[:, :, None])])
+    return nn.Dense(1)(h.mean(1))
+
+
+def attention_last(self, x):
+    return nn.MultiHeadDotProductAttention(2, qkv_features=4, out_features=2)(*2 * [hidden(x[:, :, None])]).mean(1)
+
+
+def normed(self, x):
+    return nn.Dense(3)(nn.LayerNorm()(hidden(x)))
+
+
+def equinox_network(out):
+    return eqx.nn.MLP(2, out, 6, 1, activation=jnp.tanh, key=KEY)
+
+
+def pair():
+    def init(key, shape):
+        return {"b": jnp.zeros(()), "head": jnp.ones(6), "in": jax.random.normal(key, (*shape, 6))}
+
+    return init, lambda w, x: jnp.tanh(x @ w["in"]) @ w["head"] + w["b"]
+
+
+NETWORKS = {
+    "dense": (dense(), {"layers_2.bias", "layers_2.kernel"}),
+    "three outputs": (dense(3), {"layers_2.bias", "layers_2.kernel"}),
+    "no bias": (dense(bias=False), {"layers_2.kernel"}),
+    "linear": (nn.Dense(2), {"bias", "kernel"}),
+    "nnx": (
+        nnx.Sequential(nnx.Linear(2, 6, rngs=nnx.Rngs(0)), jnp.tanh, nnx.Linear(6, 3, rngs=nnx.Rngs(1))),
+        {"layers.2.bias", "layers.2.kernel"},
+    ),
+    "equinox": (equinox_network(3), {"layers.1.bias", "layers.1.weight"}),
+    "equinox, scalar": (equinox_network("scalar"), {"layers.1.bias", "layers.1.weight"}),
+    "pair": (pair(), {"b", "head"}),
+    "skip": (Module(skip), {"Dense_0.bias", "Dense_0.kernel"}),
+    "wide and deep": (Module(wide_and_deep), {"Dense_0.bias", "Dense_0.kernel", "Dense_2.kernel"}),
+    "norm": (Module(normed), {"Dense_0.bias", "Dense_0.kernel"}),
+    "flat": (nn.Sequential([dense(), lambda h: h[:, 0]]), {"layers_0.layers_2.bias", "layers_0.layers_2.kernel"}),
+    "rescaled": (nn.Sequential([dense(), lambda h: 3 * h + 1]), {"layers_0.layers_2.bias", "layers_0.layers_2.kernel"}),
+    "last first": (LastFirst(), {"aa.bias", "aa.kernel"}),
+    "learned scale": (Module(scaled), {"Dense_0.bias", "Dense_0.kernel"}),
+    "attention": (Module(attention), {"Dense_1.bias", "Dense_1.kernel"}),
+    "attention last": (
+        Module(attention_last),
+        {"MultiHeadDotProductAttention_0.out.bias", "MultiHeadDotProductAttention_0.out.kernel"},
+    ),
+}
+
+
+def find(module, shape=(2,)):
+    return find_last_layer("f", read_network("f", module, shape), shape)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_layer(name, key):
+    """It is the layer used last, and offset plus features times its columns is the network's output."""
+    module, paths = NETWORKS[name]
+    layer = find(module)
+    # Linen counts the layers of a module in the order of its calls, which differs where a call is an argument.
+    assert {path.split(".")[-1] for path in layer.paths} == {path.split(".")[-1] for path in paths}
+    assert len(layer.paths) == len(paths)
+    keys = jax.random.split(key, len(layer.network.weights) + 2)
+    weights = dict(zip(layer.hidden, keys, strict=False))
+    weights = {path: jax.random.normal(one, layer.network.weights[path].shape) for path, one in weights.items()}
+    last = jax.random.normal(keys[-1], (layer.num_features, layer.num_outputs))
+    x = jax.random.normal(keys[-2], (7, 2))
+    out = layer.output(weights, last, x)
+    built = layer.features(weights, x) @ last + layer.offset(weights, x)
+    np.testing.assert_allclose(out.reshape(7, -1), built, rtol=1e-4, atol=1e-4)
+    assert not np.allclose(out, layer.output(weights, 2 * last, x))
+
+
+def test_alphabet():
+    """The order of use counts, not that of names: nor does a scale of the output hide the layer."""
+    assert find(LastFirst()).paths == ("aa.bias", "aa.kernel")
+    assert "scale" in find(Module(scaled)).hidden
+
+
+def test_integers():
+    """Networks that take integers are looked at with integers."""
+    layer = find(nn.Sequential([nn.Embed(10, 3), lambda h: h.reshape(len(h), -1), nn.Dense(1)]))
+    assert layer.takes_integers and layer.num_features == 7
+    assert not find(dense()).takes_integers
+
+
+def test_images():
+    network = nn.Sequential([nn.Conv(3, (3, 3), strides=2), nn.relu, lambda h: h.reshape(len(h), -1), nn.Dense(10)])
+    layer = find(network, (6, 6, 1))
+    assert layer.paths == ("layers_3.bias", "layers_3.kernel")
+    assert (layer.num_features, layer.num_outputs) == (28, 10)
+
+
+def used_twice(self, x):
+    layer = nn.Dense(1)
+    h = hidden(x)
+    return layer(h * layer(h))
+
+
+def two_heads(self, x):
+    h = hidden(x)
+    return {"mean": nn.Dense(1)(h), "scale": nn.Dense(1)(h)}
+
+
+def joined_heads(self, x):
+    h = hidden(x)
+    return jnp.concatenate([nn.Dense(1)(h), nn.Dense(1)(h)], -1)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Sequential([dense(), nn.softplus]), "affine in none of the layers.*Move what follows it into the likeli"),
+        (nn.Sequential([dense(), nn.relu]), "affine in none"),
+        (Module(used_twice), "affine in none.*used once"),
+        (Module(two_heads), r"one array \[M\] or \[M, K\], got .*'mean'.*network of its own"),
+        (nn.Sequential([nn.Dense(6), nn.tanh, nn.DenseGeneral((2, 2))]), r"got \(5, 2, 2\)"),
+        (Module(joined_heads), "do not split into 2 outputs.*one dense layer"),
+        (nn.Sequential([dense(3), nn.LayerNorm()]), "do not share their features.*one dense layer"),
+        (nn.Sequential([nn.Dense(6), nn.tanh, nn.Dense(1, dtype=jnp.bfloat16)]), "bfloat16.*float32"),
+    ],
+)
+def test_refused(module, message):
+    with pytest.raises(ValueError, match=f"^f: .*{message}"):
+        find(module)
+
+
+def test_half_precision_weights():
+    """Weights of half precision are drawn in single precision, as ``random_module`` does."""
+    layer = find(nn.Sequential([nn.Dense(6), nn.tanh, nn.Dense(1, param_dtype=jnp.bfloat16)]))
+    assert all(array.dtype == jnp.float32 for array in layer._arrays(jnp.ones((7, 1))).values())
+
+
+def test_found_once(monkeypatch):
+    """What was found for a program is kept; another program is looked at anew."""
+    from numpyro_fspace.model import last_layer
+
+    find(dense(2))
+    calls = []
+    monkeypatch.setattr(last_layer, "_find", lambda *args: calls.append(args))
+    find(dense(2))
+    assert not calls
+    with pytest.raises(AttributeError):  # nothing is found
+        find(nn.Sequential([nn.Dense(7), nn.tanh, nn.Dense(2)]))
+    assert len(calls) == 1

@@ -1,0 +1,184 @@
+"""The scales of a network under ``gp_network``: how they are compared, chosen, kept, and warned of."""
+
+from __future__ import annotations
+
+import warnings
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from tinygp.kernels import ExpSquared
+
+import numpyro_fspace as fs
+from numpyro_fspace.model import network_scale
+from numpyro_fspace.model.last_layer import find_last_layer
+from numpyro_fspace.model.network_adapters import read_network
+from numpyro_fspace.model.network_scale import TOLERANCES, _compare, find_scales
+
+KEY = jax.random.key(0)
+
+
+def network(width=20, act=nn.tanh, num_layers=2):
+    layers = [layer for _ in range(num_layers) for layer in (nn.Dense(width), act)]
+    return nn.Sequential([*layers, nn.Dense(1)])
+
+
+def scales_of(module, prior, x, hidden_scale=None, tolerance=None, name="f"):
+    layer = find_last_layer("f", read_network("f", module, x.shape[1:]), x.shape[1:])
+    x = jnp.asarray(x)
+    return find_scales(name, layer, prior, x, x, hidden_scale=hidden_scale, tolerance=tolerance)
+
+
+def grid(num, low=-1.0, high=1.0):
+    return np.linspace(low, high, num)[:, None]
+
+
+@pytest.mark.parametrize("num_features", [4, 30])  # fewer, and more, than points
+def test_compare(num_features):
+    """The share and the errors are those of the definition, by matrices of all places together."""
+    rng = np.random.default_rng(0)
+    num_points, num_places, num_same = 9, 12, 5
+    features = rng.normal(size=(2, num_points + num_places, num_features)) / np.sqrt(num_features)
+    root = rng.normal(size=(2, num_points + num_places, 40)) / 6
+    covariances = root @ root.swapaxes(-1, -2)
+    for row, tau in zip(_compare(features, covariances, num_points, num_same, (0.01, 0.3)), (0.01, 0.3), strict=True):
+        shares, errors = [], []
+        for psi in features:
+            at, there = psi[:num_points], psi[num_points:]
+            gain = at.T @ np.linalg.inv(at @ at.T + tau**2 * np.eye(num_points))
+            for covariance in covariances:
+                given = covariance[:num_points, :num_points]
+                middle = given + tau**2 * np.eye(num_points)
+                last = np.eye(num_features) - gain @ at + gain @ middle @ gain.T
+                wrong = there @ last @ there.T - covariance[num_points:, num_points:]
+                right = covariance[num_points:, num_points:]
+                shares.append(np.trace(at @ gain @ given) / np.trace(given))
+                same, between = slice(None, num_same), slice(num_same, None)
+                errors.append([np.linalg.norm(wrong[b, b]) / np.linalg.norm(right[b, b]) for b in (same, between)])
+        expected = [np.mean(shares), *np.sqrt(np.mean(np.square(errors), 0))]
+        np.testing.assert_allclose(row, expected, rtol=1e-6)
+
+
+def test_last_layer_scale():
+    """With the scale of the last layer its mean variance at the points is the process's."""
+    x = grid(15)
+    module = network(200, num_layers=1)
+    scales = scales_of(module, fs.GPPrior(4.0 * ExpSquared(0.5)), x)
+    layer = find_last_layer("f", read_network("f", module, (1,)), (1,))
+    keys = iter(jax.random.split(KEY, 100))
+
+    def features(_):
+        hidden = {path: scales.hidden * jax.random.normal(next(keys), (1, 200)) for path in layer.hidden}
+        hidden = {path: value.reshape(layer.network.weights[path].shape) for path, value in hidden.items()}
+        return layer.features(hidden, jnp.asarray(x)) * layer.typical_scale() * scales.last_layer
+
+    variance = np.mean([np.sum(np.square(features(i)), -1).mean() for i in range(20)])
+    assert abs(variance - 1.0) < 0.15
+
+
+def test_rougher_kernels_take_larger_scales():
+    chosen = [scales_of(network(50), fs.GPPrior(ExpSquared(scale)), grid(20)).hidden for scale in (1.5, 0.3, 0.1)]
+    assert chosen == sorted(chosen) and chosen[0] < chosen[-1]
+
+
+def test_given_scales_are_kept():
+    scales = scales_of(network(), fs.GPPrior(ExpSquared(0.5)), grid(10), hidden_scale=1.25, tolerance=0.02)
+    assert (scales.hidden, scales.tolerance) == (1.25, 0.02)
+    scales = scales_of(network(), fs.GPPrior(ExpSquared(0.5)), grid(10), tolerance=0.02)
+    assert scales.tolerance == 0.02
+
+
+def test_searched_once(monkeypatch):
+    """One search for a network, a covariance and points, also for a prior that is built anew at each trace."""
+    searches = []
+    search = network_scale._search
+    monkeypatch.setattr(network_scale, "_search", lambda *args: searches.append(1) or search(*args))
+    module, x = network(11), grid(10)
+    first = scales_of(module, fs.GPPrior(ExpSquared(0.55)), x)
+    assert scales_of(network(11), fs.GPPrior(ExpSquared(0.55)), x) == first
+    assert jax.eval_shape(lambda: jnp.ones(int(scales_of(module, fs.GPPrior(ExpSquared(0.55)), x) == first))).size
+    assert len(searches) == 1
+    scales_of(module, fs.GPPrior(ExpSquared(0.45)), x)
+    scales_of(module, fs.GPPrior(ExpSquared(0.55)), 0.9 * x)
+    scales_of(network(11, nn.relu), fs.GPPrior(ExpSquared(0.55)), x)
+    assert len(searches) == 4
+
+
+def test_deterministic(monkeypatch):
+    """The choice is one of numbers alone: a second search finds the same."""
+    first = scales_of(network(12), fs.GPPrior(ExpSquared(0.5)), grid(10))
+    monkeypatch.setattr(network_scale, "_CHOSEN", {})
+    assert scales_of(network(12), fs.GPPrior(ExpSquared(0.5)), grid(10)) == first
+
+
+def test_float64(x64):
+    scales = scales_of(network(50), fs.GPPrior(ExpSquared(0.5)), grid(15))
+    assert scales.share > 0.99 and scales.error_between < 0.05 and scales.tolerance in TOLERANCES
+
+
+def test_random_lengthscale():
+    """With a random kernel s and τ are fixed numbers, and the last layer still has the process's size."""
+    x, module = grid(15), network(50, nn.relu, num_layers=3)
+
+    def model():
+        scale = numpyro.sample("scale", dist.LogNormal(-0.7, 0.2))
+        f = fs.gp_network("f", module, fs.GPPrior(ExpSquared(scale)), x)
+        numpyro.deterministic("y", f(grid(29)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draws = numpyro.infer.Predictive(model, num_samples=300)(KEY)["y"]
+    sds = np.std(draws, 0)
+    assert sds.min() > 0.8 and sds.max() < 1.25
+
+
+def test_narrow_network_warns_once():
+    prior, x = fs.GPPrior(ExpSquared(0.1)), grid(30)
+    with pytest.warns(RuntimeWarning, match=r"gp_network\('narrow'\): the network's 6 features make .*Widen"):
+        scales_of(network(5), prior, x, name="narrow")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scales_of(network(5), prior, x, name="narrow")
+        scales_of(network(5), fs.GPPrior(ExpSquared(0.1)), x, name="narrow")
+    with pytest.warns(RuntimeWarning, match="'other'"):
+        scales_of(network(5), prior, x, name="other")
+
+
+def test_sparse_points_warn():
+    with pytest.warns(RuntimeWarning, match="between the points .* too sparse .* Give more points"):
+        scales_of(network(50), fs.GPPrior(ExpSquared(0.1)), grid(5))
+
+
+@pytest.mark.parametrize("act", [nn.relu, jnp.sin, nn.gelu, nn.silu])
+def test_activations(act):
+    """A kernel of a middling lengthscale is followed by every usual activation, without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scales = scales_of(network(50, act), fs.GPPrior(ExpSquared(0.5)), grid(20))
+    assert scales.share > 0.98 and scales.error_between < 0.1
+
+
+def test_one_point():
+    assert scales_of(network(), fs.GPPrior(ExpSquared(0.5)), np.zeros((1, 1))).share > 0.99
+
+
+def test_features_without_size():
+    """Features that vanish at the points, or are not finite, are an error and not a choice among NaN."""
+    with pytest.raises(ValueError, match="features at the points are all zero"):
+        scales_of(nn.Sequential([lambda x: 0 * x, nn.Dense(1, use_bias=False)]), fs.GPPrior(ExpSquared(0.5)), grid(4))
+
+
+def test_warning_names_the_caller():
+    """The warning points to the line of the model."""
+
+    def model():
+        fs.gp_network("mine", network(4), fs.GPPrior(ExpSquared(0.1)), grid(30))
+
+    with pytest.warns(RuntimeWarning, match="'mine'") as caught:
+        handlers.seed(model, KEY)()
+    assert caught[0].filename == __file__
