@@ -43,27 +43,28 @@ class Ridge:
         """The solutions for the columns of r."""
         psi, tau, inverse = self.matrix, self.tau, jax.lax.stop_gradient(self.inverse)
 
-        def product(x):
-            e, b = x
-            return tau * e + times(psi, b), times(psi.T, e) - tau * b
+        num = len(psi)
 
-        def corrections(rest):
-            first, second = rest
+        def product(x):  # x is e above b
+            e, b = x[:num], x[num:]
+            return jnp.concatenate([tau * e + times(psi, b), times(psi.T, e) - tau * b])
+
+        def correction(rest):
+            first, second = rest[:num], rest[num:]
             if self.is_dual:
                 y = times(inverse, times(inverse.T, first + times(psi, second) / tau))
-                return tau * y, times(psi.T, y) - second / tau
+                return jnp.concatenate([tau * y, times(psi.T, y) - second / tau])
             b = times(inverse, times(inverse.T, times(psi.T, first) - tau * second))
-            return (first - times(psi, b)) / tau, b
+            return jnp.concatenate([(first - times(psi, b)) / tau, b])
 
         def solve(product, right):
-            x = corrections(right)
+            x = correction(right)
             for _ in range(NUM_REFINEMENTS):
-                rest = jax.tree.map(jnp.subtract, right, product(x))
-                x = jax.tree.map(jnp.add, x, corrections(rest))
+                x = x + correction(right - product(x))
             return x
 
-        right = (r, jnp.zeros((psi.shape[1], r.shape[1]), r.dtype))
-        return jax.lax.custom_linear_solve(product, right, solve, symmetric=True)[1]
+        right = jnp.concatenate([r, jnp.zeros((psi.shape[1], r.shape[1]), r.dtype)])
+        return jax.lax.custom_linear_solve(product, right, solve, symmetric=True)[num:]
 
 
 @dataclasses.dataclass(frozen=True)
