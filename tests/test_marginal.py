@@ -12,6 +12,8 @@ import pytest
 import tinygp
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
 from support.compilation import quick_jit
 from support.laws import gaussian_p_values
 
@@ -136,6 +138,7 @@ def test_a_fixed_copy_matters_to_second_order_alone():
     )
 
 
+@pytest.mark.slow
 def test_the_potential_and_its_derivatives_are_those_of_the_closed_form(x64):
     """-log N(y; 0, MMᵀ + σ²I) with M by all white sites of the model, however the code reduces them."""
     _, marginal = potentials(model, X, Y)
@@ -153,8 +156,8 @@ def test_the_potential_and_its_derivatives_are_those_of_the_closed_form(x64):
 
     found = quick_jit(lambda: derivatives(lambda z: marginal(z, None)[0]))()
     expected = quick_jit(lambda: derivatives(exact))()
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6 * np.abs(b).max())
+    for a, b in zip(found, expected, strict=True):  # flax computes in float32
+        np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
 
 
 # ---- draws of the last layer -------------------------------------------------------------------
@@ -164,7 +167,7 @@ def test_completed_draws_have_the_posterior_given_the_rest_and_do_not_change():
     """All white sites of 4000 positions that differ in the last bits only, by χ² against N(m, C) in closed form."""
     full, marginal = potentials(linear, X, Y)
     z = marginal.init_params()
-    jacobian, mean, values = as_linear(linear, marginal, X, Y)(z)
+    jacobian, mean, values = quick_jit(as_linear(linear, marginal, X, Y))(z)
     jacobian, sigma = np.asarray(jacobian, np.float64), float(values["sigma"])
     gain = jacobian.T @ np.linalg.inv(jacobian @ jacobian.T + sigma**2 * np.eye(len(Y)))
     exact_mean, covariance = gain @ (Y - mean), np.eye(jacobian.shape[1]) - gain @ jacobian
@@ -250,7 +253,8 @@ def test_marginalize_true_says_why_it_cannot_and_none_does_not(kind):
     kernel = fs.fSGHMC(of_kind(kind), marginalize=True)
     with pytest.raises(ValueError, match=rf"marginalize=True, but .*{REFUSED[kind]}"):
         kernel._model_potential((X, y), {})
-    assert not isinstance(fs.fSGHMC(of_kind(kind))._model_potential((X, y), {}), MarginalPotential)
+    kernel.marginalize = None
+    assert kernel._integrated_out((X, y), {}) == ()
 
 
 def test_other_reasons_of_the_kernel_and_the_model():
@@ -269,6 +273,7 @@ def test_other_reasons_of_the_kernel_and_the_model():
         assert not isinstance(kernel._model_potential((X, Y), {}), MarginalPotential)
 
 
+@pytest.mark.slow
 def test_two_functions_that_are_added_are_both_integrated_out(x64):
     def additive(x, y=None):
         f, g = gp(), gp("g", prior=fs.GPPrior(2.0 * tinygp.kernels.Matern32(0.3)))
@@ -282,3 +287,204 @@ def test_two_functions_that_are_added_are_both_integrated_out(x64):
     jacobian, mean, values = quick_jit(as_linear(additive, marginal, X, Y))(z)
     exact = marginal.prior_potential(z) - exact_log_density(jacobian, Y - mean, jnp.full(8, values["sigma"]))
     np.testing.assert_allclose(quick_jit(lambda z: marginal(z, None)[0])(z), exact, rtol=1e-6)
+
+
+# ---- posteriors --------------------------------------------------------------------------------
+
+
+def exact_moments():
+    """``(mean, sd)`` of sigma and of f(X) under ``linear``, from the evidence on a grid of sigma."""
+    _, marginal = potentials(linear, X, Y)
+    jacobian, mean, _ = (
+        np.asarray(a, np.float64) if np.ndim(a) else a
+        for a in as_linear(linear, marginal, X, Y)(marginal.init_params())
+    )
+    logs = np.linspace(np.log(NOISE) - 1.8, np.log(NOISE) + 1.8, 400)
+    weights, means, variances = [], [], []
+    prior = jacobian @ jacobian.T
+    for log_sd in logs:
+        noisy = prior + np.exp(2 * log_sd) * np.eye(len(Y))
+        gain = prior @ np.linalg.inv(noisy)
+        square = (Y - mean) @ np.linalg.solve(noisy, Y - mean)
+        weights.append(-0.5 * square - 0.5 * np.linalg.slogdet(noisy)[1] - 0.5 * ((log_sd - np.log(NOISE)) / 0.3) ** 2)
+        means.append(mean + gain @ (Y - mean))
+        variances.append(np.diag(prior - gain @ prior))
+    weights = np.exp(np.array(weights) - max(weights))
+    weights /= weights.sum()
+    first, second = weights @ means, weights @ (np.array(variances) + np.square(means))
+    sigma = np.exp(logs)
+    sigma_mean = weights @ sigma
+    return np.append(first, sigma_mean), np.sqrt(np.append(second - first**2, weights @ sigma**2 - sigma_mean**2))
+
+
+def moments_and_errors(draws):
+    """Means and standard deviations of draws [C, S, Q], and the Monte Carlo standard errors of both."""
+    centered = (draws - draws.mean((0, 1))) ** 2
+    sizes = [numpyro.diagnostics.effective_sample_size(d) for d in (draws, centered)]
+    sd = draws.std((0, 1))
+    return draws.mean((0, 1)), sd, sd / np.sqrt(sizes[0]), centered.std((0, 1)) / np.sqrt(sizes[1]) / (2 * sd)
+
+
+def quantities(mcmc, model):
+    """Draws [C, S, 9] of f(X) and sigma."""
+    samples = mcmc.get_samples(group_by_chain=True)
+    flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), samples)
+    f = np.asarray(fs.predict(flat, jax.random.key(0), X, model=model)["f"])[..., 0]
+    return np.concatenate([f.reshape(*samples["sigma"].shape, -1), np.asarray(samples["sigma"])[..., None]], -1)
+
+
+SAMPLERS = {
+    "fSGHMC": fs.fSGHMC,
+    "fSGLD": lambda model, **settings: fs.fSGLD(model, num_steps=40, **settings),
+}
+
+
+def sampled(kernel, num_samples=1500, num_warmup=500):
+    driver = MCMC if isinstance(kernel, NUTS) else fs.MCMC
+    settings = {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = driver(kernel, num_warmup=num_warmup, num_samples=num_samples, **settings)
+    mcmc.run(jax.random.key(0), X, Y)
+    return mcmc
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("marginalize", [None, False])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_posterior_of_fixed_features_is_the_closed_form(name, marginalize):
+    """Means and sds of f(X) and sigma within 4.5 Monte Carlo errors plus 3 % of an sd, what the step size may add."""
+    mcmc = sampled(SAMPLERS[name](linear, marginalize=marginalize))
+    assert ("f.values" in mcmc.last_state.z) == (marginalize is False)
+    mean, sd, mean_error, sd_error = moments_and_errors(quantities(mcmc, linear))
+    exact_mean, exact_sd = exact_moments()
+    assert np.all(np.abs(mean - exact_mean) < 4.5 * mean_error + 0.03 * exact_sd)
+    assert np.all(np.abs(sd - exact_sd) < 4.5 * sd_error + 0.03 * exact_sd)
+    assert np.any(np.abs(1.2 * sd - exact_sd) > 4.5 * sd_error + 0.03 * exact_sd)
+
+
+@pytest.mark.slow
+def test_posterior_of_a_network_is_that_of_nuts():
+    """f(X) and sigma of a network of ten units, marginalized, beside NUTS on all sites."""
+    reference = moments_and_errors(quantities(sampled(NUTS(model), 1000), model))
+    found = moments_and_errors(quantities(sampled(fs.fSGHMC(model)), model))
+    for value, error, k in [(0, 2, "mean"), (1, 3, "sd")]:
+        bound = 4.5 * np.hypot(reference[error], found[error]) + 0.03 * reference[1]
+        assert np.all(np.abs(found[value] - reference[value]) < bound), k
+
+
+# ---- in a run ----------------------------------------------------------------------------------
+
+
+def run(kernel=None, data=(X, Y), **settings):
+    kernel = fs.fSGHMC(linear, step_size=0.05, warmup=fs.Warmup(warm_start=0.0)) if kernel is None else kernel
+    settings = {
+        "num_warmup": 4,
+        "num_samples": 6,
+        "num_chains": 2,
+        "progress_bar": False,
+        "chain_method": "vectorized",
+    } | settings
+    inits = {k: settings.pop(k) for k in ("init_params", "extra_fields") if k in settings}
+    mcmc = fs.MCMC(kernel, **settings)
+    mcmc.run(jax.random.key(0), *data, **inits)
+    return mcmc
+
+
+@pytest.fixture(scope="module")
+def base():
+    return run(extra_fields=("potential_energy",))
+
+
+def equal(one, other, **tolerance):
+    one, other = ((m if isinstance(m, dict) else m.get_samples()) for m in (one, other))
+    assert one.keys() == other.keys()
+    for k in one:
+        np.testing.assert_allclose(one[k], other[k], err_msg=k, **({"rtol": 0.0} | tolerance))
+
+
+def test_draws_have_all_sites_and_the_state_those_that_are_left(base):
+    assert set(base.get_samples()) == {"sigma", *(f"f.{site}" for site in ("last_layer", "values", "residual"))}
+    assert set(base.last_state.z) == {"sigma"}
+    marginal = potentials(linear, X, Y)[1]
+    z = jax.tree.map(lambda a: a[-1], base.last_state.z)
+    np.testing.assert_allclose(base.get_extra_fields()["potential_energy"][-1], marginal(z, None)[0], rtol=1e-5)
+    completed = marginal.completed(z)
+    for site in marginal.block:
+        np.testing.assert_allclose(base.get_samples()[site][-1], completed[site], atol=1e-4)
+
+
+def test_chains_do_not_depend_on_how_they_run(base):
+    equal(base, run(chain_method="sequential"), atol=1e-4)
+
+
+def test_a_checkpoint_holds_the_same_draws_and_goes_on(base, tmp_path):
+    mcmc = run(checkpoint=tmp_path, checkpoint_every=2)
+    equal(base, mcmc, atol=1e-4)
+    equal(mcmc, run(checkpoint=tmp_path, checkpoint_every=2))
+    equal(mcmc, fs.Posterior.from_checkpoint(tmp_path, linear, X, Y).samples)
+
+
+def test_thinning_and_numpyro_s_driver_keep_the_same_draws(base):
+    thinned = run(num_samples=6, thinning=2).get_samples()
+    equal(
+        thinned,
+        {k: v.reshape(2, 6, *v.shape[1:])[:, 1::2].reshape(6, *v.shape[1:]) for k, v in base.get_samples().items()},
+        atol=1e-4,
+    )
+    kernel = fs.fSGHMC(linear, step_size=0.05, warmup=fs.Warmup(warm_start=0.0))
+    mcmc = MCMC(kernel, num_warmup=4, num_samples=6, num_chains=2, chain_method="vectorized", progress_bar=False)
+    mcmc.run(jax.random.key(0), X, Y)
+    equal(base, mcmc, atol=1e-4)
+
+
+def test_init_params_may_name_all_sites_or_those_that_are_left():
+    full = {"sigma": jnp.array([0.1, -0.2])}
+    full |= {k: jnp.ones((2, n, 1)) for k, n in {"f.last_layer": 8, "f.values": 5, "f.residual": 5}.items()}
+    equal(run(init_params=full), run(init_params={"sigma": full["sigma"]}))
+    equal_start = run(init_params=full, num_warmup=0, num_samples=1).get_samples()["sigma"]
+    assert np.ptp(equal_start) > 0
+    with pytest.raises(ValueError, match="init_params must be a dict with the sites"):
+        run(init_params={"other": full["sigma"]})
+
+
+def test_continued_runs_and_new_data(base):
+    mcmc = run(num_samples=3)
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(mcmc.last_state.rng_key, X, Y)
+    assert np.isfinite(mcmc.get_samples()["f.values"]).all()
+    shifted = (X, Y + 1.0)
+    one = fs.MCMC(
+        fs.fSGHMC(linear, step_size=0.05, warmup=fs.Warmup(warm_start=0.0)),
+        num_warmup=4,
+        num_samples=6,
+        num_chains=2,
+        progress_bar=False,
+    )
+    one.run(jax.random.key(0), X, Y)
+    one.run(jax.random.key(0), *shifted)
+    equal(one, run(data=shifted), atol=1e-4)
+
+
+def test_functions_are_kept_and_predicted_saved_and_reported(base, tmp_path):
+    values = run(functions_at=X).get_samples()["f"]
+    predicted = fs.predict(base, jax.random.key(0), X)
+    np.testing.assert_allclose(values.reshape(predicted["f"].shape), predicted["f"], atol=1e-4)
+    assert predicted["y"].shape == (12, 8)
+    fs.save(base, tmp_path / "run.npz")
+    equal(base, dict(fs.Posterior.load(tmp_path / "run.npz", linear).samples))
+    draws = Predictive(linear, base.get_samples())(jax.random.key(1), X)["y"]
+    assert draws.shape == (12, 8)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_reports_and_arviz_read_such_a_run(base):
+    assert "f" in str(fs.report(base, X, Y))
+    tree = fs.to_arviz(base)
+    assert "f.values" in tree.posterior
+
+
+@pytest.mark.parametrize("guide", ["AutoNormal", "mean_field"])
+def test_variational_inference_takes_the_model_as_it_is(guide):
+    guide = AutoNormal(linear) if guide == "AutoNormal" else fs.variational.guides.mean_field(linear)
+    svi = SVI(linear, guide, numpyro.optim.Adam(0.02), Trace_ELBO())
+    losses = svi.run(jax.random.key(0), 300, X, Y, progress_bar=False).losses
+    assert np.mean(losses[-50:]) < np.mean(losses[:50]) - 5
