@@ -51,7 +51,7 @@ def test_solutions_are_those_of_a_singular_value_decomposition(size, tau):
     exact = gain(psi, tau) @ root
     np.testing.assert_allclose(psi @ found, psi @ exact, atol=ROUNDING[tau])
     if size[0] < size[1]:  # by the rows: nothing outside of their span
-        np.testing.assert_allclose(found, exact, atol=ROUNDING[tau] * np.abs(exact).max())
+        np.testing.assert_allclose(found, exact, atol=10 * ROUNDING[tau] * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("size", SIZES)

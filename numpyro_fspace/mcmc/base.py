@@ -186,9 +186,7 @@ class SGMCMCKernel(MCMCKernel):
             )
         single = is_prng_key(rng_key)
         if init_params is not None:
-            if isinstance(init_params, dict):  # values of all sites are taken too
-                block = self._integrated_out(model_args, model_kwargs)
-                init_params = {k: v for k, v in init_params.items() if k not in block}
+            init_params = self.moving(init_params, model_args, model_kwargs)
             check_init_params(init_params, plan.params, None if single else rng_key.shape[0])
             init_params = {
                 k: jnp.asarray(as_numbers(v, f"init_params[{k!r}]"), plan.params[k].dtype)
@@ -243,6 +241,13 @@ class SGMCMCKernel(MCMCKernel):
         if block:
             return MarginalPotential(self._model, args, kwargs, block=block, is_known=is_known, **settings)
         return ModelPotential(self._model, args, kwargs, is_known=is_known, **settings)
+
+    def moving(self, init_params, args, kwargs):
+        """``init_params`` without the sites that are integrated out, whose values need no start."""
+        if not isinstance(init_params, dict):
+            return init_params
+        block = self._integrated_out(args, kwargs)
+        return {k: v for k, v in init_params.items() if k not in block}
 
     def _integrated_out(self, args, kwargs) -> tuple[str, ...]:
         """The sites that are integrated out of this model, found once for arguments of the same structure."""

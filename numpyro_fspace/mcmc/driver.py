@@ -249,7 +249,7 @@ class MCMC(NumPyroMCMC):
         start = key, init_params, self.post_warmup_state
         if self.num_chains > 1 and self.chain_method == "sequential":
             if init_params is not None:
-                check_init_params(init_params, plan.params, self.num_chains)
+                check_init_params(self.sampler.moving(init_params, args, kwargs), plan.params, self.num_chains)
             loop = self._loop(fields, static, join, largest, 1)
             with self._kept(loop) as run:
                 run.one_by_one(begin, start, arrays, self.num_chains)

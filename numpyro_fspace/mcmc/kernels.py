@@ -55,7 +55,7 @@ class SGLD(SGMCMCKernel):
         marginalize: whether the last layers of ``fs.gp_network`` are integrated out, so that the chain moves by the
             density of all other sites and the last layers are drawn exactly for each draw that is kept. None does so
             wherever it is possible: full data, Normal likelihoods whose means are affine in the function, T = 1. True
-            requires that.
+            requires that. ``init_params`` may then leave these sites out.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start. By default networks start from their own initializer.
 
@@ -151,7 +151,7 @@ class SGHMC(SGMCMCKernel):
         marginalize: whether the last layers of ``fs.gp_network`` are integrated out, so that the chain moves by the
             density of all other sites and the last layers are drawn exactly for each draw that is kept. None does so
             wherever it is possible: full data, Normal likelihoods whose means are affine in the function, T = 1. True
-            requires that.
+            requires that. ``init_params`` may then leave these sites out.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start. By default networks start from their own initializer.
 

@@ -47,8 +47,8 @@ class Ridge:
 
     def __call__(self, r: Float[Array, "M C"], *, accuracy: float = ACCURACY) -> Float[Array, "H C"]:
         """The solutions for the columns of r."""
-        num = NUM_REFINEMENTS if self._rate >= 0.5 else math.ceil(math.log(accuracy) / math.log(self._rate)) - 1
-        num_refinements = min(max(num, 0), NUM_REFINEMENTS)
+        wanted = NUM_REFINEMENTS if self._rate >= 0.5 else math.ceil(math.log(accuracy) / math.log(self._rate)) - 1
+        num_refinements = min(max(wanted, 0), NUM_REFINEMENTS)
         psi, tau, inverse = self.matrix, self.tau, jax.lax.stop_gradient(self.inverse)
 
         def product(x):

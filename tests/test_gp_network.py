@@ -1,0 +1,198 @@
+"""``gp_network``: the distribution of its values, beside closed forms that know nothing of its code.
+
+Given hidden weights the values are linear in white sites, so that their covariance follows from a Jacobian, without
+Monte Carlo. With features Ψ = ΦA^½ in units of the process's amplitude, T = ΨΨᵀ and S = T + τ²I it is
+
+    cov f(X_M) = τ² T S⁻¹ + (I - τ²S⁻¹) (K + τ²I) (I - τ²S⁻¹),
+
+and that of f(X_M) + τe', where e' = (f̃ - f(X_M)) / τ is what the features leave, is K + τ²I.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import pytest
+import tinygp
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from support.compilation import quick_jit
+from support.laws import gaussian_p_values
+
+import numpyro_fspace as fs
+from numpyro_fspace.model.gp_network import LATENTS
+from numpyro_fspace.model.last_layer import find_last_layer
+from numpyro_fspace.model.network_adapters import read_network
+from numpyro_fspace.model.network_scale import find_scales
+from numpyro_fspace.model.ridge import Ridge
+
+#: The tests of broken code and tiny networks are warned that they cannot follow the process.
+pytestmark = pytest.mark.filterwarnings("ignore:gp_network:RuntimeWarning")
+
+#: The name ``numpyro_fspace.model.gp_network`` is that of the function.
+MODULE = importlib.import_module("numpyro_fspace.model.gp_network")
+POINTS = np.linspace(-1.0, 1.0, 6, dtype=np.float32)[:, None]
+FLAT = np.random.default_rng(0).uniform(-1.0, 1.0, (6, 2)).astype(np.float32)
+SMOOTH, ROUGH = tinygp.kernels.ExpSquared(0.6), 4.0 * tinygp.kernels.Matern32(0.5)
+GP = fs.GPPrior(SMOOTH)
+#: A tolerance that shows: without it, or with another in its place, covariances differ by a hundredth.
+SCALES = {"hidden_scale": 2.0, "tolerance": 0.1}
+
+
+def network(width, num_outputs=1):
+    return nn.Sequential([nn.Dense(width), nn.tanh, nn.Dense(num_outputs)])
+
+
+def gp_model(net, prior, points, **settings):
+    """A model of f alone; its trace has the values at the points as the site "f_M"."""
+
+    def model():
+        f = fs.gp_network("f", net, prior, points, **settings)
+        numpyro.deterministic("f_M", f(points))
+
+    return model
+
+
+def values_at_points(model, key, noise=None):
+    """``(f_M, jacobian, white)``: f(X_M) as a vector, affine in the white sites given the drawn hidden weights."""
+    start = handlers.trace(handlers.seed(model, key)).get_trace()
+    hidden = {k: s["value"] for k, s in start.items() if s["type"] == "sample" and k.split(".")[-1] not in LATENTS}
+    white = {f"f.{k}": start[f"f.{k}"]["value"] for k in LATENTS}
+    zeros, unravel = ravel_pytree(jax.tree.map(jnp.zeros_like, white))
+
+    def values(flat):
+        given = handlers.substitute(model, data=hidden | unravel(flat))
+        return jnp.ravel(handlers.trace(handlers.seed(given, 0)).get_trace()["f_M"]["value"])
+
+    return *quick_jit(lambda z: (values(z), jax.jacfwd(values)(z)))(zeros), hidden
+
+
+def moments(prior, points, num_outputs):
+    """Mean [M K] and covariance without nugget [M K, M K] of the process's values, ravelled like [M, K]."""
+    mean, covariance = prior.moments(points)
+    size = len(points) * num_outputs
+    if covariance.shape != (size, size):
+        covariance = np.broadcast_to(covariance, (num_outputs, len(points), len(points)))
+        covariance = np.einsum("kij,kl->ikjl", covariance, np.eye(num_outputs)).reshape(size, size)
+    return np.ravel(mean), np.asarray(covariance, np.float64)
+
+
+class Expected(NamedTuple):
+    """By the formulas of this module, in float64: the covariances of f(X_M) and of f(X_M) + τe', Ψ, and sds."""
+
+    of_f: np.ndarray
+    total: np.ndarray
+    psi: np.ndarray
+    units: np.ndarray
+
+
+def expected(hidden, net, prior, points, num_outputs=1):
+    shape = points.shape[1:]
+    layer = find_last_layer("f", read_network("f", net, shape), shape)
+    scale = find_scales("f", layer, prior, points, points, **SCALES).last_layer
+    weights = {k.removeprefix("f."): v for k, v in hidden.items()}
+    psi = np.asarray(layer.features(weights, jnp.asarray(points)), np.float64) * layer.typical_scale() * scale
+    psi, tau = np.kron(psi, np.eye(num_outputs)), SCALES["tolerance"]
+    covariance = moments(prior, points, num_outputs)[1]
+    sd = np.sqrt(np.diag(covariance).reshape(len(points), -1).mean(0))
+    units = np.outer(np.tile(sd, len(points)), np.tile(sd, len(points)))
+    target = covariance / units + tau**2 * np.eye(len(units))
+    t = psi @ psi.T
+    left = tau**2 * np.linalg.inv(t + tau**2 * np.eye(len(t)))
+    rest = np.eye(len(t)) - left
+    return Expected((left @ t + rest @ target @ rest) * units, target * units, psi, units)
+
+
+PRIORS = {
+    "one output": (GP, POINTS, 1),
+    "a mean and a nugget": (fs.GPPrior(SMOOTH, mean=lambda x: 1.0 + x[:, 0], nugget=0.1), POINTS, 1),
+    "two outputs, one kernel": (fs.GPPrior(SMOOTH, num_outputs=2), POINTS, 2),
+    "two outputs, two kernels": (fs.GPPrior([SMOOTH, ROUGH]), POINTS, 2),
+    "dependent outputs": (
+        fs.GPPrior(
+            fs.priors.Helmholtz(tinygp.kernels.ExpSquared(0.8), 0.5 * tinygp.kernels.ExpSquared(0.5)), num_outputs=2
+        ),
+        FLAT,
+        2,
+    ),
+    "conditioned": (fs.GPPrior(ROUGH).condition(POINTS[1:3] + 0.1, np.array([[1.0], [2.0]]), 0.3), POINTS, 1),
+}
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_a_narrow_network_has_the_covariance_of_the_formula(key, name):
+    """With four features, fewer than points."""
+    prior, points, num_outputs = PRIORS[name]
+    net = network(3, num_outputs)
+    _, jacobian, hidden = values_at_points(gp_model(net, prior, points, **SCALES), key)
+    of_f, total, *_ = expected(hidden, net, prior, points, num_outputs)
+    np.testing.assert_allclose(jacobian @ jacobian.T, of_f, atol=3e-6 * np.abs(total).max())
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_values_of_a_wide_network_have_the_covariance_of_the_process(key, name):
+    """For every v: the smallest singular value of the features is many times τ."""
+    prior, points, num_outputs = PRIORS[name]
+    model = gp_model(network(60, num_outputs), prior, points, hidden_scale=6.0, tolerance=1e-3)
+    mean, jacobian, _ = values_at_points(model, key)
+    process_mean, covariance = moments(prior, points, num_outputs)
+    np.testing.assert_allclose(jacobian @ jacobian.T, covariance, atol=2e-3 * np.abs(covariance).max())
+    np.testing.assert_allclose(mean, process_mean, atol=2e-3 * max(1.0, np.abs(process_mean).max()))
+
+
+def test_prior_draws_have_the_distribution_of_the_process():
+    """χ² of mean, variances and correlations of 10 000 draws, hidden weights and all; false alarms 3e-4."""
+    points = POINTS[::2]
+    model = gp_model(network(30), GP, points, hidden_scale=6.0, tolerance=1e-3)
+    keys = jax.random.split(jax.random.key(0), 10_000)
+    draws = quick_jit(jax.vmap(lambda key: handlers.trace(handlers.seed(model, key)).get_trace()["f_M"]["value"]))(keys)
+    mean, covariance = moments(GP, points, 1)
+    assert min(gaussian_p_values(draws[..., 0], mean, covariance).values()) > 1e-4
+    assert min(gaussian_p_values(0.97 * draws[..., 0], mean, covariance).values()) < 1e-4
+
+
+@pytest.mark.parametrize("width", [3, 40])
+def test_what_the_features_leave_goes_into_the_residual(key, width):
+    """f(X_M) + τe' with e' = e + τS⁻¹(f̃ - Φa₀ - τe), the residual after the correction, has covariance K + τ²I."""
+    net, tau = network(width), SCALES["tolerance"]
+    _, jacobian, hidden = values_at_points(gp_model(net, GP, POINTS, **SCALES), key)
+    _, total, psi, _ = expected(hidden, net, GP, POINTS)
+    inverse = np.linalg.inv(psi @ psi.T + tau**2 * np.eye(len(psi)))
+    by_site = {
+        "last_layer": -tau * inverse @ psi,
+        "residual": np.eye(len(psi)) - tau**2 * inverse,
+        "values": tau * inverse @ np.linalg.cholesky(total),
+    }
+    sum_of_both = jacobian + tau * np.concatenate([by_site[site] for site in sorted(by_site)], 1)
+    np.testing.assert_allclose(sum_of_both @ sum_of_both.T, total, atol=1e-5)
+
+
+TWINS = {
+    "G without τ": lambda matrix, tau: Ridge(matrix, 0.01 * tau),
+    "A for S": lambda matrix, tau: lambda r: matrix.T @ r,
+    "transposed gain": lambda matrix, tau: lambda r: -Ridge(matrix, tau)(r),
+}
+
+
+@pytest.mark.parametrize("twin", [*TWINS, "e left out"])
+def test_broken_twins_have_another_covariance(key, monkeypatch, twin):
+    """By at least a thousandth, a hundred times what the true one may be off."""
+
+    def find(broken):
+        if broken and twin in TWINS:
+            monkeypatch.setattr(MODULE, "Ridge", TWINS[twin])
+            monkeypatch.setattr(MODULE, "Reduction", lambda *parts: None)
+        net = network(40)
+        _, jacobian, hidden = values_at_points(gp_model(net, GP, POINTS, **SCALES), key)
+        if broken and twin == "e left out":
+            jacobian = jacobian.at[:, 41 : 41 + len(POINTS)].set(0.0)  # the sites in alphabetical order
+        return np.abs(jacobian @ jacobian.T - expected(hidden, net, GP, POINTS).of_f).max()
+
+    assert find(broken=False) < 1e-5
+    assert find(broken=True) > 1e-3
