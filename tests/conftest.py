@@ -20,10 +20,6 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
 import jax
 import pytest
 
-if os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # most programs of the tests compile in less than a second
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-
-
 #: Without the newer code generator small programs compile faster. XLA ends a process whose XLA_FLAGS it does not know.
 QUICK_FLAGS = "--xla_cpu_use_fusion_emitters=false"
 
@@ -40,11 +36,21 @@ def are_known(flags):
     ).returncode
 
 
+def keep_programs(config):
+    """Keeps compiled programs on disk, for the other worker and for the next run: in pytest's cache if nowhere else."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ and hasattr(config, "cache"):
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("jax"))
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # most compile in a tenth of a second
+
+
 def pytest_configure(config):
     """Programs are compiled without optimization, here and in processes of tests: most take longer to compile than run.
 
     Not for nightly tests, which run long, nor where the environment says otherwise.
     """
+    keep_programs(config)
     if is_nightly(config):
         return
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
@@ -71,25 +77,41 @@ def _names_a_test(config):
     return any("::" in argument for argument in config.args)
 
 
-#: Megabytes that a process may hold before the programs compiled so far are dropped.
-MAX_MEMORY = 1200
+def pytest_collection_finish(session):
+    """The collector of garbage need not look at all modules again and again."""
+    gc.collect()
+    gc.freeze()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def forget_programs():
-    """Drops compiled programs after a module if they take much memory: nothing else ever drops them.
+#: Megabytes that a process may hold, after a module and within it, before the programs compiled so far are dropped.
+MAX_MEMORY, MAX_MEMORY_WITHIN = 1000, 1500
+
+
+def forget_programs(max_memory):
+    """Drops compiled programs if this process holds more than so many megabytes: nothing else ever drops them.
 
     Every one of them also maps some memory, and a process may have 65 530 such maps.
     """
-    yield
     statm = Path("/proc/self/statm")
-    if not statm.exists() or int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > MAX_MEMORY * 1e6:
-        jax.clear_caches()
-        gc.collect()
-        if sys.platform == "linux":
-            getattr(ctypes.CDLL(None), "malloc_trim", int)(
-                0
-            )  # to the system, which free() alone does not give it back to
+    if statm.exists() and int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") <= max_memory * 1e6:
+        return
+    jax.clear_caches()
+    gc.collect()
+    if sys.platform == "linux":
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # to the system, which free() alone does not give it back to
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs_of_module():
+    yield
+    forget_programs(MAX_MEMORY)
+
+
+@pytest.fixture(autouse=True)
+def forget_programs_of_test():
+    yield
+    if Path("/proc/self/statm").exists():
+        forget_programs(MAX_MEMORY_WITHIN)
 
 
 @pytest.fixture

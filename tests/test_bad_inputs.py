@@ -637,6 +637,7 @@ def imputed_rows(x, y):
         numpyro.sample("y", dist.Normal(w * x[rows], 0.1), obs=jnp.nan_to_num(y[rows]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [imputed, imputed_rows])
 def test_nan_that_the_model_handles_is_let_through(model):
     assert mean_of(model, LINE, GAPS) == pytest.approx(0.7, abs=0.05)
@@ -726,6 +727,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [np.asarray, jnp.asarray])
 @pytest.mark.parametrize("batch", [None, 1, 3])
 @pytest.mark.parametrize("way", WAYS)

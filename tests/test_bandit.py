@@ -84,9 +84,9 @@ def test_likelihood_is_that_of_what_the_buffer_holds(num):
     values = np.asarray(fn(x))[rows, actions] if num else np.zeros(0)
     expected = scipy.stats.norm.logpdf(rewards, values, 0.5).sum()
     empty = ModelPotential(model, (Buffer.empty(16),), key=jax.random.key(1))
-    prior = -empty(z, jax.random.key(1))[0]  # an empty buffer is no data
+    prior = -jax.jit(empty)(z, jax.random.key(1))[0]  # an empty buffer is no data
     keys = jax.random.split(jax.random.key(2), 4000)
-    draws = -np.asarray(jax.vmap(lambda key: potential(z, key)[0])(keys)) - float(prior)
+    draws = -np.asarray(jax.jit(jax.vmap(lambda key: potential(z, key)[0]))(keys)) - float(prior)
     error = 5.0 * draws.std() / np.sqrt(len(draws)) + 1e-3  # five standard errors: 6e-7
     assert abs(draws.mean() - expected) < error
     assert error < 0.2 * abs(expected) + 1e-2

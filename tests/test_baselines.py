@@ -221,6 +221,7 @@ def mode_of(model, x, y):
     return {k: np.asarray(s["value"]) for k, s in sites.items() if k.startswith(("net.", "log_scale."))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model, y, loss",
     [
@@ -357,6 +358,7 @@ def curved(x, y=None, *, batch=None):
         numpyro.sample("y", dist.Normal(f(xb)[:, 0], SIGMA), obs=yb)
 
 
+@pytest.mark.slow
 def test_members_are_modes_that_differ():
     x, y = X.astype(np.float32), Y.astype(np.float32)
     members = ensemble(curved, KEY, x, y, num_members=3, num_updates=3000)
@@ -435,6 +437,7 @@ def test_marginal_law_has_the_moments_of_the_draws():
     assert site["fn"].log_prob(np.zeros(6)) == pytest.approx(-3.0 * np.log(2 * np.pi), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [Trace_ELBO(), RenyiELBO(alpha=0.5, num_particles=2)], ids=["kl", "alpha"])
 def test_the_variational_optimum_is_bayesian_linear_regression(loss):
     """At the exact posterior of the coefficients the bound is the evidence, for every draw; elsewhere it is below."""

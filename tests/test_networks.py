@@ -479,6 +479,7 @@ def test_double_precision_starts_in_double_precision():
 # --- engines ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
 def test_nuts_starts_from_the_network_and_moves(kind):
     network = KINDS[kind]()

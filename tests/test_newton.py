@@ -18,8 +18,9 @@ from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Dense
 
 
-def run(kernel, *args, seed=0):
-    mcmc = fs.MCMC(kernel, num_warmup=200, num_samples=600, num_chains=2, chain_method="vectorized", progress_bar=False)
+def run(kernel, *args, seed=0, num_samples=600):
+    settings = {"num_samples": num_samples, "num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = fs.MCMC(kernel, num_warmup=200, **settings)
     mcmc.run(jax.random.key(seed), *args)
     return mcmc
 
@@ -34,6 +35,7 @@ def linear(X, y=None):
     numpyro.sample("y", dist.Normal(X @ beta, sigma), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [fs.SGHMC, fs.SGLD])
 @pytest.mark.parametrize("unit", [3e4, 2e-5])
 def test_a_regression_in_raw_units_with_flat_priors_has_its_closed_form(kernel, unit):
@@ -115,7 +117,7 @@ def test_float32_serves_for_a_condition_number_of_ten_to_the_tenth(key):
 def test_the_map_is_frozen_after_warm_up_and_the_same_in_every_run():
     y = jnp.asarray(np.random.default_rng(7).normal(900.0, 20.0, 30), jnp.float32)
     X = jnp.ones((30, 1))
-    first, again = run(fs.SGHMC(linear), X, y), run(fs.SGHMC(linear), X, y)
+    first, again = (run(fs.SGHMC(linear), X, y, num_samples=50) for _ in range(2))
     np.testing.assert_array_equal(first.get_samples()["beta"], again.get_samples()["beta"])
     factor = np.asarray(first.last_state.warmup.learned.factor)
     first.post_warmup_state = first.last_state
@@ -164,5 +166,5 @@ def test_a_parameter_known_to_its_last_digits_is_warned_of(num, is_warned):
     y = jnp.full((num,), 5e4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        run(fs.SGHMC(far), y)
+        run(fs.SGHMC(far), y, num_samples=50)
     assert any("Rounding to float32" in str(w.message) for w in caught) == is_warned

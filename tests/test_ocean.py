@@ -63,6 +63,7 @@ def test_scores_of_draws_and_of_a_gaussian_agree():
         assert abs(found[name] - exact[name]) < 0.02
 
 
+@pytest.mark.slow
 def test_prior_is_calibrated_to_the_model_s_own_law():
     """The base's variance is that of the model's own draws, also where the weights' scale is not that of fan_in."""
     config = replace(CONFIG.quick(), weight_sd=3.0)

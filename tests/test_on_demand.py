@@ -39,6 +39,7 @@ def run(x, y, **settings):
     return mcmc
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The kinetic temperature")  # ten draws say little
 @pytest.mark.parametrize(
     "settings", [pytest.param({}, marks=pytest.mark.nightly), {"num_chains": 2, "chain_method": "vectorized"}]

@@ -92,7 +92,7 @@ def in_two_passes(monkeypatch):
 
 @pytest.mark.parametrize("use", [at_data, twice, row_by_row, vectorized, in_float16, in_numpy, nowhere])
 @pytest.mark.parametrize("points", [POINTS, fs.measurement.uniform(-2.0, 2.0, 4)], ids=["fixed", "random"])
-@pytest.mark.parametrize("num_priors", [1, 2])
+@pytest.mark.parametrize("num_priors", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_density_and_its_gradient_are_those_of_two_passes(use, points, num_priors, monkeypatch):
     model = make(use, points, num_priors)
     found = evaluated(model, KEY)
@@ -236,9 +236,9 @@ def test_a_run_knows_which_of_its_data_the_points_are(points, num_others, monkey
     of_numpyro = draws_of(driver(make(at_data, points), numpyro.infer.MCMC), X)
     np.testing.assert_allclose(found["same"], of_numpyro, rtol=1e-4, atol=1e-5)
     in_two_passes(monkeypatch)
+    apart = driver(make(at_data, points))
     for name, x in [("same", X), ("moved", moved), ("turned", turned)]:
-        apart = draws_of(driver(make(at_data, points)), x)
-        np.testing.assert_allclose(found[name], apart, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found[name], draws_of(apart, x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:The kinetic temperature")
@@ -280,6 +280,7 @@ def shuffled_data(x, y=None):
 RNG = np.random.default_rng(0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The kinetic temperature")
 @pytest.mark.parametrize("model", [latent_inputs, latent_points, shuffled_points, shuffled_data])
 def test_what_is_equal_when_a_run_begins_may_differ_later(model, monkeypatch):

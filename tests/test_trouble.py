@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 
 import jax
@@ -20,6 +21,7 @@ from numpyro_fspace.mcmc import warnings as run_warnings
 from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature, configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts
+from numpyro_fspace.posterior.limits import MIN_RUN
 from numpyro_fspace.posterior.model_structure import structure
 from numpyro_fspace.posterior.quantities import quantities_of
 
@@ -243,6 +245,21 @@ def test_predict_warns_where_chains_differ():
     with pytest.warns(RuntimeWarning, match=r"At these inputs R-hat of [fy] reaches .*not converged"):
         fs.predict(found, KEY, x[:, ::-1].copy())
     fs.predict(flat, KEY, x[:, ::-1].copy(), model=one_network)  # no chains are known
+
+
+@pytest.mark.filterwarnings("ignore:The draws are doubtful", "ignore:The kinetic temperature")
+def test_a_further_run_on_other_data_compiles_no_judgment_anew(caplog):
+    x = np.random.default_rng(0).normal(size=(2, 30, 2)).astype(np.float32)
+    mcmc = fs.MCMC(fs.SGLD(one_network, step_size=1e-3), num_warmup=0, num_samples=MIN_RUN, progress_bar=False)
+    compiled = []
+    for some in x:
+        caplog.clear()
+        with jax.log_compiles(), caplog.at_level(logging.WARNING):
+            mcmc.run(KEY, some, some[:, 0])
+        messages = [record.getMessage() for record in caplog.records]
+        compiled.append({m.split()[1] for m in messages if m.startswith("Compiling")})
+    judgments = {"jit(calls)", "jit(chunk)"}
+    assert judgments <= compiled[0] and not judgments & compiled[1]
 
 
 def test_unseen_directions_are_judged():

@@ -112,7 +112,7 @@ def report(
         args, kwargs = mcmc._args, mcmc._kwargs
     args, kwargs = beside((args, kwargs), mcmc.last_state)
     posterior, draws = as_posterior(mcmc), mcmc.get_samples(group_by_chain=True)
-    judged = quantities_of(posterior.model, draws, args, kwargs, inputs=inputs)
+    judged = quantities_of(posterior.model, draws, args, kwargs, inputs=inputs, programs=kernel._programs)
     functions, sites = (None if points is None else diagnose(*points) for points in judged[:2])
     both = [part for part in (functions, sites) if part is not None]
     state, key = mcmc.last_state, jax.random.key(0) if key is None else key

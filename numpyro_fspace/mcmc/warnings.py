@@ -54,7 +54,9 @@ def _doubts_of_convergence(mcmc, draws):
         leaves = jax.tree_util.tree_leaves_with_path(draws)
         parts = [points_of({jax.tree_util.keystr(path, simple=True): v for path, v in leaves})]
     else:
-        parts = quantities_of(model, draws, args, kwargs, num_points=NUM_POINTS, num_others=NUM_OTHERS)[:2]
+        settings = {"num_points": NUM_POINTS, "num_others": NUM_OTHERS}
+        settings["programs"] = getattr(mcmc.sampler, "_programs", None)
+        parts = quantities_of(model, draws, args, kwargs, **settings)[:2]
     parts = [part for part in parts if part is not None]
     if not parts:
         return []

@@ -43,6 +43,7 @@ def function_inputs(model, draws, args, kwargs, *, programs: dict | None = None)
     """
     arrays, _, join = split_arrays((args, kwargs))
     first_array = next((a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray | jax.Array) and a.ndim), None)
+    shape = None if first_array is None else jax.ShapeDtypeStruct(first_array.shape, jnp.result_type(first_array))
     takes: dict = {}
 
     def calls(draw, key, arrays):
@@ -58,7 +59,7 @@ def function_inputs(model, draws, args, kwargs, *, programs: dict | None = None)
 
         trace = run_model(model, args, kwargs, key=key, substitute=draw, hook=watch, networks=True)
         functions = functions_of(trace)
-        takes.update({name: first_array is not None and _takes(fn, first_array) for name, fn in functions.items()})
+        takes.update({name: shape is not None and _takes(fn, shape) for name, fn in functions.items()})
         return {name: seen[name] for name in functions if name in seen}
 
     ends = [jax.tree.map(lambda a, i=i: a[i], draws) for i in (0, -1)]
@@ -71,9 +72,9 @@ def function_inputs(model, draws, args, kwargs, *, programs: dict | None = None)
     return {k: jnp.asarray(known.get(k, first_array)) for k, taken in takes.items() if k in known or taken}
 
 
-def _takes(fn, x) -> bool:
+def _takes(fn, shape) -> bool:
     try:
-        jax.eval_shape(fn, jnp.asarray(x))
+        jax.eval_shape(fn, shape)
     except (TypeError, ValueError):
         return False
     return True

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.model.functions import depends_on
+from numpyro_fspace.model.functions import depends_on, sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior
 
@@ -88,12 +88,13 @@ def structure(model, draw, args, kwargs) -> Structure:
         left = {name: iter(values) for name, values in outputs.items()}
         return likelihood_parameters(run(draw, lambda name, fn, _: lambda x: next(left[name])), draw)
 
-    def sources(name, part):
-        return depends_on(lambda draw: calls(draw)[name][part], draw)
+    def ends(draw):
+        return {(name, part): value for name, pair in calls(draw).items() for part, value in enumerate(pair)}
 
     try:
-        names = list(jax.eval_shape(calls, draw))
-        inputs, outputs = ({name: sources(name, part) for name in names} for part in (0, 1))
+        found = sources(ends, draw)
+        names = [name for name in shapes if (name, 0) in found]
+        inputs, outputs = ({name: found[name, part] for name in names} for part in (0, 1))
         direct = depends_on(likelihoods, dict(shapes)) if names else set()
     except jax.errors.UnexpectedTracerError:  # functions are called under a transformation of the model's own
         names, inputs, outputs, direct = [], {}, {}, {k for k, s in trace.items() if s["type"] == "network"}

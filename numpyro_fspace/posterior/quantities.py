@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace.model.arguments import kept, split_arrays
 from numpyro_fspace.model.functions import evaluate, function_inputs, functions_of, some_rows
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior, subsampled_plates
 from numpyro_fspace.posterior.limits import MIN_RUN
-from numpyro_fspace.posterior.mapping import map_draws
+from numpyro_fspace.posterior.mapping import compile_chunk, map_compiled
 from numpyro_fspace.posterior.model_structure import Structure, likelihood_parameters, structure
 
 if TYPE_CHECKING:
@@ -57,7 +58,15 @@ class Quantities(NamedTuple):
 
 
 def quantities_of(
-    model, draws, args, kwargs, *, inputs=None, num_points: int = 100, num_others: int = 30
+    model,
+    draws,
+    args,
+    kwargs,
+    *,
+    inputs=None,
+    num_points: int = 100,
+    num_others: int = 30,
+    programs: dict | None = None,
 ) -> Quantities:
     """The quantities of a run: their draws, at most 1000 of each chain.
 
@@ -69,10 +78,12 @@ def quantities_of(
             ``num_points`` of the rows that the model gives it, and at ``num_others`` points of each other kind: the
             measurement points of its functional prior, and rows whose columns come from different rows of the data.
         num_points, num_others: see ``inputs``.
+        programs: keeps the compiled programs for further runs of the same model.
 
     Raises:
         ValueError: if ``inputs`` names something that is not a function of the model.
     """
+    programs = {} if programs is None else programs
     step = -(-_num_draws(draws) // MAX_DRAWS)
     draws = {k: v[:, ::-step][:, ::-1] if step > 1 else v for k, v in draws.items()}
     plan = structure(model, {k: v[0, 0] for k, v in draws.items()}, args, kwargs)
@@ -92,14 +103,18 @@ def quantities_of(
         at = inputs
         if inputs is None:
             ends = {k: np.stack([v[0, 0], v[-1, -1]]) for k, v in draws.items()}
-            known = {} if on_disk else function_inputs(model, ends, args, kwargs)
+            arrays, static, _ = split_arrays((args, kwargs))
+            shapes = tuple((a.shape, str(a.dtype)) for a in arrays)
+            program = kept(programs, static, ("inputs of functions", shapes), {})
+            known = {} if on_disk else function_inputs(model, ends, args, kwargs, programs=program)
             at = _kinds({k: np.asarray(x) for k, x in known.items() if k in names}, num_points, num_others)
             why = "they are on disk: give inputs=" if on_disk else "its inputs are not known: give inputs="
             left_out += [f"{k} at the data ({why})" for k in names if k not in known]
         else:
             at = {"": inputs if isinstance(inputs, dict) else dict.fromkeys(names, inputs)}
-        values = partial(_function_values, model, num_others if inputs is None else 0)
-        found = _by_chain(values, draws, (args, kwargs, jax.tree.map(jnp.asarray, at)))
+        settings = num_others if inputs is None else 0
+        given = args, kwargs, jax.tree.map(jnp.asarray, at)
+        found = _by_chain(partial(_function_values, model, settings), draws, given, programs, ("functions", settings))
         functions = {k: f for name in names for k, f in found.items() if _is_of(k, name)}
     is_likelihood_judged = plan.needs_likelihood and not missing
     if is_likelihood_judged and on_disk:
@@ -107,8 +122,9 @@ def quantities_of(
     elif is_likelihood_judged:
         sizes = {size for size, _ in subsampled_plates(plan.trace).values()}
         rows = some_rows(np.arange(sizes.pop()), num_points) if len(sizes) == 1 else None
-        values = partial(_likelihood_values, model, rows, set(plan.networks) - plan.composed)
-        found = _by_chain(values, draws, (args, kwargs))
+        roots = frozenset(plan.networks) - plan.composed
+        key = "likelihood", None if rows is None else tuple(rows), roots
+        found = _by_chain(partial(_likelihood_values, model, rows, roots), draws, (args, kwargs), programs, key)
         others = others | {k: v for k, v in found.items() if (v != v[:1, :1]).any()}  # a known scale is not judged
     return Quantities(points_of(functions), points_of(others, MAX_ENTRIES), tuple(left_out))
 
@@ -195,11 +211,18 @@ def _likelihood_values(model, rows, roots, draw, _, *given) -> dict:
     return found
 
 
-def _by_chain(fn, draws, given: tuple) -> dict:
-    """``fn`` at every draw, [C, S, …]. Draws that lie on disk are evaluated a chain at a time."""
+def _by_chain(fn, draws, given: tuple, programs: dict, key: tuple) -> dict:
+    """``fn`` at every draw, [C, S, …]. Draws that lie on disk are evaluated a chain at a time.
+
+    ``programs`` keeps its program under ``key``, which is to tell it from other functions of the same model.
+    """
+    arrays, static, _ = split_arrays(given)
+    places = [id(a) for a in arrays]
+    key = *key, tuple(map(places.index, places))  # which of the arguments are the same array
+    program = kept(programs, static, key, compile_chunk(fn, given))
 
     def values(some):
-        return map_draws(fn, some, jax.random.key(0), given)
+        return map_compiled(program, some, jax.random.key(0), given)
 
     shape = next(iter(draws.values())).shape[:2]
     if any(isinstance(v, np.memmap) for v in draws.values()):

@@ -68,6 +68,7 @@ def error_of_moments(kernel, num_samples):
     return errors(functional=True), errors(functional=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "num_samples"), [(fs.fHMC, 1000), (fs.fMALA, 4000)])
 def test_the_law_is_exact(kernel, num_samples):
     ours, without_prior = error_of_moments(kernel(model), num_samples)
@@ -75,6 +76,7 @@ def test_the_law_is_exact(kernel, num_samples):
     assert max(without_prior) > 10  # the comparison would see the functional prior left out
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The draws are doubtful:RuntimeWarning")  # one step each makes short moves
 def test_lengths_of_trajectories():
     """fHMC's are uniform up to twice ``num_steps`` (their mean within 4.5 standard errors); fMALA takes one step."""
