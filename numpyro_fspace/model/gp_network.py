@@ -23,6 +23,7 @@ import numpyro.distributions as dist
 
 from numpyro_fspace._checks import as_numbers, check_positive
 from numpyro_fspace.model.engine import current_engine
+from numpyro_fspace.model.input_units import input_units
 from numpyro_fspace.model.last_layer import find_last_layer
 from numpyro_fspace.model.measurement import as_points
 from numpyro_fspace.model.network_adapters import read_network
@@ -70,6 +71,9 @@ def gp_network(
     Between the points f follows the network's own prior given its values there. This is a generative model without any
     factor: prior predictive draws, NUTS, SVI, minibatches and the kernels of this package work as for every NumPyro
     model. Compare ``functional_prior``, which *multiplies* the prior of all weights by the density of the process.
+
+    **Units.** A network of inputs (D,) is given (x - mean of X_M) / unit, with units in proportion to the process's
+    lengthscales, input by input, such that the points have a mean square of one.
 
     **Sites.** ``"{name}.{path}"`` for each array of hidden weights; and three with standard normal priors:
     ``"{name}.values"`` z [M, K], the process's values at the points, whitened by the factor L Lᵀ = k(X_M, X_M) + τ²I;
@@ -133,14 +137,19 @@ def gp_network(
             f"gp_network({name!r}): the network has {layer.num_outputs} output(s) and the prior "
             f"num_outputs={prior.num_outputs}: make them equal."
         )
-    rows = _network_inputs(name, x_points, shape, layer)
+    to_units = _units(prior, x_points, shape, layer)
+
+    def rows_of(points):
+        return to_units(_network_inputs(name, points, shape, layer))
+
+    rows = rows_of(x_points)
     amplitude = amplitude_of(prior, x_points)
     if isinstance(amplitude, np.ndarray) and not (np.isfinite(amplitude) & (amplitude > 0)).all():
         raise ValueError(
             f"gp_network({name!r}): the process's standard deviation at the points is {amplitude}, and must be "
             "positive: give the kernel a positive, finite variance there."
         )
-    chosen = find_scales(name, layer, prior, x_points, rows, hidden_scale=hidden_scale, tolerance=tolerance)
+    chosen = find_scales(name, layer, prior, x_points, rows_of, hidden_scale=hidden_scale, tolerance=tolerance)
     priors = prior_of_each(name, network, FanIn(chosen.hidden))
     units = network.units()
     hidden = {
@@ -166,7 +175,7 @@ def gp_network(
     def f(x):
         x = jnp.asarray(as_numbers(x, f"gp_network({name!r}): x"))
         check_inputs(name, x, shape, "gp_network")
-        return layer.output(hidden, last, x)
+        return layer.output(hidden, last, to_units(x))
 
     f = current_engine().function(name, f, is_network=True)
     reduction = None
@@ -207,6 +216,20 @@ def _network_inputs(name, x_points, shape, layer):
             )
         return rows.astype(int) if is_traced(rows) else np.asarray(rows).astype(int)
     return rows
+
+
+def _units(prior, x_points, shape, layer):
+    """From inputs [N, *shape] to those that the network is given: in the process's units, unless they are images, say,
+    or integers."""
+    if len(shape) > 1 or layer.takes_integers:
+        return lambda x: x
+    center, unit = input_units(prior, x_points)
+
+    def to_units(x):
+        dtype = jnp.result_type(x, float)
+        return ((x - center) / unit).astype(dtype)
+
+    return to_units
 
 
 def _times(left, right):

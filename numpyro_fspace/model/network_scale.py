@@ -31,6 +31,9 @@ HIDDEN_SCALES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.5)
 TOLERANCES = (0.001, 0.003, 0.01, 0.03, 0.1)
 #: What is taken where the covariance is not known in numbers (its kernel has random parameters).
 DEFAULT_HIDDEN_SCALE, DEFAULT_TOLERANCE = 2.0, 0.01
+#: Of the pairs whose error is nearly the smallest, by this factor and this much, one with the largest tolerance is
+#: taken, as its equations are better conditioned.
+SLACK, MIN_SLACK = 0.1, 0.004
 #: Draws of the hidden weights, places of each kind where covariances are compared, and outputs.
 NUM_DRAWS, NUM_PLACES, NUM_OUTPUTS = 4, 60, 4
 #: Most products of a size that the search may take before it makes do with half of the draws.
@@ -65,8 +68,8 @@ class Scales(NamedTuple):
     error_between: float = 0.0
 
 
-def find_scales(name, layer: LastLayer, prior, x, rows, *, hidden_scale, tolerance) -> Scales:
-    """The scales of a network under ``prior`` at the points x [M, D], which the network takes as ``rows`` [M, ...].
+def find_scales(name, layer: LastLayer, prior, x, rows_of, *, hidden_scale, tolerance) -> Scales:
+    """The scales of a network under ``prior`` at the points x [M, D].
 
     The search runs once in a process for the same network, covariance and arguments. Where the kernel has random
     parameters, fixed numbers are taken, and only c is computed.
@@ -75,7 +78,8 @@ def find_scales(name, layer: LastLayer, prior, x, rows, *, hidden_scale, toleran
         name: the function's name, for warnings.
         layer: the network.
         prior: the Gaussian process.
-        x, rows: the points as the prior takes them and as the network does.
+        x: the points, as the prior takes them.
+        rows_of: from points [A, D] to the inputs of the network [A, ...].
         hidden_scale, tolerance: numbers that are given, or None where they are chosen.
 
     Raises:
@@ -91,17 +95,18 @@ def find_scales(name, layer: LastLayer, prior, x, rows, *, hidden_scale, toleran
     if layer.program is None or is_traced((x, hidden_scale, tolerance)):
         hidden = DEFAULT_HIDDEN_SCALE if hidden_scale is None else hidden_scale
         return Scales(hidden, DEFAULT_TOLERANCE if tolerance is None else tolerance, 1.0)
-    settings = str((layer.program, np.shape(rows), hidden_scale, tolerance, jnp.result_type(float)))
+    rows = np.asarray(rows_of(np.asarray(x)))
+    settings = f"{layer.program}, {rows.shape}, {hidden_scale}, {tolerance}, {jnp.result_type(float)}"
 
     def search():
         points = np.asarray(x)
         places = _places(points, np.random.default_rng(0), only_points=layer.takes_integers)
         covariances = None if is_random else _correlations(prior, points, np.concatenate([points, *places]))
-        digest = blake2b(settings.encode() + points.tobytes())
+        digest = blake2b(settings.encode() + points.tobytes() + rows.tobytes())
         digest.update(b"" if covariances is None else covariances.tobytes())
         key = digest.digest()
         if key not in _CHOSEN:
-            _keep(_CHOSEN, key, _search(layer, covariances, points, places, rows, hidden_scale, tolerance))
+            _keep(_CHOSEN, key, _search(layer, covariances, points, places, rows_of, hidden_scale, tolerance))
         return (np.array(_CHOSEN[key]),)
 
     with jax.ensure_compile_time_eval():
@@ -123,10 +128,9 @@ def _keep(memory, key, value):
     memory[key] = value
 
 
-def _search(layer, covariances, x, places, rows, hidden_scale, tolerance) -> Scales:
+def _search(layer, covariances, x, places, rows_of, hidden_scale, tolerance) -> Scales:
     """The best of all that are tried; the first, with its c alone, if there are no covariances."""
-    everywhere = np.concatenate([x, *places]).reshape(-1, *rows.shape[1:])
-    drawn = _drawn_features(layer, jnp.asarray(everywhere, rows.dtype))
+    drawn = _drawn_features(layer, jnp.asarray(rows_of(np.concatenate([x, *places]))))
     hiddens = HIDDEN_SCALES if hidden_scale is None else (float(hidden_scale),)
     size = min(len(x), layer.num_features)
     num_draws = NUM_DRAWS if size * len(x) ** 2 <= MAX_PRODUCTS else NUM_DRAWS // 2
@@ -145,7 +149,12 @@ def _search(layer, covariances, x, places, rows, hidden_scale, tolerance) -> Sca
             continue
         compared = _compare(features / size, covariances, len(x), len(places[0]), taus)
         tried += [Scales(hidden, tau, 1.0 / size, *one) for tau, one in zip(taus, compared, strict=True)]
-    return min(tried, key=lambda scales: scales.error + scales.error_between)
+    least = min(scales.error + scales.error_between for scales in tried)
+    good = [scales for scales in tried if scales.error + scales.error_between <= (1 + SLACK) * least + MIN_SLACK]
+    if not good:  # no features at all
+        return tried[0]
+    largest = max(scales.tolerance for scales in good)
+    return min((s for s in good if s.tolerance == largest), key=lambda scales: scales.error + scales.error_between)
 
 
 def _places(x, rng, *, only_points=False):
