@@ -126,6 +126,12 @@ def gp_network(
         check_positive(tolerance, "tolerance")
     x_points = _fixed_points(name, points)
     shape = check_input_shape(x_points.shape[1] if input_shape is None else input_shape)
+    if math.prod(shape) != x_points.shape[1]:
+        raise ValueError(
+            f"gp_network({name!r}): a point has {x_points.shape[1]} numbers and input_shape={shape} asks for "
+            f"{math.prod(shape)}: give points [M, {math.prod(shape)}], the inputs of the network flattened, or the "
+            "input_shape of a point."
+        )
     network = read_network(name, module, shape, "gp_network")
     layer = find_last_layer(f"gp_network({name!r})", network, shape)
     if layer.num_outputs != (prior.num_outputs or 1):
@@ -191,13 +197,6 @@ def _fixed_points(name, points):
 
 def _network_inputs(name, x_points, shape, layer):
     """The points as the network takes them."""
-    num_inputs = x_points.shape[1]
-    if math.prod(shape) != num_inputs:
-        raise ValueError(
-            f"gp_network({name!r}): a point has {num_inputs} numbers and input_shape={shape} asks for "
-            f"{math.prod(shape)}: give points [M, {math.prod(shape)}], the inputs of the network flattened, or the "
-            "input_shape of a point."
-        )
     rows = x_points.reshape(len(x_points), *shape)
     if layer.takes_integers:
         if not is_traced(rows) and (np.asarray(rows) % 1 != 0).any():
