@@ -26,6 +26,8 @@ from numpyro_fspace.model.potential import ModelPotential
 
 KEY = jax.random.key(0)
 DEEP = nn.Sequential([nn.Dense(4), nn.tanh, nn.Dense(1)])
+EMBEDDING = nn.Sequential([nn.Embed(9, 1), lambda h: h[:, 0]])
+LEVELS = np.arange(9.0)[:, None]
 DRAWS = {"w": jnp.ones((3, 2))}
 TIMES = np.float64(1.6e9) + np.arange(8.0)[:, None]
 WRONG = 3.0
@@ -270,9 +272,15 @@ CASES = [
     ),
     (
         "gp_network, embedding between integers",
-        gp_network(nn.Sequential([nn.Embed(9, 1), lambda h: h[:, 0]]), points=POINTS + 0.5),
+        gp_network(EMBEDDING, points=POINTS + 0.5),
         ValueError,
         "takes integers.*whole numbers",
+    ),
+    (
+        "gp_network, embedding of reals",
+        lambda: handlers.seed(lambda: fs.gp_network("net", EMBEDDING, gp(), LEVELS)(1.5 * LEVELS), KEY)(),
+        ValueError,
+        r"x is float.*x\.astype\(int\)",
     ),
     ("K for one output", lambda: evaluate(gp(), POINTS, outputs=2), ValueError, "num_outputs=2"),
     ("K mismatch", lambda: evaluate(gp(num_outputs=3), POINTS, outputs=2), ValueError, "num_outputs"),

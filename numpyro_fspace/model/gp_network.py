@@ -172,6 +172,8 @@ def gp_network(
     def f(x):
         x = jnp.asarray(as_numbers(x, f"gp_network({name!r}): x"))
         check_inputs(name, x, shape, "gp_network")
+        if layer.takes_integers and not jnp.issubdtype(x.dtype, jnp.integer):
+            raise ValueError(f"gp_network({name!r}): the network takes integers, and x is {x.dtype}: x.astype(int).")
         return layer.output(hidden, last, x)
 
     f = current_engine().function(name, f, is_network=True)
@@ -204,7 +206,8 @@ def _network_inputs(name, x_points, shape, layer):
                 f"gp_network({name!r}): the network takes integers, and the points hold other numbers: give points "
                 "that are whole numbers."
             )
-        return rows.astype(int) if is_traced(rows) else np.asarray(rows).astype(int)
+        integer = jnp.result_type(int)
+        return rows.astype(integer) if is_traced(rows) else np.asarray(rows).astype(integer)
     return rows
 
 
