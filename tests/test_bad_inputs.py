@@ -16,7 +16,7 @@ from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points
 from numpyro import handlers
 from numpyro.infer import NUTS, init_to_value
 from scipy import sparse
-from tinygp.kernels import ExpSquared, Polynomial
+from tinygp.kernels import DotProduct, ExpSquared, Polynomial
 from tinygp.transforms import Linear, Subspace
 
 import numpyro_fspace as fs
@@ -25,6 +25,9 @@ from numpyro_fspace.model.checks import check_arguments
 from numpyro_fspace.model.potential import ModelPotential
 
 KEY = jax.random.key(0)
+DEEP = nn.Sequential([nn.Dense(4), nn.tanh, nn.Dense(1)])
+EMBEDDING = nn.Sequential([nn.Embed(9, 1), lambda h: h[:, 0]])
+LEVELS = np.arange(9.0)[:, None]
 DRAWS = {"w": jnp.ones((3, 2))}
 TIMES = np.float64(1.6e9) + np.arange(8.0)[:, None]
 WRONG = 3.0
@@ -54,6 +57,20 @@ def column_model(x, y=None):
     """y of shape [N, 1] under a likelihood [N]."""
     w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
     numpyro.sample("y", dist.Normal(line(w)(x), NOISE), obs=None if y is None else y[:, None])
+
+
+def gp_network(module=DEEP, prior=None, points=POINTS, name="net", **settings):
+    """What ``fs.gp_network`` does in a model."""
+    prior = fs.GPPrior(ExpSquared(1.0)) if prior is None else prior
+    return lambda: handlers.seed(lambda: fs.gp_network(name, module, prior, points, **settings), KEY)()
+
+
+def in_plate(make):
+    def model():
+        with numpyro.plate("rows", 3):
+            make()
+
+    return lambda: handlers.seed(model, KEY)()
 
 
 def local_model(x, y=None):
@@ -232,6 +249,39 @@ CASES = [
     ("points text", prior_model(points="grid"), TypeError, "points must be an array"),
     ("own sampler [M]", lambda: evaluate(Independent(), lambda key: jnp.zeros(3)), ValueError, r"return shape \[M, D\]"),
     ("random points, NUTS", lambda: nuts(random_points()), ValueError, r"Freeze them: points=fs\.measurement\.fixed"),
+    ("gp_network, name", gp_network(name="a/b"), ValueError, "gp_network: name='a/b'"),
+    ("gp_network, not a network", gp_network(3), TypeError, r"gp_network\('net'\): module is a int"),
+    ("gp_network, class", gp_network(nn.Dense), TypeError, r"gp_network\('net'\).*this is a class"),
+    ("gp_network, kernel", gp_network(prior=ExpSquared(1.0)), TypeError, r"got ExpSquared.*fs\.GPPrior\(kernel\)"),
+    ("gp_network, random points", gp_network(points=fs.measurement.uniform(0.0, 1.0, 3)), ValueError, "must be fixed"),
+    ("gp_network, points [M]", gp_network(points=POINTS[:, 0]), ValueError, r"pass points\[:, None\]"),
+    ("gp_network, points NaN", gp_network(points=POINTS * np.nan), ValueError, "points holds NaN"),
+    ("gp_network, input_shape", gp_network(input_shape=(2, 2)), ValueError, "point has 1 numbers.*asks for 4"),
+    ("gp_network, softplus", gp_network(nn.Sequential([DEEP, nn.softplus])), ValueError, "affine in none.*likelihood"),
+    ("gp_network, outputs", gp_network(nn.Dense(3)), ValueError, r"3 output\(s\) and the prior num_outputs=None"),
+    ("gp_network, variance 0", gp_network(prior=fs.GPPrior(0.0 * ExpSquared(1.0))), ValueError, "deviation.*positive"),
+    ("gp_network, hidden_scale", gp_network(hidden_scale=-1.0), ValueError, "hidden_scale=-1.0 must be positive"),
+    ("gp_network, tolerance", gp_network(tolerance="small"), TypeError, "tolerance must be a positive number"),
+    ("gp_network, no key", lambda: fs.gp_network("net", DEEP, gp(), POINTS), RuntimeError, "needs a random key"),
+    ("gp_network, plate", in_plate(gp_network()), ValueError, "Build the network outside of plates"),
+    (
+        "gp_network, linear in a plate",
+        in_plate(gp_network(nn.Dense(1), hidden_scale=1.0, tolerance=0.1, prior=fs.GPPrior(DotProduct()))),
+        ValueError,
+        r"'net\.last_layer' has a value of shape \(3, 2, 1\).*outside of plates",
+    ),
+    (
+        "gp_network, embedding between integers",
+        gp_network(EMBEDDING, points=POINTS + 0.5),
+        ValueError,
+        "takes integers.*whole numbers",
+    ),
+    (
+        "gp_network, embedding of reals",
+        lambda: handlers.seed(lambda: fs.gp_network("net", EMBEDDING, gp(), LEVELS)(1.5 * LEVELS), KEY)(),
+        ValueError,
+        r"x is float.*x\.astype\(int\)",
+    ),
     ("K for one output", lambda: evaluate(gp(), POINTS, outputs=2), ValueError, "num_outputs=2"),
     ("K mismatch", lambda: evaluate(gp(num_outputs=3), POINTS, outputs=2), ValueError, "num_outputs"),
     ("not positive definite", lambda: evaluate(fs.GPPrior(indefinite, nugget=0.1), POINTS), ValueError,

@@ -27,6 +27,7 @@ from support.laws import gaussian_p_values
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.gp_network import LATENTS
+from numpyro_fspace.model.input_units import units_of
 from numpyro_fspace.model.last_layer import find_last_layer
 from numpyro_fspace.model.network_adapters import read_network
 from numpyro_fspace.model.network_scale import find_scales
@@ -95,9 +96,10 @@ class Expected(NamedTuple):
 def expected(hidden, net, prior, points, num_outputs=1):
     shape = points.shape[1:]
     layer = find_last_layer("f", read_network("f", net, shape), shape)
-    scale = find_scales("f", layer, prior, points, points, **SCALES).last_layer
+    to_units = units_of(prior, points)
+    scale = find_scales("f", layer, prior, points, to_units, **SCALES).last_layer
     weights = {k.removeprefix("f."): v for k, v in hidden.items()}
-    psi = np.asarray(layer.features(weights, jnp.asarray(points)), np.float64) * layer.typical_scale() * scale
+    psi = np.asarray(layer.features(weights, jnp.asarray(to_units(points))), np.float64) * layer.typical_scale() * scale
     psi, tau = np.kron(psi, np.eye(num_outputs)), SCALES["tolerance"]
     covariance = moments(prior, points, num_outputs)[1]
     sd = np.sqrt(np.diag(covariance).reshape(len(points), -1).mean(0))

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from numpyro_fspace.model.measurement import PointSampler, as_points, fixed, perturb, subset, uniform, union
+from numpyro_fspace.model.measurement import (
+    PointSampler,
+    as_points,
+    fixed,
+    perturb,
+    space_filling,
+    subset,
+    uniform,
+    union,
+)
 
 POOL = np.arange(12.0).reshape(6, 2)
 KEY = jax.random.key(0)
@@ -53,6 +62,33 @@ def test_uniform_fills_its_box():
     assert abs(np.corrcoef(draws.T)[0, 1]) < 0.04
     assert jax.eval_shape(uniform(-1.0, 1.0, 3), KEY).shape == (3, 1)
     assert jax.eval_shape(uniform(-1.0, [1.0, 2.0, 3.0], 3), KEY).shape == (3, 3)
+
+
+def test_space_filling():
+    """Equally spaced with one input; with several every half of the box gets half of the points; always the same."""
+    np.testing.assert_allclose(space_filling(-1.0, 3.0, 5).pool[:, 0], [-1, 0, 1, 2, 3])
+    points = space_filling(np.zeros(3), np.array([1.0, 10.0, 100.0]), 16)
+    assert points.pool.shape == (16, 3) and not points.is_random
+    unit = np.asarray(points.pool) / [1, 10, 100]
+    assert ((unit >= 0) & (unit <= 1)).all() and ((unit < 0.5).sum(0) == 8).all()
+    np.testing.assert_array_equal(points.pool, space_filling(np.zeros(3), np.array([1.0, 10.0, 100.0]), 16).pool)
+    np.testing.assert_array_equal(space_filling([0.0, 2.0], [1.0, 4.0], 1).pool, [[0.5, 3.0]])
+    for num in (1, 2, 3, 100):
+        assert space_filling([0.0, 0.0], 1.0, num).pool.shape == (num, 2)
+
+
+@pytest.mark.parametrize(
+    ("box", "message"),
+    [((1.0, 0.0, 3), "low must be below high"), ((0.0, 1.0, 0), "num must be"), ((0.0, np.inf, 3), "high")],
+)
+def test_space_filling_refuses(box, message):
+    with pytest.raises(ValueError, match=message):
+        space_filling(*box)
+
+
+def test_space_filling_refuses_traced_corners():
+    with pytest.raises(ValueError, match="low and high must be numbers that are known"):
+        jax.jit(lambda high: space_filling(0.0, high, 3).pool)(1.0)
 
 
 def test_perturb_is_a_cloud_around_the_rows():

@@ -23,7 +23,7 @@ import numpyro.distributions as dist
 
 from numpyro_fspace._checks import as_numbers, check_positive
 from numpyro_fspace.model.engine import current_engine
-from numpyro_fspace.model.input_units import input_units
+from numpyro_fspace.model.input_units import units_of
 from numpyro_fspace.model.last_layer import find_last_layer
 from numpyro_fspace.model.measurement import as_points
 from numpyro_fspace.model.network_adapters import read_network
@@ -130,6 +130,12 @@ def gp_network(
         check_positive(tolerance, "tolerance")
     x_points = _fixed_points(name, points)
     shape = check_input_shape(x_points.shape[1] if input_shape is None else input_shape)
+    if math.prod(shape) != x_points.shape[1]:
+        raise ValueError(
+            f"gp_network({name!r}): a point has {x_points.shape[1]} numbers and input_shape={shape} asks for "
+            f"{math.prod(shape)}: give points [M, {math.prod(shape)}], the inputs of the network flattened, or the "
+            "input_shape of a point."
+        )
     network = read_network(name, module, shape, "gp_network")
     layer = find_last_layer(f"gp_network({name!r})", network, shape)
     if layer.num_outputs != (prior.num_outputs or 1):
@@ -137,7 +143,8 @@ def gp_network(
             f"gp_network({name!r}): the network has {layer.num_outputs} output(s) and the prior "
             f"num_outputs={prior.num_outputs}: make them equal."
         )
-    to_units = _units(prior, x_points, shape, layer)
+    is_vector = len(shape) == 1 and not layer.takes_integers  # no image, say
+    to_units = units_of(prior, x_points) if is_vector else lambda x: x
 
     def rows_of(points):
         return to_units(_network_inputs(name, points, shape, layer))
@@ -175,6 +182,8 @@ def gp_network(
     def f(x):
         x = jnp.asarray(as_numbers(x, f"gp_network({name!r}): x"))
         check_inputs(name, x, shape, "gp_network")
+        if layer.takes_integers and not jnp.issubdtype(x.dtype, jnp.integer):
+            raise ValueError(f"gp_network({name!r}): the network takes integers, and x is {x.dtype}: x.astype(int).")
         return layer.output(hidden, last, to_units(x))
 
     f = current_engine().function(name, f, is_network=True)
@@ -200,13 +209,6 @@ def _fixed_points(name, points):
 
 def _network_inputs(name, x_points, shape, layer):
     """The points as the network takes them."""
-    num_inputs = x_points.shape[1]
-    if math.prod(shape) != num_inputs:
-        raise ValueError(
-            f"gp_network({name!r}): a point has {num_inputs} numbers and input_shape={shape} asks for "
-            f"{math.prod(shape)}: give points [M, {math.prod(shape)}], the inputs of the network flattened, or the "
-            "input_shape of a point."
-        )
     rows = x_points.reshape(len(x_points), *shape)
     if layer.takes_integers:
         if not is_traced(rows) and (np.asarray(rows) % 1 != 0).any():
@@ -214,22 +216,9 @@ def _network_inputs(name, x_points, shape, layer):
                 f"gp_network({name!r}): the network takes integers, and the points hold other numbers: give points "
                 "that are whole numbers."
             )
-        return rows.astype(int) if is_traced(rows) else np.asarray(rows).astype(int)
+        integer = jnp.result_type(int)
+        return rows.astype(integer) if is_traced(rows) else np.asarray(rows).astype(integer)
     return rows
-
-
-def _units(prior, x_points, shape, layer):
-    """From inputs [N, *shape] to those that the network is given: in the process's units, unless they are images, say,
-    or integers."""
-    if len(shape) > 1 or layer.takes_integers:
-        return lambda x: x
-    center, unit = input_units(prior, x_points)
-
-    def to_units(x):
-        dtype = jnp.result_type(x, float)
-        return ((x - center) / unit).astype(dtype)
-
-    return to_units
 
 
 def _times(left, right):

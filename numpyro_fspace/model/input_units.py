@@ -13,7 +13,7 @@ from numpyro_fspace.priors._cholesky import is_traced
 if TYPE_CHECKING:
     from numpyro_fspace.priors.gaussian import GaussianProcess
 
-__all__ = ["input_units", "lengthscales"]
+__all__ = ["input_units", "lengthscales", "units_of"]
 
 #: The correlation at a distance of one lengthscale, that of the squared exponential kernel.
 CORRELATION = float(np.exp(-0.5))
@@ -44,6 +44,12 @@ def input_units(prior: GaussianProcess, x) -> tuple[np.ndarray, np.ndarray]:
     (unit,) = prior._memory.once(("lengthscales", x), lambda: (lengthscales(prior, x),))
     size = np.sqrt(np.mean(((x - center) / unit) ** 2))
     return center, unit * (size if size > 0 else 1.0)
+
+
+def units_of(prior: GaussianProcess, x):
+    """The function from inputs [N, D] to what a network under ``prior`` at the points x [M, D] is given."""
+    center, unit = input_units(prior, x)
+    return lambda inputs: ((inputs - center) / unit).astype(jnp.result_type(inputs, float))
 
 
 def lengthscales(prior: GaussianProcess, x: np.ndarray) -> np.ndarray:

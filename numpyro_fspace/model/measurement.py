@@ -104,7 +104,7 @@ def space_filling(low: float | Float[ArrayLike, " D"], high: float | Float[Array
     """``num`` fixed points that fill the box from low to high evenly, the same ones at every call.
 
     With one input they are equally spaced and include both ends. With several they are the first points of a Sobol'
-    sequence (``scipy.stats.qmc``).
+    sequence (``scipy.stats.qmc``). A single point is the center.
 
     Args:
         low: lower corner [D]; a number if D = 1, or for all inputs alike if high is an array.
@@ -122,6 +122,8 @@ def space_filling(low: float | Float[ArrayLike, " D"], high: float | Float[Array
         raise ValueError("low and high must be numbers that are known when the program is compiled.")
     size = np.shape(uniform(low, high, num)(jax.random.key(0))[0])  # and checks them
     low, high = (np.broadcast_to(np.asarray(corner, np.float64), size) for corner in (low, high))
+    if num == 1:
+        return fixed(0.5 * (low + high)[None])
     if size == (1,):
         return fixed(np.linspace(low, high, num))
     from scipy.stats import qmc

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Scales", "find_scales"]
 
 #: What is tried.
-HIDDEN_SCALES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.5)
+HIDDEN_SCALES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.5, 8.0, 11.0)
 TOLERANCES = (0.001, 0.003, 0.01, 0.03, 0.1)
 #: What is taken where the covariance is not known in numbers (its kernel has random parameters).
 DEFAULT_HIDDEN_SCALE, DEFAULT_TOLERANCE = 2.0, 0.01

@@ -39,8 +39,8 @@ class Ridge:
     def __init__(self, matrix: Float[Array, "M H"], tau: Float[ArrayLike, ""]):
         self.matrix, self.tau = matrix, jnp.asarray(tau, matrix.dtype)
         # Rows of Ψ have a mean square length of about one, so that its largest singular value is at most √M.
-        is_known = isinstance(tau, int | float)
-        self._rate = float(jnp.finfo(matrix.dtype).eps) * len(matrix) / tau**2 if is_known else 1.0
+        known = float(tau) if isinstance(tau, int | float) else 0.0
+        self._rate = float(jnp.finfo(matrix.dtype).eps) * len(matrix) / known**2 if known else 1.0
         self.is_dual = matrix.shape[0] < matrix.shape[1]
         tall = matrix.T if self.is_dual else matrix
         self.inverse = inverse_root(jnp.concatenate([tall, self.tau * jnp.eye(tall.shape[1], dtype=matrix.dtype)]))
