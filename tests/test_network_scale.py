@@ -32,7 +32,7 @@ def scales_of(module, prior, x, hidden_scale=None, tolerance=None, name="f"):
     layer = find_last_layer("f", read_network("f", module, x.shape[1:]), x.shape[1:])
     with jax.ensure_compile_time_eval():
         x = jnp.asarray(x)
-    return find_scales(name, layer, prior, x, x, hidden_scale=hidden_scale, tolerance=tolerance)
+    return find_scales(name, layer, prior, x, lambda points: points, hidden_scale=hidden_scale, tolerance=tolerance)
 
 
 def grid(num, low=-1.0, high=1.0):
