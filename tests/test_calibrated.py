@@ -192,6 +192,7 @@ def test_a_prior_without_a_factor_is_refused():
         fs.priors.CalibratedPrior(GP, Linear()).log_prob(X, jnp.zeros(5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["net", "network"])
 def test_its_own_network_is_no_function_of_the_model(name):
     """Linearized at its own weights a model keeps its density: the prior's random networks are not replaced."""

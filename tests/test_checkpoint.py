@@ -104,10 +104,10 @@ def test_draws_are_those_of_a_run_without_checkpoint(tmp_path, num_chains):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("thinning", [2, 7])
-def test_thinning(tmp_path, thinning):
-    thin = finished(tmp_path, thinning=thinning, num_samples=30).get_samples()["w"]
-    whole = finished(None, thinning=thinning, num_samples=30).get_samples()["w"]
+def test_thinning(tmp_path):
+    """By a number that divides neither the draws nor those between two checkpoints."""
+    thin = finished(tmp_path, thinning=7, num_samples=30).get_samples()["w"]
+    whole = finished(None, thinning=7, num_samples=30).get_samples()["w"]
     np.testing.assert_allclose(thin, whole, rtol=1e-4, atol=1e-4)
 
 
@@ -122,6 +122,7 @@ def test_nuts_too(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"target_accept_prob": 0.5}, {"max_tree_depth": 2}, {"dense_mass": True}, {"step_size": 0.1}]
 )
@@ -275,6 +276,24 @@ def scaled(x, y=None, noise=1.0):
     numpyro.sample("y", dist.Normal(w * x[:, 0], noise), obs=y)
 
 
+def scaled_run(folder, noise=0.5, **options):
+    options = {
+        "step_size": optax.constant_schedule(1e-2),
+        "preconditioner": fs.preconditioners.diagonal(1.0),
+        "init_strategy": init_to_value(values={"v": np.zeros((1, 2000))}),
+    } | options
+    mcmc = driver(folder, kernel=fs.SGHMC(scaled, num_steps=2, **options))
+    mcmc.run(KEY, X, Y, noise=noise)
+    return np.asarray(mcmc.get_samples()["w"])
+
+
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory):
+    """A finished run of ``scaled``: its folder and draws."""
+    folder = tmp_path_factory.mktemp("runs") / "scaled"
+    return folder, scaled_run(folder)
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -287,21 +306,17 @@ def scaled(x, y=None, noise=1.0):
         ({"init_strategy": init_to_value(values={"v": np.eye(1, 2000, 999)})}, "init_strategy"),
     ],
 )
-def test_what_is_no_array_tells_runs_apart_too(tmp_path, changes, text):
-    def run(noise=0.5, **options):
-        options = {
-            "step_size": optax.constant_schedule(1e-2),
-            "preconditioner": fs.preconditioners.diagonal(1.0),
-            "init_strategy": init_to_value(values={"v": np.zeros((1, 2000))}),
-        } | options
-        mcmc = driver(tmp_path, kernel=fs.SGHMC(scaled, num_steps=2, **options))
-        mcmc.run(KEY, X, Y, noise=noise)
-        return np.asarray(mcmc.get_samples()["w"])
-
-    first = run()
+def test_what_is_no_array_tells_runs_apart_too(first_run, changes, text):
+    folder, _ = first_run
+    before = contents(folder)
     with pytest.raises(ValueError, match=text):
-        run(**changes)
-    np.testing.assert_array_equal(run(), first)
+        scaled_run(folder, **changes)
+    assert contents(folder) == before
+
+
+def test_schedules_and_settings_that_are_the_same_go_on(first_run):
+    folder, draws = first_run
+    np.testing.assert_array_equal(scaled_run(folder), draws)
 
 
 def test_functions_in_place_of_weights_are_no_posterior(tmp_path):

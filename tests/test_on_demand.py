@@ -33,8 +33,13 @@ def model(x, y=None):
         numpyro.sample("y", dist.Normal(f(x[rows])[:, 0], 0.3), obs=None if y is None else y[rows])
 
 
-def run(x, y, **settings):
-    mcmc = fs.MCMC(fs.SGHMC(model, num_steps=4), num_warmup=20, num_samples=10, progress_bar=False, **settings)
+#: Nothing to calibrate, for tests of what is loaded: programs that call Python are compiled anew in every process.
+PLAIN = {"control_variates": False, "step_size": 1e-3, "warmup": fs.Warmup(warm_start=0.0)}
+
+
+def run(x, y, *, kernel=None, **settings):
+    kernel = fs.SGHMC(model, num_steps=4, **(kernel or {}))
+    mcmc = fs.MCMC(kernel, num_warmup=20, num_samples=10, progress_bar=False, **settings)
     mcmc.run(jax.random.key(0), x, y)
     return mcmc
 
@@ -96,7 +101,7 @@ def test_a_bar_loads_no_rows(files, monkeypatch):
     monkeypatch.setattr(runs, "is_watched", lambda: True)
     x, y = (Recorder(a) for a in files)
     settings = {"num_warmup": 5, "num_samples": 5, "num_chains": 2, "chain_method": "vectorized"}
-    fs.MCMC(fs.SGHMC(model, control_variates=False), **settings).run(jax.random.key(0), fs.OnDemand(x), fs.OnDemand(y))
+    fs.MCMC(fs.SGHMC(model, **PLAIN), **settings).run(jax.random.key(0), fs.OnDemand(x), fs.OnDemand(y))
     assert BATCH < x.most < NUM  # those of ten gradient steps of two chains
 
 
@@ -105,7 +110,7 @@ def test_a_bar_loads_no_rows(files, monkeypatch):
 def test_functions_at_inputs_load_no_rows(files):
     """``to_arviz`` at ``inputs`` takes what was observed, no more; ``report`` takes the data for full gradients too."""
     x, y = (Recorder(a) for a in files)
-    mcmc = fs.MCMC(fs.SGHMC(model, control_variates=False), num_warmup=20, num_samples=20, progress_bar=False)
+    mcmc = fs.MCMC(fs.SGHMC(model, **PLAIN), num_warmup=0, num_samples=20, progress_bar=False)
     mcmc.run(jax.random.key(0), fs.OnDemand(x), fs.OnDemand(y))
     new = jnp.asarray(files[0][:7])
     report = fs.report(mcmc, inputs=new)
@@ -190,12 +195,12 @@ class Away(Recorder):
 @pytest.mark.slow
 def test_errors_of_a_run_are_its_sources_own(files, capfd):
     x, y = files
-    for source, error, text in (
-        (Away(x), ConnectionError, "^the server is away$"),
-        (np.where(np.arange(NUM)[:, None] == 250, np.nan, x), ValueError, "holds NaN"),
+    for source, kernel, error, text in (
+        (Away(x), PLAIN, ConnectionError, "^the server is away$"),
+        (np.where(np.arange(NUM)[:, None] == 250, np.nan, x), {}, ValueError, "holds NaN"),
     ):
         with pytest.raises(error, match=text):
-            run(fs.OnDemand(source), fs.OnDemand(y))
+            run(fs.OnDemand(source), fs.OnDemand(y), kernel=kernel)
     assert "pure_callback" not in capfd.readouterr().err
 
 

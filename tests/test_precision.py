@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 import tinygp
 
 import numpyro_fspace as fs
@@ -30,6 +31,7 @@ def draws(dtype):
     return np.asarray(fs.predict(mcmc, jax.random.key(1), X)["f"], np.float32)[..., 0]
 
 
+@pytest.mark.slow
 def test_half_precision_moves_functions_by_little_of_their_spread():
     """Means to a sixth of an sd, sds to a seventh: what Monte Carlo leaves of two equal laws is half as much."""
     exact, half = draws(jnp.float32), draws(jnp.bfloat16)
