@@ -160,6 +160,14 @@ def test_the_potential_and_its_derivatives_are_those_of_the_closed_form(x64):
         np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
 
 
+def test_the_prior_of_what_is_left_has_the_jacobian_of_constrained_sites():
+    """log sigma ~ N(log .2, .3²): a chain that moves by log sigma has no other factor."""
+    _, marginal = potentials(linear, X, Y)
+    for value in (-2.0, -1.0):
+        exact = -dist.Normal(jnp.log(NOISE), 0.3).log_prob(value)
+        np.testing.assert_allclose(marginal.prior_potential({"sigma": jnp.asarray(value)}), exact, rtol=1e-5)
+
+
 # ---- draws of the last layer -------------------------------------------------------------------
 
 

@@ -118,10 +118,11 @@ class parts_of_plates(Messenger):
 
 
 class without_data(Messenger):
-    """Runs a model whose observations and factors do not count."""
+    """Runs a model whose observations and factors do not count, but for the Jacobians of constrained sites."""
 
     def process_message(self, msg):
-        if msg["type"] == "sample" and msg["is_observed"] and not is_functional_prior(msg):
+        is_jacobian = msg["name"].startswith("_") and msg["name"].endswith("_log_det")  # a factor that NumPyro adds
+        if msg["type"] == "sample" and msg["is_observed"] and not is_functional_prior(msg) and not is_jacobian:
             msg["fn"] = msg["fn"].mask(False)
 
 
