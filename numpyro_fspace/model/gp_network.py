@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -33,6 +32,7 @@ from numpyro_fspace.model.ridge import Reduction, Ridge
 from numpyro_fspace.model.sites import note
 from numpyro_fspace.model.weight_priors import FanIn, prior_of_each, sample_weight
 from numpyro_fspace.priors._cholesky import as_columns, as_rows, is_traced
+from numpyro_fspace.priors._lapack import times
 from numpyro_fspace.priors.gaussian import GaussianProcess
 from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
 from numpyro_fspace.priors.tolerance import tolerant_factor
@@ -67,7 +67,7 @@ def gp_network(
               S = \Phi A \Phi^\top + \tau^2 I
 
     **Distribution.** The hidden weights v have their own prior, N(0, s²/fan-in). For every v, and so after averaging
-    over them, f(X_M) + τe' ~ N(m, k(X_M, X_M) + τ²I) with a white e' that stands for what the features cannot span.
+    over them, f(X_M) + τe' ~ N(m, k(X_M, X_M) + τ²I), where τe' is what the features cannot span.
     Between the points f follows the network's own prior given its values there. This is a generative model without any
     factor: prior predictive draws, NUTS, SVI, minibatches and the kernels of this package work as for every NumPyro
     model. Compare ``functional_prior``, which *multiplies* the prior of all weights by the density of the process.
@@ -176,7 +176,7 @@ def gp_network(
     features = layer.features(hidden, rows) * row_scale[:, 0]
     ridge = Ridge(features, chosen.tolerance)
     missing = (values - layer.offset(hidden, rows)) / amplitude
-    missing = missing - _times(features, white["last_layer"]) - chosen.tolerance * white["residual"]
+    missing = missing - times(features, white["last_layer"]) - chosen.tolerance * white["residual"]
     last = amplitude * row_scale * (white["last_layer"] + ridge(missing))
 
     def f(x):
@@ -219,10 +219,6 @@ def _network_inputs(name, x_points, shape, layer):
         integer = jnp.result_type(int)
         return rows.astype(integer) if is_traced(rows) else np.asarray(rows).astype(integer)
     return rows
-
-
-def _times(left, right):
-    return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
 
 def _white(site, shape):
