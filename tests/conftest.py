@@ -84,7 +84,7 @@ def pytest_collection_finish(session):
 
 
 #: Megabytes that a process may hold, after a module and within it, before the programs compiled so far are dropped.
-MAX_MEMORY, MAX_MEMORY_WITHIN = 1000, 1500
+MAX_MEMORY, MAX_MEMORY_WITHIN = 1000, 1400
 
 
 def forget_programs(max_memory):

@@ -71,6 +71,7 @@ def test_rows_that_are_mixed_are_not_cut(kind, monkeypatch):
     np.testing.assert_allclose(predict(model)["mean"], whole, rtol=1e-2 if kind == "half precision" else 1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*are NaN in 2 of 2 draws:RuntimeWarning")
 @pytest.mark.parametrize("kind", ALONE)
 def test_rows_that_stand_alone_are_cut(kind):
     model = model_of(ALONE[kind])
