@@ -17,6 +17,8 @@ __all__ = ["log_marginal", "with_fixed_copy"]
 
 #: Steps of refinement of the posterior mean, as a solution by R alone has the error of the squared condition number.
 NUM_REFINEMENTS = 2
+#: Largest negative log density that is told from infinity.
+LARGEST = 1e12
 
 
 def with_fixed_copy(fn):
@@ -59,8 +61,9 @@ def _log_marginal(jacobian, residual, sd):
     square = jnp.sum((target - times(scaled, mean)) ** 2) + jnp.sum(mean**2)
     log_det = jnp.sum(jnp.log(sd)) - jnp.sum(jnp.log(jnp.diagonal(inverse)))
     value = -0.5 * square - log_det - 0.5 * len(target) * jnp.log(2 * jnp.pi)
-    # A noise so small that the squares overflow: the density is too small for the type, and no test accepts it.
-    is_beyond = jnp.isnan(value) & jnp.all(jnp.isfinite(jacobian)) & jnp.all(jnp.isfinite(residual)) & jnp.all(sd > 0)
+    # A noise so small that the density, or its derivative, is beyond the type: no Metropolis test may accept it.
+    given = (jacobian, residual, sd)
+    is_beyond = ~(value > -LARGEST) & jnp.all(jnp.array([jnp.all(jnp.isfinite(part)) for part in given]))
     return jnp.where(is_beyond, -jnp.inf, value), mean, inverse
 
 
