@@ -121,8 +121,10 @@ class without_data(Messenger):
     """Runs a model whose observations and factors do not count, but for the Jacobians of constrained sites."""
 
     def process_message(self, msg):
+        if msg["type"] != "sample" or not msg["is_observed"] or is_functional_prior(msg):
+            return
         is_jacobian = msg["name"].startswith("_") and msg["name"].endswith("_log_det")  # a factor that NumPyro adds
-        if msg["type"] == "sample" and msg["is_observed"] and not is_functional_prior(msg) and not is_jacobian:
+        if not is_jacobian:
             msg["fn"] = msg["fn"].mask(False)
 
 
