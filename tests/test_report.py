@@ -14,7 +14,7 @@ from numpyro.infer import NUTS
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import reporting
-from numpyro_fspace.mcmc.advice import report_doubts
+from numpyro_fspace.mcmc.doubts import report_doubts
 from numpyro_fspace.mcmc.reporting import Report
 from numpyro_fspace.mcmc.warmup.friction import noise_variances
 

@@ -16,8 +16,8 @@ from models import NOISE, Independent, X, Y, linear, run
 from numpyro.infer import NUTS
 
 import numpyro_fspace as fs
-from numpyro_fspace.mcmc import advice
-from numpyro_fspace.mcmc import warnings as run_warnings
+from numpyro_fspace.mcmc import doubts as advice
+from numpyro_fspace.mcmc import run_warnings
 from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature, configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts

@@ -17,10 +17,10 @@ from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc.warmup import stability
-from numpyro_fspace.mcmc.warmup.curvature import largest_curvature
 from numpyro_fspace.mcmc.warmup.friction import MAX_KICK, MAX_NOISE_EXCESS, Noise, friction_for, steadying
 from numpyro_fspace.mcmc.warmup.optimizer import Descent, adam, descend
 from numpyro_fspace.mcmc.warmup.stability import cooled, cooling, shortening
+from numpyro_fspace.mcmc.warmup.step_size import largest_curvature
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity
 

@@ -20,10 +20,10 @@ from numpyro_fspace.mcmc.fingerprint import describe
 from numpyro_fspace.mcmc.loop import Loop
 from numpyro_fspace.mcmc.numpyro_arguments import NumPyroArguments
 from numpyro_fspace.mcmc.plan import one_at_a_time
+from numpyro_fspace.mcmc.run_warnings import warn_of_draws, warn_of_trouble
 from numpyro_fspace.mcmc.runs import Run
 from numpyro_fspace.mcmc.start import check_init_params, continued
 from numpyro_fspace.mcmc.state import KernelState
-from numpyro_fspace.mcmc.warnings import warn_of_draws, warn_of_trouble
 from numpyro_fspace.model.arguments import kept, split_arrays
 from numpyro_fspace.model.checks import check_masks
 from numpyro_fspace.model.on_demand import errors_as_themselves

@@ -13,11 +13,11 @@ from numpyro.infer import MCMC
 
 from numpyro_fspace._checks import check_key
 from numpyro_fspace._xla import one_blas_thread
-from numpyro_fspace.mcmc.advice import report_doubts, sampler_doubts
 from numpyro_fspace.mcmc.base import SGMCMCKernel
+from numpyro_fspace.mcmc.doubts import report_doubts, sampler_doubts
 from numpyro_fspace.mcmc.report_table import Report
+from numpyro_fspace.mcmc.run_warnings import by_chain
 from numpyro_fspace.mcmc.warmup.friction import noise_variances
-from numpyro_fspace.mcmc.warnings import by_chain
 from numpyro_fspace.model.checks import check_arguments
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import beside

@@ -28,7 +28,7 @@ from numpyro_fspace.model.handlers import (
     parts_of_plates,
     without_data,
 )
-from numpyro_fspace.model.indices import NUM_PARTS, check_indices, plates_of
+from numpyro_fspace.model.index_checks import NUM_PARTS, check_indices, plates_of
 from numpyro_fspace.model.initial_values import checked_starts
 from numpyro_fspace.model.joint_evaluation import rows_found
 from numpyro_fspace.model.networks import init_to_network

@@ -10,7 +10,7 @@ Its phases are counted in draws (each of ``num_steps`` gradient steps):
    mode of their prior. With a dense preconditioner, the default of models of few parameters without a network, a
    Gaussian is fitted to the posterior by Newton's method instead (``newton.py``): its mean is the start, its covariance
    the first preconditioner, and no site is held fixed.
-2. **Calibration** (when burn-in begins, and at its quarter, half and three quarters; ``curvature.py``): the largest
+2. **Calibration** (when burn-in begins, and at its quarter, half and three quarters; ``step_size.py``): the largest
    curvature λ of the potential in the preconditioner's coordinates, by power iteration on products of the Hessian
    with vectors. It gives the sampler's step size. A preconditioner that adapts is renewed from the gradients
    since the last calibration (a dense one from Hessians), at the second and third. Once it is fixed the step size can

@@ -14,11 +14,11 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace._xla import flatten
 from numpyro_fspace.mcmc.warmup import friction, stability
-from numpyro_fspace.mcmc.warmup.curvature import NUM_POWER_ITERATIONS, calibrated, largest_curvature
 from numpyro_fspace.mcmc.warmup.newton import NUM_STEPS, approach, hessian
 from numpyro_fspace.mcmc.warmup.optimizer import Descent, adam, descend, drawn_to
 from numpyro_fspace.mcmc.warmup.stability import Drawn
 from numpyro_fspace.mcmc.warmup.state import Squares
+from numpyro_fspace.mcmc.warmup.step_size import NUM_POWER_ITERATIONS, calibrated, largest_curvature
 
 __all__ = ["after_draw", "before_draw", "judged", "warm_start"]
 

@@ -18,7 +18,7 @@ from numpyro_fspace.model.arguments import kept, split_arrays
 from numpyro_fspace.model.checks import named_leaves
 from numpyro_fspace.model.functions import evaluate, function_inputs, function_values, functions_of
 from numpyro_fspace.model.handlers import own_keys
-from numpyro_fspace.model.indices import check_indices, plates_of
+from numpyro_fspace.model.index_checks import check_indices, plates_of
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sharding import beside
 from numpyro_fspace.model.sites import is_weight, observed_sites, weights_of

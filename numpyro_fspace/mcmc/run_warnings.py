@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from numpyro_fspace.mcmc.advice import sampler_doubts, temperature_doubts
+from numpyro_fspace.mcmc.doubts import sampler_doubts, temperature_doubts
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
