@@ -544,6 +544,8 @@ def test_settings_change_the_config(capsys):
 def test_a_prior_of_fixed_points_cannot_be_calibrated(capsys):
     status, _, err = run(capsys, "run", "extrapolation", "--set", "calibrated=True")
     assert status == 2 and "fixed measurement points" in err
+    status, _, err = run(capsys, "run", "extrapolation", "--set", "exact=True", "--method", "fsghmc")
+    assert status == 2 and "the points must be fixed" in err
 
 
 @pytest.mark.parametrize("seed", ["-1", str(2**32), str(2**32 - 1), str(10**30)])
@@ -606,6 +608,15 @@ def test_quick_records_of_coverage(capsys):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
+@pytest.mark.slow
+def test_the_exact_prior_is_the_gps(capsys):
+    """With ``exact=True`` the posterior is that of the Gaussian process, to what 400 draws tell."""
+    status, out, _ = run(capsys, "run", "calibration", "--method", "fsghmc", "--quick", "--set", "exact=True")
+    record = json.loads(out)
+    assert status == 0
+    assert record["w2_gp"] < 0.1 and abs(record["sd"] / record["gp_sd"] - 1) < 0.1
+
+
 def test_quick_records_of_calibration(capsys):
     status, out, _ = run(capsys, "run", "calibration", "--method", "gp", "fsghmc", "--quick")
     gp, ours = [json.loads(text) for text in out.splitlines()]
