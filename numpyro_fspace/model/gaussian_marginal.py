@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from numpyro_fspace.priors._lapack import inverse_root, times
 
@@ -27,15 +28,25 @@ def with_fixed_copy(fn):
     That of the gradient is not zero: second derivatives are those of ``z -> fn(z, z)``.
     """
 
-    def forward(z):
-        return jax.value_and_grad(fn)(z, z)
+    def apply(z):
+        # What fn closes over, arrays of an outer program say, is handed on by arguments.
+        program = jax.make_jaxpr(fn)(z, z)
 
-    def backward(slopes, change):
-        return (jax.tree.map(lambda slope: change * slope, slopes),)
+        def evaluate(z, fixed, constants):
+            closed = jaxpr_as_fun(ClosedJaxpr(program.jaxpr, constants))
+            return closed(*jax.tree.leaves(z), *jax.tree.leaves(fixed))[0]
 
-    function = jax.custom_vjp(lambda z: fn(z, z))
-    function.defvjp(forward, backward)
-    return function
+        def forward(z, constants):
+            return jax.value_and_grad(evaluate)(z, z, constants)
+
+        def backward(slopes, change):
+            return jax.tree.map(lambda slope: change * slope, slopes), None
+
+        function = jax.custom_vjp(lambda z, constants: evaluate(z, z, constants))
+        function.defvjp(forward, backward)
+        return function(z, program.consts)
+
+    return apply
 
 
 @jax.custom_vjp
