@@ -65,8 +65,8 @@ def _log_marginal(jacobian, residual, sd):
     scaled, target = jacobian / sd[:, None], residual / sd
     size = jacobian.shape[1]
     inverse = inverse_root(jnp.concatenate([scaled, jnp.eye(size, dtype=scaled.dtype)]))
-    mean = jnp.zeros(size, scaled.dtype)
-    for _ in range(NUM_REFINEMENTS + 1):
+    mean = times(inverse, times(inverse.T, times(scaled.T, target)))
+    for _ in range(NUM_REFINEMENTS):
         rest = times(scaled.T, target - times(scaled, mean)) - mean
         mean = mean + times(inverse, times(inverse.T, rest))
     square = jnp.sum((target - times(scaled, mean)) ** 2) + jnp.sum(mean**2)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 
 from numpyro_fspace._checks import as_numbers, check_positive
@@ -30,7 +29,7 @@ from numpyro_fspace.model.network_scale import find_scales
 from numpyro_fspace.model.networks import check_input_shape, check_inputs, check_name
 from numpyro_fspace.model.ridge import Reduction, Ridge
 from numpyro_fspace.model.sites import note
-from numpyro_fspace.model.weight_priors import FanIn, prior_of_each, sample_weight
+from numpyro_fspace.model.weight_priors import FanIn, prior_of_each, sample_array, sample_weight
 from numpyro_fspace.priors._cholesky import as_columns, as_rows, is_traced
 from numpyro_fspace.priors._lapack import times
 from numpyro_fspace.priors.gaussian import GaussianProcess
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["LATENTS", "gp_network"]
 
 #: The latent sites of the last layer, after the name and a dot: a₀ and z in units of their standard deviations, and e.
-LATENTS = ("last_layer", "values", "residual")
+LATENTS = Reduction.sites
 
 
 def gp_network(
@@ -222,18 +221,4 @@ def _network_inputs(name, x_points, shape, layer):
 
 
 def _white(site, shape):
-    try:
-        value = numpyro.sample(site, dist.Normal(0.0, 1.0).expand(shape).to_event(), infer={"fspace": {}})
-    except AssertionError as error:
-        if str(error):
-            raise
-        raise RuntimeError(
-            f"The site {site!r} needs a random key: build the network inside a model that runs under MCMC, "
-            "Predictive, SVI or numpyro.handlers.seed."
-        ) from error
-    if jnp.shape(value) != shape:
-        raise ValueError(
-            f"The site {site!r} has a value of shape {jnp.shape(value)}, and needs {shape}. Build the network outside "
-            "of plates, and substitute values of that shape."
-        )
-    return value
+    return sample_array(site, dist.Normal(0.0, 1.0).expand(shape).to_event(), shape, {})

@@ -105,7 +105,7 @@ class MarginalPotential(ModelPotential):
         """From white parameters [R] to values of the block's sites. With a key the part that the observations and the
         functions do not depend on is drawn, else it is zero."""
         trace = self._run(self._values(z) | self._zeros())
-        lifts = [(name, site["reduction"]) for name, site in trace.items() if "reduction" in site]
+        lifts = list(_reductions(trace).items())
 
         def lift(white, key=None):
             values, start = {}, 0
@@ -137,7 +137,7 @@ class MarginalPotential(ModelPotential):
 def why_not_marginal(potential: ModelPotential) -> str | None:
     """Why the last layers of a model cannot be integrated out; None if they can."""
     trace = potential.trace
-    reductions = {name: site["reduction"] for name, site in trace.items() if site.get("reduction") is not None}
+    reductions = _reductions(trace)
     if not reductions:
         return "the model has no fs.gp_network whose outputs are independent a priori"
     if potential.is_random:
@@ -165,12 +165,12 @@ def why_not_marginal(potential: ModelPotential) -> str | None:
 
 def block_of(trace) -> tuple[str, ...]:
     """The sites of the last layers in a trace."""
-    return tuple(
-        f"{name}.{site}"
-        for name, one in trace.items()
-        if one.get("reduction") is not None
-        for site in one["reduction"].sites
-    )
+    return tuple(f"{name}.{site}" for name, reduction in _reductions(trace).items() for site in reduction.sites)
+
+
+def _reductions(trace) -> dict:
+    """By name, the reductions of the networks that have one: not of those whose outputs are dependent."""
+    return {name: site["reduction"] for name, site in trace.items() if site.get("reduction") is not None}
 
 
 def _why_not_affine(potential, block):
@@ -184,7 +184,9 @@ def _why_not_affine(potential, block):
         )
 
     def slope(inside):
-        means = lambda inside: [loc for loc, *_ in _normals(run(inside))]  # noqa: E731
+        def means(inside):
+            return [loc for loc, *_ in _normals(run(inside))]
+
         return jax.jvp(means, (inside,), (jax.tree.map(jnp.ones_like, inside),))[1]
 
     def others(inside):

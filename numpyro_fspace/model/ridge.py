@@ -14,7 +14,7 @@ from numpyro_fspace.priors._lapack import inverse_root, times
 if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float
 
-__all__ = ["Ridge"]
+__all__ = ["Reduction", "Ridge"]
 
 #: Steps of iterative refinement, at most: a solution by R alone has the error of the squared condition number, and each
 #: step of refinement multiplies it by about that factor again.

@@ -20,7 +20,7 @@ from numpyro_fspace.model.sites import base_distribution
 if TYPE_CHECKING:
     from numpyro_fspace.model.network_adapters import Network
 
-__all__ = ["FanIn", "Flat", "fan_in", "flat", "prior_of_each", "sample_weight"]
+__all__ = ["FanIn", "Flat", "fan_in", "flat", "prior_of_each", "sample_array", "sample_weight"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,8 +122,13 @@ def sample_weight(site, path, network: Network, prior, is_unit):
         base_distribution(distribution), dist.Delta
     ):  # a constant is not a random variable, and no sampler could move it
         return numpyro.deterministic(site, expanded.mean.astype(network.weights[path].dtype))
+    return sample_array(site, expanded, shape, hints)
+
+
+def sample_array(site, distribution, shape, hints):
+    """A latent site of this shape, which neither a plate nor a substituted value may change."""
     try:
-        value = numpyro.sample(site, expanded, infer={"fspace": hints})
+        value = numpyro.sample(site, distribution, infer={"fspace": hints})
     except NotImplementedError as error:
         raise NotImplementedError(
             f"The prior of {site!r} cannot be sampled (fs.model.flat() is improper). Start a chain with "
