@@ -31,7 +31,7 @@ from numpyro_fspace.model.input_units import units_of
 from numpyro_fspace.model.last_layer import find_last_layer
 from numpyro_fspace.model.network_adapters import read_network
 from numpyro_fspace.model.network_scale import find_scales
-from numpyro_fspace.model.ridge import Ridge
+from numpyro_fspace.model.ridge import ridge_solver
 
 #: The tests of broken code and tiny networks are warned that they cannot follow the process.
 pytestmark = pytest.mark.filterwarnings("ignore:gp_network:RuntimeWarning")
@@ -176,9 +176,9 @@ def test_what_the_features_leave_goes_into_the_residual(key, width):
 
 
 TWINS = {
-    "G without τ": lambda matrix, tau: Ridge(matrix, 0.01 * tau),
+    "G without τ": lambda matrix, tau: ridge_solver(matrix, 0.01 * tau),
     "A for S": lambda matrix, tau: lambda r: matrix.T @ r,
-    "transposed gain": lambda matrix, tau: lambda r: -Ridge(matrix, tau)(r),
+    "transposed gain": lambda matrix, tau: lambda r: -ridge_solver(matrix, tau)(r),
 }
 
 
@@ -188,8 +188,7 @@ def test_broken_twins_have_another_covariance(key, monkeypatch, twin):
 
     def find(broken):
         if broken and twin in TWINS:
-            monkeypatch.setattr(MODULE, "Ridge", TWINS[twin])
-            monkeypatch.setattr(MODULE, "Reduction", lambda *parts: None)
+            monkeypatch.setattr(MODULE, "ridge_solver", TWINS[twin])
         net = network(40)
         _, jacobian, hidden = values_at_points(gp_model(net, GP, POINTS, **SCALES), key)
         if broken and twin == "e left out":

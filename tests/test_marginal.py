@@ -18,7 +18,7 @@ from support.compilation import quick_jit
 from support.laws import gaussian_p_values
 
 import numpyro_fspace as fs
-from numpyro_fspace.model.gaussian_marginal import log_marginal, with_fixed_copy
+from numpyro_fspace.model.gaussian_marginal import log_marginal
 from numpyro_fspace.model.marginal import MarginalPotential, block_of, why_not_marginal
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.run_model import run_model
@@ -124,18 +124,6 @@ def test_small_noise_in_float32_beside_float64(x64):
     np.testing.assert_allclose(found[0], exact[0], rtol=1e-3)
     for a, b in zip(found[1], exact[1], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-2 * np.abs(b).max())
-
-
-def test_a_fixed_copy_matters_to_second_order_alone():
-    """fn(z, z') = zz' - z'²/2 has no derivative in z' at z' = z: d/dz = z, and d²/dz² = 1 counts the copy's change."""
-    fn = with_fixed_copy(lambda z, fixed: z["a"] * fixed["a"] - 0.5 * fixed["a"] ** 2)
-    gradient = jax.grad(lambda a: fn({"a": a}))
-    assert (fn({"a": 3.0}), gradient(3.0), jax.grad(gradient)(3.0), jax.jvp(gradient, (3.0,), (1.0,))[1]) == (
-        4.5,
-        3,
-        1,
-        1,
-    )
 
 
 @pytest.mark.slow
@@ -297,6 +285,31 @@ def test_two_functions_that_are_added_are_both_integrated_out(x64):
     np.testing.assert_allclose(quick_jit(lambda z: marginal(z, None)[0])(z), exact, rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_dependent_outputs_are_integrated_out_beside_independent_ones(x64):
+    """Velocities in the plane under a Helmholtz kernel, with a drift that has a process of its own."""
+    kernel = fs.priors.Helmholtz(tinygp.kernels.ExpSquared(0.8), 0.5 * tinygp.kernels.ExpSquared(0.5))
+    points = np.random.default_rng(0).uniform(-1.0, 1.0, (6, 2))
+    net = nn.Sequential([nn.Dense(5), nn.tanh, nn.Dense(2)])
+
+    def currents(x, v=None):
+        f = fs.gp_network("f", net, fs.GPPrior(kernel, num_outputs=2), points, **SCALES)
+        g = gp("g")
+        sigma = numpyro.sample("sigma", dist.HalfNormal(0.3))
+        numpyro.sample("y", dist.Normal(f(x) + g(x[:, :1]), sigma).to_event(1), obs=v)
+
+    x, v = points[:4], np.sin(3.0 * points[:4])
+    full, marginal = potentials(currents, x, v)
+    assert set(full.latents) - set(marginal.latents) == set(marginal.block)
+    assert marginal.size == 12 + 11
+    z = marginal.init_params()
+    jacobian, mean, values = quick_jit(as_linear(currents, marginal, x, v))(z)
+    exact = marginal.prior_potential(z) - exact_log_density(jacobian, v.ravel() - mean, jnp.full(8, values["sigma"]))
+    np.testing.assert_allclose(quick_jit(lambda z: marginal(z, None)[0])(z), exact, rtol=1e-6)
+    completed = quick_jit(marginal.completed)(z)
+    assert {k: v.shape for k, v in completed.items()} == {k: v.shape for k, v in full.init_params().items()}
+
+
 # ---- posteriors --------------------------------------------------------------------------------
 
 
@@ -440,17 +453,15 @@ def test_a_checkpoint_holds_the_same_draws_and_goes_on(base, tmp_path):
 
 
 @pytest.mark.slow
-def test_thinning_and_numpyro_s_driver_keep_the_same_draws(base):
-    thinned = run(num_samples=6, thinning=2).get_samples()
-    equal(
-        thinned,
-        {k: v.reshape(2, 6, *v.shape[1:])[:, 1::2].reshape(6, *v.shape[1:]) for k, v in base.get_samples().items()},
-        atol=1e-4,
-    )
+def test_thinning_and_numpyro_s_driver_keep_the_same_chain(base):
+    """The sites that move: a last bit of them that differs gives another draw of what was integrated out."""
+    chain = np.asarray(base.get_samples()["sigma"]).reshape(2, 6)
+    thinned = run(num_samples=6, thinning=2).get_samples()["sigma"]
+    np.testing.assert_allclose(thinned, chain[:, 1::2].ravel(), atol=1e-4)
     kernel = fs.fSGHMC(linear, step_size=0.05, warmup=fs.Warmup(warm_start=0.0))
     mcmc = MCMC(kernel, num_warmup=4, num_samples=6, num_chains=2, chain_method="vectorized", progress_bar=False)
     mcmc.run(jax.random.key(0), X, Y)
-    equal(base, mcmc, atol=1e-4)
+    np.testing.assert_allclose(mcmc.get_samples()["sigma"], chain.ravel(), atol=1e-4)
 
 
 @pytest.mark.slow

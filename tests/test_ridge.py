@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from support.compilation import quick_jit
 
-from numpyro_fspace.model.ridge import Reduction, Ridge
+from numpyro_fspace.model.ridge import LastLayerPrior, ridge_solver
 
 #: Rows and columns of Ψ: narrower than the points, wider, and nearly square, which is solved by the rows.
 SIZES = [(20, 6), (8, 30), (12, 16)]
 #: Rounding errors in float32 by τ: that of the type times the condition number of [Ψ; τI].
-ROUNDING = {0.1: 3e-6, 0.001: 3e-5}
+ROUNDING = {0.1: 3e-6, 0.001: 1e-4}
 
 
 def smooth_features(num_points, num_features):
@@ -47,7 +47,7 @@ def last_layer_map(psi, root, tau):
 def test_solutions_are_those_of_a_singular_value_decomposition(size, tau):
     """In float32, with a condition number of ΨᵀΨ + τ²I up to 3e7, at the points and in the coefficients."""
     psi, root = smooth_features(*size), covariance_root(size[0], tau)
-    found = np.asarray(Ridge(jnp.asarray(psi, jnp.float32), tau)(jnp.asarray(root, jnp.float32)), np.float64)
+    found = np.asarray(ridge_solver(jnp.asarray(psi, jnp.float32), tau)(jnp.asarray(root, jnp.float32)), np.float64)
     exact = gain(psi, tau) @ root
     np.testing.assert_allclose(psi @ found, psi @ exact, atol=ROUNDING[tau])
     if size[0] < size[1]:  # by the rows: nothing outside of their span
@@ -59,7 +59,7 @@ def test_derivatives_are_those_of_the_closed_form(x64, size):
     psi, r, tau = smooth_features(*size), np.random.default_rng(1).normal(size=(size[0], 2)), 0.1
 
     def loss(psi, r, tau):
-        return jnp.sum(jnp.sin(Ridge(psi, tau)(r)))
+        return jnp.sum(jnp.sin(ridge_solver(psi, tau)(r)))
 
     def exact(psi, r, tau):
         return jnp.sum(jnp.sin(psi.T @ jnp.linalg.solve(psi @ psi.T + tau**2 * jnp.eye(len(psi)), r)))
@@ -72,64 +72,119 @@ def test_derivatives_are_those_of_the_closed_form(x64, size):
         np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * np.abs(b).max())
 
 
+def last_layer_prior(psi, roots, tau, center, dtype=float):
+    return LastLayerPrior(*(jnp.asarray(a, dtype) for a in (psi, tau, roots, center)))
+
+
+def matrix_of(prior):
+    """``(mean, L)`` of the last layer b = mean + L c, for one output or several in the order of ``b.ravel()``."""
+    start = jnp.zeros(prior.size, prior.center.dtype)
+    b = lambda white: prior.last_layer(white).ravel()  # noqa: E731
+    return (np.asarray(a, np.float64) for a in (b(start), jax.jacfwd(b)(start)))
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("size", SIZES)
-def test_white_parameters_are_white_and_leave_nothing_out(x64, size, dtype):
-    """QᵀQ = I, and QQᵀ keeps all of w that the last layer depends on: B Q Qᵀ = B, at the points."""
+def test_the_last_layer_has_the_covariance_of_its_sites(x64, size, dtype):
+    """At the points, with the map B from the sites: Ψ L (Ψ L)ᵀ = ΨB (ΨB)ᵀ, and the mean is G c."""
+    center = np.cos(np.arange(size[0]))[:, None]
     for tau, rounding in ROUNDING.items():
         psi, root = smooth_features(*size), covariance_root(size[0], tau)
-        reduction = Reduction(Ridge(jnp.asarray(psi, dtype), tau), jnp.asarray(root, dtype)[None], 1)
-        parts = reduction._basis(reduction.roots[0])
-        q = np.concatenate([np.asarray(parts[site], np.float64) for site in reduction.sites])
-        tolerance = 1e-9 if dtype == np.float64 else rounding
-        np.testing.assert_allclose(q.T @ q, np.eye(size[1]), atol=tolerance)
+        mean, factor = matrix_of(last_layer_prior(psi, root[None], tau, center, dtype))
+        tolerance = 1e-9 if dtype == np.float64 else 10 * rounding
         b = psi @ last_layer_map(psi, root, tau)
-        np.testing.assert_allclose(b @ q @ q.T, b, atol=tolerance)
+        np.testing.assert_allclose(psi @ mean, psi @ (gain(psi, tau) @ center)[:, 0], atol=tolerance)
+        np.testing.assert_allclose(psi @ factor @ (psi @ factor).T, b @ b.T, atol=tolerance)
 
 
-def as_vector(values, output):
-    return np.concatenate([np.asarray(values[site])[:, output] for site in Reduction.sites])
+def test_dependent_outputs_share_one_factor(x64):
+    """A joint covariance of all values of two outputs, with correlations between them."""
+    (num_points, num_features), tau = (7, 4), 0.1
+    psi = smooth_features(num_points, num_features)
+    between = np.linalg.cholesky(np.array([[1.0, 0.6], [0.6, 2.0]]))
+    root = np.kron(covariance_root(num_points, tau), between)  # of f.ravel()
+    mean, factor = matrix_of(last_layer_prior(psi, root[None], tau, np.zeros((num_points, 2))))
+    g, unit = gain(psi, tau), np.eye(2)
+    all_sites = [np.kron(np.eye(num_features) - g @ psi, unit), np.kron(g, unit) @ root, -tau * np.kron(g, unit)]
+    b = np.concatenate(all_sites, 1)
+    np.testing.assert_allclose(factor @ factor.T, b @ b.T, atol=1e-9)
+    np.testing.assert_array_equal(mean, 0.0)
 
 
-@pytest.mark.parametrize("num_roots", [1, 2])
-def test_lifted_values_are_white(x64, num_roots):
-    """By exact algebra, the map from c and fresh numbers w' to w = Qc + (I - QQᵀ)w' has a product with its transpose
-    that is the identity; with no fresh numbers it is QQᵀ, which has rank H."""
-    size, tau = (7, 4), 0.1
-    psi = jnp.asarray(smooth_features(*size))
-    roots = jnp.stack([jnp.asarray((1.0 + k) * covariance_root(size[0], tau)) for k in range(num_roots)])
-    reduction = Reduction(Ridge(psi, tau), roots, 2)
-    keys = jax.random.split(jax.random.key(1), 2000)
-    white = jax.random.normal(jax.random.key(2), (2000, reduction.size))
-    draws = quick_jit(jax.vmap(reduction.lift))(white, keys)
-    w = np.concatenate([np.asarray(draws[site]) for site in reduction.sites], 1)  # [S, W, K]
-    w = w.reshape(len(w), -1)
+def test_derivatives_of_the_covariance_are_those_of_the_closed_form(x64):
+    """First and second ones of a function of L Lᵀ and the mean, in Ψ."""
+    (num_points, num_features), tau = (6, 4), 0.1
+    psi, root = smooth_features(num_points, num_features), covariance_root(num_points, tau)
+    center = np.cos(np.arange(num_points))[:, None]
+
+    def loss(psi):
+        prior = LastLayerPrior(psi, tau, jnp.asarray(root)[None], jnp.asarray(center))
+        factor = jax.jacfwd(lambda c: prior.last_layer(c)[:, 0])(jnp.zeros(num_features))
+        return jnp.sum(jnp.sin(psi @ factor @ factor.T)) + jnp.sum(jnp.cos(prior.last_layer(jnp.zeros(num_features))))
+
+    def exact(psi):
+        g = psi.T @ jnp.linalg.inv(psi @ psi.T + tau**2 * jnp.eye(num_points))
+        covariance = g @ root @ root.T @ g.T + jnp.eye(num_features) - g @ psi
+        return jnp.sum(jnp.sin(psi @ covariance)) + jnp.sum(jnp.cos(g @ center))
+
+    def derivatives(fn):
+        return jax.jvp(jax.grad(fn), (psi,), (np.cos(9 * psi),))
+
+    for a, b in zip(*(quick_jit(partial(derivatives, fn))() for fn in (loss, exact)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * np.abs(b).max())
+
+
+KINDS = ["one root", "a root each", "dependent"]
+
+
+def two_outputs(kind):
+    """``(psi, roots, B)`` of two outputs, with the map B from each output's sites, or from all."""
+    (num_points, num_features), tau = (7, 4), 0.1
+    psi, root = smooth_features(num_points, num_features), covariance_root(num_points, tau)
+    if kind == "dependent":
+        roots = np.kron(root, np.array([[1.0, 0.0], [0.6, 1.3]]))[None]
+    else:
+        roots = np.stack([root, 2.0 * root]) if kind == "a root each" else root[None]
+    return psi, roots, tau
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_latents_are_white_and_give_the_last_layer(x64, kind):
+    """With white c they are white, and the model's formula gives them the last layer that c gives."""
+    psi, roots, tau = two_outputs(kind)
+    num_points = len(psi)
+    prior = last_layer_prior(psi, roots, tau, np.cos(np.arange(2 * num_points)).reshape(-1, 2))
+    keys, white = jax.random.split(jax.random.key(1), 4000), jax.random.normal(jax.random.key(2), (4000, prior.size))
+    draws = quick_jit(jax.vmap(prior.latents))(white, keys)
+    w = np.concatenate([np.asarray(draws[site]).reshape(4000, -1) for site in prior.sites], 1)
     second = w.T @ w / len(w)
-    error = len(w) * (np.sum((second - np.eye(len(second)))[np.triu_indices(len(second), 1)] ** 2))
-    num = len(second) * (len(second) - 1) / 2
-    assert abs(error - num) < 5 * np.sqrt(2 * num)  # χ² with so many degrees of freedom
-    plain = reduction.lift(white[0])
-    for k in range(2):
-        root = np.asarray(roots[k % num_roots])
-        b = last_layer_map(np.asarray(psi), root, tau)
-        projector = b.T @ np.linalg.solve(b @ b.T, b)
-        w = as_vector(plain, k)
-        np.testing.assert_allclose(projector @ w, w, atol=1e-9)
-        fresh = as_vector(reduction.lift(white[0], keys[0]), k)
-        np.testing.assert_allclose(b @ fresh, b @ w, atol=1e-9)  # the last layer does not see the fresh part
-        assert np.abs(fresh - w).max() > 0.1
+    off = second[np.triu_indices(len(second), 1)]
+    assert abs(len(w) * np.sum(off**2) - len(off)) < 5 * np.sqrt(2 * len(off))  # χ² with so many degrees of freedom
+    assert np.abs(np.diag(second) - 1.0).max() < 5 * np.sqrt(2 / len(w))
+
+    def last_layer(w):
+        if kind == "dependent":
+            values = (roots[0] @ w["values"].ravel()).reshape(num_points, 2)
+        else:
+            values = np.stack([roots[k % len(roots)] @ w["values"][:, k] for k in range(2)], 1)
+        missing = prior.center + values - psi @ w["last_layer"] - tau * w["residual"]
+        return w["last_layer"] + gain(psi, tau) @ missing
+
+    for i in range(3):
+        one = {site: np.asarray(draws[site][i]) for site in prior.sites}
+        np.testing.assert_allclose(last_layer(one), prior.last_layer(white[i]), atol=1e-9)
 
 
-@pytest.mark.parametrize("twin", ["no residual", "other τ"])
-def test_a_wrong_basis_is_noticed(x64, twin):
-    """The checks above reject Q without the residual, and that of another tolerance."""
-    size, tau = (20, 6), 0.1
-    psi, root = smooth_features(*size), covariance_root(size[0], tau)
-    used = tau if twin == "no residual" else 1.2 * tau
-    reduction = Reduction(Ridge(jnp.asarray(psi), used), jnp.asarray(root)[None], 1)
-    parts = reduction._basis(reduction.roots[0])
-    if twin == "no residual":
-        parts["residual"] = jnp.zeros_like(parts["residual"])
-    q = np.concatenate([np.asarray(parts[site]) for site in reduction.sites])
-    b = psi @ last_layer_map(psi, root, tau)
-    assert np.abs(q.T @ q - np.eye(6)).max() > 1e-4 or np.abs(b @ q @ q.T - b).max() > 1e-4
+@pytest.mark.parametrize("twin", ["no residual", "other τ", "no values"])
+def test_wrong_latents_are_noticed(x64, twin):
+    """The checks above reject latents without one of the sites, and those of another tolerance."""
+    psi, roots, tau = two_outputs("one root")
+    center = np.zeros((len(psi), 2))
+    prior = last_layer_prior(psi, roots, 1.2 * tau if twin == "other τ" else tau, center)
+    white = jax.random.normal(jax.random.key(2), (prior.size,))
+    w = {site: np.asarray(value) for site, value in prior.latents(white, jax.random.key(1)).items()}
+    if twin.startswith("no "):
+        w[twin[3:]] = np.zeros_like(w[twin[3:]])
+    values = np.stack([roots[0] @ w["values"][:, k] for k in range(2)], 1)
+    found = w["last_layer"] + gain(psi, tau) @ (values - psi @ w["last_layer"] - tau * w["residual"])
+    assert np.abs(found - np.asarray(last_layer_prior(psi, roots, tau, center).last_layer(white))).max() > 1e-3

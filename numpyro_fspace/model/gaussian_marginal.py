@@ -10,43 +10,15 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from numpyro_fspace.priors._lapack import inverse_root, times
+from numpyro_fspace.priors._lapack import root_and_inverse, times
 
-__all__ = ["log_marginal", "with_fixed_copy"]
+__all__ = ["log_marginal"]
 
 #: Steps of refinement of the posterior mean, as a solution by R alone has the error of the squared condition number.
 NUM_REFINEMENTS = 2
 #: Largest negative log density that is told from infinity.
 LARGEST = 1e12
-
-
-def with_fixed_copy(fn):
-    """``z -> fn(z, z)``, where the derivative of ``fn`` in its second argument is zero and is not computed.
-
-    That of the gradient is not zero: second derivatives are those of ``z -> fn(z, z)``.
-    """
-
-    def apply(z):
-        # What fn closes over, arrays of an outer program say, is handed on by arguments.
-        program = jax.make_jaxpr(fn)(z, z)
-
-        def evaluate(z, fixed, constants):
-            closed = jaxpr_as_fun(ClosedJaxpr(program.jaxpr, constants))
-            return closed(*jax.tree.leaves(z), *jax.tree.leaves(fixed))[0]
-
-        def forward(z, constants):
-            return jax.value_and_grad(evaluate)(z, z, constants)
-
-        def backward(slopes, change):
-            return jax.tree.map(lambda slope: change * slope, slopes), None
-
-        function = jax.custom_vjp(lambda z, constants: evaluate(z, z, constants))
-        function.defvjp(forward, backward)
-        return function(z, program.consts)
-
-    return apply
 
 
 @jax.custom_vjp
@@ -64,7 +36,7 @@ def log_marginal(jacobian, residual, sd):
 def _log_marginal(jacobian, residual, sd):
     scaled, target = jacobian / sd[:, None], residual / sd
     size = jacobian.shape[1]
-    inverse = inverse_root(jnp.concatenate([scaled, jnp.eye(size, dtype=scaled.dtype)]))
+    _, inverse = root_and_inverse(jnp.concatenate([scaled, jnp.eye(size, dtype=scaled.dtype)]))
     mean = times(inverse, times(inverse.T, times(scaled.T, target)))
     for _ in range(NUM_REFINEMENTS):
         rest = times(scaled.T, target - times(scaled, mean)) - mean

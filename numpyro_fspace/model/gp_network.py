@@ -27,8 +27,8 @@ from numpyro_fspace.model.measurement import as_points
 from numpyro_fspace.model.network_adapters import read_network
 from numpyro_fspace.model.network_scale import find_scales
 from numpyro_fspace.model.networks import check_input_shape, check_inputs, check_name
-from numpyro_fspace.model.ridge import Reduction, Ridge
-from numpyro_fspace.model.sites import note
+from numpyro_fspace.model.ridge import LastLayerPrior, ridge_solver
+from numpyro_fspace.model.sites import last_layer, note
 from numpyro_fspace.model.weight_priors import FanIn, prior_of_each, sample_array, sample_weight
 from numpyro_fspace.priors._cholesky import as_columns, as_rows, is_traced
 from numpyro_fspace.priors._lapack import times
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["LATENTS", "gp_network"]
 
 #: The latent sites of the last layer, after the name and a dot: a₀ and z in units of their standard deviations, and e.
-LATENTS = Reduction.sites
+LATENTS = LastLayerPrior.sites
 
 
 def gp_network(
@@ -162,21 +162,33 @@ def gp_network(
         path: sample_weight(f"{name}.{path}", path, network, priors[path], path in units) for path in layer.hidden
     }
     num_points, num_outputs = len(x_points), layer.num_outputs
-    white = {
-        "last_layer": _white(f"{name}.last_layer", (layer.num_features, num_outputs)),
-        "values": _white(f"{name}.values", (num_points, num_outputs)),
-        "residual": _white(f"{name}.residual", (num_points, num_outputs)),
-    }
-    amplitude = jnp.asarray(amplitude, white["values"].dtype)
     factor = tolerant_factor(prior, x_points, chosen.tolerance)
-    values = as_rows(factor.color(as_columns(white["values"], factor.shape)), num_points)
-    values = jnp.asarray(prior._mean(x_points), values.dtype) + values
-    row_scale = jnp.asarray(chosen.last_layer * layer.typical_scale()[:, None], values.dtype)
-    features = layer.features(hidden, rows) * row_scale[:, 0]
-    ridge = Ridge(features, chosen.tolerance)
-    missing = (values - layer.offset(hidden, rows)) / amplitude
-    missing = missing - times(features, white["last_layer"]) - chosen.tolerance * white["residual"]
-    last = amplitude * row_scale * (white["last_layer"] + ridge(missing))
+    scale = chosen.last_layer * layer.typical_scale()
+    features = layer.features(hidden, rows)
+    features = features * jnp.asarray(scale, features.dtype)
+    amplitude = jnp.asarray(amplitude, features.dtype)
+    center = (jnp.asarray(prior._mean(x_points), features.dtype) - layer.offset(hidden, rows)) / amplitude
+
+    def distribution():
+        is_joint = factor.shape[-1] != num_points
+        units = jnp.tile(amplitude, num_points)[:, None] if is_joint else amplitude[: factor.shape[0], None, None]
+        roots = jnp.asarray(factor.cholesky, features.dtype) / units
+        return LastLayerPrior(features, chosen.tolerance, roots, center)
+
+    def draw():
+        white = {
+            "last_layer": _white(f"{name}.last_layer", (layer.num_features, num_outputs)),
+            "values": _white(f"{name}.values", (num_points, num_outputs)),
+            "residual": _white(f"{name}.residual", (num_points, num_outputs)),
+        }
+        values = as_rows(factor.color(as_columns(white["values"], factor.shape)), num_points)
+        missing = center + values / amplitude - times(features, white["last_layer"])
+        return white["last_layer"] + ridge_solver(features, chosen.tolerance)(
+            missing - chosen.tolerance * white["residual"]
+        )
+
+    size = layer.num_features * num_outputs
+    last = amplitude * jnp.asarray(scale, features.dtype)[:, None] * last_layer(draw, distribution)
 
     def f(x):
         x = jnp.asarray(as_numbers(x, f"gp_network({name!r}): x"))
@@ -186,11 +198,7 @@ def gp_network(
         return layer.output(hidden, last, to_units(x))
 
     f = current_engine().function(name, f, is_network=True)
-    reduction = None
-    if factor.shape[-1] == num_points:
-        roots = jnp.asarray(factor.cholesky, values.dtype) / jnp.reshape(amplitude, (-1, 1, 1))[: factor.shape[0]]
-        reduction = Reduction(ridge, roots, num_outputs)
-    note("network", name, f, (*layer.hidden, *LATENTS), prior=prior, reduction=reduction)
+    note("network", name, f, (*layer.hidden, *LATENTS), prior=prior, last_layer_size=size)
     return f
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "fresh_draws",
     "full_plates",
     "function_hook",
+    "given_last_layers",
     "given_rows",
     "minibatch",
     "own_keys",
@@ -82,6 +83,33 @@ class full_plates(Messenger):
         if msg["type"] == "plate" and msg["value"] is None:
             size = msg["args"][0]
             msg["args"], msg["value"] = (size, size), jnp.arange(size)
+
+
+class given_last_layers(Messenger):
+    """Runs a model whose ``gp_network`` functions have last layers by white parameters, and no latent sites of theirs.
+
+    ``distributions`` holds the ``LastLayerPrior`` of each after the run.
+
+    Args:
+        fn: the model.
+        white: white parameters of all of them together, in the order of the program.
+    """
+
+    def __init__(self, fn, white):
+        super().__init__(fn)
+        self.white, self.distributions = white, []
+
+    def __enter__(self):
+        self.distributions = []
+        return super().__enter__()
+
+    def process_message(self, msg):
+        if msg["type"] != "last_layer" or msg["value"] is not None:
+            return
+        start = sum(one.size for one in self.distributions)
+        self.distributions.append(msg["distribution"]())
+        size = self.distributions[-1].size
+        msg["value"] = self.distributions[-1].last_layer(self.white[start : start + size])
 
 
 class given_rows(Messenger):

@@ -18,12 +18,12 @@ import numpyro.distributions as dist
 from numpyro.distributions import biject_to
 from numpyro.distributions.util import is_identically_one
 from numpyro.infer.util import potential_energy
-from numpyro.primitives import Messenger
 
 from numpyro_fspace.model.functions import depends_on
-from numpyro_fspace.model.gaussian_marginal import log_marginal, with_fixed_copy
-from numpyro_fspace.model.handlers import fresh_draws, without_data
+from numpyro_fspace.model.gaussian_marginal import log_marginal
+from numpyro_fspace.model.handlers import fresh_draws, given_last_layers, without_data
 from numpyro_fspace.model.potential import ModelPotential
+from numpyro_fspace.model.ridge import LastLayerPrior
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import has_dynamic_support
 from numpyro_fspace.model.sites import base_distribution, is_functional_prior, latent_sites
@@ -52,19 +52,13 @@ class MarginalPotential(ModelPotential):
 
     def __call__(self, z, key):
         del key  # U is known exactly
-        return self.prior_potential(z) - with_fixed_copy(self._log_likelihood)(z), jnp.zeros(())
-
-    def _log_likelihood(self, z, fixed):
-        """log p(y | z) with the directions Q of the last layers from a copy of z.
-
-        Q spans all directions that matter at this copy, so that its own change matters to second order alone.
-        """
-        return log_marginal(*self._linear(z, self._lift(fixed)))[0]
+        value, *_ = log_marginal(*self._linear(z))
+        return self.prior_potential(z) - value, jnp.zeros(())
 
     def prior_potential(self, z):
         """-log p(z), without likelihood and the sites that are integrated out."""
-        model = _without(without_data(fresh_draws(self.model, self._key_scale)), self.block)
-        return potential_energy(model, self.args, self.kwargs, z | self._zeros())
+        model = without_data(fresh_draws(self.model, self._key_scale))
+        return potential_energy(given_last_layers(model, jnp.zeros(self.size)), self.args, self.kwargs, z)
 
     def data_potential(self, z, key, model=None):
         """U(z), which has no functional priors."""
@@ -84,62 +78,50 @@ class MarginalPotential(ModelPotential):
         Its key is made of the bits of ``z``, so that a state belongs to one draw however often it is looked at.
         """
         key_white, key_rest = jax.random.split(_key_of(z))
-        lift = self._lift(z)
-        _, mean, inverse = log_marginal(*self._linear(z, lift))
+        _, mean, inverse = log_marginal(*self._linear(z))
         white = mean + times(inverse, jax.random.normal(key_white, mean.shape, mean.dtype))
-        return z | lift(white, key_rest)
+        model = given_last_layers(self.model, jnp.zeros(self.size))
+        run_model(model, self.args, self.kwargs, key=self._key_fresh, substitute=self._values(z))
+        values: dict = {}
+        start = 0
+        for i, (name, one) in enumerate(zip(_last_layers(self.trace), model.distributions, strict=True)):
+            part, start = white[start : start + one.size], start + one.size
+            found = one.latents(part, jax.random.fold_in(key_rest, i))
+            values |= {f"{name}.{site}": value for site, value in found.items()}
+        return z | values
 
     # ---- the model as a linear one ---------------------------------------------------------------
 
-    def _zeros(self):
-        return {k: jnp.zeros_like(self.trace[k]["value"]) for k in self.block}
+    @property
+    def size(self) -> int:
+        """R, the number of white parameters of all last layers."""
+        return sum(_last_layers(self.trace).values())
 
     def _values(self, z):
         """Constrained values of the sites that are left."""
         return {k: biject_to(self.trace[k]["fn"].support)(z[k]) for k in self.latents}
 
-    def _run(self, values):
-        return run_model(self.model, self.args, self.kwargs, key=self._key_fresh, substitute=values)
-
-    def _lift(self, z):
-        """From white parameters [R] to values of the block's sites. With a key the part that the observations and the
-        functions do not depend on is drawn, else it is zero."""
-        trace = self._run(self._values(z) | self._zeros())
-        lifts = list(_reductions(trace).items())
-
-        def lift(white, key=None):
-            values, start = {}, 0
-            for i, (name, reduction) in enumerate(lifts):
-                part = white[start : start + reduction.size]
-                start += reduction.size
-                found = reduction.lift(part, None if key is None else jax.random.fold_in(key, i))
-                values |= {f"{name}.{site}": value for site, value in found.items()}
-            return values
-
-        lift.size = sum(reduction.size for _, reduction in lifts)
-        return lift
-
-    def _linear(self, z, lift):
-        """``(J [N, R], r [N], s [N])``."""
+    def _linear(self, z):
+        """``(J [N, R], r [N], s [N])``: the observations by white parameters."""
         values = self._values(z)
 
         def means(white):
-            return jnp.concatenate([loc for loc, *_ in _normals(self._run(values | lift(white)))])
+            model = given_last_layers(self.model, white)
+            normals = _normals(run_model(model, self.args, self.kwargs, key=self._key_fresh, substitute=values))
+            loc, *others = (jnp.concatenate(parts) for parts in zip(*normals, strict=True))
+            return loc, others
 
-        start = jnp.zeros(lift.size)
-        normals = _normals(self._run(values | lift(start)))
-        loc, sd, y = (jnp.concatenate(parts) for parts in zip(*normals, strict=True))
-        slope = jax.linearize(means, start)[1]
-        jacobian = jax.vmap(slope, out_axes=1)(jnp.eye(lift.size))
+        loc, slope, (sd, y) = jax.linearize(means, jnp.zeros(self.size), has_aux=True)
+        jacobian = jax.vmap(slope, out_axes=1)(jnp.eye(self.size))
         return jacobian, y - loc, sd
 
 
 def why_not_marginal(potential: ModelPotential) -> str | None:
     """Why the last layers of a model cannot be integrated out; None if they can."""
     trace = potential.trace
-    reductions = _reductions(trace)
-    if not reductions:
-        return "the model has no fs.gp_network whose outputs are independent a priori"
+    sizes = _last_layers(trace)
+    if not sizes:
+        return "the model has no fs.gp_network"
     if potential.is_random:
         return "minibatches or random numbers of the model change U at every step"
     if any(is_functional_prior(s) for s in trace.values()):
@@ -156,7 +138,7 @@ def why_not_marginal(potential: ModelPotential) -> str | None:
         plain = site["scale"] is None or is_identically_one(site["scale"])
         if not (plain and _is_normal(site["fn"])):
             return f"{site['name']!r} is not a plain Normal likelihood"
-    size = sum(reduction.size for reduction in reductions.values())
+    size = sum(sizes.values())
     num = sum(jnp.size(site["value"]) for site in data)
     if size > MAX_PARAMETERS or size * num > MAX_ENTRIES:
         return f"{size} last-layer parameters and {num} observations are too many for one factor"
@@ -165,12 +147,12 @@ def why_not_marginal(potential: ModelPotential) -> str | None:
 
 def block_of(trace) -> tuple[str, ...]:
     """The sites of the last layers in a trace."""
-    return tuple(f"{name}.{site}" for name, reduction in _reductions(trace).items() for site in reduction.sites)
+    return tuple(f"{name}.{site}" for name in _last_layers(trace) for site in LastLayerPrior.sites)
 
 
-def _reductions(trace) -> dict:
-    """By name, the reductions of the networks that have one: not of those whose outputs are dependent."""
-    return {name: site["reduction"] for name, site in trace.items() if site.get("reduction") is not None}
+def _last_layers(trace) -> dict:
+    """Numbers of white parameters of the networks' last layers, by name, in the order of the program."""
+    return {name: site["last_layer_size"] for name, site in trace.items() if "last_layer_size" in site}
 
 
 def _why_not_affine(potential, block):
@@ -199,18 +181,6 @@ def _why_not_affine(potential, block):
     if depends_on(others, inside):
         return "the scale of an observation, or the prior of another site, depends on a function"
     return None
-
-
-class _without(Messenger):
-    """Runs a model in which these sites have no density."""
-
-    def __init__(self, fn, names):
-        super().__init__(fn)
-        self.names = names
-
-    def process_message(self, msg):
-        if msg["type"] == "sample" and msg["name"] in self.names:
-            msg["fn"] = msg["fn"].mask(False)
 
 
 def _normals(trace) -> list:

@@ -16,6 +16,7 @@ __all__ = [
     "has_point_mass",
     "is_functional_prior",
     "is_weight",
+    "last_layer",
     "latent_sites",
     "note",
     "observed_sites",
@@ -160,3 +161,16 @@ def note(kind: str, name: str, fn, weights: tuple[str, ...] = (), **more):
     """
     if active_handlers():
         apply_stack({"type": kind, "name": name, "fn": fn, "weights": weights, "value": jnp.zeros((0,)), **more})
+
+
+def last_layer(draw, distribution):
+    """``draw()``, unless ``given_last_layers`` gives the last layer by the white parameters of its distribution.
+
+    Args:
+        draw: draws the last layer [H, K] from latent sites of the model.
+        distribution: returns its ``LastLayerPrior``.
+    """
+    if not active_handlers():
+        return draw()
+    message = {"type": "last_layer", "fn": draw, "args": (), "kwargs": {}, "value": None, "distribution": distribution}
+    return apply_stack(message)["value"]

@@ -20,7 +20,7 @@ from jax.scipy.linalg import solve_triangular
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-__all__ = ["cholesky", "inverse_root", "solve_lower", "times", "triangular_root"]
+__all__ = ["cholesky", "root_and_inverse", "solve_lower", "times", "triangular_root"]
 
 
 def batches_can_wait() -> bool:
@@ -77,22 +77,19 @@ def _cholesky_jvp(primals, tangents):
     return factor, factor @ (jnp.tril(white) - 0.5 * jnp.diag(jnp.diagonal(white)))
 
 
+def root_and_inverse(matrix: Float[Array, "M H"]) -> tuple[Float[Array, "H H"], Float[Array, "H H"]]:
+    """``triangular_root`` R and R⁻¹. Products with R⁻¹ take the place of triangular solves, each of which is a call of
+    LAPACK; where its rounding errors matter, the solution is to be refined."""
+    root = triangular_root(matrix)
+    return root, _inverse(root)
+
+
+@jax.custom_jvp
 def triangular_root(matrix: Float[Array, "M H"]) -> Float[Array, "H H"]:
     """The upper triangular R with a positive diagonal and RᵀR = AᵀA, for a matrix A of full column rank.
 
     It comes from the QR factorization of A, so that the condition number is that of A and not its square.
     """
-    return _triangular_root(matrix)
-
-
-def inverse_root(matrix: Float[Array, "M H"]) -> Float[Array, "H H"]:
-    """R⁻¹ of the ``triangular_root`` R. Products with it take the place of triangular solves, each of which is a call
-    of LAPACK; where its rounding errors matter, the solution is to be refined."""
-    return _inverse(_triangular_root(matrix))
-
-
-@jax.custom_jvp
-def _triangular_root(matrix):
     return _root_of(matrix)
 
 
@@ -103,11 +100,11 @@ def _root_of(matrix):
     return signs[:, None] * root
 
 
-@_triangular_root.defjvp
+@triangular_root.defjvp
 def _triangular_root_jvp(primals, tangents):
     """dR = Φ(Z + Zᵀ) R with Z = R⁻ᵀ Aᵀ dA R⁻¹, Φ the upper triangle with half the diagonal."""
     (matrix,), (tangent,) = primals, tangents
-    root = _triangular_root(matrix)
+    root = triangular_root(matrix)
     inverse = _inverse(root)
     slope = times(times(inverse.T, times(matrix.T, tangent)), inverse)
     total = slope + slope.T
