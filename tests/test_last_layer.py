@@ -202,3 +202,27 @@ def test_found_once(monkeypatch):
     with pytest.raises(AttributeError):  # nothing is found
         find(nn.Sequential([nn.Dense(7), nn.tanh, nn.Dense(2)]))
     assert len(calls) == 1
+
+
+SKIPS = {
+    "no skip": (nn.Sequential([nn.Dense(6), nn.tanh, nn.Dense(2)]), False),
+    "relu and normalization": (nn.Sequential([nn.Dense(6), nn.LayerNorm(), nn.relu, nn.Dense(1)]), False),
+}
+
+
+class Skip(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(nn.tanh(nn.Dense(6)(x))) + jnp.sin(x[:, :1])
+
+
+@pytest.mark.parametrize("kind", [*SKIPS, "skip"])
+def test_what_is_added_to_the_last_layer_is_found(kind):
+    """The output where the last layer is zero: left out if it is zero by the program, else computed."""
+    net, has_offset = SKIPS.get(kind, (Skip(), True))
+    layer = find_last_layer("net", read_network("net", net, (1,)), (1,))
+    x = np.linspace(-1.0, 1.0, 4)[:, None]
+    hidden = {path: jnp.ones(layer.network.weights[path].shape) for path in layer.hidden}
+    assert layer.has_offset == has_offset
+    expected = np.sin(x) if has_offset else np.zeros((4, layer.num_outputs))
+    np.testing.assert_allclose(layer.offset(hidden, x), expected, atol=1e-6)

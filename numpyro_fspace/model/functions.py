@@ -20,6 +20,7 @@ __all__ = [
     "functions_of",
     "some_rows",
     "sources",
+    "vanishes_with",
 ]
 
 
@@ -129,6 +130,41 @@ def sources(fn, values: dict) -> dict:
         return {name for name, used in zip(names, is_used, strict=True) if used}
 
     return {output: of(output) for output in sorted(shapes)}
+
+
+#: Operations whose result is zero if one of their operands is, and if all of them are.
+PRODUCTS = {"mul", "dot_general", "conv_general_dilated"}
+SUMS = {"add", "add_any", "sub", "neg", "reduce_sum", "reshape", "transpose", "broadcast_in_dim", "squeeze"}
+SUMS |= {"convert_element_type", "concatenate", "slice", "copy"}
+
+
+def vanishes_with(fn, values) -> bool:
+    """Whether the array ``fn(values)`` is zero where all ``values`` are, read off its program (never wrongly)."""
+    program = jax.make_jaxpr(fn)(values)
+    return _zeros(program.jaxpr, [True] * len(program.jaxpr.invars))[0]
+
+
+def _zeros(jaxpr, are_zero) -> list[bool]:
+    """Which outputs of a program are known to be zero, given which inputs are."""
+    known = dict(zip(map(id, jaxpr.invars), are_zero, strict=True))
+
+    def is_zero(atom):
+        return not np.any(atom.val) if hasattr(atom, "val") else known.get(id(atom), False)
+
+    for equation in jaxpr.eqns:
+        given = [is_zero(atom) for atom in equation.invars]
+        inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+        inner = getattr(inner, "jaxpr", inner)
+        if equation.primitive.name in PRODUCTS:
+            found = [any(given)]
+        elif equation.primitive.name in SUMS:
+            found = [all(given)]
+        elif equation.primitive.name in ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call"):
+            found = _zeros(inner, given)
+        else:
+            found = [False] * len(equation.outvars)
+        known |= {id(out): one for out, one in zip(equation.outvars, found, strict=True)}
+    return [is_zero(out) for out in jaxpr.outvars]
 
 
 def some_rows(x, num: int):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.model.arguments import frozen
-from numpyro_fspace.model.functions import depends_on
+from numpyro_fspace.model.functions import depends_on, vanishes_with
 from numpyro_fspace.priors._cholesky import is_traced
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class LastLayer:
         is_flat: whether the network returns [M] and not [M, K].
         takes_integers: whether its inputs must be integers, as those of embeddings.
         program: what tells the network's program from others; None if it holds traced values.
+        has_offset: whether g may differ from zero.
     """
 
     network: Network
@@ -55,6 +56,7 @@ class LastLayer:
     is_flat: bool
     takes_integers: bool = False
     program: str | None = None
+    has_offset: bool = True
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -79,6 +81,8 @@ class LastLayer:
 
     def offset(self, hidden: dict, x) -> Float[Array, "M K"]:
         """g(x), the output where the last layer is zero."""
+        if not self.has_offset:
+            return jnp.zeros((len(x), self.num_outputs))
         zeros = self._arrays(jnp.zeros((self.num_features, self.num_outputs)))
         return self.network.apply(hidden | zeros, x).reshape(len(x), self.num_outputs)
 
@@ -159,8 +163,8 @@ def find_last_layer(name: str, network: Network, shape: tuple[int, ...]) -> Last
             found = _find(name, layer, program, weights, x)
         while len(_FOUND) >= MAX_FOUND:
             del _FOUND[next(iter(_FOUND))]
-        _FOUND[signature] = found.paths
-    return dataclasses.replace(layer, paths=_FOUND[signature])
+        _FOUND[signature] = {"paths": found.paths, "has_offset": _has_offset(found, weights, x)}
+    return dataclasses.replace(layer, **_FOUND[signature])
 
 
 def _width(out) -> int:
@@ -203,6 +207,13 @@ def _find(name, layer, program, weights, x) -> LastLayer:
         f"{name}: the network's output is affine in none of the layers of its weights {list(weights)}: the last layer "
         "must be linear, used once, with nothing after it. Move what follows it into the likelihood."
     )
+
+
+def _has_offset(layer, weights, x) -> bool:
+    """Whether the program says that the output may differ from zero where the last layer is zero."""
+    hidden = {path: weights[path] for path in layer.hidden}
+    last = {path: weights[path] for path in layer.paths}
+    return not vanishes_with(lambda last: layer.network.apply(hidden | last, x), last)
 
 
 def _first_uses(jaxpr) -> list[tuple[int, ...]]:

@@ -157,8 +157,9 @@ class LastLayerPrior:
                 outputs, width, root = slice(k, k + 1), 1, roots[k % len(roots)]
             if not (k and len(roots) == 1):
                 values = root.reshape(num_points, width, -1)
-                colored = jnp.einsum("hm,mwn->nhw", self.gain, values, precision="highest")
-                parts = (colored.reshape(-1, num_features * width), jnp.kron(rest, jnp.eye(width, dtype=rest.dtype)))
+                colored = jnp.einsum("mwn,hm->nhw", values, self.gain, precision="highest")
+                unit = jnp.eye(width, dtype=rest.dtype)
+                parts = (colored.reshape(-1, num_features * width), rest if width == 1 else jnp.kron(rest, unit))
                 factor = Orthonormal(*parts)
             self.blocks.append(Block(outputs, values, factor))
 

@@ -46,9 +46,10 @@ def largest_curvature(energy, position, direction, metric, *, num_iterations: in
         ``(λ, direction)``.
     """
 
+    _, hessian_times = jax.linearize(jax.grad(energy), position)
+
     def step(direction, _):
-        product = jax.jvp(jax.grad(energy), (position,), (metric.scale(direction),))[1]
-        product = metric.scale_gradient(product)
+        product = metric.scale_gradient(hessian_times(metric.scale(direction)))
         norm = jnp.linalg.norm(product)
         return product / jnp.where(norm > 0, norm, 1.0), norm
 
