@@ -113,6 +113,7 @@ def test_the_algorithms_stand_alone():
         ("blackjax", ("sgmcmc/", "benchmarks/", "experiments/")),
         ("torch", ("benchmarks/",)),
         ("equinox", ("model/network_adapters.py", "experiments/")),
+        ("safetensors", ("model/frozen_weights.py",)),
         ("sklearn", ("datasets/", "experiments/")),
     ],
 )

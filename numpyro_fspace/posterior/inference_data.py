@@ -19,7 +19,7 @@ from numpyro_fspace.model.checks import check_masks, known_values
 from numpyro_fspace.model.functions import depends_on, function_inputs, some_rows
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sites import is_functional_prior, observed_sites
+from numpyro_fspace.model.sites import is_functional_prior, module_weights, observed_sites
 from numpyro_fspace.posterior.arrays import plain
 from numpyro_fspace.posterior.arviz_groups import Site, datasets
 from numpyro_fspace.posterior.evaluator import Evaluator, function_draws, log_likelihood
@@ -117,7 +117,7 @@ def to_arviz(
             "different draws would not belong together. Take them from a numpyro.plate(..., subsample_size=...), or "
             "pass log_lik=False."
         )
-    networks = tuple(f"{k}." for k, s in trace.items() if s["type"] == "network")
+    networks = tuple(f"{k}." for k, s in trace.items() if s["type"] == "network") + module_weights(trace)
     hidden = set() if weights else {k for k in found.samples if k.startswith(networks)}
     posterior = {_clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden}
     named = _named_arrays(model, args, kwargs)
