@@ -54,8 +54,7 @@ class MCMC(NumPyroMCMC):
 
     **Repeated runs.** Numbers of draws, the kernel's settings and the arguments of ``run`` may change between runs;
     programs are reused where all they depend on is the same. Several drivers, also in threads, may share one kernel.
-    Inside ``jax.jit`` and ``vmap`` a run becomes part of the surrounding program: without a bar, check, mesh or
-    checkpoint.
+    Inside ``jax.jit`` and ``vmap`` a run becomes part of the program: without a bar, check, mesh or checkpoint.
 
     **Warnings.** At its end ``run`` warns, once, of R-hat above 1.05, of fewer than 50 effective draws per chain, of a
     chain that does not move, and of draws that are wider than the posterior (by the configurational temperature, for
