@@ -371,5 +371,5 @@ def test_half_precision_becomes_float32(tmp_path, dtype):
 
 def test_without_safetensors_the_cure_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "safetensors", None)
-    with pytest.raises(ImportError, match="pip install safetensors"):
+    with pytest.raises(ImportError, match=r'pip install "numpyro_fspace\[safetensors\]"'):
         fs.model.read_safetensors("a", to_flax)

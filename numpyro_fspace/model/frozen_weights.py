@@ -97,7 +97,7 @@ def read_safetensors(path: str | Path, convert: Callable) -> dict:
     try:
         from safetensors import safe_open
     except ImportError as error:
-        raise ImportError("read_safetensors needs the package safetensors: pip install safetensors.") from error
+        raise ImportError('read_safetensors needs safetensors: pip install "numpyro_fspace[safetensors]".') from error
     found: dict = {}
     with safe_open(path, framework="numpy") as file:
         for name in file.keys():  # noqa: SIM118  # of a file, which is no dict

@@ -92,11 +92,13 @@ def to_arviz(
             run that kept its functions elsewhere; a model that draws its own minibatch, unless ``log_lik=False``;
             ``dims`` of no variable, or ``coords`` of another length than their dimension.
         TypeError: if it is neither an ``MCMC`` object nor a ``Posterior``.
+        ImportError: if ArviZ is missing.
 
     Example:
         >>> import arviz as az, numpyro_fspace as fs  # doctest: +SKIP
         >>> az.summary(fs.to_arviz(mcmc), var_names=["f"])  # doctest: +SKIP
     """
+    _check_arviz()
     if getattr(source, "functions_at", None) is not None:
         if inputs is not None:
             raise ValueError("to_arviz: this run kept its functions at functions_at, and has them at no other inputs.")
@@ -145,6 +147,13 @@ def to_arviz(
     named = {k: s for k, s in trace.items() if s["type"] in ("sample", "deterministic")}
     sites = {_clean(k): Site(_plates(s), s["fn"].event_dim if "fn" in s else 0, known.get(k)) for k, s in named.items()}
     return _build(datasets(groups, sites, dims, coords))
+
+
+def _check_arviz():
+    try:
+        import arviz  # noqa: F401
+    except ImportError as error:
+        raise ImportError('to_arviz needs ArviZ: pip install "numpyro_fspace[arviz]".') from error
 
 
 def _build(groups):

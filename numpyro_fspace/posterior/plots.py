@@ -166,9 +166,15 @@ def _check(x, f_draws, noise_draws, level, num_draws) -> tuple[np.ndarray, np.nd
 def _axes(ax: Axes | None) -> Axes:
     if ax is not None:
         return ax
-    import matplotlib.pyplot as plt
+    return _pyplot().subplots(figsize=(7.0, 3.6), layout="constrained")[1]
 
-    return plt.subplots(figsize=(7.0, 3.6), layout="constrained")[1]
+
+def _pyplot():
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError('plots need matplotlib: pip install "numpyro_fspace[plots]".') from error
+    return plt
 
 
 def _interval(draws: Float[np.ndarray, "S N"], level: float) -> Float[np.ndarray, "2 N"]:
