@@ -107,7 +107,7 @@ def test_the_algorithms_stand_alone():
 @pytest.mark.parametrize(
     "module, allowed",
     [
-        ("arviz", ("posterior/inference_data.py",)),
+        ("arviz", ("posterior/inference_data.py", "posterior/stacking.py")),
         ("tinygp", ("priors/", "baselines/", "benchmarks/", "experiments/", "cli.py")),
         ("matplotlib", ("posterior/plots.py", "experiments/", "cli.py")),
         ("blackjax", ("sgmcmc/", "benchmarks/", "experiments/")),
