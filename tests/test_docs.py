@@ -79,6 +79,13 @@ def check_partly_bayesian(names):
     assert not np.allclose(apply(factors, tokens), whole, atol=1e-3)
 
 
+def check_trust(names):
+    assert names["f"].shape == (10, 100, 1) and is_finite(names, "f", "low", "high", "difference")
+    assert Path("report.png").stat().st_size > 10_000
+    assert np.all(names["low"] < names["high"]) and 0.7 < names["inside"] <= 1.0  # three standard errors of 50 rows
+    assert names["difference"].shape == (60,) and names["gain"] > 3 * names["error"]  # of a sine over a line
+
+
 def check_variational(names):
     assert names["f"].shape[1:] == (30, 1) and is_finite(names, "f")
     assert names["data"].posterior["f"].shape[-2:] == (30, 1)
@@ -113,6 +120,7 @@ GUIDES = {
     "docs/getting-started.md": check_getting_started,
     "docs/choosing.md": check_choosing,
     "docs/partly-bayesian.md": check_partly_bayesian,
+    "docs/trust.md": check_trust,
     "docs/variational.md": check_variational,
     "docs/migrating.md": check_migrating,
     "docs/contributing.md": check_contributing,

@@ -104,14 +104,21 @@ def test_a_run_is_stacked_and_its_report_says_so():
     found = fs.diagnostics.stack_chains(mcmc)
     assert found.weights[0] > 0.99
     table = str(found)
+    assert "The gain is small" not in table and found.elpd_stacked - found.elpd_equal > 4 * found.gain_error
     assert "chain" in table and f"{found.elpd_stacked:.1f} with these" in table and "weights=[" in repr(found)
+
+
+def test_chains_that_have_met_gain_little():
+    y = RNG.normal(size=40)
+    found = fs.diagnostics.stack_chains(chains(*[y.mean()] * 4, y=y))
+    assert 0 <= found.elpd_stacked - found.elpd_equal < 2 and "The gain is small: equal weights" in str(found)
 
 
 @pytest.mark.parametrize(
     "make, message",
     [
         (lambda y: chains(0.0, y=y), "weights several chains and got one"),
-        (lambda y: chains(0.0, 1.0, y=y, num_draws=10), "20 draws of each chain or more, got 10"),
+        (lambda y: chains(0.0, 1.0, y=y, num_draws=5), "10 draws of each chain or more, got 5"),
     ],
 )
 def test_mistakes_are_named(make, message):

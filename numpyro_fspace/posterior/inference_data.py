@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.posterior.posterior import Posterior
 
-__all__ = ["to_arviz"]
+__all__ = ["observations", "to_arviz"]
 
 #: Names ArviZ knows the kernels' fields by.
 SAMPLE_STATS = {"potential_energy": "lp"}
@@ -111,7 +111,7 @@ def to_arviz(
         _check_arguments(model, args, kwargs)
         check_masks(args, kwargs, "to_arviz")
     with known_values(model, args, kwargs, "to_arviz"):
-        trace, observed, known, drawn = _trace(model, args, kwargs)
+        trace, observed, known, drawn = observations(model, args, kwargs)
         known = _known_in_any_draw(found, args, kwargs, known)
     if drawn and log_lik:
         raise ValueError(
@@ -189,7 +189,7 @@ def _stats(found) -> dict:
     }
 
 
-def _trace(model, args, kwargs):
+def observations(model, args, kwargs):
     """``(trace, observed, known, drawn)``: the model's sites, whose values are not to be read, the values of those
     observed, which parts of these the likelihood counts, and the names of those whose values differ from call to call,
     which ``observed`` does not hold.

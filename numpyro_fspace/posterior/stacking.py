@@ -23,6 +23,8 @@ __all__ = ["Stacking", "stack_chains"]
 
 #: A larger Pareto shape makes the leave-one-out density of a point unreliable.
 PARETO_LIMIT = 0.7
+#: A smaller gain in the log predictive density of all data says nothing.
+SMALL_GAIN = 4.0
 #: Iterations for the weights, and the gain of the mean log density at which they end.
 MAX_ITERATIONS, GAIN = 20_000, 1e-9
 
@@ -36,6 +38,7 @@ class Stacking:
         elpd: leave-one-out log predictive density of the data under each chain alone, [C].
         elpd_equal: under all chains with equal weights, as they are usually read.
         elpd_stacked: under the chains with these weights, which are fitted to it.
+        gain_error: standard error of ``elpd_stacked - elpd_equal``.
         unreliable: share of the points whose leave-one-out density under a chain is unreliable (Pareto shape above
             0.7), [C].
         posterior: draws of the chains in proportion to their weights, as many as one chain has.
@@ -45,6 +48,7 @@ class Stacking:
     elpd: Float[np.ndarray, " C"]
     elpd_equal: float
     elpd_stacked: float
+    gain_error: float
     unreliable: Float[np.ndarray, " C"]
     posterior: Posterior
 
@@ -52,9 +56,10 @@ class Stacking:
         lines = [f"{'chain':>5}{'weight':>9}{'elpd':>12}{'unreliable':>12}"]
         rows = enumerate(zip(self.weights, self.elpd, self.unreliable, strict=True))
         lines += [f"{i:>5}{w:>9.3f}{elpd:>12.1f}{100 * bad:>10.0f} %" for i, (w, elpd, bad) in rows]
-        return "\n".join(
-            [*lines, f"elpd {self.elpd_equal:.1f} with equal weights, {self.elpd_stacked:.1f} with these."]
-        )
+        lines.append(f"elpd {self.elpd_equal:.1f} with equal weights, {self.elpd_stacked:.1f} with these.")
+        if self.elpd_stacked - self.elpd_equal < max(SMALL_GAIN, 2 * self.gain_error):
+            lines.append("The gain is small: equal weights, all draws of the run, are as good.")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"Stacking(weights={np.round(self.weights, 3).tolist()})"
@@ -75,8 +80,8 @@ def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stackin
     .. math:: \max_w \sum_n \log \sum_c w_c\, p_c(y_n \mid y_{-n}), \qquad w_c \ge 0, \quad \sum_c w_c = 1,
 
     with the densities of Pareto-smoothed importance sampling (``arviz.loo``) of each chain. The result is a predictive
-    distribution, not the posterior. Where chains have met, the objective hardly depends on w, and equal weights are
-    as good: see R-hat in ``fs.report`` first.
+    distribution, not the posterior. Where chains have met, the objective hardly depends on w: the weights may then be
+    anything, and the table says that the gain is small.
 
     Args:
         source: an ``MCMC`` object that has run several chains, or a ``fs.Posterior`` of several chains.
@@ -87,7 +92,7 @@ def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stackin
         A :class:`Stacking`; ``fs.predict(found.posterior, key, x_new)`` reads it.
 
     Raises:
-        ValueError: a single chain, a chain of fewer than 20 draws, or a model without observations.
+        ValueError: a single chain, a chain of fewer than 10 draws, or a model without observations.
         ImportError: ArviZ is missing.
 
     Example:
@@ -111,8 +116,8 @@ def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stackin
     num_chains, num_draws = posterior.num_chains, len(next(iter(posterior.samples.values()))) // posterior.num_chains
     if num_chains < 2:
         raise ValueError("stack_chains weights several chains and got one: run with num_chains=4, say.")
-    if num_draws < 20:
-        raise ValueError(f"stack_chains needs 20 draws of each chain or more, got {num_draws}.")
+    if num_draws < 10:
+        raise ValueError(f"stack_chains needs 10 draws of each chain or more, got {num_draws}.")
     pointwise = [np.asarray(v).reshape(len(v), -1) for v in log_likelihood(posterior, args, kwargs).values()]
     if not pointwise:
         raise ValueError("stack_chains: the model has no observed site with these arguments; give it the targets.")
@@ -122,14 +127,15 @@ def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stackin
     points = np.stack([densities for densities, _ in found])
     unreliable = np.array([np.mean(shapes > PARETO_LIMIT) for _, shapes in found])
     weights = _stacked(points)
-    equal = np.full(num_chains, 1 / num_chains)
+    as_equal, stacked = (_mixed(points, w) for w in (np.full(num_chains, 1 / num_chains), weights))
     rows = _rows(weights, num_draws)
     drawn = replace(posterior, samples={k: v[rows] for k, v in posterior.samples.items()}, num_chains=1, stats={})
     return Stacking(
         weights,
         points.sum(1),
-        float(_mixed(points, equal).sum()),
-        float(_mixed(points, weights).sum()),
+        float(as_equal.sum()),
+        float(stacked.sum()),
+        float(np.sqrt(len(stacked)) * np.std(stacked - as_equal)),
         unreliable,
         drawn,
     )
