@@ -4,7 +4,7 @@ import importlib
 import warnings
 
 from numpyro_fspace import baselines, datasets, metrics, model, priors, sgmcmc, variational
-from numpyro_fspace.mcmc import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD, report
+from numpyro_fspace.mcmc import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD, plot_report, report
 from numpyro_fspace.model import OnDemand, fan_in, functional_prior, gp_network, measurement, random_module
 from numpyro_fspace.posterior import Posterior, Predictive, diagnostics, plot_functions, predict, save, to_arviz
 from numpyro_fspace.priors import GPPrior, dirichlet_targets, fit_gp
@@ -40,6 +40,7 @@ __all__ = [
     "metrics",
     "model",
     "plot_functions",
+    "plot_report",
     "preconditioners",
     "predict",
     "priors",

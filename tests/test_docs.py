@@ -58,6 +58,34 @@ def check_choosing(names):
     assert probabilities.shape == (10, len(x), 2) and np.isfinite(probabilities).all()
 
 
+def check_partly_bayesian(names):
+    """Frozen weights have no draws; restored ones are those that were saved; no factors leave the network as it is."""
+    for f in ("f_last", "f_process"):
+        assert names[f].shape[1:] == (400, 1) and is_finite(names, f)
+    frozen, backbone = (fs.model.weights_by_path(names[k]) for k in ("frozen", "backbone"))
+    jax.tree.map(np.testing.assert_array_equal, frozen, backbone)
+    assert {path: array.shape for path, array in names["first"].items()} == {
+        "first.kernel": (1, 50),
+        "first.bias": (50,),
+    }
+    draws, targets = names["mcmc"].get_samples(), names["targets"]
+    assert set(draws) == {f"f.{path}.{factor}" for path in targets for factor in "AB"}
+    assert names["probabilities"].shape == (60, 2) and is_finite(names, "probabilities")
+    init, apply = names["low_rank"](names["transformer"], names["pretrained"], targets, 2)
+    factors, tokens = init(jax.random.key(0), (6,)), names["tokens"]
+    whole = names["transformer"].apply({"params": names["pretrained"]}, tokens)
+    np.testing.assert_allclose(apply(factors, tokens), whole, rtol=1e-5, atol=1e-6)
+    factors[targets[0]]["B"] += 1.0
+    assert not np.allclose(apply(factors, tokens), whole, atol=1e-3)
+
+
+def check_trust(names):
+    assert names["f"].shape == (10, 100, 1) and is_finite(names, "f", "low", "high", "difference")
+    assert Path("report.png").stat().st_size > 10_000
+    assert np.all(names["low"] < names["high"]) and 0.7 < names["inside"] <= 1.0  # three standard errors of 50 rows
+    assert names["difference"].shape == (60,) and names["gain"] > 3 * names["error"]  # of a sine over a line
+
+
 def check_variational(names):
     assert names["f"].shape[1:] == (30, 1) and is_finite(names, "f")
     assert names["data"].posterior["f"].shape[-2:] == (30, 1)
@@ -91,6 +119,8 @@ GUIDES = {
     "README.md": check_readme,
     "docs/getting-started.md": check_getting_started,
     "docs/choosing.md": check_choosing,
+    "docs/partly-bayesian.md": check_partly_bayesian,
+    "docs/trust.md": check_trust,
     "docs/variational.md": check_variational,
     "docs/migrating.md": check_migrating,
     "docs/contributing.md": check_contributing,

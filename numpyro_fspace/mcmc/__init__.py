@@ -3,8 +3,22 @@
 from numpyro_fspace.mcmc.driver import MCMC
 from numpyro_fspace.mcmc.kernels import SGHMC, SGLD, fSGHMC, fSGLD
 from numpyro_fspace.mcmc.metropolis import fHMC, fMALA
+from numpyro_fspace.mcmc.plot_report import plot_report
 from numpyro_fspace.mcmc.reporting import Report, report
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.mcmc.warmup import Warmup
 
-__all__ = ["MCMC", "Report", "SGHMC", "SGLD", "KernelState", "Warmup", "fHMC", "fMALA", "fSGHMC", "fSGLD", "report"]
+__all__ = [
+    "MCMC",
+    "Report",
+    "SGHMC",
+    "SGLD",
+    "KernelState",
+    "Warmup",
+    "fHMC",
+    "fMALA",
+    "fSGHMC",
+    "fSGLD",
+    "plot_report",
+    "report",
+]

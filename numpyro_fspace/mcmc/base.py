@@ -14,9 +14,9 @@ from numpyro_fspace._checks import as_numbers, check_count, check_positive, chec
 from numpyro_fspace._xla import UNOPTIMIZED, chains_together, is_nested
 from numpyro_fspace.mcmc import chain
 from numpyro_fspace.mcmc.dynamics import Target
+from numpyro_fspace.mcmc.numpyro_runs import judge_numpyro_runs
 from numpyro_fspace.mcmc.plan import Plan, one_at_a_time
 from numpyro_fspace.mcmc.planning import make_plan, structure_of
-from numpyro_fspace.mcmc.run_warnings import warn_of_trouble
 from numpyro_fspace.mcmc.start import check_init_params, check_start
 from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.model._numpyro import active_handlers
@@ -69,6 +69,7 @@ class SGMCMCKernel(MCMCKernel):
         self.warmup = Warmup() if warmup is None else warmup
         self.init_strategy = init_strategy
         self._programs = {}
+        judge_numpyro_runs()
 
     def _check_settings(self):
         """Refuses settings of the wrong kind or range: when a kernel is made, and when a run begins."""
@@ -98,10 +99,6 @@ class SGMCMCKernel(MCMCKernel):
     def preconditioner(self, preconditioner):
         self._preconditioner = preconditioner
 
-    def warn_of_trouble(self, mcmc):
-        """Warn where a run of this kernel went wrong. ``fs.MCMC`` does so itself; NumPyro's ``MCMC`` does not."""
-        warn_of_trouble(mcmc)
-
     # ---- what a sampler adds -------------------------------------------------------------------
 
     @abstractmethod
@@ -120,7 +117,7 @@ class SGMCMCKernel(MCMCKernel):
 
     @property
     def model(self):
-        return self._model
+        return self._programs.get("model", self._model)
 
     @property
     def default_fields(self):

@@ -12,18 +12,18 @@ from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
 from numpyro_fspace._checks import as_numbers, check_count, check_kernel, check_key, one_line
-from numpyro_fspace._xla import chains_together, is_nested, is_worth_dividing, one_blas_thread
+from numpyro_fspace._xla import chains_together, is_worth_dividing, one_blas_thread
+from numpyro_fspace.mcmc import driver_checks as checks
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.checkpoint import Checkpoint
-from numpyro_fspace.mcmc.driver_checks import check_options, check_run, checked_inputs, is_warmup, uses_own_loop
 from numpyro_fspace.mcmc.fingerprint import describe
 from numpyro_fspace.mcmc.loop import Loop
 from numpyro_fspace.mcmc.numpyro_arguments import NumPyroArguments
-from numpyro_fspace.mcmc.plan import one_at_a_time
-from numpyro_fspace.mcmc.run_warnings import warn_of_draws, warn_of_trouble
+from numpyro_fspace.mcmc.numpyro_runs import judge
 from numpyro_fspace.mcmc.runs import Run
 from numpyro_fspace.mcmc.start import check_init_params, continued
 from numpyro_fspace.mcmc.state import KernelState
+from numpyro_fspace.mcmc.summary import print_functions
 from numpyro_fspace.model.arguments import kept, split_arrays
 from numpyro_fspace.model.checks import check_masks
 from numpyro_fspace.model.on_demand import errors_as_themselves
@@ -42,27 +42,24 @@ __all__ = ["MCMC"]
 class MCMC(NumPyroMCMC):
     """NumPyro's ``MCMC`` with a progress bar, a check of the draws at the end of ``run``, and checkpoints.
 
-    Everything else is NumPyro's. ``numpyro.infer.MCMC`` runs the same kernels to the same draws; the warnings then come
-    from ``fs.predict`` and ``fs.to_arviz``. A run that continues from ``post_warmup_state`` may be given other data:
-    the full gradient of the control variates is then computed anew.
+    Everything else is NumPyro's, whose own ``MCMC`` runs our kernels to the same draws and warnings (making a kernel
+    extends its ``run``). A run that continues from ``post_warmup_state`` may be given other data.
 
     **Progress.** On a terminal or in a notebook the bar shows the rate, the remaining time, step size, potential energy
-    and kinetic temperature (means over chains). With several chains it also shows the largest R-hat of the functions at
-    ten inputs (not with ``checkpoint``). Nothing is written to logs. A run that is interrupted (Ctrl-C) ends within
-    about half a second and keeps the draws so far of vectorized chains, and the complete chains (or the unfinished
-    first) of sequential ones. Both hold for SGLD, SGHMC, fSGLD and fSGHMC. NumPyro's own loop runs other kernels,
-    parallel chains, and runs that leave out sites (``"~z.w"`` in ``extra_fields``).
+    and kinetic temperature (means over chains), and for several chains the largest R-hat of the functions at ten inputs
+    (not with ``checkpoint``). Nothing is written to logs. A run that is interrupted (Ctrl-C) ends within about half a
+    second and keeps the draws so far of vectorized chains, and the complete chains (or the unfinished first) of
+    sequential ones. Both hold for SGLD, SGHMC, fSGLD and fSGHMC. NumPyro's own loop runs other kernels, parallel
+    chains, and runs that leave out sites (``"~z.w"`` in ``extra_fields``).
 
     **Repeated runs.** Numbers of draws, the kernel's settings and the arguments of ``run`` may change between runs;
-    compiled programs are reused where everything they depend on is the same. Several drivers, also in threads, may
-    share one kernel. Inside ``jax.jit`` and ``vmap`` a run becomes part of the surrounding program: without a bar, a
-    check, a mesh or a checkpoint.
+    programs are reused where all they depend on is the same. Several drivers, also in threads, may share one kernel.
+    Inside ``jax.jit`` and ``vmap`` a run becomes part of the program: without a bar, check, mesh or checkpoint.
 
     **Warnings.** At its end ``run`` warns, once, of R-hat above 1.05, of fewer than 50 effective draws per chain, of a
     chain that does not move, and of draws that are wider than the posterior (by the configurational temperature, for
-    our kernels; see ``fs.report``). It judges functions at a few inputs and every latent site that is not a weight.
-    Runs of fewer than 200 draws are not judged. Where thinning keeps fewer than 100 draws of a chain, only the width
-    is.
+    our kernels; see ``fs.report``). It judges functions at a few inputs and every latent site that is not a weight, in
+    runs of at least 200 draws; where thinning keeps fewer than 100 of a chain, the width alone.
 
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written every ``checkpoint_every`` draws. If the
     process is killed, the same call (same kernel, numbers, key and data) continues after the last part that was written
@@ -159,9 +156,9 @@ class MCMC(NumPyroMCMC):
         )
         check_count(checkpoint_every, "checkpoint_every")
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
-        self.functions_at = checked_inputs(functions_at)
+        self.functions_at = checks.checked_inputs(functions_at)
         self.mesh = None if mesh is None else check_mesh(mesh, self.num_chains)
-        check_options(self)
+        checks.check_options(self)
         self._loops: dict = {}
         self._arguments, self._warmed = NumPyroArguments(), None  # and the state after a warm-up of this object
 
@@ -192,10 +189,10 @@ class MCMC(NumPyroMCMC):
     ) -> None:
         check_key(rng_key, "rng_key")
         check_masks(args, kwargs)
-        is_whole = not is_warmup(self)
+        is_whole = not checks.is_warmup(self)
         if is_whole:
             self._set_collection_params()  # numbers may have been changed since the last run
-        check_run(self)
+        checks.check_run(self)
         state = self.post_warmup_state
         if isinstance(state, KernelState):
             is_own = state is self._warmed
@@ -203,18 +200,21 @@ class MCMC(NumPyroMCMC):
             self.post_warmup_state = state
             if is_own:  # the next run begins there too
                 self._warmed = state
-        if uses_own_loop(self, extra_fields):
+        if checks.uses_own_loop(self, extra_fields):
             self._run(rng_key, extra_fields, init_params, args, kwargs)
         else:
-            args, kwargs = self._arguments.prepared(self, args, kwargs)
-            super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
-        if is_whole and not is_nested():  # the temperature of warm-up is no draw's
-            one_at_a_time(warn_of_trouble)(self)
-            one_at_a_time(warn_of_draws)(self)
+            with checks.foreign_kernel(self.sampler, args, kwargs):
+                args, kwargs = self._arguments.prepared(self, args, kwargs)
+                super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
+        if is_whole:  # the temperature of warm-up is no draw's
+            judge(self)
 
-    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True) -> None:
-        """NumPyro's summary; it includes the functions if they were kept in place of weights."""
-        super().print_summary(prob, exclude_deterministic and self.functions_at is None)
+    def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True, *, weights: bool = False) -> None:
+        """NumPyro's summary of all sites but weights (all with ``weights``), and of functions at five rows of data."""
+        if weights or self.functions_at is not None or getattr(self.sampler, "model", None) is None:
+            super().print_summary(prob, exclude_deterministic and self.functions_at is None)
+        else:
+            print_functions(self, prob, exclude_deterministic)
 
     def _run(self, key, extra_fields, init_params, args, kwargs):
         if self.num_chains > 1 and is_prng_key(key):

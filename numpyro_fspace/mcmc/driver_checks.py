@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import numpy as np
 
@@ -9,11 +11,14 @@ from numpyro_fspace._checks import check_choice, check_count
 from numpyro_fspace._xla import is_nested
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.state import KernelState
+from numpyro_fspace.model.checks import checked_arguments
+from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.site_checks import check_modules
 from numpyro_fspace.posterior.run_files import folder_of
 from numpyro_fspace.priors._cholesky import is_traced
 from numpyro_fspace.priors.base import as_real
 
-__all__ = ["check_options", "check_run", "checked_inputs", "is_warmup", "uses_own_loop"]
+__all__ = ["check_options", "check_run", "checked_inputs", "foreign_kernel", "is_warmup", "uses_own_loop"]
 
 
 def check_options(mcmc):
@@ -85,6 +90,25 @@ def uses_own_loop(mcmc, extra_fields) -> bool:
     is_known = mcmc.post_warmup_state is None or isinstance(mcmc.post_warmup_state, KernelState)
     is_ours = isinstance(mcmc.sampler, SGMCMCKernel) and is_known and not is_warmup(mcmc)
     return is_ours and is_plain and is_one_program
+
+
+@contextlib.contextmanager
+def foreign_kernel(kernel, args: tuple, kwargs: dict):
+    """Around a run by NumPyro's loop: errors of NUTS and other kernels on the model or its arguments name the cure.
+
+    Raises:
+        TypeError, ValueError: naming the argument or site, and the cure.
+    """
+    model = getattr(kernel, "model", None)
+    if isinstance(kernel, SGMCMCKernel) or model is None:  # the first has its own checks
+        yield
+        return
+    with checked_arguments(args, kwargs):
+        trace: dict = {}
+        with contextlib.suppress(Exception):  # of which the run itself tells
+            jax.eval_shape(lambda key: trace.update(run_model(model, args, kwargs, key=key)), jax.random.key(0))
+        check_modules(trace)
+        yield
 
 
 def is_warmup(mcmc) -> bool:

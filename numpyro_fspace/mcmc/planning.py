@@ -12,6 +12,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace._xla import largest_array
+from numpyro_fspace.mcmc.numpyro_runs import ModelOfRows
 from numpyro_fspace.mcmc.plan import Plan
 from numpyro_fspace.model._numpyro import active_handlers
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays
@@ -24,12 +25,13 @@ __all__ = ["make_plan", "structure_of"]
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
 class Facts:
-    """The fields of a ``Plan`` that the first evaluation of a model determines, by name.
+    """The fields of a ``Plan`` that the first evaluation of a model determines, by name; whether it has minibatches.
 
     It is part of the structure of what that evaluation returns, so that a trace hands it on without side effects.
     """
 
     fields: dict
+    has_minibatches: bool
 
 
 def make_plan(kernel, args: tuple, kwargs: dict, num_warmup: int) -> Plan:
@@ -38,12 +40,14 @@ def make_plan(kernel, args: tuple, kwargs: dict, num_warmup: int) -> Plan:
     Raises:
         TypeError, ValueError: naming what is wrong, and the cure.
     """
-    with checked_arguments(args, kwargs, model=kernel.model) as trouble:
+    with checked_arguments(args, kwargs, model=kernel._model) as trouble:
         trace = jax.make_jaxpr(partial(_first_evaluation, kernel, args, kwargs), return_shape=True)
         program, (params, facts) = trace(jax.random.key(0))
         _check_plates(kernel, args, kwargs)
         if trouble is not None:
-            check_gradient(kernel.model, args, kwargs, kernel.init_strategy)
+            check_gradient(kernel._model, args, kwargs, kernel.init_strategy)
+    if facts.has_minibatches:
+        kernel._programs["model"] = ModelOfRows(kernel._model)
     return Plan(
         num_warmup=num_warmup,
         warmup=kernel.warmup,
@@ -87,7 +91,8 @@ def _first_evaluation(kernel, args, kwargs, key):
             "control_every": None if potential.has_own_noise else _control_every(kernel, potential.batches()),
             "held": tuple(k for k in potential.latents if potential.is_scale(k)),
             "points": potential.points_in_data(),
-        }
+        },
+        has_minibatches=potential.batches() > 1.0,
     )
     return params, facts
 
@@ -109,5 +114,5 @@ def _check_plates(kernel, args, kwargs):
     mark: dict = {}  # filled once the check has passed, so that what is refused is refused again
     mark = kept(kernel._programs, static, ("plates", shapes, integers), mark)
     if not mark:
-        check_plates(kernel.model, args, kwargs, kernel.init_strategy)
+        check_plates(kernel._model, args, kwargs, kernel.init_strategy)
         mark["passed"] = True

@@ -38,6 +38,9 @@ __all__ = ["Report", "report"]
 NUM_GRADIENTS = 16
 NUM_TRAJECTORIES = 8
 
+#: What helps where longer runs do not.
+STACK = " Chains that stay apart can be weighted by their predictions: fs.diagnostics.stack_chains(mcmc)."
+
 #: Limit of the cost of the configurational temperature, as a share of the run's gradient steps.
 SHARE = 0.2
 
@@ -163,7 +166,9 @@ def _checked_kernel(mcmc):
 def _convergence(judged, found):
     """Lines on R-hat, effective sample sizes and chains that do not move."""
     still = [standstill(np.moveaxis(points.draws, 2, 0)) for points in judged[:2] if points is not None]
-    return doubts(found, np.min(still, axis=0)) if found else []
+    lines = doubts(found, np.min(still, axis=0)) if found else []
+    is_several = found and found[0].num_chains > 1
+    return [line + STACK if is_several and line.startswith("R-hat of") else line for line in lines]
 
 
 def _shortfall(target, state, key):

@@ -2,6 +2,7 @@
 
 from numpyro_fspace.model import measurement
 from numpyro_fspace.model.convolution import conv_general_dilated
+from numpyro_fspace.model.frozen_weights import read_safetensors, weights_by_path
 from numpyro_fspace.model.functions import function_values
 from numpyro_fspace.model.gp_network import gp_network
 from numpyro_fspace.model.networks import fan_in, flat, init_to_network, random_function, random_module
@@ -20,4 +21,6 @@ __all__ = [
     "measurement",
     "random_function",
     "random_module",
+    "read_safetensors",
+    "weights_by_path",
 ]

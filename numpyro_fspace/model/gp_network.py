@@ -21,6 +21,7 @@ import numpyro.distributions as dist
 
 from numpyro_fspace._checks import as_numbers, check_positive
 from numpyro_fspace.model.engine import current_engine
+from numpyro_fspace.model.frozen_weights import freeze
 from numpyro_fspace.model.input_units import units_of
 from numpyro_fspace.model.last_layer import find_last_layer
 from numpyro_fspace.model.measurement import as_points
@@ -37,7 +38,7 @@ from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
 from numpyro_fspace.priors.tolerance import tolerant_factor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from jaxtyping import ArrayLike, Float
 
@@ -58,6 +59,7 @@ def gp_network(
     input_shape: int | tuple[int, ...] | None = None,
     hidden_scale: float | None = None,
     tolerance: float | None = None,
+    frozen: Mapping | None = None,
 ) -> Callable:
     r"""A random network whose values at the points have exactly the Gaussian process's distribution.
 
@@ -90,6 +92,8 @@ def gp_network(
         hidden_scale: s. None chooses, from a fixed set of numbers, the s (and τ) with which the network's covariance
             is closest to that of the process at the points and between them.
         tolerance: τ in units of the process's standard deviation at the points; None chooses it as well.
+        frozen: hidden weights that are fixed numbers, as for ``random_module``; the last layer must not be among them.
+            The network then gets x as it is, not in the units above, as it may have been trained so.
 
     Returns:
         f, a function of x [N, *input_shape] to the network's output [N] or [N, K].
@@ -97,8 +101,8 @@ def gp_network(
     Raises:
         TypeError: a prior that is not Gaussian.
         ValueError: random points; points and input_shape of different sizes; a process without variance; a network
-            whose output is not affine in its last layer, or that computes in less than float32; numbers of outputs that
-            differ; hidden_scale or tolerance not positive; and as ``random_module``.
+            whose output is not affine in its last layer, or that computes in less than float32; a last layer that is
+            frozen; numbers of outputs that differ; hidden_scale or tolerance not positive; and as ``random_module``.
 
     Warns:
         RuntimeWarning: if the network cannot follow the process at the points (it is too narrow or too smooth), or
@@ -135,14 +139,14 @@ def gp_network(
             f"{math.prod(shape)}: give points [M, {math.prod(shape)}], the inputs of the network flattened, or the "
             "input_shape of a point."
         )
-    network = read_network(name, module, shape, "gp_network")
-    layer = find_last_layer(f"gp_network({name!r})", network, shape)
+    network = freeze(f"gp_network({name!r})", read_network(name, module, shape, "gp_network"), frozen)
+    layer = _last_layer(name, network, shape, frozen)
     if layer.num_outputs != (prior.num_outputs or 1):
         raise ValueError(
             f"gp_network({name!r}): the network has {layer.num_outputs} output(s) and the prior "
             f"num_outputs={prior.num_outputs}: make them equal."
         )
-    is_vector = len(shape) == 1 and not layer.takes_integers  # no image, say
+    is_vector = len(shape) == 1 and not layer.takes_integers and frozen is None  # no image, say
     to_units = units_of(prior, x_points) if is_vector else lambda x: x
 
     def rows_of(points):
@@ -200,6 +204,16 @@ def gp_network(
     f = current_engine().function(name, f, is_network=True)
     note("network", name, f, (*layer.hidden, *LATENTS), prior=prior, last_layer_size=size)
     return f
+
+
+def _last_layer(name, network, shape, frozen):
+    """The last layer of a network of which some weights may be frozen."""
+    try:
+        return find_last_layer(f"gp_network({name!r})", network, shape)
+    except ValueError as error:
+        if frozen is None:
+            raise
+        raise ValueError(f"{error} Weights that are frozen are constants here: leave the last layer random.") from error
 
 
 def _fixed_points(name, points):

@@ -17,7 +17,7 @@ from numpyro_fspace.model.functions import depends_on
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Network", "read_network"]
+__all__ = ["Network", "by_path", "read_network"]
 
 _ROWS = 7  # of the inputs a network is tried on: rarely another size of the network
 
@@ -86,12 +86,12 @@ def _last(path):
     return path.rsplit(".", 1)[-1]
 
 
-def _by_path(tree, drop=0):
+def by_path(tree, drop=0, is_leaf=None):
     """The leaves of a tree as a dict from path to leaf, and the function from such a dict to a tree.
 
-    The last ``drop`` steps of every path are left out.
+    The last ``drop`` steps of every path are left out. ``is_leaf`` is that of ``jax.tree``.
     """
-    flat_tree, structure = jax.tree_util.tree_flatten_with_path(tree)
+    flat_tree, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
     paths = [_join(path[: len(path) - drop]) for path, _ in flat_tree]
     if len(set(paths)) < len(paths):
         raise ValueError(f"two weights have the same path: {sorted(p for p in set(paths) if paths.count(p) > 1)}")
@@ -171,7 +171,7 @@ def _linen(module, x) -> Network:
             "to freeze statistics give the pair (init, apply) with "
             'apply = lambda w, x: module.apply({"params": w, "batch_stats": stats}, x).',
         )
-    weights, rebuild = _by_path(variables.get("params", {}))
+    weights, rebuild = by_path(variables.get("params", {}))
 
     def apply(weights, x):
         try:
@@ -179,7 +179,7 @@ def _linen(module, x) -> Network:
         except InvalidRngError as error:
             raise StatefulError(f"a random stream ({error})", "give dropout layers deterministic=True.") from error
 
-    return Network(weights, apply, lambda key: _by_path(init_tree(key)["params"])[0])
+    return Network(weights, apply, lambda key: by_path(init_tree(key)["params"])[0])
 
 
 def _nnx(module, x) -> Network:
@@ -187,7 +187,7 @@ def _nnx(module, x) -> Network:
 
     graph, params, *others = nnx.split(module, nnx.Param, nnx.RngState, ...)
     random, rest = others
-    weights, rebuild = _by_path(params, drop=1)
+    weights, rebuild = by_path(params, drop=1)
 
     def call(weights, random, x):
         state = jax.tree.map(lambda leaf: leaf, rest)  # new variables: those of the module stay untouched
@@ -231,7 +231,7 @@ def _equinox(module, x) -> Network:
     # By their kind, as the values of a module built inside a compiled model are not known.
     norms = frozenset(f"{_join(path)}.weight" for path, node in nodes if isinstance(node, norm_layers))
     arrays, static = eqx.partition(module, eqx.is_inexact_array)
-    weights, rebuild = _by_path(arrays)
+    weights, rebuild = by_path(arrays)
 
     def apply(weights, x):
         return jax.vmap(eqx.combine(rebuild(weights), static))(x)
@@ -248,11 +248,11 @@ def _pair(module, x) -> Network:
         is_stax = isinstance(made, tuple) and len(made) == 2 and _is_shape(made[0])
         return made[1] if is_stax else made
 
-    weights, rebuild = _by_path(jax.eval_shape(init_tree, jax.random.key(0)))
+    weights, rebuild = by_path(jax.eval_shape(init_tree, jax.random.key(0)))
     return Network(
         weights,
         lambda weights, x: apply(rebuild(weights), x),
-        lambda key: _by_path(init_tree(key))[0],
+        lambda key: by_path(init_tree(key))[0],
     )
 
 

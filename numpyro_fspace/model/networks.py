@@ -15,6 +15,7 @@ from numpyro.infer import init_to_median
 
 from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.model.engine import current_engine
+from numpyro_fspace.model.frozen_weights import freeze
 from numpyro_fspace.model.handlers import function_hook
 from numpyro_fspace.model.network_adapters import read_network
 from numpyro_fspace.model.sites import note
@@ -32,6 +33,7 @@ def random_module(
     *,
     input_shape: int | tuple[int, ...],
     prior: dist.Distribution | Mapping | Callable | Flat | FanIn | None = None,
+    frozen: Mapping | None = None,
 ) -> Callable:
     """A network with random weights, f(x; w) with w ~ prior, inside a NumPyro model.
 
@@ -52,6 +54,10 @@ def random_module(
     array. A module that is already built does not know its initializer, so its present values are shuffled. To start
     from trained weights use ``numpyro.infer.init_to_value``.
 
+    With ``frozen`` the network is partly Bayesian: these weights are constants, which have no sites, and the others are
+    random. ``{path: w for path, w in fs.model.weights_by_path(trained).items() if not path.startswith("head")}`` leaves
+    the layer ``head`` of a trained network random.
+
     Args:
         name: prefix of the sites; no "/", which ArviZ refuses.
         module: the network.
@@ -60,14 +66,16 @@ def random_module(
             from every path to one of these; or a function ``(path, shape)`` to one of these. Distributions
             are expanded to the weight's shape. A weight with a ``dist.Delta`` prior is a constant and becomes a
             deterministic site.
+        frozen: weights that are fixed numbers, by path or nested as in flax; None fixes none. ``prior`` then speaks of
+            the other weights alone. Large ones are better an argument of the model than a constant of its programs.
 
     Returns:
         f, a function from x [M, *input_shape] to the network's output, for example [M, K].
 
     Raises:
         ValueError: for an input_shape the network cannot take, a network with state (batch statistics,
-            dropout) or without weights, a dict with missing or unknown paths, a prior that does not fit a
-            weight's shape, or a call inside a plate; f raises it for x of another shape.
+            dropout) or without weights, a dict with missing or unknown paths, a prior or frozen numbers that do not fit
+            a weight's shape, no weight that is random, or a call inside a plate; f raises it for x of another shape.
         TypeError: for a network or a prior of another kind.
         RuntimeError: outside of a model that has a random key.
 
@@ -81,7 +89,7 @@ def random_module(
     """
     check_name(name)
     shape = check_input_shape(input_shape)
-    network = read_network(name, module, shape)
+    network = freeze(f"random_module({name!r})", read_network(name, module, shape), frozen)
     priors = prior_of_each(name, network, prior)
     units = network.units() if any(isinstance(p, FanIn) for p in priors.values()) else set()
     weights = {
@@ -98,11 +106,11 @@ def random_module(
     return f
 
 
-def random_function(module: Any, *, input_shape: int | tuple[int, ...], prior=None) -> Callable:
+def random_function(module: Any, *, input_shape: int | tuple[int, ...], prior=None, frozen=None) -> Callable:
     """Draws of a network's random function outside of a model, with the priors of ``random_module``.
 
     Args:
-        module, input_shape, prior: as for ``random_module``; the prior must be proper.
+        module, input_shape, prior, frozen: as for ``random_module``; the prior must be proper.
 
     Returns:
         ``draw(key, x [M, *input_shape])``, the values at x of the function that belongs to the key. It is the argument
@@ -120,7 +128,7 @@ def random_function(module: Any, *, input_shape: int | tuple[int, ...], prior=No
 
     def with_function(key, use):
         with handlers.block(), function_hook(), handlers.seed(rng_seed=key):  # no function of a model around it
-            return use(random_module("network", module, input_shape=input_shape, prior=prior))
+            return use(random_module("network", module, input_shape=input_shape, prior=prior, frozen=frozen))
 
     def draw(key, x):
         return with_function(key, lambda f: f(x))

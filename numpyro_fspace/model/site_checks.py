@@ -10,9 +10,9 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_fspace.model.sites import has_point_mass, latent_sites, observed_sites, subsampled_plates
+from numpyro_fspace.model.sites import has_point_mass, latent_sites, module_weights, observed_sites, subsampled_plates
 
-__all__ = ["check_observations", "check_sites", "check_unseeded", "check_unsubstituted"]
+__all__ = ["check_modules", "check_observations", "check_sites", "check_unseeded", "check_unsubstituted"]
 
 
 def check_unseeded(model):
@@ -53,10 +53,7 @@ def check_sites(trace):
     latents = latent_sites(trace).values()
     for site in trace.values():
         if site["type"] == "param":
-            raise ValueError(
-                f"The model has the param site {site['name']!r}, which a sampler cannot move. Give it a prior: "
-                "use fs.random_module in place of flax_module, or numpyro.sample in place of numpyro.param."
-            )
+            raise ValueError(f"The model has the param site {site['name']!r}, which a sampler {_cure(site, trace)}")
     small = subsampled_plates(trace)
     for site in latents:
         name = site["name"]
@@ -87,6 +84,37 @@ def check_sites(trace):
             "the observation latent)? To draw from the prior use numpyro.infer.Predictive (it leaves "
             "functional priors out), or mask the likelihood with numpyro.handlers.mask(mask=False)."
         )
+
+
+def _cure(site, trace) -> str:
+    """Why a param site is refused, and what to write in its place."""
+    name, is_module, _ = site["name"].partition("$params")
+    if not is_module:
+        return "cannot move. Give it a prior: numpyro.sample in place of numpyro.param."
+    write = f"fs.random_module({name!r}, module, input_shape=(D,)"
+    if any(k.startswith(f"{name}/") for k in module_weights(trace)):
+        return (
+            "cannot move: NumPyro's random_flax_module, random_nnx_module and random_eqx_module leave it beside the "
+            f"weights that have a prior. In their place write {write}, prior=...), which takes the same modules and "
+            "priors; its sites have a '.' for the '/', and an equinox module is mapped over the rows of x already."
+        )
+    return (
+        f"cannot move: a network without a prior. In place of flax_module, nnx_module or eqx_module write {write}), or "
+        "with frozen=True for weights that stay as they are."
+    )
+
+
+def check_modules(trace):
+    """Raise a ValueError for NumPyro's modules without priors, whose weights HMC and NUTS would leave where they start.
+
+    Raises:
+        ValueError: naming the param site and the cure.
+    """
+    for site in trace.values():
+        if site["type"] == "param" and site["name"].endswith("$params"):
+            name = site["name"].removesuffix("$params")
+            if not any(k.startswith(name) for k in module_weights(trace)):
+                raise ValueError(f"The model has the param site {site['name']!r}, which a sampler {_cure(site, trace)}")
 
 
 def check_observations(trace):

@@ -18,6 +18,7 @@ __all__ = [
     "is_weight",
     "last_layer",
     "latent_sites",
+    "module_weights",
     "note",
     "observed_sites",
     "subsampled_plates",
@@ -110,8 +111,19 @@ def has_point_mass(distribution) -> bool:
 
 
 def weights_of(trace) -> tuple[str, ...]:
-    """The names of the weights of a trace's networks."""
-    return tuple(f"{k}.{path}" for k, s in trace.items() if s["type"] == "network" for path in s["weights"])
+    """The names of the weights of a trace's networks, those of NumPyro's own modules too."""
+    ours = tuple(f"{k}.{path}" for k, s in trace.items() if s["type"] == "network" for path in s["weights"])
+    return ours + module_weights(trace)
+
+
+def module_weights(trace) -> tuple[str, ...]:
+    """The names of the weights of NumPyro's ``random_flax_module``, ``random_nnx_module`` and ``random_eqx_module``.
+
+    They are the sample sites ``"{name}/{path}"`` beside a param site ``"{name}$params"``; "/" may be another divider.
+    """
+    modules = [k.removesuffix("$params") for k, s in trace.items() if s["type"] == "param" and k.endswith("$params")]
+    samples = [k for k, s in trace.items() if s["type"] == "sample"]
+    return tuple(k for k in samples for name in modules if k.startswith(name) and k[len(name) :][:1] in ("/", ".", ":"))
 
 
 def is_weight(site, weights: tuple[str, ...]) -> bool:

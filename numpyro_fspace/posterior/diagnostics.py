@@ -17,11 +17,12 @@ import numpy as np
 
 from numpyro_fspace.posterior.convergence import convergence
 from numpyro_fspace.posterior.limits import ESS_LIMIT, RHAT_LIMIT
+from numpyro_fspace.posterior.stacking import Stacking, stack_chains
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Bool, Float
 
-__all__ = ["FunctionDiagnostics", "diagnose", "doubts", "function_diagnostics"]
+__all__ = ["FunctionDiagnostics", "Stacking", "diagnose", "doubts", "function_diagnostics", "stack_chains"]
 
 ONE_CHAIN = "one chain; R-hat compares its two halves and cannot see other modes."
 

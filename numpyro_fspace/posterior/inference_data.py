@@ -19,7 +19,7 @@ from numpyro_fspace.model.checks import check_masks, known_values
 from numpyro_fspace.model.functions import depends_on, function_inputs, some_rows
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sites import is_functional_prior, observed_sites
+from numpyro_fspace.model.sites import is_functional_prior, module_weights, observed_sites
 from numpyro_fspace.posterior.arrays import plain
 from numpyro_fspace.posterior.arviz_groups import Site, datasets
 from numpyro_fspace.posterior.evaluator import Evaluator, function_draws, log_likelihood
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.posterior.posterior import Posterior
 
-__all__ = ["to_arviz"]
+__all__ = ["observations", "to_arviz"]
 
 #: Names ArviZ knows the kernels' fields by.
 SAMPLE_STATS = {"potential_energy": "lp"}
@@ -92,11 +92,13 @@ def to_arviz(
             run that kept its functions elsewhere; a model that draws its own minibatch, unless ``log_lik=False``;
             ``dims`` of no variable, or ``coords`` of another length than their dimension.
         TypeError: if it is neither an ``MCMC`` object nor a ``Posterior``.
+        ImportError: if ArviZ is missing.
 
     Example:
         >>> import arviz as az, numpyro_fspace as fs  # doctest: +SKIP
         >>> az.summary(fs.to_arviz(mcmc), var_names=["f"])  # doctest: +SKIP
     """
+    _check_arviz()
     if getattr(source, "functions_at", None) is not None:
         if inputs is not None:
             raise ValueError("to_arviz: this run kept its functions at functions_at, and has them at no other inputs.")
@@ -109,7 +111,7 @@ def to_arviz(
         _check_arguments(model, args, kwargs)
         check_masks(args, kwargs, "to_arviz")
     with known_values(model, args, kwargs, "to_arviz"):
-        trace, observed, known, drawn = _trace(model, args, kwargs)
+        trace, observed, known, drawn = observations(model, args, kwargs)
         known = _known_in_any_draw(found, args, kwargs, known)
     if drawn and log_lik:
         raise ValueError(
@@ -117,7 +119,7 @@ def to_arviz(
             "different draws would not belong together. Take them from a numpyro.plate(..., subsample_size=...), or "
             "pass log_lik=False."
         )
-    networks = tuple(f"{k}." for k, s in trace.items() if s["type"] == "network")
+    networks = tuple(f"{k}." for k, s in trace.items() if s["type"] == "network") + module_weights(trace)
     hidden = set() if weights else {k for k in found.samples if k.startswith(networks)}
     posterior = {_clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden}
     named = _named_arrays(model, args, kwargs)
@@ -145,6 +147,13 @@ def to_arviz(
     named = {k: s for k, s in trace.items() if s["type"] in ("sample", "deterministic")}
     sites = {_clean(k): Site(_plates(s), s["fn"].event_dim if "fn" in s else 0, known.get(k)) for k, s in named.items()}
     return _build(datasets(groups, sites, dims, coords))
+
+
+def _check_arviz():
+    try:
+        import arviz  # noqa: F401
+    except ImportError as error:
+        raise ImportError('to_arviz needs ArviZ: pip install "numpyro_fspace[arviz]".') from error
 
 
 def _build(groups):
@@ -180,7 +189,7 @@ def _stats(found) -> dict:
     }
 
 
-def _trace(model, args, kwargs):
+def observations(model, args, kwargs):
     """``(trace, observed, known, drawn)``: the model's sites, whose values are not to be read, the values of those
     observed, which parts of these the likelihood counts, and the names of those whose values differ from call to call,
     which ``observed`` does not hold.

@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_fspace.model.functions import depends_on, sources
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sites import is_functional_prior
+from numpyro_fspace.model.sites import is_functional_prior, module_weights
 
 __all__ = ["Structure", "likelihood_parameters", "structure"]
 
@@ -52,8 +52,12 @@ class Structure(NamedTuple):
 
     @property
     def needs_likelihood(self) -> bool:
-        """Whether some network enters the likelihood directly and is not monitored itself."""
-        return bool((self.direct & set(self.networks)) - set(self.monitored))
+        """Whether some network enters the likelihood directly and is not monitored itself.
+
+        Networks of NumPyro's own modules cannot be monitored.
+        """
+        is_unseen = bool(module_weights(self.trace)) and not self.priors
+        return is_unseen or bool((self.direct & set(self.networks)) - set(self.monitored))
 
 
 def structure(model, draw, args, kwargs) -> Structure:
@@ -99,6 +103,7 @@ def structure(model, draw, args, kwargs) -> Structure:
     except jax.errors.UnexpectedTracerError:  # functions are called under a transformation of the model's own
         names, inputs, outputs, direct = [], {}, {}, {k for k, s in trace.items() if s["type"] == "network"}
     weights = {k for k in draw if k in trace and "fspace" in trace[k].get("infer", {})}
+    weights |= draw.keys() & set(module_weights(trace))
     for name in names:  # written by hand: the arrays that a function is made of
         weights |= {k for k in outputs[name] - inputs[name] if np.size(draw[k]) > 1}
     composed = {name for name in names if inputs[name] & weights}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
     from matplotlib.axes import Axes
 
-__all__ = ["plot_functions"]
+__all__ = ["plot_functions", "pyplot"]
 
 # Okabe and Ito's colors, told apart under the common kinds of color blindness.
 _BLUE, _SKY, _ORANGE, _BLACK = "#0072B2", "#56B4E9", "#D55E00", "#000000"
@@ -166,9 +166,20 @@ def _check(x, f_draws, noise_draws, level, num_draws) -> tuple[np.ndarray, np.nd
 def _axes(ax: Axes | None) -> Axes:
     if ax is not None:
         return ax
-    import matplotlib.pyplot as plt
+    return pyplot().subplots(figsize=(7.0, 3.6), layout="constrained")[1]
 
-    return plt.subplots(figsize=(7.0, 3.6), layout="constrained")[1]
+
+def pyplot():
+    """Matplotlib's pyplot, imported now.
+
+    Raises:
+        ImportError: matplotlib is missing.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError('plots need matplotlib: pip install "numpyro_fspace[plots]".') from error
+    return plt
 
 
 def _interval(draws: Float[np.ndarray, "S N"], level: float) -> Float[np.ndarray, "2 N"]:

@@ -169,8 +169,6 @@ Posterior.__init__ = _warn_of_positions(Posterior.__init__)  # type: ignore[meth
 def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, ...] = ()) -> Posterior:
     """The posterior of an ``MCMC`` object, of a dict of draws, or a ``Posterior`` itself.
 
-    Where NumPyro's ``MCMC`` ran one of our kernels, the warnings at the end of a run are given here.
-
     Args:
         source: an ``MCMC`` object that has run, a ``Posterior``, or a dict of draws [S, …].
         model: another model; the arguments that it was fitted to are then unknown. A dict needs one.
@@ -186,9 +184,6 @@ def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, .
         return source if model is None else replace(source, model=model, args=(), kwargs={}, fit={})
     if isinstance(source, NumPyroMCMC):
         _check_has_run(source)
-        warn_of_trouble = getattr(source.sampler, "warn_of_trouble", None)  # our kernels have it
-        if warn_of_trouble is not None and not getattr(source, "has_warned", False):
-            warn_of_trouble(source)
         stats, samples = _arrays(source.get_extra_fields()), source.get_samples()
         latents = getattr(source.last_state, source.sampler.sample_field)
         missing = sorted(set(latents) - set(samples) - set(from_prior)) if isinstance(latents, dict) else []

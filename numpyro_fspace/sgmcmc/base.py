@@ -20,6 +20,7 @@ __all__ = [
     "Info",
     "accept",
     "as_position",
+    "as_sampling_algorithm",
     "dot",
     "finite",
     "scan_with_draws",
@@ -169,3 +170,16 @@ def scan_with_draws(step, carry, key, num_blocks, like, draw, block_size=1):
         return jax.lax.scan(body, carry, (draws, jnp.arange(num)))[0], None
 
     return jax.lax.scan(blocks, carry, (keys, jnp.arange(len(keys))))[0]
+
+
+def as_sampling_algorithm(init: Callable, step: Callable):
+    """A BlackJAX ``SamplingAlgorithm`` of two functions.
+
+    Raises:
+        ImportError: BlackJAX is missing.
+    """
+    try:
+        from blackjax.base import SamplingAlgorithm
+    except ImportError as error:
+        raise ImportError("as_top_level_api needs BlackJAX: pip install blackjax.") from error
+    return SamplingAlgorithm(init, step)

@@ -38,6 +38,7 @@ from numpyro_fspace.sgmcmc.base import (
     Info,
     accept,
     as_position,
+    as_sampling_algorithm,
     dot,
     finite,
     scan_with_draws,
@@ -267,8 +268,6 @@ def as_top_level_api(
         >>> bool(info.is_diverging)
         False
     """
-    from blackjax.base import SamplingAlgorithm
-
     kernel = build_kernel(integrator=integrator, has_aux=has_aux, metropolis=metropolis)
     metric = Identity() if metric is None else metric
 
@@ -287,4 +286,4 @@ def as_top_level_api(
     def step_fn(rng_key, state):
         return kernel(rng_key, state, potential_fn, step_size, **settings)
 
-    return SamplingAlgorithm(init_fn, step_fn)
+    return as_sampling_algorithm(init_fn, step_fn)

@@ -24,6 +24,7 @@ from numpyro_fspace.sgmcmc.base import (
     Info,
     accept,
     as_position,
+    as_sampling_algorithm,
     dot,
     finite,
     scan_with_draws,
@@ -153,8 +154,6 @@ def as_top_level_api(
         >>> state.position.shape
         (3,)
     """
-    from blackjax.base import SamplingAlgorithm
-
     kernel = build_kernel(has_aux=has_aux, metropolis=metropolis)
     metric = Identity() if metric is None else metric
 
@@ -165,4 +164,4 @@ def as_top_level_api(
         settings = {"num_steps": num_steps, "temperature": temperature, "metric": metric}
         return kernel(rng_key, state, potential_fn, step_size, **settings)
 
-    return SamplingAlgorithm(init_fn, step_fn)
+    return as_sampling_algorithm(init_fn, step_fn)

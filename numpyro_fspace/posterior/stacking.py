@@ -1,0 +1,191 @@
+"""Weights for chains that have not met, by how well each predicts (stacking)."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from numpyro_fspace._xla import one_blas_thread
+from numpyro_fspace.model.on_demand import errors_as_themselves
+from numpyro_fspace.posterior.evaluator import log_likelihood
+from numpyro_fspace.posterior.posterior import as_posterior
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from numpyro.infer import MCMC
+
+    from numpyro_fspace.posterior.posterior import Posterior
+
+__all__ = ["Stacking", "stack_chains"]
+
+#: A larger Pareto shape makes the leave-one-out density of a point unreliable.
+PARETO_LIMIT = 0.7
+#: A smaller gain in the log predictive density of all data says nothing.
+SMALL_GAIN = 4.0
+#: Iterations for the weights, and the gain of the mean log density at which they end.
+MAX_ITERATIONS, GAIN = 20_000, 1e-9
+
+
+@dataclass(frozen=True, repr=False)
+class Stacking:
+    """Weights of chains, and a posterior in which each has that share; ``print`` it for a table.
+
+    Attributes:
+        weights: of the chains, they sum to one, [C].
+        elpd: leave-one-out log predictive density of the data under each chain alone, [C].
+        elpd_equal: under all chains with equal weights, as they are usually read.
+        elpd_stacked: under the chains with these weights, which are fitted to it.
+        gain_error: standard error of ``elpd_stacked - elpd_equal``.
+        unreliable: share of the points whose leave-one-out density under a chain is unreliable (Pareto shape above
+            0.7), [C].
+        posterior: draws of the chains in proportion to their weights, as many as one chain has.
+    """
+
+    weights: Float[np.ndarray, " C"]
+    elpd: Float[np.ndarray, " C"]
+    elpd_equal: float
+    elpd_stacked: float
+    gain_error: float
+    unreliable: Float[np.ndarray, " C"]
+    posterior: Posterior
+
+    def __str__(self) -> str:
+        lines = [f"{'chain':>5}{'weight':>9}{'elpd':>12}{'unreliable':>12}"]
+        rows = enumerate(zip(self.weights, self.elpd, self.unreliable, strict=True))
+        lines += [f"{i:>5}{w:>9.3f}{elpd:>12.1f}{100 * bad:>10.0f} %" for i, (w, elpd, bad) in rows]
+        lines.append(f"elpd {self.elpd_equal:.1f} with equal weights, {self.elpd_stacked:.1f} with these.")
+        if self.elpd_stacked - self.elpd_equal < max(SMALL_GAIN, 2 * self.gain_error):
+            lines.append("The gain is small: equal weights, all draws of the run, are as good.")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Stacking(weights={np.round(self.weights, 3).tolist()})"
+
+    def _repr_pretty_(self, printer, cycle):
+        """What notebooks show: the table."""
+        printer.text(str(self))
+
+
+@errors_as_themselves
+@one_blas_thread
+def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stacking:
+    r"""Weights for chains that have not met, by their leave-one-out predictions.
+
+    Chains that sample different modes get weights by where they started, not by the modes' probabilities. Stacking
+    weights them by what they are good for,
+
+    .. math:: \max_w \sum_n \log \sum_c w_c\, p_c(y_n \mid y_{-n}), \qquad w_c \ge 0, \quad \sum_c w_c = 1,
+
+    with the densities of Pareto-smoothed importance sampling (``arviz.loo``) of each chain. The result is a predictive
+    distribution, not the posterior. Where chains have met, the objective hardly depends on w: the weights may then be
+    anything, and the table says that the gain is small.
+
+    Args:
+        source: an ``MCMC`` object that has run several chains, or a ``fs.Posterior`` of several chains.
+        *args: the arguments of the model with the targets; those of the run by default.
+        **kwargs: its keyword arguments.
+
+    Returns:
+        A :class:`Stacking`; ``fs.predict(found.posterior, key, x_new)`` reads it.
+
+    Raises:
+        ValueError: a single chain, a chain of fewer than 10 draws, or a model without observations.
+        ImportError: ArviZ is missing.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> def model(y=None):
+        ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+        ...     numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+        >>> rng = np.random.default_rng(0)
+        >>> y = rng.normal(size=50)
+        >>> draws = np.concatenate([0.1 * rng.normal(size=200), 5.0 + 0.1 * rng.normal(size=200)])
+        >>> posterior = fs.Posterior(model, {"mean": draws}, num_chains=2, args=(y,))
+        >>> fs.diagnostics.stack_chains(posterior).weights.round(2).tolist()
+        [1.0, 0.0]
+
+    Reference: Y. Yao, A. Vehtari, A. Gelman (2022), *Stacking for non-mixing Bayesian computations: the curse and
+    blessing of multimodal posteriors*.
+    """
+    posterior = as_posterior(source)
+    if not args and not kwargs:
+        args, kwargs = posterior.args, posterior.kwargs
+    num_chains, num_draws = posterior.num_chains, len(next(iter(posterior.samples.values()))) // posterior.num_chains
+    if num_chains < 2:
+        raise ValueError("stack_chains weights several chains and got one: run with num_chains=4, say.")
+    if num_draws < 10:
+        raise ValueError(f"stack_chains needs 10 draws of each chain or more, got {num_draws}.")
+    pointwise = [np.asarray(v).reshape(len(v), -1) for v in log_likelihood(posterior, args, kwargs).values()]
+    if not pointwise:
+        raise ValueError("stack_chains: the model has no observed site with these arguments; give it the targets.")
+    by_draw = np.concatenate(pointwise, 1).astype(np.float64)
+    by_draw = by_draw[:, (by_draw != 0).any(0)]  # without points that a mask leaves out
+    found = [_loo(chain) for chain in np.split(by_draw, num_chains)]
+    points = np.stack([densities for densities, _ in found])
+    unreliable = np.array([np.mean(shapes > PARETO_LIMIT) for _, shapes in found])
+    weights = _stacked(points)
+    as_equal, stacked = (_mixed(points, w) for w in (np.full(num_chains, 1 / num_chains), weights))
+    rows = _rows(weights, num_draws)
+    drawn = replace(posterior, samples={k: v[rows] for k, v in posterior.samples.items()}, num_chains=1, stats={})
+    return Stacking(
+        weights,
+        points.sum(1),
+        float(as_equal.sum()),
+        float(stacked.sum()),
+        float(np.sqrt(len(stacked)) * np.std(stacked - as_equal)),
+        unreliable,
+        drawn,
+    )
+
+
+def _loo(chain: Float[np.ndarray, "S N"]) -> tuple[np.ndarray, np.ndarray]:
+    """Leave-one-out log densities of the points under a chain, [N], and Pareto shapes, [N]."""
+    try:
+        import arviz as az
+    except ImportError as error:
+        raise ImportError('stack_chains needs ArviZ: pip install "numpyro_fspace[arviz]".') from error
+    groups: Any = {
+        "posterior": {"draw_number": np.arange(float(len(chain)))[None]},
+        "log_likelihood": {"y": chain[None]},
+    }
+    is_new = int(az.__version__.split(".")[0]) >= 1
+    data = az.from_dict(groups) if is_new else az.from_dict(**groups)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of Pareto shapes, which are reported
+        found = az.loo(data, pointwise=True, reff=1.0)
+    densities = found.elpd_i if is_new else found.loo_i
+    return np.asarray(densities).ravel(), np.asarray(found.pareto_k).ravel()
+
+
+def _mixed(points, weights) -> Float[np.ndarray, " N"]:
+    """Log densities of the points under the mixture of the chains."""
+    largest = points.max(0)
+    return largest + np.log(weights @ np.exp(points - largest))
+
+
+def _stacked(points: Float[np.ndarray, "C N"]) -> Float[np.ndarray, " C"]:
+    """The weights of the largest mean log density, by the expectation-maximization steps of a mixture."""
+    densities = np.exp(points - points.max(0))
+    weights = np.full(len(points), 1 / len(points))
+    last = -np.inf
+    for _ in range(MAX_ITERATIONS):
+        mixed = weights @ densities
+        value = np.mean(np.log(mixed))
+        if value - last < GAIN:
+            break
+        last, weights = value, weights * np.mean(densities / mixed, 1)
+    return weights / weights.sum()
+
+
+def _rows(weights, num_draws: int) -> np.ndarray:
+    """``num_draws`` rows of all draws: of each chain as many as its weight says, evenly spaced."""
+    wanted = weights * num_draws
+    counts = np.floor(wanted).astype(int)
+    most = np.argsort(counts - wanted, kind="stable")[: num_draws - counts.sum()]
+    counts[most] += 1
+    return np.concatenate(
+        [c * num_draws + (np.arange(count) * num_draws) // max(count, 1) for c, count in enumerate(counts)]
+    )
