@@ -179,7 +179,7 @@ def test_a_factor_hides_the_number_of_data(data):
 def test_chains_that_have_met_are_not_apart(lines, is_named):
     """The likelihood of latent values of rows varies by more than that of a Gaussian law, and means nothing alone."""
     shortfall = np.array([0.0, 10.1])
-    found = Report(None, None, (), 0, np.ones(2), None, 0.9, 0.0, 0.0, np.ones(2), shortfall, ())
+    found = Report(None, None, (), 0, np.ones(2), None, 0.9, 0.0, 0.0, np.ones(2), shortfall, {}, ())
     said = list(report_doubts(found, convergence=lines, sampler=[], shortfall_sd=1.0, is_tested=False))
     assert any(line.startswith(APART) for line in said) == is_named
 
@@ -220,7 +220,7 @@ def test_no_noise_without_minibatches(data):
 
 
 def test_the_old_name_of_the_weighted_share_works_and_warns():
-    found = fs.mcmc.Report(None, None, (), 0, np.ones(2), None, 0.9, 0.1, 0.5, np.ones(2), np.zeros(2), ())
+    found = fs.mcmc.Report(None, None, (), 0, np.ones(2), None, 0.9, 0.1, 0.5, np.ones(2), np.zeros(2), {}, ())
     with pytest.warns(DeprecationWarning, match="now Report.weighted_noise_share"):
         assert found.noise_heat == found.weighted_noise_share == 0.5
 

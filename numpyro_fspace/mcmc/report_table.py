@@ -44,6 +44,8 @@ class Report:
             first, [C].
         shortfall: by how much the log likelihood of the data at the last state of each chain is lower than that of the
             chain where it is highest, [C]; of all data, even where the run used minibatches.
+        product_shares: for each ``functional_prior`` of a Gaussian process, the share of the process's variance at the
+            measurement points that its product with the prior of the weights has, about.
         advice: one line for each doubt; empty if there is none.
     """
 
@@ -58,6 +60,7 @@ class Report:
     weighted_noise_share: float
     drift: np.ndarray
     shortfall: np.ndarray
+    product_shares: dict[str, float]
     advice: tuple[str, ...]
 
     @property
@@ -77,6 +80,9 @@ class Report:
         lines = [] if self.functions is None else [str(self.functions)]
         lines += [] if self.sites is None else [str(self.sites).replace("Functions", "Sites", 1)]
         lines += [f"Left out: {'; '.join(self.left_out)}."] if self.left_out else []
+        if self.product_shares:
+            shares = ", ".join(f"{100 * share:.0f} % under {name}" for name, share in self.product_shares.items())
+            lines.append(f"Prior: of the process's variance the product with the weights' prior has {shares}.")
         lines += [
             f"Sampler: {temperature}acceptance {self.acceptance:.2f}, gradient-noise share {self.noise_share:.3f} "
             f"(where it acts {self.weighted_noise_share:.2f}), {self.num_diverging} diverging, "

@@ -26,6 +26,7 @@ from numpyro_fspace.posterior.configurational_temperature import configurational
 from numpyro_fspace.posterior.convergence import standstill
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts
 from numpyro_fspace.posterior.posterior import as_posterior
+from numpyro_fspace.posterior.product_priors import product_doubts, product_shares
 from numpyro_fspace.posterior.quantities import quantities_of
 from numpyro_fspace.priors.base import as_real
 from numpyro_fspace.sgmcmc.integrators import drift, kick
@@ -59,7 +60,8 @@ def report(
     It checks for the known failures of such runs: chains that have not converged (R-hat, effective sample sizes) or do
     not move, a chain that is stuck at a low likelihood (``shortfall``), steps that are too long (divergences, kinetic
     and configurational temperature, the acceptance of a Metropolis test), minibatches that are too small (the noise of
-    gradients, as a mean and weighted by itself), and improper distributions (drift of the weights).
+    gradients, as a mean and weighted by itself), and improper distributions (drift of the weights). It says where the
+    weights' own prior overrules a Gaussian process that multiplies it (``product_shares``).
 
     **What is judged.** Every function under a functional prior is judged or, without one, the network that enters the
     likelihood. Inputs are the data, measurement points, rows whose columns come from different rows of the data, and
@@ -139,6 +141,7 @@ def report(
         weighted_noise_share=weighted_noise_share,
         drift=_weight_drift(mcmc, kernel, args, kwargs),
         shortfall=shortfall,
+        product_shares=product_shares(target.model),
         advice=(),
     )
     lines = report_doubts(
@@ -148,7 +151,7 @@ def report(
         shortfall_sd=chance,
         is_tested=is_tested,
     )
-    return replace(found, advice=tuple(lines))
+    return replace(found, advice=(*lines, *product_doubts(found.product_shares)))
 
 
 def _checked_kernel(mcmc):

@@ -1,0 +1,80 @@
+r"""How much of a Gaussian process a product with the prior of the weights leaves.
+
+``functional_prior`` multiplies the prior of the weights by the density of the process. Where the network's values f at
+the measurement points are about Gaussian under the prior of the weights, with covariance Q, the product has the
+covariance :math:`(K^{-1} + Q^{-1})^{-1} = K (K + Q)^{-1} Q`, with K that of the process.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from numpyro_fspace.model.functions import functions_of
+from numpyro_fspace.model.potential import ModelPotential
+from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.priors._cholesky import is_traced
+from numpyro_fspace.priors.gaussian import GaussianProcess
+
+__all__ = ["product_doubts", "product_shares"]
+
+#: Draws of the network, and points, at most, at which they are compared with the process.
+NUM_DRAWS, NUM_POINTS = 400, 50
+#: Least share of the process's variance.
+LEAST_SHARE = 0.5
+
+
+def product_shares(potential: ModelPotential) -> dict[str, float]:
+    """tr K (K + Q)⁻¹ Q / tr K for each ``functional_prior`` of a Gaussian process with known parameters, by name.
+
+    Args:
+        potential: that of the model.
+    """
+    found = {}
+    for name, site in potential.functional_priors.items():
+        if not isinstance(site.prior, GaussianProcess):
+            continue
+        x = site.points.constant if site.points.constant is not None else site.points(jax.random.key(0))
+        if is_traced(x):
+            continue
+        x = np.asarray(x)[np.unique(np.linspace(0, len(x) - 1, NUM_POINTS).astype(int))]
+        values = np.asarray(_draws(potential, name, x), float).reshape(NUM_DRAWS, -1)
+        covariance = site.prior.marginal(x)[1]
+        if is_traced(covariance) or not np.isfinite(values).all():
+            continue
+        own = np.cov(values.T).reshape(values.shape[1], values.shape[1])
+        found[name] = _share(np.asarray(covariance, float), own, len(x))
+    return found
+
+
+def product_doubts(shares: dict[str, float]) -> list[str]:
+    """A line for each share that is below ``LEAST_SHARE``."""
+    return [
+        f"the prior of the weights, by which functional_prior({name!r}) multiplies the process's density, leaves "
+        f"{100 * share:.0f} % of the process's variance at the measurement points, as the network is narrower or "
+        "smoother than the process. Declare the network by fs.gp_network, which has the process's distribution, or "
+        "widen its weights (prior=fs.fan_in(3.0), say)."
+        for name, share in shares.items()
+        if share < LEAST_SHARE
+    ]
+
+
+def _draws(potential, name, x):
+    """Draws of a function at x, [S, M] or [S, M, K], under the prior of the weights."""
+
+    def draw(key):
+        trace = run_model(potential.model, potential.args, potential.kwargs, key=key, isolated=True)
+        return functions_of(trace)[name](x)
+
+    return jax.jit(lambda keys: jax.lax.map(draw, keys))(jax.random.split(jax.random.key(0), NUM_DRAWS))
+
+
+def _share(covariance, own, num_points) -> float:
+    """The share for K as ``marginal`` returns it and Q of all values together, [M K, M K] in the order of f.ravel()."""
+    if covariance.ndim == 3:  # a block for each output, of which the covariances between outputs are zero
+        num_outputs = own.shape[0] // num_points
+        blocks = np.broadcast_to(covariance, (num_outputs, num_points, num_points))
+        outputs = own.reshape(num_points, num_outputs, num_points, num_outputs)
+        shares = [_share(blocks[k], outputs[:, k, :, k], num_points) for k in range(num_outputs)]
+        return float(np.mean(shares))
+    return float(np.trace(covariance @ np.linalg.solve(covariance + own, own)) / np.trace(covariance))
