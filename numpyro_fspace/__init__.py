@@ -6,7 +6,16 @@ import warnings
 from numpyro_fspace import baselines, datasets, metrics, model, priors, sgmcmc, variational
 from numpyro_fspace.mcmc import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD, report
 from numpyro_fspace.model import OnDemand, fan_in, functional_prior, gp_network, measurement, random_module
-from numpyro_fspace.posterior import Posterior, Predictive, diagnostics, plot_functions, predict, save, to_arviz
+from numpyro_fspace.posterior import (
+    Posterior,
+    Predictive,
+    decompose,
+    diagnostics,
+    plot_functions,
+    predict,
+    save,
+    to_arviz,
+)
 from numpyro_fspace.priors import GPPrior, dirichlet_targets, fit_gp
 from numpyro_fspace.sgmcmc import preconditioners
 from numpyro_fspace.variational import FVIMC, FunctionalELBO, svi_posterior
@@ -26,6 +35,7 @@ __all__ = [
     "Warmup",
     "baselines",
     "datasets",
+    "decompose",
     "diagnostics",
     "dirichlet_targets",
     "fHMC",
