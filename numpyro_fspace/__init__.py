@@ -1,7 +1,10 @@
 """Bayesian neural networks with priors over functions, as NumPyro programs."""
 
+from __future__ import annotations
+
 import importlib
 import warnings
+from typing import TYPE_CHECKING
 
 from numpyro_fspace import baselines, datasets, metrics, model, priors, sgmcmc, variational
 from numpyro_fspace.mcmc import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD, report
@@ -19,6 +22,10 @@ from numpyro_fspace.posterior import (
 from numpyro_fspace.priors import GPPrior, dirichlet_targets, fit_gp
 from numpyro_fspace.sgmcmc import preconditioners
 from numpyro_fspace.variational import FVIMC, FunctionalELBO, svi_posterior
+
+if TYPE_CHECKING:
+    from numpyro_fspace.estimators import Classifier as Classifier
+    from numpyro_fspace.estimators import Regressor as Regressor
 
 __version__ = "0.1.0"
 
@@ -83,8 +90,17 @@ _MOVED = {
     "random_function": "model.random_function",
 }
 
+#: Names of the estimators, which import scikit-learn when they are first used.
+_LAZY = ("Classifier", "Regressor")
+
+
+def __dir__():
+    return sorted({*globals(), *_LAZY})
+
 
 def __getattr__(name: str):
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.estimators"), name)
     if name not in _MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, new = _MOVED[name].partition(".")

@@ -108,12 +108,13 @@ def test_the_algorithms_stand_alone():
     "module, allowed",
     [
         ("arviz", ("posterior/inference_data.py",)),
-        ("tinygp", ("priors/", "baselines/", "benchmarks/", "experiments/", "cli.py")),
-        ("matplotlib", ("posterior/plots.py", "experiments/", "cli.py")),
+        ("tinygp", ("priors/", "baselines/", "benchmarks/", "estimators/", "experiments/")),
+        ("matplotlib", ("posterior/plots.py", "estimators/", "experiments/")),
         ("blackjax", ("sgmcmc/", "benchmarks/", "experiments/")),
         ("torch", ("benchmarks/",)),
         ("equinox", ("model/network_adapters.py", "experiments/")),
-        ("sklearn", ("datasets/", "experiments/")),
+        ("sklearn", ("datasets/", "estimators/", "experiments/")),
+        ("pandas", ("estimators/",)),
     ],
 )
 def test_optional_packages_stay_in_their_place(module, allowed):
@@ -123,7 +124,7 @@ def test_optional_packages_stay_in_their_place(module, allowed):
 
 #: Each package uses itself and those before it; experiments, benchmarks and the command use public names alone.
 LAYERS = ("_checks", "_xla", "metrics", "datasets", "sgmcmc", "priors", "model", "posterior", "mcmc", "variational")
-LAYERS += ("baselines", "experiments", "benchmarks", "cli")
+LAYERS += ("baselines", "estimators", "experiments", "benchmarks", "__main__")
 #: Modules whose names are public: ``fs.measurement.box``.
 NAMESPACES = ("model.measurement", "posterior.diagnostics", "sgmcmc.preconditioners", "variational.guides")
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.posterior.posterior import Posterior
 
-__all__ = ["Decomposition", "decompose"]
+__all__ = ["Decomposition", "decompose", "of_classes"]
 
 CATEGORICAL = (discrete.CategoricalProbs, discrete.CategoricalLogits)
 BERNOULLI = (discrete.BernoulliProbs, discrete.BernoulliLogits)
@@ -128,18 +128,18 @@ def decompose(
         if not np.isfinite(values).all():
             bad = np.sum(~np.isfinite(values).reshape(len(values), -1).all(1))
             raise ValueError(
-                f"decompose: the {name} of {evaluator.site!r} ({evaluator.law}) is not finite in {bad} of {len(values)} "
-                "draws: the likelihood has none (heavy tails), or the model gives NaN there."
+                f"decompose: the {name} of {evaluator.site!r} ({evaluator.law}) is not finite in {bad} of "
+                f"{len(values)} draws: the likelihood has none (heavy tails), or the model gives NaN there."
             )
     center = found["probabilities" if "probabilities" in found else "mean"]
     warn_of_predictions({evaluator.site: center}, posterior.num_chains, lambda: evaluator.structure(args, kwargs))
     if "probabilities" in found:
-        return _of_classes(center)
+        return of_classes(center)
     epistemic, aleatoric = center.var(0, dtype=float), found["variance"].mean(0, dtype=float)
     return Decomposition("variance", center.mean(0, dtype=float), epistemic, aleatoric)
 
 
-def _of_classes(probabilities) -> Decomposition:
+def of_classes(probabilities) -> Decomposition:
     """The parts of the entropy, of draws of probabilities [S, …, K]."""
     mean = probabilities.mean(0, dtype=float)
     expected = _entropy(probabilities).mean(0, dtype=float)
