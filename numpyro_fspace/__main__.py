@@ -60,7 +60,7 @@ def _parser():
     kind.add_argument("--classes", action="store_true", default=None, help="the target is a class")
     kind.add_argument("--numbers", action="store_false", dest="classes", help="the target is a number")
     fit.add_argument("--decimal", choices=(".", ","), default=".", help="the decimal point")
-    fit.add_argument("--draws", type=_count, default=250, help="of each chain, after as many of warm-up (250)")
+    fit.add_argument("--draws", type=_count, default=200, help="of each chain, after as many of warm-up (200)")
     fit.add_argument("--chains", type=_count, default=2)
     fit.add_argument("--seed", type=int, default=0)
     fit.add_argument("--out", type=_file, default="fspace-fit", metavar="FOLDER", help="fspace-fit if not given")

@@ -58,6 +58,21 @@ def check_choosing(names):
     assert probabilities.shape == (10, len(x), 2) and np.isfinite(probabilities).all()
 
 
+def check_tables(names):
+    assert names["mean"].shape == names["sd"].shape == names["low"].shape == (42,)
+    assert names["functions"].shape == (10, 42)
+    np.testing.assert_allclose(names["parts"].total, names["sd"] ** 2)
+    assert names["probabilities"].shape == (150, 3)
+
+
+def check_models(names):
+    assert names["noise_sd"].shape == names["function_sd"].shape == (50,) and is_finite(
+        names, "noise_sd", "function_sd"
+    )
+    assert np.ptp(names["noise_sd"]) > 0  # the noise depends on the inputs
+    assert names["several"].get_samples()["sigma"].shape == (10, 2)
+
+
 def check_variational(names):
     assert names["f"].shape[1:] == (30, 1) and is_finite(names, "f")
     assert names["data"].posterior["f"].shape[-2:] == (30, 1)
@@ -90,6 +105,8 @@ def check_contributing(names):
 GUIDES = {
     "README.md": check_readme,
     "docs/getting-started.md": check_getting_started,
+    "docs/tables.md": check_tables,
+    "docs/models.md": check_models,
     "docs/choosing.md": check_choosing,
     "docs/variational.md": check_variational,
     "docs/migrating.md": check_migrating,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -49,8 +50,8 @@ class NetworkEstimator(BaseEstimator):
         kernel: str = "auto",
         num_points: int = 300,
         method: str = "fsghmc",
-        num_warmup: int = 250,
-        num_samples: int = 250,
+        num_warmup: int = 200,
+        num_samples: int = 200,
         num_chains: int = 2,
         batch_size: int | None = None,
         random_state: Any = None,
@@ -116,12 +117,13 @@ class NetworkEstimator(BaseEstimator):
 
     def _sample(self, model: NetworkModel, key, x, y):
         """Draw from the posterior of the model."""
+        side_by_side = self.num_chains > 1 and jax.local_device_count() >= self.num_chains
         self.mcmc_ = MCMC(
             METHODS[self.method](model),
             num_warmup=self.num_warmup,
             num_samples=self.num_samples,
             num_chains=self.num_chains,
-            chain_method="vectorized",
+            chain_method="parallel" if side_by_side else "vectorized",
             progress_bar=self.progress,
         )
         self.mcmc_.run(key, x, y, extra_fields=("potential_energy", "step_size", "temperature"))
@@ -143,7 +145,9 @@ class NetworkEstimator(BaseEstimator):
         while num < len(x):
             num *= 2
         padded = np.concatenate([x, np.broadcast_to(x[:1], (num - len(x), x.shape[1]))])
-        return self._predictive(jax.random.key(0), padded)["f"][:, : len(x)]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "At these inputs R-hat", RuntimeWarning)  # fit has warned
+            return self._predictive(jax.random.key(0), padded)["f"][:, : len(x)]
 
     def _site(self, name: str) -> np.ndarray:
         """Draws [S, 1, 1] or [S, 1, K] of a parameter."""

@@ -94,7 +94,8 @@ class Classifier(ClassifierMixin, NetworkEstimator):
         Args:
             X: inputs [N, D].
         """
-        return self.classes_[self.predict_proba(X).argmax(-1)]
+        best = self.predict_proba(X).argmax(-1)
+        return self.classes_[best]
 
     def decompose(self, X) -> Decomposition:
         """Mutual information (epistemic) and expected entropy (aleatoric) of the classes; see ``fs.decompose``.

@@ -53,7 +53,7 @@ class FitSettings:
     drop: tuple[str, ...] = ()
     classes: bool | None = None
     decimal: str = "."
-    draws: int = 250
+    draws: int = 200
     chains: int = 2
     seed: int = 0
     progress: bool = False

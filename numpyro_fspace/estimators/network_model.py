@@ -133,7 +133,7 @@ class RegressionModel(NetworkModel):
 class ClassificationModel(NetworkModel):
     r"""The NumPyro model of ``fs.Classifier``, on standardized inputs and classes 0 to K - 1.
 
-    .. math:: f_k \sim \text{gp\_network}, \qquad \log a \sim N(\log 3, 1), \qquad
+    .. math:: f_k \sim \text{gp\_network}, \qquad \log a \sim N(\log 5, 1.5^2), \qquad
               y \sim \mathrm{Categorical}(\mathrm{softmax}(b + a f(x)))
 
     The processes have variance one, so that a says how certain classes can be: small where they overlap. b are the
@@ -157,7 +157,7 @@ class ClassificationModel(NetworkModel):
     def __call__(self, x, y=None):
         """The model of standardized inputs x [N, D] and classes y [N]."""
         f = self.function()
-        amplitude = numpyro.sample("amplitude", dist.LogNormal(math.log(3.0), 1.0))
+        amplitude = numpyro.sample("amplitude", dist.LogNormal(math.log(5.0), 1.5))
         with self.rows(x.shape[0]):
             xb = numpyro.subsample(x, event_dim=1)
             yb = None if y is None else numpyro.subsample(y, event_dim=0)
