@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import os
@@ -146,11 +147,21 @@ def _demo(args):
 def _fit(args):
     from numpyro_fspace.estimators.commands import FitSettings, fit_table
 
+    _use_cores(args.chains)
     names = ("target", "method", "test_fraction", "classes", "decimal", "draws", "chains", "seed")
     settings = {name: getattr(args, name) for name in names}
     lists = {"categorical": tuple(args.categorical), "drop": tuple(args.drop), "progress": sys.stderr.isatty()}
     fit_table(args.data, args.out, FitSettings(**settings, **lists))
     return 0
+
+
+def _use_cores(chains):
+    """One device of JAX's for each chain where there are cores for them, so that the chains run side by side."""
+    import jax
+
+    if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        with contextlib.suppress(RuntimeError):  # JAX has already started
+            jax.config.update("jax_num_cpu_devices", max(1, min(chains, os.cpu_count() or 1)))
 
 
 def _predict(args):

@@ -107,6 +107,7 @@ def test_a_stored_estimator_predicts_the_same(regressor, line, store, tmp_path):
     np.testing.assert_array_equal(again.predict_quantiles(line[0]), regressor.predict_quantiles(line[0]))
 
 
+@pytest.mark.slow
 def test_several_targets(line):
     X, y = line
     both = np.stack([y, -2.0 * y + 5.0], -1)
@@ -135,6 +136,7 @@ def test_quantiles_out_of_range(regressor, line):
         regressor.predict_quantiles(line[0], (5, 95))
 
 
+@pytest.mark.slow
 def test_minibatches_of_many_rows(line):
     X, y = line
     estimator = fs.Regressor(**SMALL, batch_size=20).fit(X, y)
@@ -233,6 +235,7 @@ def test_fit_and_predict_a_table(kind, tmp_path, capsys):
     held_out = pd.read_csv(out / "predictions.csv")
     scores = pd.read_csv(out / "scores.csv", index_col=0)
     assert len(held_out) == 16
+    np.testing.assert_array_equal(held_out["observed"], frame[target].to_numpy()[held_out["row"] - 1])
     if kind == "numbers":
         rmse = np.sqrt(np.mean((held_out["mean"] - held_out["observed"]) ** 2))
         np.testing.assert_allclose(scores.loc["network", "RMSE"], rmse, rtol=1e-4)

@@ -26,7 +26,7 @@ def table(**more):
 
 
 def design_of(path, **options):
-    return read_design(read_csv(path), "y", **options)
+    return read_design(read_csv(path), "y", **options)[:3]
 
 
 def test_numbers_levels_and_dates(tmp_path):

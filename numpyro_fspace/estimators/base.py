@@ -115,11 +115,11 @@ class NetworkEstimator(BaseEstimator):
         }
         return x, x[np.sort(distinct[order])], key, settings
 
-    def _sample(self, model: NetworkModel, key, x, y):
+    def _sample(self, model: NetworkModel, key, x, y, **settings):
         """Draw from the posterior of the model."""
         side_by_side = self.num_chains > 1 and jax.local_device_count() >= self.num_chains
         self.mcmc_ = MCMC(
-            METHODS[self.method](model),
+            METHODS[self.method](model, **settings),
             num_warmup=self.num_warmup,
             num_samples=self.num_samples,
             num_chains=self.num_chains,

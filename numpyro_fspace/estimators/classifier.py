@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
+import jax
 import numpy as np
-from scipy.special import expit, softmax
+from scipy.special import softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
-from numpyro_fspace.estimators.base import NetworkEstimator
-from numpyro_fspace.estimators.network_model import ClassificationModel
+from numpyro_fspace.estimators.base import MAX_TRAINING, NetworkEstimator
+from numpyro_fspace.estimators.network_model import ClassificationModel, ard_kernel
 from numpyro_fspace.posterior.decomposition import Decomposition, of_classes
+from numpyro_fspace.priors import GPFit, GPPrior, dirichlet_targets
 
 __all__ = ["Classifier"]
+
+#: What is tried for the variance of the process and for ε, and draws of the logits of each row.
+VARIANCES, CONCENTRATIONS, NUM_NORMALS = (1.0, 3.0, 10.0), (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003), 50
 
 
 class Classifier(ClassifierMixin, NetworkEstimator):
@@ -20,9 +28,10 @@ class Classifier(ClassifierMixin, NetworkEstimator):
 
     ``fit`` standardizes inputs, trains a Gaussian process with a lengthscale per input by marginal likelihood of the
     classes' indicators on up to 500 rows, and samples the NumPyro model ``estimator.model`` by ``fs.fSGHMC``: one
-    function of ``fs.gp_network`` for each class (one for two classes) of unit variance, times an amplitude that is
-    learned, under a softmax (``fs.estimators.ClassificationModel``). The amplitude makes the probabilities calibrated:
-    where classes overlap it is small.
+    function of ``fs.gp_network`` for each class, with the Gaussian targets of ``fs.dirichlet_targets``; probabilities
+    are the softmax of the functions (``fs.estimators.ClassificationModel``). The concentration of these targets and the
+    variance of the process are those with which the exact process best predicts each of the 500 rows from the others,
+    by their log probabilities: what is calibrated for classes that overlap is not for those that do not.
 
     Args:
         widths: hidden widths of the network.
@@ -72,13 +81,12 @@ class Classifier(ClassifierMixin, NetworkEstimator):
             raise ValueError(
                 f"Classifier needs at least two classes, and y holds only one class, {self.classes_[0]!r}."
             )
-        shares = (np.bincount(labels) + 1.0) / (len(labels) + num)
         indicators = np.eye(num)[labels]
-        indicators = indicators - indicators.mean(0)
-        x, points, key, settings = self._prepare(X, indicators[:, 1:] if num == 2 else indicators)
-        offset = np.log(shares[1:] / shares[0]) if num == 2 else np.log(shares)
-        settings |= {"variance": 1.0, "num_outputs": len(offset), "offset": offset}
-        return self._sample(ClassificationModel(points, **settings), key, x, labels)
+        x, points, key, settings = self._prepare(X, indicators - indicators.mean(0))
+        self.gp_, concentration = calibrated_gp(x, labels, settings["kernel"], self.gp_, key)
+        settings |= {"variance": float(self.gp_.params["variance"]), "num_outputs": num}
+        model = ClassificationModel(points, concentration=concentration, **settings)
+        return self._sample(model, key, x, labels, marginalize=False)
 
     def predict_proba(self, X) -> np.ndarray:
         """Predictive probabilities of the classes [N, K], averaged over the posterior.
@@ -127,9 +135,45 @@ class Classifier(ClassifierMixin, NetworkEstimator):
 
     def _probabilities(self, X):
         """Probabilities [S, N, K] at each draw."""
-        f = self._functions(X).astype(float)
-        logits = np.asarray(self.model.offset) + self._site("amplitude") * f
-        if len(self.classes_) > 2:
-            return softmax(logits, -1)
-        p = expit(logits)
-        return np.concatenate([1.0 - p, p], -1)
+        return softmax(self._functions(X).astype(float), -1)
+
+
+def calibrated_gp(x, labels, kernel: str, fit: GPFit, key) -> tuple[GPFit, float]:
+    """The process with the variance, and the concentration ε of ``fs.dirichlet_targets``, that predict classes best.
+
+    Each of at most 500 rows is predicted from the others, in closed form, and the mean log probability of its class is
+    compared on a grid of both.
+
+    Args:
+        x: standardized inputs [N, D].
+        labels: classes 0 to K - 1, [N].
+        kernel: a name in ``KERNELS``.
+        fit: a process with the lengthscales.
+        key: of the rows.
+
+    Returns:
+        The process with K outputs, and ε.
+    """
+    num = int(labels.max()) + 1
+    rows = np.asarray(jax.random.permutation(key, len(x)))[:MAX_TRAINING]
+    x, labels = x[rows].astype(float), labels[rows]
+    unit = {"variance": 1.0, "lengthscale": fit.params["lengthscale"]}
+    with jax.enable_x64(True):
+        correlation = np.asarray(ard_kernel(kernel, unit)(x, x))
+    normals = np.random.default_rng(0).normal(size=(NUM_NORMALS, len(x), num))
+
+    def score(variance, concentration):
+        targets, noise = dirichlet_targets(labels, num, concentration=concentration)
+        center = targets.mean()
+        mean, spread = np.empty_like(targets), np.empty_like(targets)
+        for k in range(num):
+            precision = np.linalg.inv(variance * correlation + np.diag(noise[:, k]))
+            left_out = 1.0 / np.diagonal(precision)
+            mean[:, k] = targets[:, k] - left_out * (precision @ (targets[:, k] - center))
+            spread[:, k] = np.maximum(left_out - noise[:, k], 0.0)
+        probabilities = softmax(mean + np.sqrt(spread) * normals, -1).mean(0)
+        return np.log(np.maximum(probabilities[np.arange(len(x)), labels], 1e-12)).mean()
+
+    variance, concentration = max(itertools.product(VARIANCES, CONCENTRATIONS), key=lambda pair: score(*pair))
+    params = fit.params | {"variance": np.asarray(variance)}
+    return replace(fit, prior=GPPrior(ard_kernel(kernel, params), num_outputs=num), params=params), concentration

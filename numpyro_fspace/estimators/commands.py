@@ -79,8 +79,8 @@ def fit_table(path: str | Path, out: str | Path, settings: FitSettings) -> None:
     start, out = time.perf_counter(), Path(out)
     frame = read_csv(path, settings.decimal)
     options: dict[str, Any] = {"categorical": settings.categorical, "drop": settings.drop, "classes": settings.classes}
-    design, x, y = read_design(frame, settings.target, **options)
-    train, test = _split(x, y, settings, design.is_classes)
+    design, x, y, numbers = read_design(frame, settings.target, **options)
+    train, test = _split(x, y, numbers, settings, design.is_classes)
     if out.exists() and any(out.iterdir()) and not (out / SETTINGS).exists():
         raise ValueError(f"--out {out} is a folder with other files in it: name a new one.")
     out.mkdir(parents=True, exist_ok=True)
@@ -94,21 +94,24 @@ def fit_table(path: str | Path, out: str | Path, settings: FitSettings) -> None:
     kind = Classifier if design.is_classes else Regressor
     estimator = kind(method=settings.method, random_state=settings.seed, progress=settings.progress, **common)
     print("Training a Gaussian process, and sampling a network with its distribution ...", flush=True)
-    estimator.fit(*train)
+    estimator.fit(*train[:2])
     lines = [str(report(estimator.mcmc_, *estimator.posterior_.args)), ""]
     held_out = "held-out rows" if len(test[0]) else "training rows, as none were held out"
     rows = test if len(test[0]) else train
-    scores = (classification_scores if design.is_classes else regression_scores)(estimator, train, rows)
+    scores = (classification_scores if design.is_classes else regression_scores)(estimator, train[:2], rows[:2])
     lines += [f"Scores on {len(rows[0])} {held_out}", text_table(scores)]
     print("\n".join(lines))
     (out / "report.txt").write_text("\n".join(lines) + "\n")
 
     save_estimator(estimator, out, design=design.to_dict(), decimal=settings.decimal)
     _scores_frame(scores).to_csv(out / "scores.csv")
-    predictions(estimator, rows[0], observed=rows[1]).to_csv(out / "predictions.csv", index=False)
+    found = predictions(estimator, rows[0])
+    found.insert(0, "row", rows[2])
+    found.insert(1, "observed", rows[1])
+    found.to_csv(out / "predictions.csv", index=False)
     to_arviz(estimator.mcmc_).to_netcdf(str(out / "posterior.nc"), engine="h5netcdf")
     pictures = {
-        "predicted_observed": predicted_observed_figure(estimator, *rows),
+        "predicted_observed": predicted_observed_figure(estimator, *rows[:2]),
         "partial_dependence": partial_dependence_figure(estimator, design, train[0]),
     }
     for name, figure in pictures.items():
@@ -144,7 +147,7 @@ def predict_table(folder: str | Path, path: str | Path, out: str | Path) -> None
         print(f"{np.sum(~complete)} rows lack an input, or have a level that the training rows did not have: empty.")
 
 
-def predictions(estimator: Regressor | Classifier, x, observed=None) -> pd.DataFrame:
+def predictions(estimator: Regressor | Classifier, x) -> pd.DataFrame:
     """A table of predictions at inputs [N, D].
 
     For numbers: mean, sd, quantiles, and the epistemic and aleatoric standard deviations, whose squares add up to that
@@ -153,7 +156,7 @@ def predictions(estimator: Regressor | Classifier, x, observed=None) -> pd.DataF
     """
     import pandas as pd
 
-    columns = {} if observed is None else {"observed": observed}
+    columns: dict[str, Any] = {}
     parts = estimator.decompose(x)
     if isinstance(estimator, Classifier):
         columns["predicted"] = estimator.classes_[parts.mean.argmax(-1)]
@@ -167,8 +170,8 @@ def predictions(estimator: Regressor | Classifier, x, observed=None) -> pd.DataF
     return pd.DataFrame(columns)
 
 
-def _split(x, y, settings, is_classes) -> tuple:
-    """Training and test rows."""
+def _split(x, y, numbers, settings, is_classes) -> tuple:
+    """Training and test rows: inputs, targets and numbers of rows."""
     order = np.random.default_rng(settings.seed).permutation(len(x))
     num_test = round(settings.test_fraction * len(x))
     test, train = np.sort(order[:num_test]), np.sort(order[num_test:])
@@ -185,7 +188,7 @@ def _split(x, y, settings, is_classes) -> tuple:
                 "others, or change --seed or --test-fraction."
             )
         y = y.astype(str)
-    return (x[train], y[train]), (x[test], y[test])
+    return (x[train], y[train], numbers[train]), (x[test], y[test], numbers[test])
 
 
 def _say_design(path, frame, design: Design, train, test):

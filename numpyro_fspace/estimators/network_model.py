@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from numpyro_fspace._checks import one_line
 from numpyro_fspace.model import gp_network
-from numpyro_fspace.priors import GPPrior
+from numpyro_fspace.priors import GPPrior, dirichlet_targets
 
 __all__ = ["KERNELS", "ClassificationModel", "NetworkModel", "RegressionModel", "ard_kernel"]
 
@@ -133,34 +133,43 @@ class RegressionModel(NetworkModel):
 class ClassificationModel(NetworkModel):
     r"""The NumPyro model of ``fs.Classifier``, on standardized inputs and classes 0 to K - 1.
 
-    .. math:: f_k \sim \text{gp\_network}, \qquad \log a \sim N(\log 5, 1.5^2), \qquad
-              y \sim \mathrm{Categorical}(\mathrm{softmax}(b + a f(x)))
+    .. math:: f_k \sim \text{gp\_network}, \qquad \tilde y_k \sim N(c + f_k(x), s_k^2), \qquad
+              p(y = k \mid f) = \mathrm{softmax}(f(x))_k
 
-    The processes have variance one, so that a says how certain classes can be: small where they overlap. b are the
-    logarithms of the classes' shares. Two classes have one function f, and y ~ Bernoulli(logit⁻¹(b + a f(x))).
+    ỹ [K] and s² [K] are those of ``fs.dirichlet_targets`` for the class of a row, and c their mean. With y the model
+    has the observed site ``"targets"``, ỹ; without it the site ``"y"``, a class drawn from the softmax.
 
     Attributes:
-        offset: b [K], or [1] for two classes.
+        concentration: ε of ``fs.dirichlet_targets``. The smaller it is, the more certain classes can be.
 
     Example:
         >>> import jax, numpy as np, numpyro
         >>> from numpyro_fspace.estimators import ClassificationModel
         >>> x = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
-        >>> settings = {"kernel": "matern52", "variance": 1.0, "lengthscale": np.ones(1), "offset": np.zeros(1)}
-        >>> numpyro.infer.Predictive(ClassificationModel(x, **settings), num_samples=3)(jax.random.key(0), x)["y"].shape
+        >>> settings = {"kernel": "matern52", "variance": 3.0, "lengthscale": np.ones(1), "concentration": 0.01}
+        >>> model = ClassificationModel(x, **settings, num_outputs=2)
+        >>> numpyro.infer.Predictive(model, num_samples=3)(jax.random.key(0), x)["y"].shape
         (3, 8)
     """
 
     _: KW_ONLY
-    offset: np.ndarray
+    concentration: float
 
     def __call__(self, x, y=None):
         """The model of standardized inputs x [N, D] and classes y [N]."""
         f = self.function()
-        amplitude = numpyro.sample("amplitude", dist.LogNormal(math.log(5.0), 1.5))
         with self.rows(x.shape[0]):
             xb = numpyro.subsample(x, event_dim=1)
-            yb = None if y is None else numpyro.subsample(y, event_dim=0)
-            logits = jnp.asarray(self.offset, jnp.float32) + amplitude * f(xb)
-            law = dist.Categorical(logits=logits) if self.num_outputs > 1 else dist.Bernoulli(logits=logits[..., 0])
-            numpyro.sample("y", law, obs=yb)
+            logits = f(xb)
+            if y is None:
+                numpyro.sample("y", dist.Categorical(logits=logits))
+                return
+            targets, variances = (jnp.asarray(a, logits.dtype) for a in self.targets())
+            labels = numpyro.subsample(y, event_dim=0)
+            law = dist.Normal(targets.mean() + logits, jnp.sqrt(variances[labels])).to_event(1)
+            numpyro.sample("targets", law, obs=targets[labels])
+
+    def targets(self) -> tuple[np.ndarray, np.ndarray]:
+        """ỹ and s² by class, [K, K] each."""
+        num = self.num_outputs
+        return dirichlet_targets(np.arange(num), num, concentration=self.concentration)

@@ -149,7 +149,7 @@ def read_csv(path: str | Path, decimal: str = ".") -> pd.DataFrame:
 
 def read_design(
     frame: pd.DataFrame, target: str, *, categorical=(), drop=(), classes: bool | None = None
-) -> tuple[Design, np.ndarray, np.ndarray]:
+) -> tuple[Design, np.ndarray, np.ndarray, np.ndarray]:
     """Find out what the columns are.
 
     Args:
@@ -160,7 +160,7 @@ def read_design(
         classes: whether the target is a class; None is so for text, for truth values and for two numbers.
 
     Returns:
-        The design, inputs [N, D] and targets [N] of the complete rows.
+        The design, inputs [N, D] and targets [N] of the complete rows, and the numbers of these rows from 1, [N].
 
     Raises:
         ValueError: naming a column, what is wrong with it, and the cure.
@@ -196,7 +196,7 @@ def read_design(
             + " ".join(said)
             + " Leave columns out with --drop, or fill them."
         )
-    return design, x[complete], y[complete]
+    return design, x[complete], y[complete], np.flatnonzero(complete) + 1
 
 
 def _is_classes(values, classes: bool | None) -> bool:
