@@ -1,15 +1,31 @@
 """Bayesian neural networks with priors over functions, as NumPyro programs."""
 
+from __future__ import annotations
+
 import importlib
 import warnings
+from typing import TYPE_CHECKING
 
 from numpyro_fspace import baselines, datasets, metrics, model, priors, sgmcmc, variational
 from numpyro_fspace.mcmc import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD, plot_report, report
 from numpyro_fspace.model import OnDemand, fan_in, functional_prior, gp_network, measurement, random_module
-from numpyro_fspace.posterior import Posterior, Predictive, diagnostics, plot_functions, predict, save, to_arviz
+from numpyro_fspace.posterior import (
+    Posterior,
+    Predictive,
+    decompose,
+    diagnostics,
+    plot_functions,
+    predict,
+    save,
+    to_arviz,
+)
 from numpyro_fspace.priors import GPPrior, dirichlet_targets, fit_gp
 from numpyro_fspace.sgmcmc import preconditioners
 from numpyro_fspace.variational import FVIMC, FunctionalELBO, svi_posterior
+
+if TYPE_CHECKING:
+    from numpyro_fspace.estimators import Classifier as Classifier
+    from numpyro_fspace.estimators import Regressor as Regressor
 
 __version__ = "0.1.0"
 
@@ -26,6 +42,7 @@ __all__ = [
     "Warmup",
     "baselines",
     "datasets",
+    "decompose",
     "diagnostics",
     "dirichlet_targets",
     "fHMC",
@@ -74,8 +91,17 @@ _MOVED = {
     "random_function": "model.random_function",
 }
 
+#: Names of the estimators, which import scikit-learn when they are first used.
+_LAZY = ("Classifier", "Regressor")
+
+
+def __dir__():
+    return sorted({*globals(), *_LAZY})
+
 
 def __getattr__(name: str):
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.estimators"), name)
     if name not in _MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, new = _MOVED[name].partition(".")

@@ -10,7 +10,7 @@ import pytest
 import tinygp
 
 import numpyro_fspace as fs
-from numpyro_fspace.cli import main
+from numpyro_fspace.__main__ import main
 from numpyro_fspace.experiments import ablations, uci
 from numpyro_fspace.experiments.catalog import parse_setting
 from numpyro_fspace.experiments.methods import sampler

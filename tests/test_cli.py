@@ -13,10 +13,10 @@ import jax
 import numpy as np
 import pytest
 
+from numpyro_fspace.__main__ import main
 from numpyro_fspace.benchmarks import scale
 from numpyro_fspace.benchmarks.peers import contenders
 from numpyro_fspace.benchmarks.problems import Size, data
-from numpyro_fspace.cli import main
 from numpyro_fspace.experiments import methods, one_dimension, uci
 from numpyro_fspace.experiments.catalog import NAMES, Job, find
 from numpyro_fspace.experiments.records import KEYS, distinct, read, record, write

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tinygp.kernels import ExpSineSquared, ExpSquared
 
-from numpyro_fspace.cli import main
+from numpyro_fspace.__main__ import main
 from numpyro_fspace.experiments.co2 import circle, kernel, prepare
 from numpyro_fspace.experiments.records import read
 

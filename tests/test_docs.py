@@ -86,6 +86,21 @@ def check_trust(names):
     assert names["difference"].shape == (60,) and names["gain"] > 3 * names["error"]  # of a sine over a line
 
 
+def check_tables(names):
+    assert names["mean"].shape == names["sd"].shape == names["low"].shape == (42,)
+    assert names["functions"].shape == (10, 42)
+    np.testing.assert_allclose(names["parts"].total, names["sd"] ** 2)
+    assert names["probabilities"].shape == (150, 3)
+
+
+def check_models(names):
+    assert names["noise_sd"].shape == names["function_sd"].shape == (50,) and is_finite(
+        names, "noise_sd", "function_sd"
+    )
+    assert np.ptp(names["noise_sd"]) > 0  # the noise depends on the inputs
+    assert names["several"].get_samples()["sigma"].shape == (10, 2)
+
+
 def check_variational(names):
     assert names["f"].shape[1:] == (30, 1) and is_finite(names, "f")
     assert names["data"].posterior["f"].shape[-2:] == (30, 1)
@@ -118,6 +133,8 @@ def check_contributing(names):
 GUIDES = {
     "README.md": check_readme,
     "docs/getting-started.md": check_getting_started,
+    "docs/tables.md": check_tables,
+    "docs/models.md": check_models,
     "docs/choosing.md": check_choosing,
     "docs/partly-bayesian.md": check_partly_bayesian,
     "docs/trust.md": check_trust,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from numpyro_fspace import datasets, metrics
-from numpyro_fspace.cli import main
+from numpyro_fspace.__main__ import main
 from numpyro_fspace.datasets import images, registry
 from numpyro_fspace.datasets.registry import DataNotFoundError, Source
 from numpyro_fspace.experiments import image_problems as problems

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_fspace.cli import main
+from numpyro_fspace.__main__ import main
 from numpyro_fspace.experiments import langevin, langevin_dynamics, network_priors
 from numpyro_fspace.experiments.network_priors import Architecture
 from numpyro_fspace.sgmcmc import sgld

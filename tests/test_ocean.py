@@ -13,7 +13,7 @@ from numpyro import handlers
 from tinygp.kernels import ExpSquared
 
 from numpyro_fspace import measurement
-from numpyro_fspace.cli import main
+from numpyro_fspace.__main__ import main
 from numpyro_fspace.experiments.catalog import find
 from numpyro_fspace.experiments.function_posterior import FunctionPosterior, density_scores
 from numpyro_fspace.experiments.ocean import CONFIG, _build, velocity_network

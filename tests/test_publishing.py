@@ -50,7 +50,6 @@ def posterior():
         ("arviz", lambda: fs.to_arviz(posterior()), "arviz"),
         ("matplotlib.pyplot", lambda: fs.plot_functions(np.arange(3.0), np.zeros((2, 3))), "plots"),
         ("sklearn", fs.datasets.load_diabetes, "examples"),
-        ("sklearn.datasets", fs.datasets.load_diabetes, "examples"),
     ],
 )
 def test_what_needs_an_extra_names_it(monkeypatch, missing, call, extra):

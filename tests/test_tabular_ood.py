@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from numpyro_fspace.cli import main
+from numpyro_fspace.__main__ import main
 from numpyro_fspace.experiments.tabular_ood import strange_rows
 
 

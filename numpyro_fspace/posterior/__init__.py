@@ -1,10 +1,21 @@
 """Draws of a posterior, and what they are good for: predictions, ArviZ, files, pictures, convergence."""
 
 from numpyro_fspace.posterior import diagnostics
+from numpyro_fspace.posterior.decomposition import Decomposition, decompose
 from numpyro_fspace.posterior.inference_data import to_arviz
 from numpyro_fspace.posterior.plots import plot_functions
 from numpyro_fspace.posterior.posterior import Posterior
 from numpyro_fspace.posterior.predictive import Predictive, predict
 from numpyro_fspace.posterior.saving import save
 
-__all__ = ["Posterior", "Predictive", "diagnostics", "plot_functions", "predict", "save", "to_arviz"]
+__all__ = [
+    "Decomposition",
+    "Posterior",
+    "Predictive",
+    "decompose",
+    "diagnostics",
+    "plot_functions",
+    "predict",
+    "save",
+    "to_arviz",
+]

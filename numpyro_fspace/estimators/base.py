@@ -1,0 +1,217 @@
+"""What ``fs.Regressor`` and ``fs.Classifier`` share: standardization, the trained process, sampling, evaluation."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_fspace.estimators.network_model import KERNELS, NetworkModel, ard_kernel
+from numpyro_fspace.mcmc import MCMC, fSGHMC, fSGLD
+from numpyro_fspace.posterior import Posterior, Predictive
+from numpyro_fspace.priors import GPFit, GPPrior, fit_gp, median_start
+
+try:
+    from sklearn.base import BaseEstimator
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError(
+        'fs.Regressor, fs.Classifier and fspace fit need scikit-learn 1.6 or newer: pip install "scikit-learn>=1.6".'
+    ) from error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["NetworkEstimator", "train_gp"]
+
+METHODS: dict[str, Callable] = {"fsghmc": fSGHMC, "fsgld": fSGLD}
+#: Rows on which the Gaussian process is trained at most, its steps of Adam and their rate.
+MAX_TRAINING, GP_STEPS, GP_RATE = 500, 200, 0.1
+#: The full data are used up to this many rows; beyond it, minibatches of this size.
+FULL_BATCH, BATCH = 3000, 500
+#: New inputs are evaluated in numbers of rows that are a power of two times this one, so that few programs are
+#: compiled, and the values of a row do not depend on how many others there are.
+ROWS = 256
+
+
+class NetworkEstimator(BaseEstimator):
+    """Base of the estimators; see ``fs.Regressor`` for the settings."""
+
+    def __init__(
+        self,
+        *,
+        widths: tuple[int, ...] = (50, 50),
+        kernel: str = "auto",
+        num_points: int = 300,
+        method: str = "fsghmc",
+        num_warmup: int = 200,
+        num_samples: int = 200,
+        num_chains: int = 2,
+        batch_size: int | None = None,
+        random_state: Any = None,
+        progress: bool = False,
+    ):
+        self.widths = widths
+        self.kernel = kernel
+        self.num_points = num_points
+        self.method = method
+        self.num_warmup = num_warmup
+        self.num_samples = num_samples
+        self.num_chains = num_chains
+        self.batch_size = batch_size
+        self.random_state = random_state
+        self.progress = progress
+
+    @property
+    def model(self) -> NetworkModel:
+        """The NumPyro model that was sampled, a function of ``standardize(X)`` and standardized targets."""
+        check_is_fitted(self)
+        return cast(NetworkModel, self.posterior_.model)
+
+    def standardize(self, X) -> np.ndarray:
+        """Inputs as the model takes them, [N, D]: less the mean of the training inputs, over their sd."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        return self._scaled(X)
+
+    def _scaled(self, X):
+        with np.errstate(over="ignore"):
+            return ((X - self.x_mean_) / self.x_scale_).astype(jax.dtypes.canonicalize_dtype(float))
+
+    def _check_settings(self):
+        if self.method not in METHODS:
+            raise ValueError(f"method={self.method!r} is unknown; choose from {', '.join(METHODS)}.")
+        if self.kernel not in ("auto", *KERNELS):
+            raise ValueError(f"kernel={self.kernel!r} is unknown; choose from auto, {', '.join(KERNELS)}.")
+        for name in ("num_points", "num_warmup", "num_samples", "num_chains"):
+            if not isinstance(getattr(self, name), int | np.integer) or getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a whole number of at least 1.")
+
+    def _prepare(self, X, targets) -> tuple:
+        """``(x, key, settings)``: standardized inputs, a key, and the settings of the model.
+
+        Trains the Gaussian process on ``targets`` [N, K], of which the mean is zero.
+        """
+        self.x_mean_, self.x_scale_ = X.mean(0), spread(X)
+        x = self._scaled(X)
+        seed = check_random_state(self.random_state).randint(2**31 - 1)
+        key_rows, key_gp, key = jax.random.split(jax.random.key(seed), 3)
+        self.gp_, kernel = train_gp(x, targets, kernel=self.kernel, key=key_gp)
+        distinct = np.unique(x, axis=0, return_index=True)[1]
+        order = np.asarray(jax.random.permutation(key_rows, len(distinct)))[: self.num_points]
+        batch = self.batch_size if self.batch_size is not None else BATCH if len(x) > FULL_BATCH else None
+        settings = {
+            "kernel": kernel,
+            "variance": float(self.gp_.params["variance"]),
+            "lengthscale": np.asarray(self.gp_.params["lengthscale"]),
+            "widths": tuple(self.widths),
+            "batch_size": None if batch is None or batch >= len(x) else batch,
+        }
+        return x, x[np.sort(distinct[order])], key, settings
+
+    def _sample(self, model: NetworkModel, key, x, y, **settings):
+        """Draw from the posterior of the model."""
+        side_by_side = self.num_chains > 1 and jax.local_device_count() >= self.num_chains
+        self.mcmc_ = MCMC(
+            METHODS[self.method](model, **settings),
+            num_warmup=self.num_warmup,
+            num_samples=self.num_samples,
+            num_chains=self.num_chains,
+            chain_method="parallel" if side_by_side else "vectorized",
+            progress_bar=self.progress,
+        )
+        self.mcmc_.run(key, x, y, extra_fields=("potential_energy", "step_size", "temperature"))
+        samples = {k: np.asarray(v) for k, v in self.mcmc_.get_samples().items()}
+        self._set_posterior(Posterior(model, samples, num_chains=self.num_chains, args=(x, y)))
+        return self
+
+    def _set_posterior(self, posterior: Posterior):
+        self.posterior_ = posterior
+        self._predictive = Predictive(posterior)
+
+    def _functions(self, X) -> np.ndarray:
+        """Draws [S, N, K] of the functions at inputs X [N, D], in units of the model."""
+        check_is_fitted(self)
+        return self._evaluate(self.standardize(X))
+
+    def _evaluate(self, x):
+        num = ROWS
+        while num < len(x):
+            num *= 2
+        padded = np.concatenate([x, np.broadcast_to(x[:1], (num - len(x), x.shape[1]))])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "At these inputs R-hat", RuntimeWarning)  # fit has warned
+            return self._predictive(jax.random.key(0), padded)["f"][:, : len(x)]
+
+    def _site(self, name: str) -> np.ndarray:
+        """Draws [S, 1, 1] or [S, 1, K] of a parameter."""
+        draws = np.asarray(self.posterior_.samples[name], float)
+        return draws.reshape(len(draws), 1, -1)
+
+    def _random_draws(self, num: int | None, random_state) -> tuple:
+        """Numbers of ``num`` posterior draws at random (without repetition where there are enough), and a generator."""
+        generator = np.random.default_rng(check_random_state(random_state).randint(2**31 - 1))
+        size = len(next(iter(self.posterior_.samples.values())))
+        num = size if num is None else num
+        return generator.choice(size, num, replace=num > size), generator
+
+    def __getstate__(self):
+        """The fitted estimator without its sampler and compiled programs, which cannot be pickled."""
+        state = dict(super().__getstate__())
+        return {k: v for k, v in state.items() if k not in ("mcmc_", "_predictive")}
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if "posterior_" in state:
+            self._set_posterior(state["posterior_"])
+
+
+def spread(values) -> np.ndarray:
+    """Standard deviations of columns, 1 for constant ones."""
+    return np.where(np.ptp(values, 0) > 0, values.std(0), 1.0)
+
+
+def train_gp(x, y, *, kernel: str, key) -> tuple[GPFit, str]:
+    """The Gaussian process with the named kernel, or with that of the largest marginal likelihood for ``"auto"``.
+
+    Args:
+        x: standardized inputs [N, D]; at most 500 random rows are used.
+        y: targets [N, K] with mean zero; the outputs share kernel and noise.
+        kernel: a name in ``KERNELS``, or ``"auto"``.
+        key: of the random rows.
+
+    Returns:
+        The trained process, and the name of its kernel.
+    """
+    y = y[:, 0] if y.shape[1] == 1 else y
+    settings = {"num_steps": GP_STEPS, "learning_rate": GP_RATE, "max_points": MAX_TRAINING, "key": key}
+    start = median_start(x, y if y.ndim == 2 else y[:, None])
+    names = KERNELS if kernel == "auto" else (kernel,)
+    found = {name: fit_gp(partial(_by_products, name), x, y, params=start, **settings) for name in names}
+    best = min(found, key=lambda name: np.nanmin(found[name].losses))
+    fit = found[best]
+    return replace(fit, prior=GPPrior(ard_kernel(best, fit.params), num_outputs=fit.prior.num_outputs)), best
+
+
+def _by_products(name: str, params: dict):
+    """The kernel of ``ard_kernel`` by matrix products, which take a fraction of the time where there are many inputs.
+
+    Differences of squares lose digits that float64, in which a process is trained, has to spare.
+    """
+
+    def kernel(a, b):
+        a, b = a / params["lengthscale"], b / params["lengthscale"]
+        square = jnp.sum(a**2, -1)[:, None] + jnp.sum(b**2, -1) - 2 * a @ b.T
+        square = jnp.maximum(square, 1e-14)
+        if name == "squared_exponential":
+            return params["variance"] * jnp.exp(-0.5 * square)
+        distance = jnp.sqrt(5.0 * square)
+        return params["variance"] * (1.0 + distance + distance**2 / 3.0) * jnp.exp(-distance)
+
+    return kernel

@@ -1,0 +1,215 @@
+"""``fspace fit`` and ``fspace predict``: a table of one's own to predictions, and to a model in a folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from numpyro_fspace.estimators.base import METHODS
+from numpyro_fspace.estimators.classifier import Classifier
+from numpyro_fspace.estimators.figures import partial_dependence_figure, predicted_observed_figure
+from numpyro_fspace.estimators.regressor import Regressor
+from numpyro_fspace.estimators.saved import SETTINGS, load_estimator, save_estimator
+from numpyro_fspace.estimators.scores import classification_scores, regression_scores, text_table
+from numpyro_fspace.estimators.table import MIN_ROWS, Design, read_csv, read_design
+from numpyro_fspace.mcmc import report
+from numpyro_fspace.posterior import to_arviz
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["FitSettings", "fit_table", "predict_table"]
+
+QUANTILES = (0.05, 0.5, 0.95)
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """Settings of ``fspace fit``.
+
+    Attributes:
+        target: name of the target's column.
+        method: ``"fsghmc"`` or ``"fsgld"``.
+        test_fraction: share of the rows that is held out, at random; 0 holds out none.
+        categorical: names of columns of numbers that are levels.
+        drop: names of columns to leave out.
+        classes: whether the target is a class; None finds out.
+        decimal: the decimal point.
+        draws: draws of the warm-up, and draws kept, of each chain.
+        chains: chains.
+        seed: of the split and of the chains.
+        progress: whether to show a progress bar.
+    """
+
+    target: str
+    method: str = "fsghmc"
+    test_fraction: float = 0.2
+    categorical: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    classes: bool | None = None
+    decimal: str = "."
+    draws: int = 200
+    chains: int = 2
+    seed: int = 0
+    progress: bool = False
+
+    def __post_init__(self):
+        if not 0 <= self.test_fraction < 1:
+            raise ValueError(f"--test-fraction {self.test_fraction} must be at least 0 and less than 1.")
+        if self.method not in METHODS:
+            raise ValueError(f"--method {self.method} is unknown; choose from {', '.join(METHODS)}.")
+
+
+def fit_table(path: str | Path, out: str | Path, settings: FitSettings) -> None:
+    """Fit the table of a CSV file; print what was found, and write model, predictions, scores and pictures to ``out``.
+
+    Args:
+        path: of the CSV file.
+        out: a folder, which is made if there is none.
+        settings: what to do.
+
+    Raises:
+        ValueError: the file, a column or a setting is wrong; before any long computation.
+    """
+    start, out = time.perf_counter(), Path(out)
+    frame = read_csv(path, settings.decimal)
+    options: dict[str, Any] = {"categorical": settings.categorical, "drop": settings.drop, "classes": settings.classes}
+    design, x, y, numbers = read_design(frame, settings.target, **options)
+    train, test = _split(x, y, numbers, settings, design.is_classes)
+    if out.exists() and any(out.iterdir()) and not (out / SETTINGS).exists():
+        raise ValueError(f"--out {out} is a folder with other files in it: name a new one.")
+    out.mkdir(parents=True, exist_ok=True)
+    _say_design(path, frame, design, train, test)
+
+    common: dict[str, Any] = {
+        "num_warmup": settings.draws,
+        "num_samples": settings.draws,
+        "num_chains": settings.chains,
+    }
+    kind = Classifier if design.is_classes else Regressor
+    estimator = kind(method=settings.method, random_state=settings.seed, progress=settings.progress, **common)
+    print("Training a Gaussian process, and sampling a network with its distribution ...", flush=True)
+    estimator.fit(*train[:2])
+    lines = [str(report(estimator.mcmc_, *estimator.posterior_.args)), ""]
+    held_out = "held-out rows" if len(test[0]) else "training rows, as none were held out"
+    rows = test if len(test[0]) else train
+    scores = (classification_scores if design.is_classes else regression_scores)(estimator, train[:2], rows[:2])
+    lines += [f"Scores on {len(rows[0])} {held_out}", text_table(scores)]
+    print("\n".join(lines))
+    (out / "report.txt").write_text("\n".join(lines) + "\n")
+
+    save_estimator(estimator, out, design=design.to_dict(), decimal=settings.decimal)
+    _scores_frame(scores).to_csv(out / "scores.csv")
+    found = predictions(estimator, rows[0])
+    found.insert(0, "row", rows[2])
+    found.insert(1, "observed", rows[1])
+    found.to_csv(out / "predictions.csv", index=False)
+    to_arviz(estimator.mcmc_).to_netcdf(str(out / "posterior.nc"), engine="h5netcdf")
+    pictures = {
+        "predicted_observed": predicted_observed_figure(estimator, *rows[:2]),
+        "partial_dependence": partial_dependence_figure(estimator, design, train[0]),
+    }
+    for name, figure in pictures.items():
+        figure.savefig(out / f"{name}.png", dpi=120, bbox_inches="tight")
+    print(f"\nWrote {', '.join(sorted(os.listdir(out)))} to {out} after {time.perf_counter() - start:.0f} s.")
+    print(f"New rows: fspace predict {out} NEW.csv")
+
+
+def predict_table(folder: str | Path, path: str | Path, out: str | Path) -> None:
+    """Predict the rows of a CSV file with the model in a folder; rows with missing inputs stay empty.
+
+    Args:
+        folder: what ``fit_table`` has written.
+        path: of the CSV file.
+        out: the CSV file to write.
+
+    Raises:
+        ValueError: the folder holds no model, or the table lacks columns.
+    """
+    estimator, entries = load_estimator(folder)
+    design = Design.from_dict(entries["design"])
+    frame = read_csv(path, entries["decimal"])
+    x = design.inputs(frame)
+    complete = ~np.isnan(x).any(1)
+    if not complete.any():
+        raise ValueError(f"{path}: every row lacks an input, or has a level that the training rows did not have.")
+    found = predictions(estimator, x[complete]).set_index(frame.index[complete]).reindex(frame.index)
+    if design.target in frame:
+        found.insert(0, "observed", frame[design.target])
+    found.to_csv(out, index=False)
+    print(f"Wrote {complete.sum()} predictions to {out}.")
+    if not complete.all():
+        print(f"{np.sum(~complete)} rows lack an input, or have a level that the training rows did not have: empty.")
+
+
+def predictions(estimator: Regressor | Classifier, x) -> pd.DataFrame:
+    """A table of predictions at inputs [N, D].
+
+    For numbers: mean, sd, quantiles, and the epistemic and aleatoric standard deviations, whose squares add up to that
+    of sd. For classes: the predicted one, the probability of each, and mutual information (epistemic) and expected
+    entropy (aleatoric) in nats.
+    """
+    import pandas as pd
+
+    columns: dict[str, Any] = {}
+    parts = estimator.decompose(x)
+    if isinstance(estimator, Classifier):
+        columns["predicted"] = estimator.classes_[parts.mean.argmax(-1)]
+        columns |= {f"p({name})": parts.mean[:, k] for k, name in enumerate(estimator.classes_)}
+        columns |= {"epistemic": parts.epistemic, "aleatoric": parts.aleatoric}
+        return pd.DataFrame(columns)
+    quantiles = estimator.predict_quantiles(x, QUANTILES)
+    columns |= {"mean": parts.mean, "sd": np.sqrt(parts.total)}
+    columns |= {f"q{100 * level:02.0f}": quantiles[:, i] for i, level in enumerate(QUANTILES)}
+    columns |= {"epistemic_sd": np.sqrt(parts.epistemic), "aleatoric_sd": np.sqrt(parts.aleatoric)}
+    return pd.DataFrame(columns)
+
+
+def _split(x, y, numbers, settings, is_classes) -> tuple:
+    """Training and test rows: inputs, targets and numbers of rows."""
+    order = np.random.default_rng(settings.seed).permutation(len(x))
+    num_test = round(settings.test_fraction * len(x))
+    test, train = np.sort(order[:num_test]), np.sort(order[num_test:])
+    if len(train) < MIN_ROWS:
+        raise ValueError(
+            f"--test-fraction {settings.test_fraction} leaves {len(train)} rows to learn from, and at least {MIN_ROWS} "
+            "are needed."
+        )
+    if is_classes:
+        rare = sorted(set(y.tolist()) - set(y[train].tolist()))
+        if rare:
+            raise ValueError(
+                f"the classes {rare} are so rare that none of their rows is among the training rows: join them with "
+                "others, or change --seed or --test-fraction."
+            )
+        y = y.astype(str)
+    return (x[train], y[train], numbers[train]), (x[test], y[test], numbers[test])
+
+
+def _say_design(path, frame, design: Design, train, test):
+    names_of_kinds = {"number": "numeric", "levels": "categorical", "date": "dates"}
+    counts = {text: sum(c.kind == kind for c in design.columns) for kind, text in names_of_kinds.items()}
+    found = ", ".join(f"{num} {text}" for text, num in counts.items() if num)
+    print(f"{path}: {len(frame)} rows, {frame.shape[1]} columns. Inputs: {found}.")
+    for line in design.said:
+        print(f"  {line}")
+    if design.is_classes:
+        names, sizes = np.unique(train[1], return_counts=True)
+        shares = ", ".join(f"{name} ({size})" for name, size in zip(names[:10], sizes, strict=False))
+        print(f"Target {design.target!r}: {len(names)} classes: {shares}. (If these are amounts: --numbers.)")
+    else:
+        few = len(np.unique(train[1])) <= 10
+        hint = " It has few values; if they are classes: --classes." if few else ""
+        print(f"Target {design.target!r}: numbers from {train[1].min():.6g} to {train[1].max():.6g}.{hint}")
+    print(f"{len(train[0])} rows to learn from, {len(test[0])} held out; {train[0].shape[1]} inputs.", flush=True)
+
+
+def _scores_frame(scores) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame.from_dict(scores, orient="index").rename_axis("method")

@@ -1,0 +1,175 @@
+"""The NumPyro models of the estimators: a network with the distribution of a trained Gaussian process, and data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, asdict, dataclass, fields
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from flax import linen as nn
+
+from numpyro_fspace._checks import one_line
+from numpyro_fspace.model import gp_network
+from numpyro_fspace.priors import GPPrior, dirichlet_targets
+
+__all__ = ["KERNELS", "ClassificationModel", "NetworkModel", "RegressionModel", "ard_kernel"]
+
+#: Kernels by name; inputs are in units of their lengthscales.
+KERNELS = ("squared_exponential", "matern52")
+
+
+def ard_kernel(name: str, params: dict):
+    """A tinygp kernel with a lengthscale per input; ``params`` has ``"variance"`` and ``"lengthscale"`` [D]."""
+    from tinygp import kernels, transforms
+
+    unit = {
+        "squared_exponential": kernels.ExpSquared(),
+        "matern52": kernels.Matern52(distance=kernels.distance.L2Distance()),
+    }[name]
+    return params["variance"] * transforms.Linear(1.0 / params["lengthscale"], unit)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NetworkModel:
+    """What the models of regression and classification share: a network with a Gaussian process's distribution.
+
+    Attributes:
+        points: standardized inputs [M, D], where the network has exactly the process's distribution.
+        kernel: a name in ``KERNELS``.
+        variance: variance of the process.
+        lengthscale: its lengthscales [D].
+        widths: hidden widths of the network.
+        num_outputs: K, the number of functions.
+        batch_size: rows of a minibatch; None is the full data.
+    """
+
+    points: np.ndarray
+    _: KW_ONLY
+    kernel: str
+    variance: float
+    lengthscale: np.ndarray
+    widths: tuple[int, ...] = (50, 50)
+    num_outputs: int = 1
+    batch_size: int | None = None
+
+    __repr__ = one_line
+
+    @property
+    def prior(self) -> GPPrior:
+        """The Gaussian process of the functions."""
+        params = {"variance": self.variance, "lengthscale": np.asarray(self.lengthscale)}
+        return GPPrior(ard_kernel(self.kernel, params), num_outputs=self.num_outputs if self.num_outputs > 1 else None)
+
+    def function(self):
+        """The random function: standardized inputs [N, D] to values [N, K]."""
+        hidden = [part for width in self.widths for part in (nn.Dense(width), nn.tanh)]
+        return gp_network("f", nn.Sequential([*hidden, nn.Dense(self.num_outputs)]), self.prior, self.points)
+
+    def rows(self, num: int):
+        """The plate of the data."""
+        size = None if self.batch_size is None or num <= self.batch_size else self.batch_size
+        return numpyro.plate("data", num, subsample_size=size)
+
+    def __call__(self, x, y=None):
+        """The model of standardized inputs and targets."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings as numbers, strings and lists, from which ``from_dict`` makes the same model."""
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]):
+        """The model of ``to_dict``."""
+        arrays = {f.name for f in fields(cls) if "ndarray" in str(f.type)}
+        points = np.asarray(settings["points"], np.float32)
+        others = {k: np.asarray(v) if k in arrays else v for k, v in settings.items() if k != "points"}
+        return cls(points, **others | {"widths": tuple(settings["widths"])})
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RegressionModel(NetworkModel):
+    r"""The NumPyro model of ``fs.Regressor``, on standardized inputs and targets.
+
+    .. math:: f \sim \text{gp\_network}, \qquad \log \sigma \sim N(\log \sigma_0, 0.3^2), \qquad
+              y \sim N(f(x), \sigma^2)
+
+    σ₀ is the noise of the trained Gaussian process. Several targets have functions and noises of their own.
+
+    Attributes:
+        noise: σ₀.
+
+    Example:
+        >>> import jax, numpy as np, numpyro
+        >>> from numpyro_fspace.estimators import RegressionModel
+        >>> x = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
+        >>> model = RegressionModel(x, kernel="matern52", variance=1.0, lengthscale=np.ones(1), noise=0.1)
+        >>> numpyro.infer.Predictive(model, num_samples=3)(jax.random.key(0), x)["y"].shape
+        (3, 8)
+    """
+
+    _: KW_ONLY
+    noise: float
+
+    def __call__(self, x, y=None):
+        """The model of standardized inputs x [N, D] and targets y [N] or [N, K]."""
+        f = self.function()
+        center = dist.LogNormal(math.log(self.noise), 0.3)
+        several = self.num_outputs > 1
+        sigma = numpyro.sample("sigma", center.expand([self.num_outputs]).to_event(1) if several else center)
+        with self.rows(x.shape[0]):
+            xb = numpyro.subsample(x, event_dim=1)
+            yb = None if y is None else numpyro.subsample(y, event_dim=int(several))
+            mean = f(xb)
+            law = dist.Normal(mean, sigma).to_event(1) if several else dist.Normal(mean.squeeze(-1), sigma)
+            numpyro.sample("y", law, obs=yb)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ClassificationModel(NetworkModel):
+    r"""The NumPyro model of ``fs.Classifier``, on standardized inputs and classes 0 to K - 1.
+
+    .. math:: f_k \sim \text{gp\_network}, \qquad \tilde y_k \sim N(c + f_k(x), s_k^2), \qquad
+              p(y = k \mid f) = \mathrm{softmax}(f(x))_k
+
+    ỹ [K] and s² [K] are those of ``fs.dirichlet_targets`` for the class of a row, and c their mean. With y the model
+    has the observed site ``"targets"``, ỹ; without it the site ``"y"``, a class drawn from the softmax.
+
+    Attributes:
+        concentration: ε of ``fs.dirichlet_targets``. The smaller it is, the more certain classes can be.
+
+    Example:
+        >>> import jax, numpy as np, numpyro
+        >>> from numpyro_fspace.estimators import ClassificationModel
+        >>> x = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
+        >>> settings = {"kernel": "matern52", "variance": 3.0, "lengthscale": np.ones(1), "concentration": 0.01}
+        >>> model = ClassificationModel(x, **settings, num_outputs=2)
+        >>> numpyro.infer.Predictive(model, num_samples=3)(jax.random.key(0), x)["y"].shape
+        (3, 8)
+    """
+
+    _: KW_ONLY
+    concentration: float
+
+    def __call__(self, x, y=None):
+        """The model of standardized inputs x [N, D] and classes y [N]."""
+        f = self.function()
+        with self.rows(x.shape[0]):
+            xb = numpyro.subsample(x, event_dim=1)
+            logits = f(xb)
+            if y is None:
+                numpyro.sample("y", dist.Categorical(logits=logits))
+                return
+            targets, variances = (jnp.asarray(a, logits.dtype) for a in self.targets())
+            labels = numpyro.subsample(y, event_dim=0)
+            law = dist.Normal(targets.mean() + logits, jnp.sqrt(variances[labels])).to_event(1)
+            numpyro.sample("targets", law, obs=targets[labels])
+
+    def targets(self) -> tuple[np.ndarray, np.ndarray]:
+        """ỹ and s² by class, [K, K] each."""
+        num = self.num_outputs
+        return dirichlet_targets(np.arange(num), num, concentration=self.concentration)

@@ -1,0 +1,173 @@
+"""``fs.Regressor``: regression with a network under a trained Gaussian process, in scikit-learn's protocol."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import ndtr
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from numpyro_fspace.estimators.base import NetworkEstimator, spread
+from numpyro_fspace.estimators.network_model import RegressionModel
+from numpyro_fspace.posterior.decomposition import Decomposition
+
+__all__ = ["Regressor"]
+
+#: Halvings of the interval that holds a quantile.
+NUM_HALVINGS = 40
+
+
+class Regressor(RegressorMixin, NetworkEstimator):
+    r"""Bayesian regression with a network whose functions have the distribution of a trained Gaussian process.
+
+    ``fit`` standardizes inputs and targets, trains a Gaussian process with a lengthscale per input by marginal
+    likelihood on up to 500 rows, and samples the NumPyro model ``estimator.model`` by ``fs.fSGHMC``: ``fs.gp_network``
+    with that process at up to ``num_points`` training rows, and a noise around the trained one
+    (``fs.estimators.RegressionModel``). Up to 3000 rows the full data are used, and minibatches of 500 beyond.
+
+    It follows scikit-learn's protocol: it works in a ``Pipeline``, in ``cross_val_score`` and in a search of
+    parameters. The defaults are for a table of about a thousand rows in about a minute; for results to publish raise
+    ``num_warmup``, ``num_samples`` and ``num_chains``, and read ``print(fs.report(estimator.mcmc_, ...))``. Warnings
+    of doubtful draws come from ``fit``.
+
+    Args:
+        widths: hidden widths of the network.
+        kernel: ``"squared_exponential"``, ``"matern52"``, or ``"auto"``, the one with the larger marginal likelihood.
+        num_points: how many training rows at most are points at which the network has the process's distribution.
+        method: ``"fsghmc"`` or ``"fsgld"``.
+        num_warmup: draws of the warm-up, of each chain.
+        num_samples: draws that are kept, of each chain.
+        num_chains: chains, which run side by side.
+        batch_size: rows of a minibatch; None is the full data up to 3000 rows, and 500 beyond.
+        random_state: seed, a ``numpy.random.RandomState``, or None.
+        progress: whether to show a progress bar.
+
+    Attributes:
+        posterior_: the draws with their model, a ``fs.Posterior``.
+        mcmc_: the ``fs.MCMC`` that has run (not kept by ``pickle``).
+        gp_: the trained Gaussian process, a result of ``fs.fit_gp``, in standardized units.
+        x_mean_, x_scale_, y_mean_, y_scale_: the units of the model.
+        n_features_in_, feature_names_in_: as in all of scikit-learn.
+
+    Raises:
+        ValueError: in ``fit``, for settings out of range and for data that scikit-learn refuses (missing values, text).
+        ImportError: without scikit-learn 1.6 or newer.
+
+    Example:
+        >>> import numpy as np, numpyro_fspace as fs
+        >>> X = np.linspace(-2, 2, 40)[:, None]
+        >>> y = np.sin(2 * X[:, 0]) + 0.1 * np.random.default_rng(0).normal(size=40)
+        >>> estimator = fs.Regressor(num_warmup=20, num_samples=20, num_chains=1, random_state=0).fit(X, y)
+        >>> mean, sd = estimator.predict(X, return_std=True)
+        >>> estimator.predict_quantiles(X, (0.05, 0.95)).shape
+        (40, 2)
+    """
+
+    def fit(self, X, y):
+        """Train the process and sample the network.
+
+        Args:
+            X: inputs [N, D].
+            y: targets [N] or [N, K].
+
+        Returns:
+            The estimator.
+        """
+        self._check_settings()
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, multi_output=True, ensure_min_samples=2)
+        y = np.asarray(y, float)
+        self._is_flat = y.ndim == 1
+        y = y[:, None] if self._is_flat else y
+        self.y_mean_, self.y_scale_ = y.mean(0), spread(y)
+        targets = (y - self.y_mean_) / self.y_scale_
+        x, points, key, settings = self._prepare(X, targets)
+        noise = math.sqrt(float(self.gp_.noise_variance))
+        model = RegressionModel(points, num_outputs=y.shape[1], noise=noise, **settings)
+        targets = targets[:, 0] if y.shape[1] == 1 else targets
+        return self._sample(model, key, x, targets.astype(x.dtype))
+
+    def predict(self, X, return_std: bool = False):
+        """The predictive mean.
+
+        Args:
+            X: inputs [N, D].
+            return_std: whether to return the standard deviation of new targets, noise included, too.
+
+        Returns:
+            The mean [N] or [N, K]; with ``return_std`` the mean and the standard deviation.
+        """
+        parts = self._parts(X)
+        return (parts.mean, np.sqrt(parts.total)) if return_std else parts.mean
+
+    def decompose(self, X) -> Decomposition:
+        """Epistemic and aleatoric variance of new targets, in their units squared; see ``fs.decompose``.
+
+        Args:
+            X: inputs [N, D].
+        """
+        return self._parts(X)
+
+    def predict_quantiles(self, X, quantiles=(0.05, 0.5, 0.95)) -> np.ndarray:
+        """Quantiles of the predictive distribution, an equal mixture of the draws' normal distributions.
+
+        Args:
+            X: inputs [N, D].
+            quantiles: levels between 0 and 1.
+
+        Returns:
+            [N, Q], or [N, K, Q] for several targets.
+        """
+        levels = np.atleast_1d(np.asarray(quantiles, float))
+        if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
+            raise ValueError(f"quantiles={quantiles!r} must be numbers between 0 and 1, such as (0.05, 0.5, 0.95).")
+        f, sigma = self._functions(X).astype(float), self._site("sigma")
+        low, high = (f - 10 * sigma).min(0), (f + 10 * sigma).max(0)
+        found = []
+        for level in levels:
+            a, b = low, high
+            for _ in range(NUM_HALVINGS):
+                middle = 0.5 * (a + b)
+                below = ndtr((middle - f) / sigma).mean(0) < level
+                a, b = np.where(below, middle, a), np.where(below, b, middle)
+            found.append(self._in_units(0.5 * (a + b)))
+        return np.stack(found, -1)
+
+    def sample(self, X, num: int | None = 1, *, noise: bool = True, random_state=None) -> np.ndarray:
+        """Draws of new targets, or of functions.
+
+        Args:
+            X: inputs [N, D].
+            num: how many; None is one for each posterior draw, in their order at random.
+            noise: whether to add the noise of the targets.
+            random_state: seed, a ``numpy.random.RandomState``, or None.
+
+        Returns:
+            [num, N] or [num, N, K].
+        """
+        f = self._functions(X).astype(float)
+        rows, generator = self._random_draws(num, random_state)
+        f = f[rows]
+        if noise:
+            f = f + self._site("sigma")[rows] * generator.normal(size=f.shape)
+        return self._in_units(f)
+
+    def _parts(self, X) -> Decomposition:
+        f, variance = self._functions(X).astype(float), self._site("sigma") ** 2
+        square = self.y_scale_**2
+        aleatoric = np.broadcast_to(square * variance.mean(0), f.shape[1:])
+        flat = (lambda a: a[:, 0]) if self._is_flat else np.array
+        parts = (self.y_mean_ + self.y_scale_ * f.mean(0), square * f.var(0), aleatoric)
+        return Decomposition("variance", *map(flat, parts))
+
+    def _in_units(self, values):
+        """Values [..., K] of the model in units of y, [...] for one target."""
+        check_is_fitted(self)
+        values = self.y_mean_ + self.y_scale_ * values
+        return values[..., 0] if self._is_flat else values
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags

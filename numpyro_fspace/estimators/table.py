@@ -1,0 +1,295 @@
+"""A table of one's own: a CSV file to numbers, with everything said that was changed on the way."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from dataclasses import KW_ONLY, asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Column", "Design", "read_csv", "read_design"]
+
+#: Most levels of a text column that is one-hot, and least rows that a fit needs.
+MAX_LEVELS, MIN_ROWS = 20, 20
+#: A text column of which this share are numbers (or dates) is one of numbers (or dates) with errors.
+MOSTLY = 0.5
+#: Two numbers with a separator of dates between them.
+SOME_DATE = r"\d[-/. ]\w{1,9}[-/. ,]*\d"
+
+
+@dataclass(frozen=True)
+class Column:
+    """An input of the table.
+
+    Attributes:
+        name: of the column.
+        kind: ``"number"``, ``"date"`` (days since ``start``), or ``"levels"`` (one-hot).
+        levels: of a categorical column, as text.
+        start: the first date, in ISO format.
+        day_first: whether dates such as 03/04/2020 begin with the day.
+    """
+
+    name: str
+    _: KW_ONLY
+    kind: str
+    levels: tuple[str, ...] = ()
+    start: str = ""
+    day_first: bool = False
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of its numbers; two levels are one number."""
+        if self.kind != "levels":
+            return [self.name]
+        return [f"{self.name}={level}" for level in self.levels[len(self.levels) == 2 :]]
+
+    def numbers(self, values: pd.Series) -> np.ndarray:
+        """Its numbers [N, ...]; NaN where a value is missing, or is a level that is not known."""
+        import pandas as pd
+
+        if self.kind == "levels":
+            text = as_text(values)
+            hot = np.stack([(text == level).to_numpy(bool) for level in self.levels], -1).astype(float)
+            return np.where(hot.any(-1, keepdims=True), hot, np.nan)[:, len(self.levels) == 2 :]
+        if self.kind == "date":
+            days = (as_dates(values, self.day_first) - pd.Timestamp(self.start)) / pd.Timedelta(days=1)
+            return days.to_numpy(float, na_value=np.nan)[:, None]
+        found = pd.to_numeric(values, errors="coerce").to_numpy(float, na_value=np.nan)[:, None]
+        return np.where(np.isfinite(found), found, np.nan)
+
+
+@dataclass(frozen=True)
+class Design:
+    """How the rows of a table become inputs.
+
+    Attributes:
+        target: name of the target's column.
+        columns: the inputs.
+        is_classes: whether the target is a class.
+        said: what was changed on the way, one sentence each.
+    """
+
+    target: str
+    columns: tuple[Column, ...]
+    is_classes: bool
+    said: list[str] = field(default_factory=list, compare=False)
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the inputs."""
+        return [label for column in self.columns for label in column.labels]
+
+    def inputs(self, frame: pd.DataFrame) -> np.ndarray:
+        """Inputs [N, D] of a table; NaN in rows with missing values."""
+        missing = [column.name for column in self.columns if column.name not in frame]
+        if missing:
+            raise ValueError(f"the table lacks the columns {missing}; it has {list(frame.columns)}.")
+        for column in self.columns:
+            if column.kind == "number":
+                check_numbers(frame[column.name])
+        return np.concatenate([column.numbers(frame[column.name]) for column in self.columns], 1)
+
+    def targets(self, frame: pd.DataFrame) -> np.ndarray:
+        """Targets [N] of a table: numbers (NaN where missing), or text (None where missing)."""
+        import pandas as pd
+
+        values = frame[self.target]
+        if not self.is_classes:
+            found = pd.to_numeric(values, errors="coerce").to_numpy(float, na_value=np.nan)
+            return np.where(np.isfinite(found), found, np.nan)
+        return as_text(values).to_numpy(object, na_value=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The design as numbers, strings and lists."""
+        return {k: v for k, v in asdict(self).items() if k != "said"}
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> Design:
+        """The design of ``to_dict``."""
+        columns = [Column(**{**column, "levels": tuple(column["levels"])}) for column in settings["columns"]]
+        return cls(settings["target"], tuple(columns), settings["is_classes"])
+
+
+def read_csv(path: str | Path, decimal: str = ".") -> pd.DataFrame:
+    """The table of a CSV file, with ``,``, ``;`` or a tab between the fields; errors name the line and the cure."""
+    import pandas as pd
+
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file.")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8 ({error}): save the table as CSV in UTF-8.") from error
+    separator = max(",;\t", key=header.count)
+    names = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
+    if not any(names):
+        raise ValueError(f"{path} is empty, or its first line is: the first line must name the columns.")
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{path} names the columns {twice} twice: give each column a name of its own.")
+    try:
+        frame = pd.read_csv(
+            path, sep=separator, encoding="utf-8-sig", decimal=decimal, skipinitialspace=True, index_col=False
+        )
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {str(error).strip()} (fields between {separator!r}).") from error
+    frame.columns = [name or f"column {i + 1}" for i, name in enumerate(names)]
+    if not len(frame):
+        raise ValueError(f"{path} has a first line with names, and no rows.")
+    return frame
+
+
+def read_design(
+    frame: pd.DataFrame, target: str, *, categorical=(), drop=(), classes: bool | None = None
+) -> tuple[Design, np.ndarray, np.ndarray, np.ndarray]:
+    """Find out what the columns are.
+
+    Args:
+        frame: the table.
+        target: name of the target's column.
+        categorical: names of columns that are one-hot although they hold numbers.
+        drop: names of columns to leave out.
+        classes: whether the target is a class; None is so for text, for truth values and for two numbers.
+
+    Returns:
+        The design, inputs [N, D] and targets [N] of the complete rows, and the numbers of these rows from 1, [N].
+
+    Raises:
+        ValueError: naming a column, what is wrong with it, and the cure.
+    """
+    for option, names in (("--target", [target]), ("--categorical", categorical), ("--drop", drop)):
+        unknown = [name for name in names if name not in frame]
+        if unknown:
+            raise ValueError(f"{option}: the table has no column {unknown}; it has {list(frame.columns)}.")
+    said: list[str] = []
+    is_classes = _is_classes(frame[target], classes)
+    if not is_classes:
+        check_numbers(frame[target])
+    columns = []
+    for name in frame.columns:
+        if name != target and name not in drop:
+            column = _column(frame[name], name in categorical, said)
+            columns += [] if column is None else [column]
+    if not columns:
+        raise ValueError("the table has no inputs beside the target.")
+    design = Design(target, tuple(columns), is_classes, said)
+    x, y = design.inputs(frame), design.targets(frame)
+    known = np.array([v is not None and v == v for v in y])
+    if not known.all():
+        said.append(f"{np.sum(~known)} rows lack the target and are left out.")
+    complete = known & ~np.isnan(x).any(1)
+    if (known & ~complete).any():
+        gaps = {label: int(np.isnan(x[known, i]).sum()) for i, label in enumerate(design.labels)}
+        worst = ", ".join(f"{k} ({v})" for k, v in sorted(gaps.items(), key=lambda item: -item[1])[:3] if v)
+        said.append(f"{np.sum(known & ~complete)} rows with missing inputs are left out; most are missing in {worst}.")
+    if complete.sum() < MIN_ROWS:
+        raise ValueError(
+            f"{complete.sum()} complete rows are left of {len(frame)}, and at least {MIN_ROWS} are needed. "
+            + " ".join(said)
+            + " Leave columns out with --drop, or fill them."
+        )
+    return design, x[complete], y[complete], np.flatnonzero(complete) + 1
+
+
+def _is_classes(values, classes: bool | None) -> bool:
+    """Whether a target is a class."""
+    if classes is not None:
+        return classes
+    known = values.dropna()
+    numbers = _as_numbers(known)
+    is_text = numbers.notna().mean() < MOSTLY if len(known) else False
+    return bool(is_text or known.dtype == bool or known.nunique() == 2)
+
+
+def _column(values, is_categorical: bool, said: list[str]) -> Column | None:
+    """What an input is; None if it says nothing."""
+    name, known = str(values.name), values.dropna()
+    if not len(known):
+        said.append(f"{name!r} is empty and is left out.")
+        return None
+    if known.nunique() == 1:
+        said.append(f"{name!r} is the same in all rows and is left out.")
+        return None
+    levels = tuple(sorted(as_text(known).unique(), key=_numerically))
+    if is_categorical or known.dtype == bool:
+        return _levels(name, levels, said)
+    if _as_numbers(known).notna().mean() >= MOSTLY:
+        check_numbers(values)
+        return Column(name, kind="number")
+    dates, day_first = min(
+        ((as_dates(known, first), first) for first in (False, True)), key=lambda d: d[0].isna().sum()
+    )
+    if dates.notna().mean() >= MOSTLY:
+        if dates.isna().any():
+            line = int(dates.index[dates.isna()][0]) + 2
+            raise ValueError(f"column {name!r} holds dates, but line {line} says {known[line - 2]!r}: correct it.")
+        order = "day first" if day_first else "month first, where a date leaves it open"
+        said.append(f"{name!r} holds dates ({order}): it is turned into days since {dates.min():%Y-%m-%d}.")
+        return Column(name, kind="date", start=dates.min().isoformat(), day_first=day_first)
+    return _levels(name, levels, said)
+
+
+def _levels(name, levels, said) -> Column:
+    if len(levels) > MAX_LEVELS:
+        raise ValueError(
+            f"column {name!r} is text with {len(levels)} different values ({', '.join(map(repr, levels[:3]))}, ...), "
+            f"and at most {MAX_LEVELS} can be levels: leave it out with --drop {name!r}, or join its values to a few."
+        )
+    said.append(f"{name!r} is categorical: {len(levels)} levels, one input each.")
+    return Column(name, kind="levels", levels=levels)
+
+
+def check_numbers(values) -> None:
+    """Numbers with errors among them are refused, with the first line that holds one."""
+    known = values.dropna()
+    bad = known[_as_numbers(known).isna()]
+    if len(bad):
+        line, example = int(bad.index[0]) + 2, bad.iloc[0]
+        raise ValueError(
+            f"column {str(values.name)!r} holds numbers, but line {line} says {example!r} ({len(bad)} such rows): "
+            "correct it, leave it empty if it is missing, or say --categorical or --drop. For commas as decimal points "
+            "there is --decimal ','."
+        )
+
+
+def _as_numbers(values):
+    import pandas as pd
+
+    return pd.to_numeric(values, errors="coerce")
+
+
+def as_text(values):
+    """Values as text, missing ones left missing; whole numbers without a decimal point."""
+    import pandas as pd
+
+    if pd.api.types.is_float_dtype(values) and (values.dropna() % 1 == 0).all():
+        values = values.astype("Int64")
+    return values.astype("string").str.strip()
+
+
+def as_dates(values, day_first: bool = False):
+    """Values as dates without time zone, in the format of the first one; missing where they are none."""
+    import pandas as pd
+
+    text = values.astype("string").str.strip()
+    text = text.where(text.str.contains(SOME_DATE, na=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a format is not consistent with the order of day and month
+        found = pd.to_datetime(text, errors="coerce", utc=True, dayfirst=day_first)
+    return found.dt.tz_localize(None)
+
+
+def _numerically(text: str):
+    """Numbers in their order, before text."""
+    try:
+        return (0, float(text), text)
+    except ValueError:
+        return (1, 0.0, text)

@@ -1,0 +1,200 @@
+"""``decompose``: the part of a prediction's uncertainty that more data would remove, and the part that stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import discrete
+
+from numpyro_fspace._checks import one_line
+from numpyro_fspace._xla import one_blas_thread
+from numpyro_fspace.model.checks import checked_arguments, known_values
+from numpyro_fspace.model.handlers import own_keys
+from numpyro_fspace.model.index_checks import plates_of
+from numpyro_fspace.model.on_demand import errors_as_themselves
+from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.sites import base_distribution, is_functional_prior, is_weight, weights_of
+from numpyro_fspace.posterior.evaluator import Evaluator
+from numpyro_fspace.posterior.posterior import as_posterior
+from numpyro_fspace.posterior.row_batches import Evaluation
+from numpyro_fspace.posterior.warnings import warn_of_predictions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpyro.infer import MCMC
+
+    from numpyro_fspace.posterior.posterior import Posterior
+
+__all__ = ["Decomposition", "decompose", "of_classes"]
+
+CATEGORICAL = (discrete.CategoricalProbs, discrete.CategoricalLogits)
+BERNOULLI = (discrete.BernoulliProbs, discrete.BernoulliLogits)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Decomposition:
+    """The uncertainty of predictions in two parts.
+
+    Attributes:
+        kind: ``"variance"``, or for classes ``"entropy"`` (in nats).
+        mean: the predictive mean, [N] or [N, K]; for classes their predictive probabilities, [N, K].
+        epistemic: variance of the mean over draws of the parameters; or the mutual information of class and parameters.
+        aleatoric: mean over draws of the variance of the likelihood; or of the entropy of the classes.
+    """
+
+    kind: str
+    mean: np.ndarray
+    epistemic: np.ndarray
+    aleatoric: np.ndarray
+
+    __repr__ = one_line
+
+    @property
+    def total(self) -> np.ndarray:
+        """The variance or entropy of the predictive distribution, the sum of both parts."""
+        return self.epistemic + self.aleatoric
+
+
+@errors_as_themselves
+@one_blas_thread
+def decompose(
+    source: MCMC | Posterior | dict,
+    *args: Any,
+    model: Callable | None = None,
+    site: str | None = None,
+    batch_size: int | None = None,
+    input_batch_size: int | None = None,
+    **kwargs: Any,
+) -> Decomposition:
+    r"""Epistemic and aleatoric uncertainty of new observations.
+
+    For numbers, by the law of total variance over the posterior draws θ of all latent sites,
+
+    .. math:: \mathrm{Var}[y] = \underbrace{\mathrm{Var}_\theta\, E[y \mid \theta]}_{\text{epistemic}}
+              + \underbrace{E_\theta \mathrm{Var}[y \mid \theta]}_{\text{aleatoric}}.
+
+    Moments given θ are those of the model's own likelihood at the inputs, in closed form, so that noise that depends on
+    the inputs, counts and heavy tails are covered. For classes (``Categorical``, ``Bernoulli``), with entropy H,
+
+    .. math:: H[E_\theta p] = \underbrace{H[E_\theta p] - E_\theta H[p]}_{\text{epistemic: mutual information}}
+              + \underbrace{E_\theta H[p]}_{\text{aleatoric: expected entropy}}.
+
+    Nothing is drawn at random: the same draws give the same numbers. The epistemic part is that under the model. It
+    does not know of a wrong model. A ``RuntimeWarning`` is given if the chains have not converged at these inputs.
+
+    Args:
+        source: an ``MCMC`` object that has run, a ``fs.Posterior``, or a dict of draws [S, …] (then ``model`` is
+            needed).
+        *args: the model's arguments at the new inputs, without targets (``decompose(mcmc, x_new)``).
+        model: the model; that of ``source`` if None.
+        site: the name of the observed site; needed if the model has several.
+        batch_size: draws evaluated together, as for ``fs.predict``.
+        input_batch_size: rows evaluated together, as for ``fs.predict``.
+        **kwargs: the model's keyword arguments.
+
+    Returns:
+        A ``Decomposition``: ``mean``, ``epistemic``, ``aleatoric`` and ``total`` at the N inputs.
+
+    Raises:
+        ValueError: several observed sites and no ``site``; a ``site`` that is none; a likelihood without mean or
+            variance, such as a Cauchy distribution; and as ``fs.predict``.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> def model(x, y=None):
+        ...     slope = numpyro.sample("slope", dist.Normal())
+        ...     with numpyro.plate("data", x.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(slope * x, 0.1), obs=y)
+        >>> draws = {"slope": jax.numpy.array([1.0, 3.0])}
+        >>> parts = fs.decompose(draws, jax.numpy.array([0.0, 2.0]), model=model)
+        >>> parts.epistemic.round(2).tolist(), parts.aleatoric.round(2).tolist()
+        ([0.0, 4.0], [0.01, 0.01])
+
+    Reference: Depeweg et al. (2018), *Decomposition of uncertainty in Bayesian deep learning*.
+    """
+    evaluator = _Moments(as_posterior(source, model), site)
+    posterior = evaluator.posterior
+    sizes = {"batch_size": batch_size, "input_batch_size": input_batch_size}
+    known = known_values(posterior.model, args, kwargs, "decompose")
+    with checked_arguments(args, kwargs, "decompose"), known:
+        found = evaluator.draws(jax.random.key(0), (args, kwargs), None, **sizes)
+    for name, values in found.items():
+        if not np.isfinite(values).all():
+            bad = np.sum(~np.isfinite(values).reshape(len(values), -1).all(1))
+            raise ValueError(
+                f"decompose: the {name} of {evaluator.site!r} ({evaluator.law}) is not finite in {bad} of "
+                f"{len(values)} draws: the likelihood has none (heavy tails), or the model gives NaN there."
+            )
+    center = found["probabilities" if "probabilities" in found else "mean"]
+    warn_of_predictions({evaluator.site: center}, posterior.num_chains, lambda: evaluator.structure(args, kwargs))
+    if "probabilities" in found:
+        return of_classes(center)
+    epistemic, aleatoric = center.var(0, dtype=float), found["variance"].mean(0, dtype=float)
+    return Decomposition("variance", center.mean(0, dtype=float), epistemic, aleatoric)
+
+
+def of_classes(probabilities) -> Decomposition:
+    """The parts of the entropy, of draws of probabilities [S, …, K]."""
+    mean = probabilities.mean(0, dtype=float)
+    expected = _entropy(probabilities).mean(0, dtype=float)
+    return Decomposition("entropy", mean, np.maximum(_entropy(mean) - expected, 0.0), expected)
+
+
+def _entropy(probabilities) -> np.ndarray:
+    p = np.asarray(probabilities, float)
+    return -np.sum(p * np.log(np.where(p > 0, p, 1.0)), -1)
+
+
+class _Moments(Evaluator):
+    """Mean and variance, or probabilities, of one observed site at each draw.
+
+    Args:
+        posterior: the draws and their model.
+        site: the name of the site; None is the only one.
+    """
+
+    def __init__(self, posterior: Posterior, site: str | None):
+        super().__init__(posterior)
+        self._asked, self.site, self.law = site, "", ""
+
+    def _evaluation(self, plates, draw, key, *given) -> Evaluation:
+        args, kwargs, _ = given
+        with (asked := own_keys()):
+            trace = run_model(self.posterior.model, args, kwargs, key=key, substitute=draw)
+        plates.update(plates_of(trace))
+        weights = weights_of(trace)
+        sites = [k for k, s in trace.items() if _is_observation(s, draw, weights)]
+        if self._asked not in sites and (self._asked is not None or len(sites) != 1):
+            raise ValueError(f"decompose: site={self._asked!r}, but the observed sites of the model are {sites}.")
+        self.site = sites[0] if self._asked is None else self._asked
+        law = trace[self.site]["fn"]
+        self.law = type(base_distribution(law)).__name__
+        return Evaluation(_moments(self.site, law), {}, asked.num > 0)
+
+
+def _is_observation(site, draw, weights) -> bool:
+    if site["type"] != "sample" or site["name"] in draw or is_functional_prior(site):
+        return False
+    return not (site["infer"].get("is_auxiliary") or is_weight(site, weights))
+
+
+def _moments(name: str, law: dist.Distribution) -> dict:
+    base = base_distribution(law)
+    if isinstance(base, CATEGORICAL + BERNOULLI):
+        p = base.probs if isinstance(base, CATEGORICAL) else jnp.stack([1.0 - base.probs, base.probs], -1)
+        return {"probabilities": jnp.broadcast_to(p, (*law.batch_shape, *law.event_shape, p.shape[-1]))}
+    try:
+        mean, variance = law.mean, law.variance
+    except (NotImplementedError, AttributeError) as error:
+        raise ValueError(
+            f"decompose: {name!r} is a {type(base).__name__}, whose mean and variance NumPyro does not know. Give the "
+            "likelihood that it is made of in its place."
+        ) from error
+    shape = (*law.batch_shape, *law.event_shape)
+    return {"mean": jnp.broadcast_to(mean, shape), "variance": jnp.broadcast_to(variance, shape)}

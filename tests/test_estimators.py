@@ -1,0 +1,253 @@
+"""``fs.Regressor`` and ``fs.Classifier``: scikit-learn's checks, predictions against their draws, the command."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from sklearn.datasets import load_diabetes
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import numpyro_fspace as fs
+from numpyro_fspace.__main__ import main
+from numpyro_fspace.estimators.saved import load_estimator, save_estimator
+
+#: Settings with which a fit takes seconds.
+SMALL = {"widths": (10,), "num_points": 20, "num_warmup": 20, "num_samples": 20, "num_chains": 1, "random_state": 0}
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # so few draws are doubtful, and say so
+
+
+@pytest.mark.slow
+@parametrize_with_checks([fs.Regressor(**SMALL), fs.Classifier(**SMALL)])
+@pytest.mark.filterwarnings("ignore")
+def test_the_checks_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def test_scikit_learn_is_imported_when_an_estimator_is_used():
+    code = (
+        "import sys, numpyro_fspace as fs\nassert 'sklearn' not in sys.modules\n"
+        "assert {'Regressor', 'Classifier'} <= set(dir(fs))\nfs.Regressor\nassert 'sklearn' in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# ---- regression ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def line():
+    """60 rows of a line in units far from one."""
+    X = np.random.default_rng(0).uniform(2000.0, 2010.0, (60, 2))
+    y = 1e4 + 300.0 * (X[:, 0] - 2005.0) + np.random.default_rng(1).normal(0.0, 50.0, 60)
+    return X, y
+
+
+@pytest.fixture(scope="module")
+def regressor(line):
+    return fs.Regressor(**SMALL | {"num_samples": 50}).fit(*line)
+
+
+def test_predictions_are_in_the_units_of_the_table(regressor, line):
+    X, y = line
+    mean, sd = regressor.predict(X, return_std=True)
+    assert regressor.score(X, y) > 0.95
+    assert 25.0 < sd.mean() < 150.0  # the noise is 50
+    assert abs(np.mean(y - mean)) < 50.0
+    assert isinstance(regressor.mcmc_, fs.MCMC) and regressor.model is regressor.posterior_.model
+
+
+def test_moments_and_quantiles_are_those_of_the_draws(regressor, line):
+    """By 50 × 400 draws of y at each of five rows: their sd has a standard error of 1 %."""
+    X = line[0][:5]
+    draws = np.concatenate([regressor.sample(X, None, random_state=i) for i in range(400)])
+    mean, sd = regressor.predict(X, return_std=True)
+    np.testing.assert_allclose(draws.mean(0), mean, atol=4 * sd.max() / len(draws) ** 0.5)
+    np.testing.assert_allclose(draws.std(0), sd, rtol=0.05)
+    quantiles = regressor.predict_quantiles(X, (0.1, 0.9))
+    np.testing.assert_allclose(np.quantile(draws, (0.1, 0.9), axis=0).T, quantiles, atol=0.06 * sd.max())
+
+
+def test_the_decomposition_is_that_of_the_model(regressor, line):
+    X = line[0][:5]
+    parts, model = regressor.decompose(X), fs.decompose(regressor.posterior_, regressor.standardize(X))
+    np.testing.assert_allclose(parts.epistemic, model.epistemic * regressor.y_scale_**2, rtol=1e-3)
+    np.testing.assert_allclose(parts.aleatoric, model.aleatoric * regressor.y_scale_**2, rtol=1e-5)
+    np.testing.assert_allclose(parts.total, regressor.predict(X, return_std=True)[1] ** 2)
+
+
+def test_functions_vary_less_than_targets(regressor, line):
+    X = line[0][:5]
+    functions = regressor.sample(X, None, noise=False, random_state=0)
+    assert functions.shape == (50, 5)
+    np.testing.assert_allclose(functions.var(0), regressor.decompose(X).epistemic, rtol=1e-6)
+
+
+def test_a_row_is_predicted_the_same_beside_any_others(regressor, line):
+    X = np.tile(line[0], (6, 1))  # 360 rows: another program
+    np.testing.assert_allclose(regressor.predict(X)[:60], regressor.predict(line[0]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("store", ["pickle", "folder"])
+def test_a_stored_estimator_predicts_the_same(regressor, line, store, tmp_path):
+    if store == "pickle":
+        again = pickle.loads(pickle.dumps(regressor))
+    else:
+        save_estimator(regressor, tmp_path)
+        again, _ = load_estimator(tmp_path)
+    np.testing.assert_array_equal(again.predict(line[0]), regressor.predict(line[0]))
+    np.testing.assert_array_equal(again.predict_quantiles(line[0]), regressor.predict_quantiles(line[0]))
+
+
+@pytest.mark.slow
+def test_several_targets(line):
+    X, y = line
+    both = np.stack([y, -2.0 * y + 5.0], -1)
+    estimator = fs.Regressor(**SMALL).fit(X, both)
+    mean, sd = estimator.predict(X[:4], return_std=True)
+    assert mean.shape == sd.shape == (4, 2) and estimator.predict_quantiles(X[:4]).shape == (4, 2, 3)
+    assert estimator.score(X, both) > 0.9
+    assert estimator.sample(X[:4], 3).shape == (3, 4, 2)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"method": "sgd"}, "method='sgd' is unknown"),
+        ({"kernel": "rbf"}, "kernel='rbf' is unknown"),
+        ({"num_samples": 0}, "num_samples=0 must be"),
+    ],
+)
+def test_settings_out_of_range(settings, words, line):
+    with pytest.raises(ValueError, match=words):
+        fs.Regressor(**settings).fit(*line)
+
+
+def test_quantiles_out_of_range(regressor, line):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        regressor.predict_quantiles(line[0], (5, 95))
+
+
+@pytest.mark.slow
+def test_minibatches_of_many_rows(line):
+    X, y = line
+    estimator = fs.Regressor(**SMALL, batch_size=20).fit(X, y)
+    assert estimator.model.batch_size == 20 and estimator.score(X, y) > 0.5
+    assert fs.Regressor(**SMALL, batch_size=100).fit(X, y).model.batch_size is None
+
+
+@pytest.mark.slow
+def test_pipeline_and_cross_validation():
+    X, y = load_diabetes(return_X_y=True)
+    pipeline = make_pipeline(PolynomialFeatures(1, include_bias=False), fs.Regressor(**SMALL | {"num_samples": 50}))
+    scores = cross_val_score(pipeline, X[:200], y[:200], cv=3)
+    assert scores.mean() > 0.3
+
+
+# ---- classes -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 3, 150)
+    X = generator.normal(size=(150, 2)) + 2.5 * np.eye(3)[labels][:, :2]
+    return fs.Classifier(**SMALL | {"num_samples": 50}).fit(X, np.array(["a", "b", "c"])[labels]), X, labels
+
+
+def test_probabilities_and_their_decomposition(classifier):
+    estimator, X, labels = classifier
+    probabilities = estimator.predict_proba(X)
+    np.testing.assert_allclose(probabilities.sum(1), 1.0)
+    assert (estimator.predict(X) == np.array(["a", "b", "c"])[labels]).mean() > 0.8
+    parts, model = estimator.decompose(X[:5]), fs.decompose(estimator.posterior_, estimator.standardize(X[:5]))
+    np.testing.assert_allclose(parts.mean, probabilities[:5])
+    np.testing.assert_allclose(model.mean, probabilities[:5], atol=1e-4)
+    np.testing.assert_allclose(parts.epistemic, model.epistemic, atol=1e-4)
+    np.testing.assert_allclose(parts.total, stats.entropy(probabilities[:5], axis=1), atol=1e-6)
+
+
+def test_labels_are_drawn_with_their_probabilities(classifier):
+    """50 × 100 draws at three rows: a share has a standard error of at most .007."""
+    estimator, X, _ = classifier
+    draws = np.concatenate([estimator.sample(X[:3], None, random_state=i) for i in range(100)])
+    shares = np.stack([(draws == name).mean(0) for name in estimator.classes_], -1)
+    np.testing.assert_allclose(shares, estimator.predict_proba(X[:3]), atol=0.03)
+    assert estimator.sample(X[:3], 2, noise=False).shape == (2, 3, 3)
+
+
+@pytest.mark.slow
+def test_probabilities_of_overlapping_classes_are_calibrated():
+    """Two normal classes whose best accuracy is .83: the error of the probabilities, not only of their order."""
+    generator = np.random.default_rng(0)
+
+    def draw(num):
+        labels = generator.integers(0, 2, num)
+        return generator.normal(size=(num, 2)) + np.where(labels == 1, 0.7, -0.7)[:, None], labels
+
+    X, y = draw(300)
+    X_new, y_new = draw(4000)
+    estimator = fs.Classifier(**SMALL | {"num_points": 100, "num_warmup": 200, "num_samples": 200}).fit(X, y)
+    probabilities = estimator.predict_proba(X_new)
+    exact = 1.0 / (1.0 + np.exp(-2 * 0.7 * X_new.sum(1)))
+    assert fs.metrics.ece(probabilities, y_new) < 0.05
+    assert np.abs(probabilities[:, 1] - exact).mean() < 0.08
+    assert fs.metrics.nll(probabilities, y_new) < fs.metrics.nll(np.stack([1 - exact, exact], -1), y_new) + 0.04
+
+
+def test_a_single_class_is_refused():
+    with pytest.raises(ValueError, match="only one class"):
+        fs.Classifier().fit(np.ones((5, 1)), np.zeros(5, int))
+
+
+# ---- the command ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["numbers", "classes"])
+def test_fit_and_predict_a_table(kind, tmp_path, capsys):
+    generator = np.random.default_rng(0)
+    size = generator.uniform(1.0, 9.0, 80)
+    color = generator.choice(["red", "blue", "green"], 80)
+    value = 3.0 * size + 10.0 * (color == "red") + generator.normal(0.0, 0.5, 80)
+    frame = pd.DataFrame({"size": size, "color": color, "price": value.round(2)})
+    target = "price" if kind == "numbers" else "dear"
+    if kind == "classes":
+        frame["dear"] = np.where(frame.pop("price") > 18, "yes", "no")
+    data, out, new = tmp_path / "data.csv", tmp_path / "out", tmp_path / "new.csv"
+    frame.to_csv(data, index=False)
+    assert main(["fit", str(data), "--target", target, "--out", str(out), "--draws", "20", "--chains", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "'color' is categorical: 3 levels" in printed and "64 rows to learn from, 16 held out" in printed
+    assert "gradient boosting" in printed
+    files = {path.name for path in out.iterdir()}
+    assert {"estimator.json", "posterior.npz", "posterior.nc", "predictions.csv", "scores.csv", "report.txt"} <= files
+    assert {"partial_dependence.png", "predicted_observed.png"} <= files
+    assert json.loads((out / "estimator.json").read_text())["design"]["target"] == target
+    held_out = pd.read_csv(out / "predictions.csv")
+    scores = pd.read_csv(out / "scores.csv", index_col=0)
+    assert len(held_out) == 16
+    np.testing.assert_array_equal(held_out["observed"], frame[target].to_numpy()[held_out["row"] - 1])
+    if kind == "numbers":
+        rmse = np.sqrt(np.mean((held_out["mean"] - held_out["observed"]) ** 2))
+        np.testing.assert_allclose(scores.loc["network", "RMSE"], rmse, rtol=1e-4)
+        assert rmse < scores.loc["constant", "RMSE"] / 2
+        np.testing.assert_allclose(held_out["sd"] ** 2, held_out["epistemic_sd"] ** 2 + held_out["aleatoric_sd"] ** 2)
+
+    rows = frame.drop(columns=target).head(4).copy()
+    rows.loc[1, "color"], rows.loc[2, "size"] = "pink", None
+    rows.to_csv(new, index=False)
+    assert main(["predict", str(out), str(new), "--out", str(tmp_path / "found.csv")]) == 0
+    assert "Wrote 2 predictions" in capsys.readouterr().out
+    found = pd.read_csv(tmp_path / "found.csv")
+    assert found.isna().all(axis=1).tolist() == [False, True, True, False]
+    estimator, _ = load_estimator(out)
+    assert jax.tree.leaves(estimator.posterior_.samples)[0].shape[0] == 20

@@ -1,0 +1,170 @@
+"""Tables of one's own: what a CSV file's columns are, what is said of them, and errors before anything is computed."""
+
+import re
+
+import numpy as np
+import pytest
+
+from numpyro_fspace.__main__ import main
+from numpyro_fspace.estimators.table import Design, read_csv, read_design
+
+ROWS = 30
+
+
+def written(tmp_path, columns, name="data.csv", separator=","):
+    """A file with these columns, lists of text or numbers."""
+    lines = [separator.join(columns)]
+    lines += [separator.join(str(v) for v in row) for row in zip(*columns.values(), strict=True)]
+    path = tmp_path / name
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def table(**more):
+    """A number, and further columns."""
+    return {"a": list(range(ROWS)), **more, "y": [0.5 * i for i in range(ROWS)]}
+
+
+def design_of(path, **options):
+    return read_design(read_csv(path), "y", **options)[:3]
+
+
+def test_numbers_levels_and_dates(tmp_path):
+    columns = table(
+        color=["red", "blue", "green"] * 10,
+        flag=["True", "False"] * 15,
+        day=[f"2020-01-{i + 1:02d}" for i in range(ROWS)],
+        same=[7] * ROWS,
+        empty=[""] * ROWS,
+    )
+    design, x, y = design_of(written(tmp_path, columns))
+    assert design.labels == ["a", "color=blue", "color=green", "color=red", "flag=True", "day"]
+    assert not design.is_classes
+    np.testing.assert_array_equal(x[1], [1.0, 1.0, 0.0, 0.0, 0.0, 1.0])
+    np.testing.assert_array_equal(x[:, -1], np.arange(ROWS))
+    np.testing.assert_array_equal(y, 0.5 * np.arange(ROWS))
+    said = " ".join(design.said)
+    for words in ("'color' is categorical: 3 levels", "'day' holds dates", "days since 2020-01-01", "'empty' is empty"):
+        assert words in said
+    assert "'same' is the same in all rows" in said
+    assert Design.from_dict(design.to_dict()) == design
+
+
+def test_days_before_months_and_tabs(tmp_path):
+    days = [f"{i + 1:02d}/03/2020" for i in range(ROWS)]
+    design, x, _ = design_of(written(tmp_path, table(day=days), separator="\t"))
+    assert design.columns[1].day_first and np.diff(x[:, 1]).tolist() == [1.0] * (ROWS - 1)
+
+
+def test_months_are_no_dates(tmp_path):
+    design, *_ = design_of(written(tmp_path, table(month=["May", "June", "March"] * 10)))
+    assert design.columns[1].kind == "levels"
+
+
+def test_missing_rows_are_left_out_and_said(tmp_path):
+    columns = table(b=[""] * 3 + list(range(ROWS - 3)))
+    columns["y"][5] = ""
+    columns["a"][7] = "inf"
+    design, x, y = design_of(written(tmp_path, columns))
+    assert len(x) == len(y) == ROWS - 5 and np.isfinite(x).all()
+    said = " ".join(design.said)
+    assert (
+        "1 rows lack the target" in said
+        and "4 rows with missing inputs are left out; most are missing in b (3)" in said
+    )
+
+
+def test_targets_that_are_classes(tmp_path):
+    for target, options, is_classes in (
+        (["no", "yes"] * 15, {}, True),
+        ([0, 1] * 15, {}, True),
+        ([1, 2, 3] * 10, {}, False),
+        ([1, 2, 3] * 10, {"classes": True}, True),
+    ):
+        design, _, y = design_of(written(tmp_path, table() | {"y": target}), **options)
+        assert design.is_classes == is_classes
+        assert y[0] == (str(target[0]) if is_classes else target[0])
+
+
+def test_numbers_as_levels(tmp_path):
+    design, *_ = design_of(written(tmp_path, table(region=[10, 2, 3] * 10)), categorical=("region",))
+    assert design.labels == ["a", "region=2", "region=3", "region=10"]
+
+
+def test_new_rows_with_unknown_levels_are_missing(tmp_path):
+    design, *_ = design_of(written(tmp_path, table(color=["red", "blue", "green"] * 10)))
+    new = read_csv(written(tmp_path, {"a": [1, 2], "color": ["red", "pink"]}, "new.csv"))
+    assert np.isnan(design.inputs(new)).any(1).tolist() == [False, True]
+    with pytest.raises(ValueError, match=r"lacks the columns \['color'\]"):
+        design.inputs(new[["a"]])
+
+
+BROKEN = {
+    "no file": (None, ["--target", "y"], "is not a file"),
+    "empty": ("", ["--target", "y"], "is empty"),
+    "names alone": ("a,y\n", ["--target", "y"], "and no rows"),
+    "twice": ("a,a,y\n" + "1,2,3\n" * 30, ["--target", "y"], r"names the columns \['a'\] twice"),
+    "more fields": ("a,y\n" + "1,2\n" * 30 + "1,2,3\n", ["--target", "y"], "line 32"),
+    "no target": ("a,b\n" + "1,2\n" * 30, ["--target", "y"], r"no column \['y'\]; it has \['a', 'b'\]"),
+    "text in numbers": (
+        "a,y\n" + "".join(f"{i},2.{i}\n" for i in range(30)) + "oops,3\n",
+        ["--target", "y"],
+        "column 'a' holds numbers, but line 32 says 'oops'",
+    ),
+    "names": (
+        "a,y\n" + "".join(f"name{i},2.{i}\n" for i in range(30)),
+        ["--target", "y"],
+        "text with 30 different values",
+    ),
+    "few rows": ("a,y\n" + "".join(f"{i},{i}\n" for i in range(9)), ["--target", "y"], "9 complete rows"),
+    "no inputs": ("a,y\n" + "".join(f"1,{i}\n" for i in range(30)), ["--target", "y"], "no inputs beside the target"),
+    "fraction": (
+        "a,y\n" + "".join(f"{i},{i}\n" for i in range(30)),
+        ["--target", "y", "--test-fraction", "1"],
+        "less than 1",
+    ),
+    "too few left": (
+        "a,y\n" + "".join(f"{i},{i}\n" for i in range(30)),
+        ["--target", "y", "--test-fraction", "0.9"],
+        "leaves 3 rows",
+    ),
+    "rare class": (
+        "a,y\n" + "".join(f"{i},{'r' if i == 28 else 'pq'[i % 2]}\n" for i in range(30)),
+        ["--target", "y"],
+        r"the classes \['r'\] are so rare",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_files_end_with_a_clear_error(name, tmp_path, capsys):
+    text, options, words = BROKEN[name]
+    path = tmp_path / "data.csv"
+    if text is not None:
+        path.write_text(text)
+    seed = next(
+        seed for seed in range(99) if _is_held_out(28, ROWS, seed)
+    )  # so that the rare class is left to the test
+    assert main(["fit", str(path), "--out", str(tmp_path / "out"), "--seed", str(seed), *options]) == 2
+    error = capsys.readouterr().err
+    assert re.search(words, error), error
+    assert not (tmp_path / "out").exists()
+
+
+def _is_held_out(row, num, seed):
+    return row in np.random.default_rng(seed).permutation(num)[: round(0.2 * num)]
+
+
+def test_a_table_in_another_encoding(tmp_path, capsys):
+    path = tmp_path / "data.csv"
+    path.write_bytes("größe,y\n1,2\n".encode("latin-1"))
+    assert main(["fit", str(path), "--target", "y"]) == 2
+    assert "not text in UTF-8" in capsys.readouterr().err
+
+
+def test_a_folder_of_other_files_is_left_alone(tmp_path, capsys):
+    path = written(tmp_path, table())
+    assert main(["fit", str(path), "--target", "y", "--out", str(tmp_path)]) == 2
+    assert "other files in it" in capsys.readouterr().err
+    assert main(["predict", str(tmp_path), str(path)]) == 2
+    assert "holds no model" in capsys.readouterr().err
