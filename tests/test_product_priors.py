@@ -18,13 +18,13 @@ X = np.linspace(-1.0, 1.0, 12, dtype=np.float32)[:, None]
 KERNEL = tinygp.kernels.ExpSquared(0.5)
 
 
-def line(sd, prior, num_outputs=1):
+def line(sd, prior, num_outputs=1, points=X):
     """f_k(x) = w_k x with w ~ N(0, sd²) under ``prior``."""
 
     def model(x, y=None):
         net = nn.Dense(num_outputs, use_bias=False)
         f = fs.random_module("net", net, input_shape=1, prior=dist.Normal(0.0, sd))
-        f = fs.functional_prior("f", f, prior, X)
+        f = fs.functional_prior("f", f, prior, points)
         numpyro.sample("y", dist.Normal(f(x), 0.1).to_event(1), obs=y)
 
     return model
@@ -54,6 +54,11 @@ def test_outputs_with_processes_of_their_own():
     found = shares(line(1.0, prior, num_outputs=2), two=True)["f"]
     expected = 0.5 * (exact(1.0) + exact(1.0, variance=4.0))
     assert abs(found - expected) < 0.15 * expected
+
+
+def test_random_points_are_judged_at_one_draw():
+    found = shares(line(0.4, fs.GPPrior(KERNEL, nugget=0.01), points=fs.measurement.uniform(-1.0, 1.0, 12)))["f"]
+    assert 0.5 * exact(0.4) < found < 2.0 * exact(0.4)
 
 
 def test_only_products_are_judged():

@@ -34,7 +34,7 @@ def product_shares(potential: ModelPotential) -> dict[str, float]:
     for name, site in potential.functional_priors.items():
         if not isinstance(site.prior, GaussianProcess):
             continue
-        x = site.points.constant if site.points.constant is not None else site.points(jax.random.key(0))
+        x = site.points(jax.random.key(0))  # random points: one draw stands for all
         if is_traced(x):
             continue
         x = np.asarray(x)[np.unique(np.linspace(0, len(x) - 1, NUM_POINTS).astype(int))]
