@@ -185,6 +185,7 @@ def test_chains_that_have_met_are_not_apart(lines, is_named):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The draws are doubtful:RuntimeWarning")  # a second one
 def test_names_noisy_minibatches(data):
     with pytest.warns(RuntimeWarning, match="kinetic temperature"):
         mcmc = run(fs.SGHMC(linear(batch_size=8), step_size=0.02, control_variates=False), data)
