@@ -1,5 +1,6 @@
 """Tables of one's own: what a CSV file's columns are, what is said of them, and errors before anything is computed."""
 
+import importlib.util
 import re
 
 import numpy as np
@@ -149,6 +150,17 @@ def test_broken_files_end_with_a_clear_error(name, tmp_path, capsys):
     error = capsys.readouterr().err
     assert re.search(words, error), error
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("package", ["arviz", "matplotlib"])
+def test_a_package_of_the_end_is_missed_at_the_start(package, tmp_path, capsys, monkeypatch):
+    """A run of minutes must not end in an ImportError."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    path = tmp_path / "data.csv"
+    path.write_text("x,y\n1,2\n")
+    assert main(["fit", str(path), "--target", "y"]) == 2
+    assert f"fspace fit needs {package}: pip install" in capsys.readouterr().err
 
 
 def _is_held_out(row, num, seed):

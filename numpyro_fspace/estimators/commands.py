@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["FitSettings", "fit_table", "predict_table"]
 
 QUANTILES = (0.05, 0.5, 0.95)
+#: Packages of the extra ``examples`` that are loaded only after the network has been sampled.
+LATER = ("arviz", "h5netcdf", "matplotlib")
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,11 @@ def fit_table(path: str | Path, out: str | Path, settings: FitSettings) -> None:
 
     Raises:
         ValueError: the file, a column or a setting is wrong; before any long computation.
+        ImportError: a package that is needed in the end is missing; at once.
     """
+    for package in LATER:
+        if importlib.util.find_spec(package) is None:
+            raise ImportError(f'fspace fit needs {package}: pip install "numpyro_fspace[examples]".')
     start, out = time.perf_counter(), Path(out)
     frame = read_csv(path, settings.decimal)
     options: dict[str, Any] = {"categorical": settings.categorical, "drop": settings.drop, "classes": settings.classes}

@@ -26,7 +26,7 @@ from numpyro_fspace.posterior import mapping
 from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.mapping import compile_chunk, largest_of, map_compiled, map_draws, share_equal
 from numpyro_fspace.posterior.model_structure import Structure, structure
-from numpyro_fspace.posterior.row_batches import Evaluation, Probe, find_axes, take_rows
+from numpyro_fspace.posterior.row_independence import Evaluation, Probe, find_axes, take_rows
 
 if TYPE_CHECKING:
     from numpyro_fspace.posterior.posterior import Posterior
