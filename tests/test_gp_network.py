@@ -26,12 +26,11 @@ from support.compilation import quick_jit
 from support.laws import gaussian_p_values
 
 import numpyro_fspace as fs
-from numpyro_fspace.model.gp_network import LATENTS
 from numpyro_fspace.model.input_units import units_of
 from numpyro_fspace.model.last_layer import find_last_layer
 from numpyro_fspace.model.network_adapters import read_network
 from numpyro_fspace.model.network_scale import find_scales
-from numpyro_fspace.model.ridge import ridge_solver
+from numpyro_fspace.model.ridge import LastLayerPrior, ridge_solver
 
 #: The tests of broken code and tiny networks are warned that they cannot follow the process.
 pytestmark = pytest.mark.filterwarnings("ignore:gp_network:RuntimeWarning")
@@ -63,8 +62,12 @@ def gp_model(net, prior, points, **settings):
 def values_at_points(model, key, noise=None):
     """``(f_M, jacobian, white)``: f(X_M) as a vector, affine in the white sites given the drawn hidden weights."""
     start = handlers.trace(handlers.seed(model, key)).get_trace()
-    hidden = {k: s["value"] for k, s in start.items() if s["type"] == "sample" and k.split(".")[-1] not in LATENTS}
-    white = {f"f.{k}": start[f"f.{k}"]["value"] for k in LATENTS}
+    hidden = {
+        k: s["value"]
+        for k, s in start.items()
+        if s["type"] == "sample" and k.split(".")[-1] not in LastLayerPrior.sites
+    }
+    white = {f"f.{k}": start[f"f.{k}"]["value"] for k in LastLayerPrior.sites}
     zeros, unravel = ravel_pytree(jax.tree.map(jnp.zeros_like, white))
 
     def values(flat):

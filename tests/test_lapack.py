@@ -72,7 +72,7 @@ def test_values_and_derivatives_are_those_of_jax(problem, monkeypatch, transform
     arguments = (covariances, columns, *changes) if transformed == "second" else (covariances, columns)
     found = {}
     for waits in (True, False):
-        monkeypatch.setattr(lapack, "batches_can_wait", lambda waits=waits: waits)
+        monkeypatch.setattr(lapack, "batches_may_deadlock", lambda waits=waits: waits)
         # A fresh function for each route: jit remembers programs by function.
         found[waits] = jax.jit(jax.vmap(lambda *a: function(*a)))(*arguments)
     for one_by_one, batched in zip(*map(jax.tree.leaves, (found[True], found[False])), strict=True):
@@ -82,7 +82,7 @@ def test_values_and_derivatives_are_those_of_jax(problem, monkeypatch, transform
 
 def test_one_matrix_at_a_time(monkeypatch):
     """No batch of matrices is left in the program of several chains."""
-    monkeypatch.setattr(lapack, "batches_can_wait", lambda: True)
+    monkeypatch.setattr(lapack, "batches_may_deadlock", lambda: True)
     covariances, columns = jnp.stack([jnp.eye(6)] * 8).reshape(4, 2, 6, 6), jnp.ones((4, 2, 6, 1))
     program = jax.jit(jax.vmap(jax.grad(lambda c, r: energy(c, r)))).lower(covariances, columns).as_text()
     calls = [line for line in program.splitlines() if "lapack_spotrf" in line or "lapack_strsm" in line]
@@ -91,7 +91,7 @@ def test_one_matrix_at_a_time(monkeypatch):
 
 
 def test_no_factor_is_nan(monkeypatch):
-    monkeypatch.setattr(lapack, "batches_can_wait", lambda: True)
+    monkeypatch.setattr(lapack, "batches_may_deadlock", lambda: True)
     assert jnp.isnan(lapack.cholesky(-jnp.eye(3)[None])).any()
 
 

@@ -169,10 +169,13 @@ def joined_heads(self, x):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (nn.Sequential([dense(), nn.softplus]), "affine in none of the layers.*Move what follows it into the likeli"),
-        (nn.Sequential([dense(), nn.relu]), "affine in none"),
-        (Module(used_twice), "affine in none.*used once"),
-        (Module(two_heads), r"one array \[M\] or \[M, K\], got .*'mean'.*network of its own"),
+        (
+            nn.Sequential([dense(), nn.softplus]),
+            "not affine in any of the layers.*Move what follows it into the likeli",
+        ),
+        (nn.Sequential([dense(), nn.relu]), "not affine in any"),
+        (Module(used_twice), "not affine in any.*used once"),
+        (Module(two_heads), r"one array \[M\] or \[M, K\], got .*'mean'.*separate network for each output"),
         (nn.Sequential([nn.Dense(6), nn.tanh, nn.DenseGeneral((2, 2))]), r"got \(5, 2, 2\)"),
         (Module(joined_heads), "do not split into 2 outputs.*one dense layer"),
         (nn.Sequential([dense(3), nn.LayerNorm()]), "do not share their features.*one dense layer"),

@@ -79,7 +79,7 @@ def test_space_filling():
 
 @pytest.mark.parametrize(
     ("box", "message"),
-    [((1.0, 0.0, 3), "low must be below high"), ((0.0, 1.0, 0), "num must be"), ((0.0, np.inf, 3), "high")],
+    [((1.0, 0.0, 3), "low must be below high"), ((0.0, 1.0, 0), "num=0 must be"), ((0.0, np.inf, 3), "high")],
 )
 def test_space_filling_refuses(box, message):
     with pytest.raises(ValueError, match=message):
@@ -174,9 +174,9 @@ def test_own_sampler():
         (lambda: fixed(np.where(POOL > 3, np.nan, POOL)), ValueError, "x holds NaN"),
         (lambda: fixed("abc"), TypeError, "real numbers"),
         (lambda: subset(POOL, 7), ValueError, "num=7 exceeds the 6 rows"),
-        (lambda: subset(POOL, 0), ValueError, "num must be a positive integer"),
-        (lambda: subset(POOL, 2.5), ValueError, "num must be a positive integer"),
-        (lambda: subset(POOL, True), ValueError, "num must be a positive integer"),
+        (lambda: subset(POOL, 0), ValueError, "num=0 must be at least 1"),
+        (lambda: subset(POOL, 2.5), TypeError, "num must be an integer"),
+        (lambda: subset(POOL, True), TypeError, "num must be an integer"),
         (lambda: uniform(1.0, 1.0, 3), ValueError, "low must be below high"),
         (lambda: uniform([0.0, 2.0], [1.0, 1.0], 3), ValueError, "low must be below high"),
         (lambda: uniform([0.0, 2.0], [1.0, 1.0, 3.0], 3), ValueError, "low and high"),

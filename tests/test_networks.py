@@ -637,8 +637,8 @@ def test_input_shape_must_fit_the_module(kind):
     [
         (np.ones(5), 1, r"x\[:, None\]"),
         (np.ones(2), 2, r"x\[None\]"),
-        (np.ones((5, 3)), 2, r"asks for \[M, 2\]"),
-        (np.ones((5, 2, 2)), 2, r"asks for \[M, 2\]"),
+        (np.ones((5, 3)), 2, r"needs \[M, 2\]"),
+        (np.ones((5, 2, 2)), 2, r"needs \[M, 2\]"),
     ],
 )
 def test_inputs_of_another_shape_are_refused(x, shape, match):

@@ -222,7 +222,7 @@ def test_a_file_that_is_cut_short_is_an_error(tmp_path, part):
         file.write(b"more")
     assert np.isfinite(data[np.array([0, 4000])]).all()
     os.truncate(path, 8000)
-    with pytest.raises(OSError, match="truncated: it has 8000 bytes, and 40128 are mapped"):
+    with pytest.raises(OSError, match="truncated: it has 8000 bytes, but 40128 are mapped"):
         data[np.array([0, 4000])]
 
 

@@ -13,7 +13,7 @@ from numpyro.infer.util import log_density, log_likelihood
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.engine import current_engine
-from numpyro_fspace.model.joint_evaluation import rows_among
+from numpyro_fspace.model.joint_evaluation import matching_rows
 from numpyro_fspace.model.potential import ModelPotential
 
 X = jnp.linspace(-1.0, 1.0, 7)[:, None]
@@ -170,15 +170,15 @@ def test_rows_are_found_whatever_their_order_and_number(dtype):
     x[7] = x[3]
     numbers = np.array([3, 49, 3, 0])
     points = jnp.asarray(x[numbers])
-    found = rows_among(points, x)
+    found = matching_rows(points, x)
     np.testing.assert_array_equal(np.float32(x[found]), points)
-    assert list(rows_among(points.at[1, 2].add(1e-6), x) >= 0) == [True, False, True, True]
-    assert list(rows_among(x, x[:49]) >= 0) == [True] * 49 + [False]
+    assert list(matching_rows(points.at[1, 2].add(1e-6), x) >= 0) == [True, False, True, True]
+    assert list(matching_rows(x, x[:49]) >= 0) == [True] * 49 + [False]
     x[1] = np.nan
-    assert list(rows_among(jnp.asarray(x[:3]), x)) == [0, -1, 2]
-    assert rows_among(points, x[:0]).tolist() == [-1] * 4
+    assert list(matching_rows(jnp.asarray(x[:3]), x)) == [0, -1, 2]
+    assert matching_rows(points, x[:0]).tolist() == [-1] * 4
     images = x.reshape(50, 3, 1)
-    np.testing.assert_array_equal(rows_among(images[[5, 2]], images), [5, 2])
+    np.testing.assert_array_equal(matching_rows(images[[5, 2]], images), [5, 2])
 
 
 SAMPLERS = {

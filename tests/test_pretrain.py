@@ -148,7 +148,7 @@ def test_progress_bar(capsys):
         ),
         (lambda: fit_gp(ExpSquared, X, Y), TypeError, "kernel must be"),
         (lambda: fit_gp(ExpSquared(scale=-1.0), X, Y), ValueError, "ExpSquared .* must be positive"),
-        (lambda: fit_gp(lambda p: ExpSquared(scale=p["l"]), X, Y), ValueError, "params must give a start"),
+        (lambda: fit_gp(lambda p: ExpSquared(scale=p["l"]), X, Y), ValueError, "params must give a kernel function"),
         (lambda: fit_gp(lambda p: p, X, Y, params={"l": -1.0}), ValueError, "params.'l'. must be positive"),
         (lambda: jax.jit(lambda x: fit_gp(None, x, Y).noise_variance)(X), TypeError, "concrete"),
     ],

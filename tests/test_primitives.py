@@ -140,7 +140,7 @@ def test_nuts_sees_fixed_points():
 @pytest.mark.parametrize("wrap", [lambda m: m, lambda m: handlers.seed(m, jax.random.key(0))], ids=["bare", "seeded"])
 def test_nuts_refuses_random_points(engine, wrap):
     mcmc = MCMC(engine(wrap(linear(random_points()))), num_warmup=2, num_samples=2, progress_bar=False)
-    with pytest.raises(ValueError, match=r"'f'.*Freeze them: points=fs\.measurement\.fixed\(points\("):
+    with pytest.raises(ValueError, match=r"'f'.*Freeze the points: points=fs\.measurement\.fixed\(points\("):
         mcmc.run(jax.random.key(0), X, Y)
 
 

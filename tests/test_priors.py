@@ -536,7 +536,7 @@ def test_the_default_nugget_does_not_drown_a_small_summand(kernel):
 
 def test_a_summand_below_the_default_nugget_is_said_and_one_without_variance_is_none():
     x = np.linspace(0.0, 1.0, 5)[:, None]
-    with pytest.warns(RuntimeWarning, match="summand of the kernel has 0.0001 of the variance.*pass nugget="):
+    with pytest.warns(RuntimeWarning, match="summand of the kernel has the share 0.0001 of the variance.*Pass nugget="):
         GPPrior(ExpSquared(1.0) + 1e-4 * ExpSquared(0.1)).check(x)
     nugget = GPPrior(ExpSquared(1.0) + 1e-9 * ExpSquared(0.1)).marginal(x)[1][0, 0] - 1.0
     assert nugget == pytest.approx(0.01, rel=1e-3)
@@ -567,7 +567,7 @@ def test_quasiseparable_kernels_are_those_of_the_same_name(kernel, plain):
 
 
 def test_a_quasiseparable_kernel_takes_one_input():
-    with pytest.raises(ValueError, match=r"quasisep.Matern32 is a kernel of one input, and x has 2.*Subspace"):
+    with pytest.raises(ValueError, match=r"quasisep.Matern32 is a kernel of one input, but x has 2.*Subspace"):
         GPPrior(quasisep.Matern32(1.0)).moments(X)
     column = GPPrior(tinygp.transforms.Subspace(1, quasisep.Matern32(1.0))).moments(X)[1]
     np.testing.assert_allclose(column, GPPrior(Matern32(1.0)).moments(X[:, 1:])[1], atol=1e-12)

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from numpyro_fspace.__main__ import main
-from numpyro_fspace.experiments.tabular_ood import strange_rows
+from numpyro_fspace.experiments.tabular_ood import ood_rows
 
 
 def test_strange_rows_are_standardized_components(data_dir):
-    whole = strange_rows(10_000, 13, 0)
+    whole = ood_rows(10_000, 13, 0)
     np.testing.assert_allclose(whole.mean(0), 0.0, atol=1e-3)
     np.testing.assert_allclose(np.cov(whole.T), np.eye(13), atol=1e-2)  # components are uncorrelated
-    some = strange_rows(50, 6, 1)
+    some = ood_rows(50, 6, 1)
     assert some.shape == (50, 6)
-    assert not np.array_equal(some, strange_rows(50, 6, 2))
+    assert not np.array_equal(some, ood_rows(50, 6, 2))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The curvature of a model's log density at a mode: the parts of the posterior precision of its weights."""
+"""The curvature of a model's log density at a mode, in the terms of the posterior precision of its weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numpyro_fspace.model.sites import active_functional_priors, observed_sites
 
 __all__ = ["CurvedModel"]
 
-#: Largest side of a matrix that is factorized (3 GiB in float64), and its number of entries.
+#: Maximum side of a matrix that is factorized (3 GiB in float64), and maximum number of entries.
 MAX_SIDE = 20_000
 MAX_ENTRIES = MAX_SIDE**2
 #: Maximum number of entries of a Jacobian in memory, 64 MiB in float32.
@@ -26,7 +26,7 @@ CHUNK = 2**24
 
 
 class CurvedModel:
-    """A model at a mode: its weights, its functions, and the parts of the posterior precision."""
+    """A model at a mode: its weights, its functions, and the terms of the posterior precision."""
 
     def __init__(self, model, args, kwargs, values):
         self.model, self.args, self.kwargs = model, args, kwargs
@@ -37,8 +37,8 @@ class CurvedModel:
         outputs = [value for _, _, value in self.calls]
         if not outputs:
             raise ValueError(
-                "laplace: the model's likelihood calls no declared function. Make the network by fs.random_module, or "
-                'declare it: f = fs.functional_prior("f", f, prior, points), and use what is returned.'
+                "laplace: the model's likelihood calls no declared function. Create the network by fs.random_module, "
+                'or declare it: f = fs.functional_prior("f", f, prior, points), and use the function that this returns.'
             )
         names = sorted({name for name, _, _ in self.calls} | set(self.priors))
         used = set().union(*(depends_on(lambda v, n=n: self._evaluate(n, v), self.center) for n in names))
@@ -109,7 +109,7 @@ class CurvedModel:
         return diagonal
 
     def curvature_rows(self):
-        """Parts [r, P] of the rows of A in float64; AᵀA is Jᵀ Λ J plus the terms of the functional priors."""
+        """The rows of A in parts [r, P] in float64; AᵀA is Jᵀ Λ J plus the terms of the functional priors."""
         names, inputs = [self.calls[i][0] for i in self.kept], [self.calls[i][1] for i in self.kept]
         roots = self._likelihood_roots()
         for part, jacobian in self._jacobian_parts(names, inputs, roots.shape[-1]):
@@ -121,7 +121,7 @@ class CurvedModel:
             yield root.T @ np.concatenate(parts).reshape(len(root), -1)
 
     def _jacobian_parts(self, names, inputs, num_outputs):
-        """Slices of the rows with their Jacobians [n, K, P], which have at most ``CHUNK`` entries."""
+        """Slices of rows and their Jacobians [n, K, P] with at most ``CHUNK`` entries."""
         jacobian = jax.jit(lambda rows: self._jacobian(names, rows))
         num_rows = len(inputs[0])
         step = max(1, min(num_rows, CHUNK // (num_outputs * self.flat.size)))
@@ -197,8 +197,8 @@ class CurvedModel:
         direct = depends_on(lambda values: self._loss(outputs, values), self.center) & set(self.weights)
         if direct:
             raise ValueError(
-                f"laplace: the likelihood sees the weights {sorted(direct)} other than through declared functions. Use "
-                "the function that fs.random_module or fs.functional_prior returns."
+                f"laplace: the likelihood depends on the weights {sorted(direct)} other than through declared "
+                "functions. Use the function that fs.random_module or fs.functional_prior returns."
             )
 
     def _check_size(self, outputs):
@@ -206,7 +206,7 @@ class CurvedModel:
         if len({len(value) for value in kept}) > 1:
             raise ValueError(
                 "laplace: the likelihood uses functions at different numbers of inputs: "
-                f"{[np.shape(value) for value in kept]}. Call them at the same rows."
+                f"{[np.shape(value) for value in kept]}. Call all of them at the same rows."
             )
         num_points = sum(np.size(self._evaluate(name, self.center)[-1]) for name in self.priors)
         self.num_values, num_weights = sum(value.size for value in kept) + num_points, self.flat.size
@@ -214,7 +214,7 @@ class CurvedModel:
         if not fits:
             raise ValueError(
                 f"laplace: {num_weights} weights and {self.num_values} values of functions are too many: at most "
-                f"{MAX_SIDE} weights, or {MAX_SIDE} values with values times weights at most {MAX_ENTRIES}. Take a "
+                f"{MAX_SIDE} weights, or {MAX_SIDE} values with values times weights at most {MAX_ENTRIES}. Use a "
                 "smaller network, fewer data, or fs.variational.guides.low_rank."
             )
 

@@ -31,7 +31,7 @@ def ensemble(
               + \textstyle\sum_j \text{scale}_j \log P_0(f(X_M))\big] \text{ near } w_e^{(0)}
 
     The members are used as draws, but they have no target distribution. All latent values including the noise are
-    optimized, in the unconstrained space of the samplers. Minibatches and random measurement points are drawn afresh at
+    optimized, in the unconstrained space of the samplers. Minibatches and random measurement points are drawn anew at
     each update, so that log P0 enters through its mean. All members are optimized together in one compiled program.
 
     Fix the scale of the weights' prior, because the joint mode of a sampled scale and its weights is at zero.

@@ -1,4 +1,4 @@
-"""The functions that a model declares (``functional_prior``, ``random_module``): recorded and exchanged."""
+"""The functions that a model declares (``functional_prior``, ``random_module``), recorded or with replaced values."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def declared_functions(model, args, kwargs, values) -> dict:
 
 
 def run_with_outputs(model, args, kwargs, values, outputs=None):
-    """``(trace, calls)`` of a run: the calls of declared functions as (name, x, value).
+    """``(trace, calls)`` of a run, where ``calls`` lists the calls of declared functions as (name, x, value).
 
-    With ``outputs`` the calls give these, one after the other, whatever the functions are. A function under a
-    functional prior calls its network, which is listed first and counts for nothing then.
+    If ``outputs`` are given, the calls return these in order instead of the functions' values. A function under a
+    functional prior calls its network. Both calls are listed, the network first, whose output is then replaced.
     """
     calls = []
 

@@ -10,6 +10,7 @@ from numpyro import handlers
 
 from numpyro_fspace._checks import check_count
 from numpyro_fspace.model.engine import current_engine
+from numpyro_fspace.model.networks import check_name
 from numpyro_fspace.model.sites import note
 
 __all__ = ["implicit_process"]
@@ -22,17 +23,17 @@ def implicit_process(name: str, draw, num_functions: int, key):
               m = \tfrac{1}{S} \sum_s f_s, \quad a \sim N(0, I_S)
 
     Given the draws f_s, f is a Gaussian process with their empirical mean and covariance (divided by S): the
-    variational implicit process, a Gaussian approximation of the implicit one. The coefficients are the latent site
+    variational implicit process, a Gaussian approximation of the implicit process. The coefficients are the latent site
     ``"{name}.coefficients"`` and can be inferred by any engine. The paper uses ``SVI(model,
-    AutoMultivariateNormal(model), optimizer, RenyiELBO(alpha=0.5))``, of which ``Trace_ELBO()`` is the limit α → 1.
-    Parameters of the process, ``numpyro.param`` sites in ``draw`` or in the model around it, are learned too.
+    AutoMultivariateNormal(model), optimizer, RenyiELBO(alpha=0.5))``; ``Trace_ELBO()`` is the limit α → 1. Parameters
+    of the process, which are ``numpyro.param`` sites in ``draw`` or in the model, are learned too.
 
     Args:
         name: name of the function, under which ``fs.predict`` returns it.
         draw: ``draw(key, x [M, D])`` returns the values at x, [M] or [M, K], of the function drawn by ``key``;
             ``fs.model.random_function`` makes such a ``draw``. The outputs of one function share its coefficient.
         num_functions: S, at least 2.
-        key: for the S functions. It must be the same at every call: create it outside of the model, or from a constant.
+        key: for the S functions. It must be the same at each call: create it outside of the model, or from a constant.
 
     Returns:
         f, a function of x [M, D] to [M] or [M, K], affine in the coefficients.
@@ -61,8 +62,7 @@ def implicit_process(name: str, draw, num_functions: int, key):
 
     Reference: C. Ma, Y. Li, J. M. Hernández-Lobato (2019), *Variational implicit processes*, section 3.
     """
-    if not isinstance(name, str) or not name or "/" in name:
-        raise ValueError(f"implicit_process: name={name!r} must be a non-empty string without '/', such as 'f'.")
+    check_name(name, "implicit_process")
     if not callable(draw):
         raise TypeError(f"implicit_process({name!r}): draw must be a function (key, x) -> values, got {draw!r}.")
     check_count(num_functions, "num_functions", 2)
@@ -74,7 +74,7 @@ def implicit_process(name: str, draw, num_functions: int, key):
 
     def f(x):
         x = jnp.asarray(x)
-        if not params:  # those of the model; f may be called outside of its handlers
+        if not params:  # taken at the first call, because f may later be called outside of the model's handlers
             with handlers.trace() as sites, handlers.block(hide_fn=lambda site: site["type"] != "param"):
                 draw(keys[0], x)
             params.update({k: s["value"] for k, s in sites.items() if s["type"] == "param"})
@@ -82,8 +82,8 @@ def implicit_process(name: str, draw, num_functions: int, key):
         functions = jax.vmap(lambda key: given(key, x))(keys)
         if functions.shape[1:2] != (len(x),):
             raise ValueError(
-                f"implicit_process({name!r}): draw(key, x) must give one value, or K, for each of the {len(x)} rows of "
-                f"x; got shape {functions.shape[1:]}."
+                f"implicit_process({name!r}): draw(key, x) must return one value, or K values, for each of the "
+                f"{len(x)} rows of x; got shape {functions.shape[1:]}."
             )
         mean = functions.mean(0)
         return mean + jnp.tensordot(coefficients, functions - mean, 1) / num_functions**0.5

@@ -114,7 +114,7 @@ def laplace(
 
 
 def primal(rows, num_weights):
-    """``(color, size)``: ``color`` maps noise [S, size] to draws [S, P] of N(0, (I + BᵀB)⁻¹); B is given in parts."""
+    """``(color, size)``: ``color`` maps noise [S, size] to draws [S, P] of N(0, (I + BᵀB)⁻¹), given the rows of B."""
     gram = np.eye(num_weights)
     for part in rows:
         gram += part.T @ part
@@ -123,7 +123,7 @@ def primal(rows, num_weights):
 
 
 def dual(b):
-    """The same with a matrix of the size of B's rows: z - Bᵀ (I + B Bᵀ)⁻¹ (B z + e) for z, e ~ N(0, I)."""
+    """``primal`` with a matrix of as many rows as B: z - Bᵀ (I + B Bᵀ)⁻¹ (B z + e) for z, e ~ N(0, I)."""
     num_values, num_weights = b.shape
     root = np.linalg.cholesky(np.eye(num_values) + b @ b.T)
 

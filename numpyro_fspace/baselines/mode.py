@@ -14,7 +14,7 @@ __all__ = ["check_model", "check_optimizer", "find_modes"]
 
 
 def check_model(model, args, kwargs, init_strategy) -> dict:
-    """Raise for models without a mode; returns the shapes of the unconstrained latent values."""
+    """The shapes of the unconstrained latent values; raises for models that the samplers refuse."""
 
     def start(key):
         potential = ModelPotential(model, args, kwargs, key=key, init_strategy=init_strategy)
@@ -39,7 +39,7 @@ def find_modes(model, keys, args, kwargs, *, num_updates, optimizer, init_strate
     """Values of latent and deterministic sites at one mode for each of ``keys`` [E], all optimized together.
 
     The density is that of the unconstrained values, as for the samplers. Minibatches and measurement points are drawn
-    afresh at each update.
+    anew at each update.
 
     Args:
         optimizer: an optax optimizer; None means Adam with a cosine decay of the learning rate from 0.01.
@@ -76,7 +76,7 @@ def find_modes(model, keys, args, kwargs, *, num_updates, optimizer, init_strate
     num_bad = int(len(keys) - np.logical_and.reduce(finite).sum())
     if num_bad:
         raise RuntimeError(
-            f"{num_bad} of {len(keys)} optimizations left the finite numbers: pass an optimizer with a smaller "
+            f"{num_bad} of {len(keys)} optimizations diverged to NaN or infinity: pass an optimizer with a smaller "
             "learning rate, or one that clips gradients."
         )
     return modes

@@ -63,13 +63,12 @@ class SVGPFit:
         x = as_inputs(x)
         if x.shape[1] != self.inducing.shape[1]:
             raise ValueError(f"x has {x.shape[1]} columns but the process was trained on {self.inducing.shape[1]}.")
-        parts = []
         with jax.enable_x64(True):
             factor = _factor(self.kernel, jnp.asarray(self.inducing))
             q = (self.mean, self.root)
             marginals = jax.jit(lambda x: _marginals(self.kernel, factor, self.inducing, q, x))
-            for start in range(0, len(x), CHUNK):
-                parts.append(jax.device_get(marginals(np.asarray(x[start : start + CHUNK], np.float64))))
+            rows = np.asarray(x, np.float64)
+            parts = [jax.device_get(marginals(rows[i : i + CHUNK])) for i in range(0, len(rows), CHUNK)]
         mean, variance = (np.concatenate(part) for part in zip(*parts, strict=True))
         variance = np.maximum(variance, 0.0)
         if self.num_outputs is None:
@@ -102,9 +101,9 @@ def fit_svgp(
     first.
 
     Args:
-        kernel: None means the squared exponential with one lengthscale per input, started at median distances and the
-            variance of y. A tinygp kernel starts at its own (positive) parameters. A function takes a dict of positive
-            parameters, with initial values ``params``, and returns a tinygp kernel.
+        kernel: None means the squared exponential with one lengthscale per input, which starts at median distances and
+            the variance of y. A tinygp kernel starts at its own (positive) parameters. A function takes a dict of
+            positive parameters, with initial values ``params``, and returns a tinygp kernel.
         x: inputs [N, D].
         y: targets, [N] or [N, K].
         key: for the initial inducing inputs, which are rows of x, and the minibatches.
@@ -146,9 +145,9 @@ def fit_svgp(
     key_start, key_steps = jax.random.split(key)
     rows = np.asarray(jax.random.permutation(key_start, len(x))[: min(num_inducing, len(x))])
     given_fn, params, _ = kernel_and_params(kernel, params, x, y)
-    found = given_fn(params)
-    if not isinstance(found, tinygp.kernels.Kernel):
-        raise TypeError(f"fit_svgp: kernel must be, or return, a tinygp kernel, got {type(found).__name__}.")
+    start = given_fn(params)
+    if not isinstance(start, tinygp.kernels.Kernel):
+        raise TypeError(f"fit_svgp: kernel must be, or return, a tinygp kernel, got {type(start).__name__}.")
 
     def kernel_fn(values):
         return on_rows(given_fn(values))

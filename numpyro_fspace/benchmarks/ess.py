@@ -30,9 +30,9 @@ def bench_ess(method: str, repeat: int = 0, *, quick: bool = False) -> dict:
     """One record: the number of effective draws of f at the test inputs per gradient and per second.
 
     The problem is a 2×50 tanh network on boston, split 0, with the functional prior of ``fspace run uci`` and four
-    vectorized chains. Samplers use their defaults. ``fsgld_paper`` uses the papers' schedule (10⁻³, times .9 every 5000
-    steps, in units of the weights), divided by ten until no draw diverges and a Metropolis test would accept half of
-    the steps, because larger steps sample a different distribution. ``nuts`` uses NumPyro's defaults and trees of at
+    vectorized chains. Samplers use their defaults. ``fsgld_paper`` uses the papers' schedule (10⁻³, times 0.9 every
+    5000 steps, in units of the weights), divided by ten until no draw diverges and a Metropolis test would accept half
+    of the steps, because larger steps sample a different distribution. ``nuts`` uses NumPyro's defaults and trees of at
     most 255 steps. ``rmse`` and the mean standard deviations of f and of the noise show whether the distributions
     agree. Gradients are those of one chain including warm-up. Seconds are those of a second run, in which NumPyro
     compiles ``nuts`` again.

@@ -1,7 +1,7 @@
-"""Our samplers, those of other libraries, and plain SGD, on the density of a benchmark's problem.
+"""The samplers of this package, those of other libraries, and plain SGD, on the density of a benchmark's problem.
 
-Each is a function ``run(key)`` with the same number of gradient steps and kept draws, in the loop that the library's
-documentation shows.
+Each is a function ``run(key)`` with the same number of gradient steps and kept draws. It uses the loop shown in the
+documentation of the library.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ NUM_INTEGRATION_STEPS = 10
 
 
 def num_draws(name: str, problem: Size) -> int:
-    """Number of draws of a run; a Python loop makes a hundredth of the draws of other runs."""
+    """Number of draws of a run; runs in a Python loop make a hundredth of the draws."""
     return max(problem.num_draws // 100, 1) if name.startswith("posteriors") else problem.num_draws
 
 
 def contenders(problem: Size, x, y) -> dict[str, Callable]:
-    """Runs by name: our kernels, BlackJAX, posteriors (PyTorch) if it is installed, and SGD."""
+    """Runs by name: the kernels of this package, BlackJAX, posteriors (PyTorch) if it is installed, and SGD."""
     runs = {name: sampler(kernel, problem, x, y) for name, kernel in KERNELS.items()}
     runs |= {f"blackjax_{name}": _blackjax(name, problem, x, y) for name in ("sgld", "sghmc")}
     if find_spec("posteriors") is not None:
@@ -108,7 +108,7 @@ def _blackjax(name, problem, x, y):
 def _posteriors(name, problem, x, y):
     import torch
 
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of a library that it imports
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # from a library that posteriors imports
         import posteriors
 
     layers = []

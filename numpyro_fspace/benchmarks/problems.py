@@ -124,7 +124,7 @@ def model(problem: Size, *, functional: bool):
 
 
 def fixed_kernel(kernel, problem: Size):
-    """One of our kernels at a fixed step size, without warm start and control variates."""
+    """A kernel of this package with a fixed step size, without warm start and control variates."""
     fixed = {"preconditioner": identity(), "warmup": Warmup(warm_start=0.0), "control_variates": False}
     target = model(problem, functional=kernel.needs_functional_prior)
     return kernel(target, step_size=STEP_SIZE, num_steps=NUM_STEPS, **fixed)
@@ -137,7 +137,7 @@ def sampler(kernel, problem: Size, x, y, **settings) -> Callable:
 
     def run(key):
         with warnings.catch_warnings():
-            # Only its time is of interest.
+            # Only the time of the run matters.
             warnings.filterwarnings("ignore", "The kinetic temperature|.* diverged", RuntimeWarning)
             mcmc.run(key, x, y)
         jax.block_until_ready(mcmc.last_state.z)
@@ -156,8 +156,8 @@ def clock(run: Callable, key) -> tuple[float, float]:
 def compiled_afresh():
     """Disable JAX's persistent cache of compiled programs.
 
-    On a CPU a program from the cache runs on one thread, while a newly compiled program may use several. A benchmark
-    with only some programs in the cache would compare numbers of threads.
+    On a CPU a program from the cache runs on one thread, while a newly compiled program may use several. If only some
+    programs were in the cache, a benchmark would compare different numbers of threads.
     """
     before = jax.config.jax_enable_compilation_cache
     try:

@@ -61,7 +61,7 @@ def bench_chains(repeat: int = 0, *, quick: bool = False) -> dict:
 def bench_start(repeat: int = 0, *, quick: bool = False) -> dict:
     """One record: seconds of new processes to import the package and to compile and run fSGHMC.
 
-    The problem is the 1-100-100-1 network with 20 data, 40 fresh points and two draws. The first process has an empty
+    The problem is the 1-100-100-1 network with 20 data, 40 random points and two draws. The first process has an empty
     compilation cache of JAX, the second one the cache that the first has filled. Medians of three (one if ``quick``).
     """
     found: dict[str, list] = {"cold": [], "warm": [], "import": []}
@@ -80,14 +80,14 @@ def bench_start(repeat: int = 0, *, quick: bool = False) -> dict:
 
 
 def start(imported: float):
-    """The program of a process of ``bench_start``: prints the seconds of its import and of a first run."""
+    """The code that ``bench_start`` runs in new processes. It prints the seconds of the import and of a first run."""
     problem = SIZES["1d"]._replace(num_draws=2)
     seconds = clock(sampler(fSGHMC, problem, *data(problem)), jax.random.key(0))[0]
     print(json.dumps({"import": imported, "run": seconds}))
 
 
 def _in_new_process(code: str, environment):
-    """The last line, in JSON, that Python code prints in a new process."""
+    """The last line that Python code prints in a new process, parsed as JSON."""
     out = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True
     )
@@ -115,7 +115,7 @@ def bench_memory(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
 
 
 def peak(name: str, size: str, num_draws: int, repeat: int):
-    """The program of a process of ``bench_memory``: prints the maximum growth of its memory."""
+    """The code that ``bench_memory`` runs in new processes. It prints the maximum growth of their memory."""
     problem = SIZES[size]._replace(num_draws=num_draws)
     run = contenders(problem, *data(problem))[name]
     before = _memory("VmRSS")

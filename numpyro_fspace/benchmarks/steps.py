@@ -1,4 +1,4 @@
-"""Time of a gradient step, compared with other libraries' samplers, with plain SGD, and with a scan without driver."""
+"""Time of a gradient step, compared with samplers of other libraries, with plain SGD, and with a scan without MCMC."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["bench_loop", "bench_steps"]
 def bench_steps(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
     """One record: microseconds of a gradient step, median over seven rounds, and seconds of the first run.
 
-    Our kernels run under ``fs.MCMC``, which is included in the time, at a fixed step size and without warm-up and
-    control variates. BlackJAX's ``sgld`` and ``sghmc`` run under ``jax.lax.scan``, those of posteriors (if it is
-    installed) in a Python loop, as in their documentation. The density is that of the same network with the same prior,
-    minibatch size and number of kept draws. ``sgd`` is optax's, a lower bound. The functional kernels have a GP prior
-    at 40 points drawn anew at each step (uniform points, or 40 of 2000 images); on boston455 the points are all data
-    and fixed. ``cpu_us`` is the CPU time of all cores together, which depends less on other load. ``faster_than_peers``
-    compares with the fastest of the other libraries, whatever its dynamics.
+    The kernels of this package run under ``fs.MCMC``, which is included in the time, with a fixed step size and without
+    warm-up and control variates. BlackJAX's ``sgld`` and ``sghmc`` run under ``jax.lax.scan``, those of posteriors (if
+    it is installed) in a Python loop, as in their documentation. All have the same network, prior, minibatch size and
+    number of kept draws. ``sgd`` is optax's SGD, a lower bound. The functional kernels have a GP prior at 40 points
+    drawn anew at each step (uniform points, or 40 of 2000 images); on boston455 the points are all data and fixed.
+    ``cpu_us`` is the CPU time of all cores together, which depends less on other load. ``faster_than_peers`` compares
+    with the fastest sampler of the other libraries, whatever its dynamics.
     """
     problem = SIZES[size]._replace(num_draws=2) if quick else SIZES[size]
     first, wall, cores = turns(contenders(problem, *data(problem)), repeat, quick=quick)
@@ -47,9 +47,9 @@ def bench_steps(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
 def bench_loop(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
     """One record: by kernel, the time of a run of ``fs.MCMC`` with progress bar, relative to a plain scan.
 
-    The scan makes the same number of draws by ``kernel.sample`` and keeps only the weights. Starting a chain, further
-    fields of a draw, and the checks at the end are those of ``fs.MCMC``. Medians over seven rounds; ``seconds`` has
-    both.
+    The scan makes the same number of draws by ``kernel.sample`` and keeps only the weights. ``fs.MCMC`` also starts the
+    chain, keeps further fields of the draws, and checks the run at its end. ``seconds`` holds the medians over seven
+    rounds of both.
     """
     problem = SIZES[size]._replace(num_draws=2) if quick else SIZES[size]
     x, y = data(problem)
@@ -69,7 +69,7 @@ def bench_loop(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
 
 
 def _scan(kernel, problem, x, y):
-    """``run(key)``: the draws of a kernel by a plain scan from the start of a chain; the key is not used."""
+    """``run(key)``: draws of a kernel by a plain scan from a chain that was started before; the key is not used."""
     kernel = fixed_kernel(kernel, problem)
     start = kernel.init(jax.random.key(0), 0, None, (x, y), {})
 

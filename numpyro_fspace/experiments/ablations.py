@@ -45,8 +45,8 @@ def run(job: Job[UCIConfig]) -> dict:
     ``num_samples`` is the number of draws of a chain, ``num_train`` that of training rows, ``num_points`` that of
     measurement points, and ``num_gp_steps`` that of training steps of the GP. ``warm_start``, ``anchored``,
     ``preconditioner`` and ``step_size`` (in the preconditioner's units) each disable a part of the warm-up.
-    ``calibration_error`` is the mean distance between the levels .1, .2, …, .9 of central intervals and the shares of
-    targets in them.
+    ``calibration_error`` is the mean distance between the levels 0.1, 0.2, …, 0.9 of central intervals and the shares
+    of targets in them.
     """
     sampler, _, setting = job.method.partition(":")
     config = job.config.updated(dict([parse_setting(setting)])) if setting else job.config
@@ -150,6 +150,6 @@ EXPERIMENT = Experiment(
         "seconds": "seconds",
     },
     published={key: {"rmse": value} for key, value in PUBLISHED.items()},
-    source="Wu, Xuan and Lu, tables 2, 8, 10 and 12 (15 or 150 draws, splits of their own, a 2×10 network)",
+    source="Wu, Xuan and Lu, tables 2, 8, 10 and 12 (15 or 150 draws, other splits, a 2×10 network)",
     picture=picture,
 )

@@ -91,7 +91,7 @@ def build_model(config: Config, x, prior, points, noise_sd: float, *, functional
     return model
 
 
-def promises(model, x, draw: Callable) -> Callable:
+def network_rewards(model, x, draw: Callable) -> Callable:
     """``Agent.rewards`` of a network with the weights ``draw(key, state, buffer)``."""
 
     def rewards(key, state, buffer, row):
@@ -137,10 +137,8 @@ def sampler_agent(method: str, config: Config, model, x) -> Agent:
     """An agent with ``num_chains`` chains that continue while the buffer grows, and that choose and move in turn.
 
     Successive draws are then nearly independent at the cost of a single chain, and a chain that rejects everything
-    after harm learns from the actions of the others.
-
-    A step size for a hundred interactions is too large for a thousand, so warm-up never ends: step size and
-    preconditioner of a chain are adapted again every ``num_warmup`` draws.
+    after harm learns from the actions of the others. A step size for a hundred interactions is too large for a
+    thousand, so the step size and the preconditioner of a chain are adapted again every ``num_warmup`` draws.
     """
     settings: dict[str, Any] = {"friction": config.friction} if issubclass(KERNELS[method], SGHMC) else {}
     kernel = KERNELS[method](
@@ -167,7 +165,7 @@ def sampler_agent(method: str, config: Config, model, x) -> Agent:
         turn = (buffer.num - 1) % config.num_chains
         return jax.tree.map(lambda leaves, leaf: leaves.at[turn].set(leaf), states, state), state.diverging
 
-    return Agent(start, learn, promises(model, x, lambda key, states, buffer: chain(states, buffer.num).z))
+    return Agent(start, learn, network_rewards(model, x, lambda key, states, buffer: chain(states, buffer.num).z))
 
 
 def optimizing_agent(config: Config, model, x, guide, loss, *, epsilon: float = 0.0) -> Agent:
@@ -181,7 +179,7 @@ def optimizing_agent(config: Config, model, x, guide, loss, *, epsilon: float = 
     def draw(key, state, buffer):
         return guide.sample_posterior(key, svi.get_params(state), buffer)
 
-    return Agent(lambda key: svi.init(key, empty), learn, promises(model, x, draw), epsilon)
+    return Agent(lambda key: svi.init(key, empty), learn, network_rewards(model, x, draw), epsilon)
 
 
 def build_agent(method: str, config: Config, x, prior, points, *, noise_sd: float, key) -> Agent:

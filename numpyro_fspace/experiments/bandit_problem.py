@@ -42,11 +42,11 @@ class Config(Settings):
         num_chains: chains of a sampler, which choose an action and then move in turn.
         num_warmup: draws of a chain's warm-up; the next warm-up starts when one ends.
         control_variates: whether a sampler's gradients use control variates.
-        friction: friction of the Hamiltonian samplers, which removes the temperature that minibatch noise adds.
+        friction: friction of the Hamiltonian samplers, which counters minibatch noise.
         num_points: number of measurement points.
-        fixed_points: whether these are drawn only once, and not afresh for each gradient.
+        fixed_points: whether these are drawn only once, and not anew for each gradient.
         num_pretrain: mushrooms eaten before, whose rewards define the unit; measurement points are among them.
-        num_gp_steps: Adam steps on the kernel's parameters with the same rewards; with 0 the kernel is a guess.
+        num_gp_steps: Adam steps on the kernel's parameters with the same rewards; with 0 the kernel is not trained.
         nugget: nugget of the functional prior, relative to the variance of the process.
         learning_rate: learning rate of Adam, for the methods that optimize.
     """
@@ -94,8 +94,8 @@ class Config(Settings):
 def pretrain(pattern: str, num: int, num_steps: int, seed: int):
     """``(kernel, variance, scale, rows)``: a GP of the rewards of ``num`` eaten mushrooms, in units of their sd.
 
-    With ``num_steps`` = 0 the kernel is a guess that does not depend on rewards: the lengthscale is the distance of
-    mushrooms that share half of their 22 features.
+    With ``num_steps`` = 0 the kernel does not depend on rewards: its lengthscale is the distance of mushrooms that
+    share half of their 22 features.
     """
     x, poisonous = load_mushroom()
     key_rows, key_harm = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1))

@@ -17,7 +17,7 @@ __all__ = ["EXPERIMENT"]
 
 NOISE = 0.5
 LENGTHSCALE, NUGGET = 0.3, 0.01
-#: Weights wider than the process, inputs in units of its lengthscale, known noise, fixed points at data and on a grid.
+#: The network is wider than the process, its inputs are in units of the lengthscale, and the noise is known.
 CONFIG = Config(
     weight_scale=3.0, calibrated=True, noise_sd=0.02, num_warmup=500, num_samples=500, num_chains=4, max_lengthscale=1.0
 )

@@ -88,7 +88,7 @@ def parse_setting(text: str) -> tuple[str, object]:
 
 
 def _converted(name: str, value, kind: str):
-    """``value`` as the type named ``kind``; integers become floats where a float is expected: 1 and 1.0 are one run."""
+    """``value`` as the type named ``kind``. Integers become floats if a float is expected: 1 and 1.0 are one run."""
     if value is None and kind.endswith(" | None"):
         return None
     known = {"float": (int, float), "int": (int,), "str": (str,), "bool": (bool,)}

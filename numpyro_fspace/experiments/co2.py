@@ -10,8 +10,6 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import tinygp
 from flax import linen as nn
 
@@ -22,7 +20,7 @@ from numpyro_fspace.experiments.figures import panels
 from numpyro_fspace.experiments.function_posterior import scores
 from numpyro_fspace.experiments.methods import METHODS, fit
 from numpyro_fspace.experiments.networks import hidden_layers
-from numpyro_fspace.experiments.regression import Config, random_functions
+from numpyro_fspace.experiments.regression import Config, noisy_model, random_functions
 from numpyro_fspace.priors import GPFit, GPPrior, fit_gp
 
 __all__ = ["EXPERIMENT", "circle"]
@@ -104,20 +102,11 @@ def _build(config: Co2Config, gp: GPFit, points, *, functional: bool):
         return np.sqrt(both.shape[-1]) * both
 
     network = nn.Sequential([features, *hidden_layers(config), nn.Dense(1), lambda f: amplitude * f])
-    function = random_functions(config, network, gp.prior, points, functional=functional)
-    log_noise = 0.5 * float(np.log(gp.noise_variance))
-
-    def model(x, y=None):
-        f = function(x.shape[-1])
-        sigma = numpyro.sample("sigma", dist.LogNormal(log_noise, config.noise_sd))
-        with numpyro.plate("data", x.shape[0]):
-            numpyro.sample("y", dist.Normal(f(x).squeeze(-1), sigma), obs=y)
-
-    return model
+    return noisy_model(config, gp, random_functions(config, network, gp.prior, points, functional=functional))
 
 
 def run(job: Job[Co2Config]) -> dict:
-    """A method on the monthly means before 1985, scored on the later ones, with the exact GP for comparison.
+    """A method on the monthly means before 1985, scored on the later ones and compared with the exact GP.
 
     ``rmse_raw`` and ``lpd_raw`` are in parts per million, ``sd_end`` is the sd of f in the last year, and ``w2_gp`` is
     the mean distance of f to the exact GP over all years.

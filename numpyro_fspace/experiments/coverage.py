@@ -35,7 +35,7 @@ class CoverageConfig(Config):
 NOISE, LENGTHSCALE, NUGGET = 0.5, 0.3, 0.01
 #: Measurement points and test inputs, both evenly spaced on [-1, 1].
 NUM_POINTS, NUM_GRID = 40, 41
-#: As in ``calibration``: weights wider than the process, inputs in units of its lengthscale, known noise.
+#: As in ``calibration``: a network wider than the process, inputs in units of its lengthscale, known noise.
 CONFIG = CoverageConfig(
     weight_scale=3.0, calibrated=True, noise_sd=0.02, num_warmup=200, num_samples=200, num_chains=2, max_lengthscale=1.0
 )
@@ -58,18 +58,18 @@ def run(job: Job[CoverageConfig]) -> dict:
     seen = (np.abs(grid[:, 0]) >= 0.25) & (np.abs(grid[:, 0]) <= 0.75)
     key_data, key_fit = jax.random.split(jax.random.key(job.seed))
 
-    start, ours, theirs, worst, num_diverging = time.perf_counter(), [], [], [], 0
+    start, of_method, of_gp, worst, num_diverging = time.perf_counter(), [], [], [], 0
     for i in tqdm(range(num_sets), disable=not job.progress, desc=method):
         x, y, truth = _draw_set(gp.prior, jax.random.fold_in(key_data, i), grid)
         posterior = apply(x, y, grid, jax.random.fold_in(key_fit, i))
         reference = posterior if method == "gp" else exact(x, y, grid, None)
-        ours.append(_judge(posterior, truth))
-        theirs.append(_judge(reference, truth))
+        of_method.append(_coverage(posterior, truth))
+        of_gp.append(_coverage(reference, truth))
         num_diverging += posterior.num_diverging
         if posterior.is_chain:
             worst.append(tuple(convergence(posterior).values()))
-    inside, width = (np.array(part) for part in zip(*ours, strict=True))
-    inside_gp, width_gp = (np.array(part) for part in zip(*theirs, strict=True))
+    inside, width = (np.array(part) for part in zip(*of_method, strict=True))
+    inside_gp, width_gp = (np.array(part) for part in zip(*of_gp, strict=True))
     rhat, ess = np.array(worst or [(np.nan, np.nan)]).T
     return {
         "coverage90": float(inside.mean()),
@@ -126,8 +126,8 @@ def _fitter(method, config, gp, points):
     return sample
 
 
-def _judge(posterior, truth):
-    """Where the pointwise central 90 % interval of f contains the truth, and its mean width."""
+def _coverage(posterior, truth):
+    """Whether the pointwise central 90 % interval of f contains the truth, and its mean width."""
     low, high = posterior.band()
     return (low <= truth) & (truth <= high), np.mean(high - low)
 

@@ -26,7 +26,7 @@ NUGGET = 0.1
 def build():
     """``(gp, points)``: the RBF prior of the experiment with the true noise, and the measurement points.
 
-    There are M = 40 points: the 20 inputs of the data and 20 uniform points on [-1, 1], redrawn at every gradient.
+    There are M = 40 points: the 20 inputs of the data and 20 uniform points on [-1, 1], drawn anew at each gradient.
     """
     gp = known_gp(tinygp.kernels.ExpSquared(0.1), NOISE, nugget=NUGGET)
     return gp, lambda x: measurement.union(measurement.fixed(x), measurement.uniform(-1.0, 1.0, 20))
@@ -50,7 +50,7 @@ def run(job: Job[Config]) -> dict:
 
 
 EXPERIMENT = Experiment(
-    summary="A 1-D function from 20 points in two clusters: predictions between and beside them.",
+    summary="A 1-D function from 20 points in two clusters: predictions between and outside of them.",
     run=run,
     config=CONFIG,
     methods=METHODS,

@@ -1,4 +1,4 @@
-"""The posterior of a function at test inputs, as every method of the experiments returns it, and its scores."""
+"""The posterior of a function at test inputs, which every method of the experiments returns, and its scores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FunctionPosterior(NamedTuple):
         num_gradients: gradient steps per chain (of up to three gradients each, with control variates), 0 for a GP.
         num_diverging: number of draws that were undone.
         is_chain: whether the draws come from Markov chains, whose convergence has to be checked.
-        report: result of ``fs.report`` for our chains at the test inputs; None for other methods.
+        report: result of ``fs.report`` for chains of this package at the test inputs; None for other methods.
     """
 
     f: np.ndarray | None
@@ -45,6 +45,19 @@ class FunctionPosterior(NamedTuple):
     def cost(self) -> dict:
         """The entries of a record for time, gradients and undone draws."""
         return {name: getattr(self, name) for name in ("seconds", "num_gradients", "num_diverging")}
+
+    @property
+    def reported(self) -> dict:
+        """The entries of a record from the report of a run, if there is one."""
+        if self.report is None:
+            return {}
+        return {
+            "temperature": float(np.max(self.report.temperature)),
+            "acceptance": self.report.acceptance,
+            "noise_share": self.report.noise_share,
+            "noise_heat": self.report.weighted_noise_share,
+            "advice": list(self.report.advice),
+        }
 
     def band(self) -> tuple[np.ndarray, np.ndarray]:
         """Ends of the pointwise central 90 % intervals of f, from draws or, without draws, of a Gaussian."""
@@ -95,13 +108,4 @@ def density_scores(posterior: FunctionPosterior, y, key) -> dict:
 
 def scores(posterior: FunctionPosterior, y, key) -> dict:
     """``density_scores``, ``convergence``, and entries from the report of a run."""
-    result = density_scores(posterior, y, key) | convergence(posterior)
-    if posterior.report is None:
-        return result
-    return result | {
-        "temperature": float(np.max(posterior.report.temperature)),
-        "acceptance": posterior.report.acceptance,
-        "noise_share": posterior.report.noise_share,
-        "noise_heat": posterior.report.weighted_noise_share,
-        "advice": list(posterior.report.advice),
-    }
+    return density_scores(posterior, y, key) | convergence(posterior) | posterior.reported

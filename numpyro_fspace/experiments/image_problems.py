@@ -14,11 +14,11 @@ from numpyro_fspace import measurement
 from numpyro_fspace.datasets import load_images
 from numpyro_fspace.priors import GPFit, GPPrior, dirichlet_targets, fit_gp
 
-__all__ = ["ANGLES", "NUM_CLASSES", "POINTS", "STRANGE", "Problem", "measurement_points", "prepare", "turn"]
+__all__ = ["ANGLES", "NUM_CLASSES", "OOD_SETS", "POINTS", "Problem", "measurement_points", "prepare", "rotate_images"]
 
 NUM_CLASSES = 10
 #: Out-of-distribution sets of each set: the first is scored, the second only by ``kmnist_auc``.
-STRANGE = {
+OOD_SETS = {
     "mnist": ("fashion_mnist", "kmnist"),
     "fashion_mnist": ("mnist", "kmnist"),
     "cifar10": ("svhn",),
@@ -31,8 +31,8 @@ NUM_POOL = 2000
 #: Nugget of the functional prior, relative to the variance of the process.
 NUGGET = 0.01
 #: Number of out-of-distribution images of a set; number of rotated images, and the angles in degrees.
-NUM_STRANGE = 2000
-NUM_TURNED, ANGLES = 300, tuple(range(0, 181, 15))
+NUM_OOD = 2000
+NUM_ROTATED, ANGLES = 300, tuple(range(0, 181, 15))
 
 
 class Problem(NamedTuple):
@@ -41,10 +41,10 @@ class Problem(NamedTuple):
     Attributes:
         x, labels: training images [N, D] and classes [N].
         x_test, labels_test: test images and classes.
-        strange: out-of-distribution images by the name of their set.
+        ood: out-of-distribution images by the name of their set.
         kmnist: further images of KMNIST, for measurement points; empty if the images have another size.
-        turned: test images rotated by each of ``ANGLES``, one angle after the other; their classes are those of the
-            first ``NUM_TURNED`` test images.
+        rotated: test images rotated by each of ``ANGLES``, one angle after the other; their classes are those of the
+            first ``NUM_ROTATED`` test images.
         shape: shape of an image, [H, W, C].
         gp: the GP prior over the logits.
     """
@@ -53,9 +53,9 @@ class Problem(NamedTuple):
     labels: np.ndarray
     x_test: np.ndarray
     labels_test: np.ndarray
-    strange: dict[str, np.ndarray]
+    ood: dict[str, np.ndarray]
     kmnist: np.ndarray
-    turned: np.ndarray
+    rotated: np.ndarray
     shape: tuple[int, ...]
     gp: GPFit
 
@@ -79,13 +79,13 @@ def prepare(
     def pixels(images):
         return ((images - mean) / sd).reshape(len(images), -1).astype(np.float32)
 
-    x, strange, kmnist = pixels(train), {}, np.zeros((0, 0), np.float32)
-    for name in STRANGE[dataset]:
+    x, ood, kmnist = pixels(train), {}, np.zeros((0, 0), np.float32)
+    for name in OOD_SETS[dataset]:
         other = load_images(name)
         images = other.test if len(other.test) else other.train
-        strange[name] = pixels(images[:NUM_STRANGE][:num_test])
+        ood[name] = pixels(images[:NUM_OOD][:num_test])
         if name == "kmnist":
-            kmnist = pixels(images[len(strange[name]) :][:NUM_POOL])
+            kmnist = pixels(images[len(ood[name]) :][:NUM_POOL])
     some = random.permutation(len(x))[:num_gp_points]
     targets, variances = dirichlet_targets(labels[some], NUM_CLASSES)
     # A common shift of all logits does not change the probabilities, so the prior can have mean 0.
@@ -105,20 +105,19 @@ def prepare(
         labels=labels,
         x_test=pixels(test),
         labels_test=data.test_labels[:num_test],
-        strange=strange,
+        ood=ood,
         kmnist=kmnist,
-        turned=pixels(turn(test[:NUM_TURNED])),
+        rotated=pixels(rotate_images(test[:NUM_ROTATED])),
         shape=data.train.shape[1:],
         gp=replace(gp, prior=prior),
     )
 
 
-def turn(images) -> np.ndarray:
-    """Images rotated anticlockwise by each of ``ANGLES``; empty corners are black."""
+def rotate_images(images) -> np.ndarray:
+    """Images rotated counterclockwise by each of ``ANGLES``; empty corners are black."""
     from scipy.ndimage import rotate
 
-    turned = [rotate(images, angle, axes=(1, 2), reshape=False, order=1) for angle in ANGLES]
-    return np.concatenate(turned)
+    return np.concatenate([rotate(images, angle, axes=(1, 2), reshape=False, order=1) for angle in ANGLES])
 
 
 def measurement_points(name: str, problem: Problem, num: int, key):

@@ -18,7 +18,7 @@ from numpyro_fspace.experiments import regression, tables
 from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.figures import with_curves
 from numpyro_fspace.experiments.function_posterior import convergence
-from numpyro_fspace.experiments.image_problems import ANGLES, NUM_CLASSES, POINTS, STRANGE, measurement_points, prepare
+from numpyro_fspace.experiments.image_problems import ANGLES, NUM_CLASSES, OOD_SETS, POINTS, measurement_points, prepare
 from numpyro_fspace.experiments.methods import VARIATIONAL, fit
 from numpyro_fspace.experiments.networks import NETWORKS
 
@@ -44,8 +44,8 @@ class Config(regression.Config):
         num_train, num_test: maximum numbers of training images and of test (and out-of-distribution) images; None
             means all.
         num_gp_points: number of training images on which the kernel is trained.
-        friction: friction of the Hamiltonian samplers, against the temperature that minibatch noise adds; None means
-            that warm-up chooses it.
+        friction: friction of the Hamiltonian samplers, which counters minibatch noise; None means that warm-up chooses
+            it.
     """
 
     QUICK: ClassVar[Mapping[str, object]] = {
@@ -104,7 +104,7 @@ def run(job: Job[Config]) -> dict:
     problem = prepare(job.dataset, job.seed, **sizes)
     num_points = min(config.num_points, NUM_VARIATIONAL) if job.method in VARIATIONAL else config.num_points
     points = measurement_points(config.points, problem, num_points, key_points)
-    where = [problem.x_test, *problem.strange.values(), problem.turned]
+    where = [problem.x_test, *problem.ood.values(), problem.rotated]
     posterior = fit(
         job.method,
         config,
@@ -120,11 +120,11 @@ def run(job: Job[Config]) -> dict:
     f = posterior.f.reshape(-1, *posterior.f.shape[2:])
     probs, gibbs = _mixture(f, problem.labels_test)
     seen, *rest = np.split(probs, np.cumsum([len(part) for part in where])[:-1])
-    strange, turned = dict(zip(problem.strange, rest, strict=False)), rest[-1]
+    *ood_probs, rotated = rest
     entropy = metrics.entropy(seen)
-    ood, *beside = (metrics.entropy(part) for part in strange.values())
-    turned = turned.reshape(len(ANGLES), -1, NUM_CLASSES)
-    true = problem.labels_test[: turned.shape[1]]
+    ood, *kmnist = map(metrics.entropy, ood_probs)
+    rotated = rotated.reshape(len(ANGLES), -1, NUM_CLASSES)
+    true = problem.labels_test[: rotated.shape[1]]
     return {
         "lpd": -metrics.nll(seen, problem.labels_test),
         "gibbs": gibbs,
@@ -135,18 +135,15 @@ def run(job: Job[Config]) -> dict:
         "ood_entropy": float(ood.mean()),
         "ood_auc": metrics.ood_auc(entropy, ood),
         "ood_accuracy": metrics.ood_accuracy(entropy, ood),
-        "kmnist_auc": metrics.ood_auc(entropy, beside[0]) if beside else None,
+        "kmnist_auc": metrics.ood_auc(entropy, kmnist[0]) if kmnist else None,
         "num_train": len(problem.x),
         **posterior.cost,
         **convergence(posterior, slice(min(100, len(seen)))),
-        "temperature": posterior.report and float(np.max(posterior.report.temperature)),
-        "noise_share": posterior.report and posterior.report.noise_share,
-        "noise_heat": posterior.report and posterior.report.weighted_noise_share,
-        "advice": list(posterior.report.advice) if posterior.report else [],
+        **posterior.reported,
         "curves": {
             "angle": np.array(ANGLES, float),
-            "entropy": metrics.entropy(turned).mean(-1),
-            "accuracy": (turned.argmax(-1) == true).mean(-1),
+            "entropy": metrics.entropy(rotated).mean(-1),
+            "accuracy": (rotated.argmax(-1) == true).mean(-1),
         },
     }
 
@@ -207,7 +204,7 @@ def picture(records: Sequence[Mapping]) -> Figure:
         entropy.set_ylim(bottom=0.0)
         accuracy.set_ylim(0.0, 1.0)
     for ax in axes[-1]:
-        ax.set_xlabel("turned by (degrees)")
+        ax.set_xlabel("rotation (degrees)")
     lines = {line.get_label(): line for ax in axes[:, 0] for line in ax.lines}
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4, frameon=False)
     return figure
@@ -232,7 +229,7 @@ EXPERIMENT = Experiment(
     config=Config(),
     methods=("sgld", "sghmc", "fsgld", "fsghmc", "gfsvi", "bbb", "ensemble"),
     defaults=("fsghmc", "sghmc", "ensemble"),
-    datasets=tuple(STRANGE),
+    datasets=tuple(OOD_SETS),
     files=tuple(dict.fromkeys(source.path for name in IMAGE_NAMES for source in image_sources(name).values())),
     minutes=6,
     columns={

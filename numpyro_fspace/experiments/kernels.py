@@ -25,7 +25,7 @@ KERNELS = {
     "periodic": lambda kernels: kernels.ExpSineSquared(scale=1.0, gamma=2.0),
 }
 NOISE, NUGGET = 0.1, 0.1
-#: Nugget for variational methods. With a tenth of it, a network hardly leaves its start f = 0 under a periodic process.
+#: Nugget for variational methods. With a tenth of it, a network hardly moves from f = 0 under a periodic process.
 VARIATIONAL_NUGGET = 1e-2
 #: The function is scored on [-EDGE, EDGE]; measurement points are the data and uniform points there.
 EDGE, NUM_POINTS, NUM_GRID = 1.5, 100, 201

@@ -61,7 +61,7 @@ class LangevinConfig(Settings):
 
 
 def run(job: Job[LangevinConfig]) -> dict:
-    """Chains of the Metropolis-adjusted Langevin algorithm on weights or functions, from draws of the prior.
+    """Chains of the Metropolis-adjusted Langevin algorithm on weights or functions, started at draws of the prior.
 
     ``"weight100"`` samples the weights of a network of width 100. ``"function"`` samples the values of the function,
     under the Gaussian process that is the limit of the network's prior and with the limit of the tangent kernel as
@@ -123,10 +123,9 @@ def run(job: Job[LangevinConfig]) -> dict:
 
 
 def recorded(num_iterations: int) -> list[int]:
-    """0, 1, 2, 3, 5, 10, 20, 30, 50, … and the last."""
-    some = {0, num_iterations}
-    some |= {digit * 10**power for digit in (1, 2, 3, 5) for power in range(9)}
-    return sorted(i for i in some if i <= num_iterations)
+    """The iterations 0, 1, 2, 3, 5, 10, 20, 30, 50, … and the last one."""
+    some = {digit * 10**power for digit in (1, 2, 3, 5) for power in range(9)}
+    return sorted(i for i in {0, num_iterations, *some} if i <= num_iterations)
 
 
 def _exact(kernel, y):

@@ -44,7 +44,7 @@ class Dynamics(NamedTuple):
 
 
 def data(key, num: int) -> tuple[np.ndarray, np.ndarray]:
-    """The paper's N points, two thirds of them on [-2.5, -.5] and the rest on [1, 2]; y with noise of variance .01."""
+    """The paper's N points, two thirds on [-2.5, -0.5] and the rest on [1, 2], and y with noise of variance 0.01."""
     first = 2 * num // 3
     x = np.concatenate([np.linspace(-2.5, -0.5, first), np.linspace(1.0, 2.0, num - first)])
     y = x * np.sin(1.5 * x) + 0.125 * x**3 + np.sqrt(NOISE) * np.asarray(jax.random.normal(key, x.shape))
@@ -80,7 +80,7 @@ def simulate(dynamics: Dynamics, x, iterations: Sequence[int], num_chains: int, 
 
 
 def weight_dynamics(x, y, network: Architecture, step_size: float) -> Dynamics:
-    """Langevin dynamics of a network's weights under the paper's priors, N(0, 1/fan-in) and N(0, .1) for biases."""
+    """Langevin dynamics of a network's weights under the paper's priors, N(0, 1/fan-in) and N(0, 0.1) for biases."""
     layers = (1, *(network.width,) * (network.depth - 1), 1)
     activation = getattr(jax.nn, network.activation)
 

@@ -65,12 +65,12 @@ NUTS_DEPTH = 8
 NUM_STAGES, SAMPLING_SHARE, HYBRID_STEPS = 5, 0.4, 4
 #: Members of an ensemble; functions of an implicit process (the paper's number); inducing points.
 NUM_MEMBERS, NUM_FUNCTIONS, NUM_INDUCING = 10, 20, 100
-#: Initial sd of the weights for divergences estimated from draws, which hardly depend on a smaller spread.
+#: Initial sd of the weights for divergences estimated from draws, which hardly depend on the spread if it is smaller.
 WIDE_START = 0.1
 
 
 class _Task(NamedTuple):
-    """What an engine needs to fit a method; ``build(config, functional=...)`` makes the model."""
+    """The arguments of a function that fits a method; ``build(config, functional=...)`` makes the model."""
 
     method: str
     config: Config
@@ -97,7 +97,7 @@ def fit(
     Args:
         method: name of the method.
         config: settings of the run.
-        gp: the trained GP: functional prior, units of the inputs, center of the noise prior.
+        gp: the trained GP, which gives the functional prior, the units of the inputs and the center of the noise prior.
         data: x and y.
         x_new: inputs of the posterior.
         points: measurement points; not needed for ``"gp"``.
@@ -114,8 +114,8 @@ def fit(
         return _sample(task, x_new)
     start = time.perf_counter()
     key_fit, key_predict = jax.random.split(key)
-    engine = _ENGINES.get(method) or (_hybrid if method in HYBRIDS else _optimize)
-    posterior, name, num_gradients = engine(task._replace(key=key_fit))
+    fit_task = _FITS.get(method) or (_hybrid if method in HYBRIDS else _optimize)
+    posterior, name, num_gradients = fit_task(task._replace(key=key_fit))
     seconds = time.perf_counter() - start
     f = _squeeze(predict(posterior, key_predict, x_new, inputs=x_new)[name])
     sigma = posterior.samples.get("sigma")
@@ -257,7 +257,7 @@ def _implicit(task: _Task):
     return posterior, "net", config.num_updates
 
 
-_ENGINES = {"laplace": _laplace, "ensemble": _ensemble, "vip": _implicit}
+_FITS = {"laplace": _laplace, "ensemble": _ensemble, "vip": _implicit}
 
 
 def works_by_draws(method: str) -> bool:

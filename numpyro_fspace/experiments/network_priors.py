@@ -109,10 +109,9 @@ def _hidden(key, at, network: Architecture, num):
 def mixture_score(key, at, network: Architecture, num_units: int):
     """``values [S, M] -> ∇ log p(values)`` of a network's prior at inputs ``at``: a mixture of Gaussians.
 
-    Given its hidden layers f is Gaussian with covariance C = ΦΦᵀ/H + .1, so that p(f) = E[N(f; 0, C)] over random
-    hidden layers. There is no kernel density estimate, and the estimate is as accurate in the tails, where the
-    posterior lies, as in the center. ``num_units`` is the number of hidden units in a layer of all random networks
-    together.
+    Given its hidden layers f is Gaussian with covariance C = ΦΦᵀ/H + 0.1, so p(f) = E[N(f; 0, C)] over random hidden
+    layers. No kernel density estimate is needed, and the estimate is as accurate in the tails, where the posterior
+    lies, as in the center. ``num_units`` is the number of hidden units in a layer of all random networks together.
     """
     num = max(1, num_units // network.width)
 
@@ -141,7 +140,7 @@ def mixture_score(key, at, network: Architecture, num_units: int):
 
 
 def spectral_score(key, at, network: Architecture, num_units: int):
-    """The same score by the spectral Stein estimate from draws of the function, as in the paper."""
+    """The score of ``mixture_score`` by the spectral Stein estimate from draws of the function, as in the paper."""
     width = network.width
     key_hidden, key_last, key_bias = jax.random.split(key, 3)
     phi = _hidden(key_hidden, at, network, min(NUM_SPECTRAL, num_units // width))

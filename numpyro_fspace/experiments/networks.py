@@ -1,7 +1,7 @@
-"""The networks of the experiments: hidden layers of a config, and networks from an image's pixels to class logits.
+"""The networks of the experiments: hidden layers of a config, and classifiers of images.
 
-Those of images are made from the image's shape [H, W, C], the number of classes, and a config with ``activation`` (and
-``widths``). Their inputs are flat pixels.
+The classifiers take flat pixels and return logits. They are made from the shape of an image [H, W, C], the number of
+classes, and a config with ``activation`` (and ``widths``).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def hidden_layers(config) -> list:
 
 
 def check_activation(name: str) -> None:
-    """``name`` must be that of a function of ``jax.nn``."""
+    """``name`` must be the name of a function in ``jax.nn``."""
     if not callable(getattr(jax.nn, name, None)):
-        raise ValueError(f"activation={name!r} is unknown; give the name of a function of jax.nn: relu, tanh.")
+        raise ValueError(f"activation={name!r} is unknown; give the name of a function in jax.nn, such as relu, tanh.")
 
 
 def mlp(shape, num_classes, config):
@@ -57,10 +57,10 @@ def cnn(shape, num_classes, config):
 
 
 def resnet18(shape, num_classes, config):
-    """ResNet-18 for small images (a first layer of 3×3 without pooling), with group norm instead of batch norm.
+    """ResNet-18 for small images (with a first layer of 3×3 without pooling), with group norm instead of batch norm.
 
-    With batch norm the output for an image depends on the other images of its minibatch, so that there is no function
-    which could have a prior.
+    With batch norm the output for an image depends on the other images of its minibatch, so there is no function that
+    could have a prior.
     """
     activation = getattr(jax.nn, config.activation)
 

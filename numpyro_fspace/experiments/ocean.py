@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import tinygp
 from flax import linen as nn
 
@@ -22,7 +20,7 @@ from numpyro_fspace.experiments.figures import with_curves
 from numpyro_fspace.experiments.function_posterior import convergence, density_scores
 from numpyro_fspace.experiments.methods import fit
 from numpyro_fspace.experiments.networks import hidden_layers
-from numpyro_fspace.experiments.regression import Config, random_functions
+from numpyro_fspace.experiments.regression import Config, noisy_model, random_functions
 from numpyro_fspace.priors import GPFit, GPPrior, Helmholtz, fit_gp
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ CONFIG = OceanConfig(
 
 
 def kernel(params: Mapping) -> Helmholtz:
-    """Squared exponentials; ``potential`` and ``stream`` are the variances of a component of their parts of f."""
+    """Squared exponentials. ``potential`` and ``stream`` are the variances that the two parts give a component of f."""
     parts = []
     for name in ("potential", "stream"):
         lengthscale = params[f"{name}_scale"]
@@ -118,15 +116,7 @@ def _build(config: Config, gp: GPFit, points, *, functional: bool):
     center = np.asarray(points(jax.random.key(0))).mean(0)
     network = velocity_network(config, center, float(gp.params["stream_scale"]), speed)
     function = random_functions(config, network, gp.prior, points, functional=functional, dependent=True)
-    log_noise = 0.5 * float(np.log(gp.noise_variance))
-
-    def model(x, y=None):
-        f = function(x.shape[-1])
-        sigma = numpyro.sample("sigma", dist.LogNormal(log_noise, config.noise_sd))
-        with numpyro.plate("data", x.shape[0]):
-            numpyro.sample("y", dist.Normal(f(x), sigma).to_event(1), obs=y)
-
-    return model
+    return noisy_model(config, gp, function)
 
 
 def run(job: Job[OceanConfig]) -> dict:

@@ -56,11 +56,11 @@ class Problem(NamedTuple):
 
 
 def judge(problem: Problem, job: Job[Config], keys) -> dict:
-    """Fit a method and return the results of its record.
+    """Fit a method and return the entries of its record.
 
-    ``rmse``, ``lpd``, ``coverage90``, R-hat and ESS are those of the observed region, with the noiseless truth (rmse)
-    or fresh noisy targets (the others). ``sd_seen`` and ``sd_unseen`` are the mean posterior sd of f in the observed
-    region and outside of it.
+    ``rmse``, ``lpd``, ``coverage90``, R-hat and ESS are those of the observed region. The RMSE is relative to the
+    noiseless truth, the other scores use new noisy targets. ``sd_seen`` and ``sd_unseen`` are the mean posterior sd of
+    f in the observed region and outside of it.
 
     Args:
         problem: the data and the prior.
@@ -79,9 +79,10 @@ def judge(problem: Problem, job: Job[Config], keys) -> dict:
     result = scores(posterior.at(seen), y_test[seen], key_scores)
     gp_result = scores(exact.at(seen), y_test[seen], key_scores)
     everywhere = None if posterior.report is None else convergence(posterior)["rhat_max"]
+    rmse = metrics.rmse(truth[seen], posterior.f_mean[seen])
     return {
-        **result | {"rmse": metrics.rmse(truth[seen], posterior.f_mean[seen])},
-        "rmse_raw": metrics.rmse(truth[seen], posterior.f_mean[seen]),
+        **result | {"rmse": rmse},
+        "rmse_raw": rmse,
         "lpd_raw": result["lpd"],
         **posterior.cost,
         "gp_rmse": metrics.rmse(truth[seen], exact.f_mean[seen]),

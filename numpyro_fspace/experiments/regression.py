@@ -23,7 +23,7 @@ from numpyro_fspace.mcmc import Warmup
 from numpyro_fspace.model import fan_in, functional_prior, gp_network, random_module
 from numpyro_fspace.priors import CalibratedPrior, GPFit, GPPrior, NetworkPrior
 
-__all__ = ["Config", "build_model", "known_gp", "random_functions", "training_points"]
+__all__ = ["Config", "build_model", "known_gp", "noisy_model", "random_functions", "training_points"]
 
 #: Preconditioners without arguments.
 PRECONDITIONERS = ("identity", "prior_scale", "rmsprop")
@@ -39,9 +39,9 @@ class Config(Settings):
         widths: hidden widths of the network.
         activation: activation of the hidden units, a name in ``jax.nn``.
         num_warmup, num_samples, num_chains: those of ``MCMC``.
-        num_steps: gradient steps of a draw of our kernels; None means the kernel's default.
-        step_size: fixed step size of our kernels; None means that warm-up adapts it.
-        preconditioner: preconditioner of our kernels, a name in ``fs.preconditioners``.
+        num_steps: gradient steps of a draw of the kernels of this package; None means the kernel's default.
+        step_size: fixed step size of these kernels; None means that warm-up adapts it.
+        preconditioner: preconditioner of these kernels, a name in ``fs.preconditioners``.
         warm_start: fraction of the warm-up that is spent on optimization.
         anchored: whether the optimizer is regularized towards the start of the chain instead of the prior mode.
         batch_size: size of minibatches; None means the full data.
@@ -53,13 +53,13 @@ class Config(Settings):
         num_functions: if given, the function is an implicit process of this number of draws of the network
             (``fs.baselines.implicit_process``) instead of the network itself.
         max_lengthscale: upper bound of the GP's lengthscales, which are the units of the network's inputs.
-        calibrated: whether the functional prior is relative to the network's own distribution
+        calibrated: whether the functional prior is divided by the network's own distribution
             (``fs.priors.CalibratedPrior``); the measurement points must then be fixed.
-        exact: whether the network is one of ``fs.gp_network``, whose values at the (fixed) measurement points have the
-            distribution of the functional prior; the settings of the weights' prior then do not count.
+        exact: whether the network is a ``fs.gp_network``, whose values at the (fixed) measurement points have the
+            distribution of the functional prior; the settings of the weights' prior are then ignored.
         noise_sd: sd of the log-normal prior of the noise, which is centered at the noise of the trained GP.
-        noise_factor: factor on that center, for a prior that is wrong about the noise.
-        num_updates, learning_rate: steps and rate of Adam, with a cosine decay, for the variational methods.
+        noise_factor: factor on this center, for experiments with a wrong prior of the noise.
+        num_updates, learning_rate: steps and learning rate of Adam, with a cosine decay, for the variational methods.
         num_gp_steps: Adam steps on the kernel's parameters, if the kernel is trained.
     """
 
@@ -117,26 +117,33 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
         points: measurement points.
         functional: whether the model declares the functional prior.
     """
-    is_exact = functional and config.exact  # a network that finds the scale of its inputs itself
+    is_exact = functional and config.exact  # gp_network chooses the units of its inputs
     scale = np.ones((), np.float32) if is_exact else input_scale(gp, config.max_lengthscale)
     network = nn.Sequential([lambda x: x * scale, *hidden_layers(config), nn.Dense(1)])
-    log_noise = 0.5 * float(np.log(gp.noise_variance)) + math.log(config.noise_factor)
+    return noisy_model(config, gp, random_functions(config, network, gp.prior, points, functional=functional))
 
-    function = random_functions(config, network, gp.prior, points, functional=functional)
+
+def noisy_model(config: Config, gp: GPFit, function):
+    """A model of normal observations [N], or [N, K] with K outputs, of a function from ``random_functions``.
+
+    The noise has a log-normal prior, which is centered at ``noise_factor`` times the noise of the trained GP.
+    """
+    log_noise = 0.5 * float(np.log(gp.noise_variance)) + math.log(config.noise_factor)
 
     def model(x, y=None):
         f = function(x.shape[-1])
         sigma = numpyro.sample("sigma", dist.LogNormal(log_noise, config.noise_sd))
         with numpyro.plate("data", x.shape[0], subsample_size=config.batch_size):
-            xb = numpyro.subsample(x, event_dim=1)
-            yb = None if y is None else numpyro.subsample(y, event_dim=0)
-            numpyro.sample("y", dist.Normal(f(xb).squeeze(-1), sigma), obs=yb)
+            mean = f(numpyro.subsample(x, event_dim=1))
+            mean = mean.squeeze(-1) if mean.shape[-1] == 1 else mean
+            yb = None if y is None else numpyro.subsample(y, event_dim=mean.ndim - 1)
+            numpyro.sample("y", dist.Normal(mean, sigma).to_event(mean.ndim - 1), obs=yb)
 
     return model
 
 
 def random_functions(config: Config, network, prior, points, *, functional: bool, dependent: bool = False):
-    """``num_inputs -> f``, to be called in a model: the network with random weights, under ``prior``.
+    """``num_inputs -> f``, to be called in a model; f is the network with random weights under ``prior``.
 
     Args:
         config: settings of the run: the prior of the weights, calibration, implicit processes.
@@ -213,8 +220,8 @@ def _learned_prior(config):
 def input_scale(gp: GPFit, max_lengthscale: float) -> np.ndarray:
     """√D / min(ℓ_d, max_lengthscale) for each of D inputs; 1 if the GP has no lengthscales.
 
-    With weights of variance 1/D the first layer then varies as fast as the process. The upper bound keeps a small
-    influence of inputs that are irrelevant for the GP.
+    With weights of variance 1/D the first layer then varies as fast as the process. The upper bound leaves inputs that
+    are irrelevant for the GP a small influence.
     """
     if "lengthscale" not in gp.params:
         return np.ones((), np.float32)

@@ -15,7 +15,7 @@ from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.methods import METHODS
 from numpyro_fspace.experiments.uci import UCIConfig
 
-__all__ = ["EXPERIMENT", "strange_rows"]
+__all__ = ["EXPERIMENT", "ood_rows"]
 
 
 def run(job: Job[UCIConfig]) -> dict:
@@ -26,8 +26,8 @@ def run(job: Job[UCIConfig]) -> dict:
     """
     data = load_uci(job.dataset, job.split)
     num = len(data.x_test)
-    beside = strange_rows(num, data.x_test.shape[1], job.seed + job.split)
-    _, posterior = uci.fit_split(job, beside)
+    extra = ood_rows(num, data.x_test.shape[1], job.seed + job.split)
+    _, posterior = uci.fit_split(job, extra)
     inside, outside = posterior.f_sd[:num] ** 2, posterior.f_sd[num:] ** 2
     return {
         "ood_accuracy": metrics.ood_accuracy(inside, outside),
@@ -39,7 +39,7 @@ def run(job: Job[UCIConfig]) -> dict:
     }
 
 
-def strange_rows(num: int, num_inputs: int, seed: int) -> np.ndarray:
+def ood_rows(num: int, num_inputs: int, seed: int) -> np.ndarray:
     """Out-of-distribution rows: leading principal components of handwritten digits, with mean 0 and sd 1.
 
     The paper uses rows of UCI's songs (YearPredictionMSD) with 90 features, standardized in the same way. The test
@@ -59,7 +59,8 @@ def _components(num: int = 20) -> np.ndarray:
     return (components / components.std(0)).astype(np.float32)
 
 
-#: Cinquin and Bamler, table 4: accuracies with songs as the strange rows. Their FVI is ``fbnn``, their MFVI ``bbb``.
+#: Cinquin and Bamler, table 4: accuracies with songs as the out-of-distribution rows. Their FVI is ``fbnn``, their MFVI
+#: ``bbb``.
 PUBLISHED = {
     "gfsvi": (0.893, 0.656, 0.997, 0.588, 0.860, 0.665, 0.616),
     "fbnn": (0.594, 0.583, 0.696, 0.604, 0.810, 0.517, 0.604),
@@ -100,5 +101,5 @@ EXPERIMENT = Experiment(
         for dataset, value in zip(PUBLISHED_SETS, values, strict=True)
         if value is not None
     },
-    source="Cinquin and Bamler, table 4 (songs as the strange rows)",
+    source="Cinquin and Bamler, table 4 (songs as the out-of-distribution rows)",
 )

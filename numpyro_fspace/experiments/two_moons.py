@@ -34,12 +34,12 @@ SAMPLERS, NUM_LATTICE = ("fsghmc", "fsgld", "nuts"), 11
 
 
 def run(job: Job[Config]) -> dict:
-    """A method on 100 points of two moons with noise .1.
+    """A method on 100 points of two moons with noise 0.1.
 
     The functional prior is a squared exponential GP over both logits, trained on the Dirichlet targets of the labels.
-    ``accuracy``, ``lpd`` (the mean log probability), ``brier`` and ``ece`` are those of 1000 fresh points. ``entropy``
-    is the mean entropy of the predicted classes at these points, ``entropy_far`` that at grid points with a distance of
-    more than 1 from all data. ``"gp"`` is scikit-learn's Laplace approximation of the same GP.
+    ``accuracy``, ``lpd`` (the mean log probability), ``brier`` and ``ece`` are those of 1000 new points. ``entropy`` is
+    the mean entropy of the predicted classes at these points, and ``entropy_far`` is that at grid points more than 1
+    away from all data. ``"gp"`` is scikit-learn's Laplace approximation of the same GP.
     """
     key_data, key_test, key_fit = jax.random.split(jax.random.key(job.seed), 3)
     x, labels = (np.asarray(a) for a in two_moons(key_data))

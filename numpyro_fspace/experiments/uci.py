@@ -52,18 +52,18 @@ class UCIConfig(Config):
             raise ValueError(f"kernel={self.kernel!r} is unknown; choose from {', '.join(UNIT_KERNELS)}.")
 
 
-#: The scale of the weights is sampled, around 1.5 times that of N(0, 1/fan-in), so that the network is wider than the
-#: functional prior, which is calibrated to it. Several chains, because with small noise a single chain does not explore
-#: the whole posterior and underestimates its spread.
+#: The scale of the weights is sampled around 1.5 times that of N(0, 1/fan-in), so that the network is wider than the
+#: functional prior, which is calibrated to it. There are several chains, because with small noise a single chain does
+#: not explore the whole posterior and underestimates its spread.
 CONFIG = UCIConfig(weight_scale=1.5, weight_scale_sd=0.5, calibrated=True, noise_sd=0.1, num_chains=4, num_samples=500)
 #: Largest training set for full-batch gradients; larger sets use minibatches of size ``BATCH``.
 FULL_BATCH, BATCH = 2000, 500
 #: Maximum number of points on which the GP is trained, and on which it is conditioned.
 NUM_TRAINING, NUM_CONDITIONING = 1000, 1500
-#: Measurement points of a variational method, drawn anew at each step. The method knows the prior only at these points,
+#: Measurement points of a variational method, drawn anew at each step. The method uses the prior only at these points,
 #: so half of them are training inputs and half lie around them, at this distance in standardized inputs. Divergences
 #: estimated from draws use the papers' number, because a Wasserstein distance grows with the number of points and would
-#: outweigh the data.
+#: dominate the likelihood.
 NUM_DRAWN, NUM_DRAWN_BY_DRAWS, SPREAD = 500, 40, 0.5
 #: A run warns if the mean of the noise is farther than this from the center of its prior, in sd of that prior.
 MAX_NOISE_SHIFT = 5.0
@@ -91,8 +91,8 @@ def run(job: Job[UCIConfig]) -> dict:
     return results(job, *fit_split(job))
 
 
-def fit_split(job: Job[UCIConfig], beside: np.ndarray | None = None) -> tuple[Problem, FunctionPosterior]:
-    """The problem of a split, and a method's posterior at the test inputs and at further inputs ``beside`` [L, D]."""
+def fit_split(job: Job[UCIConfig], extra: np.ndarray | None = None) -> tuple[Problem, FunctionPosterior]:
+    """The problem of a split, and a method's posterior at the test inputs and at further inputs ``extra`` [L, D]."""
     method, config = job.method, job.config
     problem = prepare(
         job.dataset,
@@ -104,9 +104,9 @@ def fit_split(job: Job[UCIConfig], beside: np.ndarray | None = None) -> tuple[Pr
         kernel=config.kernel,
     )
     data, gp, points = problem.data, problem.gp, problem.points
-    x_new = data.x_test if beside is None else np.concatenate([data.x_test, beside])
+    x_new = data.x_test if extra is None else np.concatenate([data.x_test, extra])
     if method == "gp":
-        return problem, problem.exact if beside is None else fit("gp", config, gp, problem.seen, x_new)
+        return problem, problem.exact if extra is None else fit("gp", config, gp, problem.seen, x_new)
     if method in VARIATIONAL:
         half = (NUM_DRAWN_BY_DRAWS if works_by_draws(method) else NUM_DRAWN) // 2
         rows = measurement.subset(data.x_train, min(half, len(data.x_train)))
@@ -223,8 +223,8 @@ PUBLISHED_RMSE = {
     "svgp": (0.63, 0.35, 0.63, 0.29, 0.78, 0.30, 0.64),
     "gp": (0.60, 0.34, 0.34, 0.29, 0.76, None, None),
 }
-#: Their table 1, expected log-likelihood. Its text prints a minus sign before every figure; by the mean squared errors
-#: those of most methods on energy and yacht are positive (VIP's on yacht is ambiguous and left out).
+#: Their table 1, expected log-likelihood. It prints a minus sign before every figure. Given the mean squared errors,
+#: the figures of most methods on energy and yacht must be positive (that of VIP on yacht is ambiguous and omitted).
 PUBLISHED_GIBBS = {
     "gfsvi": (1.058, -0.733, -0.457, 1.319, -1.289, -0.136, -1.036),
     "fbnn": (0.545, -0.571, -0.390, 1.377, -1.215, -0.141, -1.045),
@@ -236,8 +236,8 @@ PUBLISHED_GIBBS = {
     "svgp": (-0.976, -0.884, -0.966, -0.206, -1.240, -0.443, -1.035),
     "gp": (-0.914, -1.594, -2.099, -0.205, -1.219, None, None),
 }
-#: Their table 5, the distance to the exact GP by samples of 1000 draws. Two such samples of one N(0, σ²) are .076 σ
-#: apart, so a sparse GP's figures are too small for distances and are taken for their squares.
+#: Their table 5, the distance to the exact GP from samples of 1000 draws. Two such samples from the same N(0, σ²) have
+#: the distance 0.076 σ. The figures of the sparse GP are too small for distances, so they are taken as squares.
 PUBLISHED_W2 = {
     "gfsvi": (0.0036, 0.0259, 0.0499, 0.0035, 0.0571, None, None),
     "fbnn": (0.0052, 0.0469, 0.0652, 0.0037, 0.1224, None, None),

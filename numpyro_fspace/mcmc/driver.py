@@ -27,7 +27,7 @@ from numpyro_fspace.mcmc.summary import print_functions
 from numpyro_fspace.model.arguments import kept, split_arrays
 from numpyro_fspace.model.checks import check_masks
 from numpyro_fspace.model.on_demand import errors_as_themselves
-from numpyro_fspace.model.sharding import CHAINS, beside, check_mesh, place
+from numpyro_fspace.model.sharding import CHAINS, check_mesh, place, with_devices_of
 from numpyro_fspace.posterior.arrays import join_chains
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class MCMC(NumPyroMCMC):
     def _run(self, key, extra_fields, init_params, args, kwargs):
         if self.num_chains > 1 and is_prng_key(key):
             key = jax.random.split(key, self.num_chains)
-        self._args, self._kwargs = args, kwargs = beside((args, kwargs), ())
+        self._args, self._kwargs = args, kwargs = with_devices_of((args, kwargs), ())
         self._hold(None)  # draws of another run do not belong to these
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
         arrays, static, join = split_arrays((args, kwargs, self.functions_at))

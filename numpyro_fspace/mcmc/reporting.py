@@ -20,7 +20,7 @@ from numpyro_fspace.mcmc.run_warnings import by_chain
 from numpyro_fspace.mcmc.warmup.friction import noise_variances
 from numpyro_fspace.model.checks import check_arguments
 from numpyro_fspace.model.on_demand import errors_as_themselves
-from numpyro_fspace.model.sharding import beside
+from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.model.site_transforms import base_transform
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
@@ -115,7 +115,7 @@ def report(
         as_real(leaf, "inputs")
     if not args and not kwargs:
         args, kwargs = mcmc._args, mcmc._kwargs
-    args, kwargs = beside((args, kwargs), mcmc.last_state)
+    args, kwargs = with_devices_of((args, kwargs), mcmc.last_state)
     posterior, draws = as_posterior(mcmc), mcmc.get_samples(group_by_chain=True)
     judged = quantities_of(posterior.model, draws, args, kwargs, inputs=inputs, programs=kernel._programs)
     functions, sites = (None if points is None else diagnose(*points) for points in judged[:2])

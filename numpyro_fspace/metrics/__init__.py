@@ -1,12 +1,13 @@
-"""Scores of predictions: arrays in, floats (or arrays) out, computed in NumPy in float64.
+"""Scores of predictions. They take arrays, compute in float64 with NumPy, and return floats or arrays.
 
-Regression takes targets ``y`` of shape ``[N]`` with either draws ``[S, N]`` or a Gaussian ``mean`` and
-``variance`` per point; classification takes ``probs`` of shape ``[N, K]`` and integer ``labels`` of shape
-``[N]``. Higher is better for log densities (:func:`lpd`, :func:`gaussian_lpd`, :func:`gaussian_mixture_lpd`,
-:func:`gibbs_score`), :func:`accuracy`, :func:`ood_auc` and :func:`ood_accuracy`; coverage should equal its level;
-lower is better for errors, the other scores and distances.
-Two scores are easily taken for one another: :func:`lpd` is the log density of the *averaged* predictive distribution,
-:func:`gibbs_score` the average of the draws' log densities, which is never higher.
+Regression scores take targets ``y`` ``[N]`` and either draws ``[S, N]`` or a Gaussian ``mean`` and ``variance`` for
+each point. Classification scores take ``probs`` ``[N, K]`` and integer ``labels`` ``[N]``. Higher is better for log
+densities (:func:`lpd`, :func:`gaussian_lpd`, :func:`gaussian_mixture_lpd`, :func:`gibbs_score`), :func:`accuracy`,
+:func:`ood_auc` and :func:`ood_accuracy`. Coverage should equal its level. Lower is better for errors, distances and all
+other scores.
+
+Two scores are easily confused: :func:`lpd` is the log density of the *averaged* predictive distribution, and
+:func:`gibbs_score` is the average of the log densities of the draws, which is never higher.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def as_finite(value: ArrayLike, name: str) -> np.ndarray:
-    """``value`` in float64; ValueError where it is empty, not numeric, NaN or infinite."""
+    """``value`` in float64; a TypeError if it is not numeric, a ValueError if it is empty, NaN or infinite."""
     try:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
         trouble = not_numbers(array)
         if trouble is not None:
             raise TypeError(f"it {trouble}")
         if array.dtype.kind == "c":
-            raise TypeError("complex numbers")
+            raise TypeError("it holds complex numbers")
         array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a real numeric array, got {type(value).__name__} ({error}).") from error
@@ -29,8 +29,8 @@ def as_finite(value: ArrayLike, name: str) -> np.ndarray:
     bad = np.count_nonzero(~np.isfinite(array))
     if bad:
         raise ValueError(
-            f"{name} holds {bad} NaN or infinite values of {array.size}; a chain that diverged gives them: "
-            f"drop those draws or shorten the step."
+            f"{name} holds {bad} NaN or infinite values among {array.size}. A chain that diverged produces them: drop "
+            "those draws, or reduce the step size."
         )
     return array
 
@@ -65,9 +65,9 @@ def per_point(value: ArrayLike, name: str, num_points: int) -> np.ndarray:
 
 
 def positive(array: np.ndarray, name: str) -> np.ndarray:
-    """``array`` itself; ValueError unless all its entries are above zero."""
+    """``array`` itself; a ValueError unless all its entries are positive."""
     if array.min() <= 0:
-        raise ValueError(f"{name} must be positive, its smallest entry is {array.min():g}.")
+        raise ValueError(f"{name} must be positive, but its smallest entry is {array.min():g}.")
     return array
 
 
@@ -79,7 +79,7 @@ def as_level(level: float) -> float:
 
 
 def as_probs(probs: ArrayLike) -> np.ndarray:
-    """Probabilities ``[..., K]`` that sum to one over the last axis, up to half precision's rounding."""
+    """Probabilities ``[..., K]`` that sum to one over the last axis, up to the rounding of half precision."""
     array = as_finite(probs, "probs")
     if array.ndim == 0 or array.min() < 0 or np.abs(array.sum(-1) - 1).max() > 1e-3:
         raise ValueError(
@@ -89,15 +89,16 @@ def as_probs(probs: ArrayLike) -> np.ndarray:
     return array / array.sum(-1, keepdims=True)
 
 
-def as_labels(labels: ArrayLike, probs: np.ndarray) -> np.ndarray:
-    """Integer labels ``[N]`` for ``probs`` ``[N, K]``."""
-    if probs.ndim != 2:
-        raise ValueError(f"probs must have shape [N, K], got {probs.shape}; average the draws' probabilities first.")
-    array = as_vector(labels, "labels")
-    if len(array) != len(probs):
-        raise ValueError(f"labels has {len(array)} entries, probs has {len(probs)} rows; they must agree.")
-    if np.any(array != np.floor(array)) or array.min() < 0 or array.max() >= probs.shape[1]:
+def as_probs_and_labels(probs: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities ``[N, K]`` and integer labels ``[N]``."""
+    array = as_probs(probs)
+    if array.ndim != 2:
+        raise ValueError(f"probs must have shape [N, K], got {array.shape}; average the draws' probabilities first.")
+    classes = as_vector(labels, "labels")
+    if len(classes) != len(array):
+        raise ValueError(f"labels has {len(classes)} entries, probs has {len(array)} rows; they must agree.")
+    if np.any(classes != np.floor(classes)) or classes.min() < 0 or classes.max() >= array.shape[1]:
         raise ValueError(
-            f"labels must be integers from 0 to {probs.shape[1] - 1} (probs has {probs.shape[1]} columns)."
+            f"labels must be integers from 0 to {array.shape[1] - 1} (probs has {array.shape[1]} columns)."
         )
-    return array.astype(np.int64)
+    return array, classes.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Scores of predicted class probabilities, and of uncertainty as a detector of foreign inputs."""
+"""Scores of predicted class probabilities, and of uncertainty as a detector of out-of-distribution inputs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from numpyro_fspace._checks import one_line
-from numpyro_fspace.metrics.checks import as_labels, as_probs, as_vector
+from numpyro_fspace.metrics.checks import as_probs, as_probs_and_labels, as_vector
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float, Int
 
 
 class Reliability(NamedTuple):
-    """Confidence against accuracy in bins of confidence; NaN where a bin is empty.
+    """Confidence and accuracy in bins of confidence; NaN for empty bins.
 
     Attributes:
         confidence: mean of the highest probability in each bin, ``[B]``.
@@ -31,7 +31,7 @@ class Reliability(NamedTuple):
 
 
 def accuracy(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"]) -> float:
-    """Fraction of points whose most probable class is the label (of tied classes the first counts).
+    """Fraction of points whose most probable class is the label; the first of several tied classes is used.
 
     Args:
         probs: predicted probabilities, averaged over draws, ``[N, K]``.
@@ -41,14 +41,13 @@ def accuracy(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"]) -> fl
         The fraction; higher is better.
 
     Raises:
-        ValueError: if rows of ``probs`` do not sum to one, or shapes or labels do not fit.
+        ValueError: if the rows of ``probs`` do not sum to one, shapes do not agree, or a label is out of range.
 
     Example:
         >>> accuracy([[0.9, 0.1], [0.4, 0.6]], [0, 0])
         0.5
     """
-    probs = as_probs(probs)
-    labels = as_labels(labels, probs)
+    probs, labels = as_probs_and_labels(probs, labels)
     return float(np.mean(probs.argmax(axis=1) == labels))
 
 
@@ -60,17 +59,16 @@ def nll(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"]) -> float:
         labels: true classes, ``[N]``.
 
     Returns:
-        The score in nats; lower is better. Infinite if a label had probability zero (nothing is clipped).
+        The score in nats; lower is better. It is infinite if a label has probability zero (nothing is clipped).
 
     Raises:
-        ValueError: as :func:`accuracy`.
+        ValueError: as for :func:`accuracy`.
 
     Example:
         >>> round(nll([[0.5, 0.5]], [1]), 4)
         0.6931
     """
-    probs = as_probs(probs)
-    labels = as_labels(labels, probs)
+    probs, labels = as_probs_and_labels(probs, labels)
     with np.errstate(divide="ignore"):
         return float(-np.mean(np.log(probs[np.arange(len(labels)), labels])))
 
@@ -88,21 +86,20 @@ def brier(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"]) -> float
         The score; lower is better.
 
     Raises:
-        ValueError: as :func:`accuracy`.
+        ValueError: as for :func:`accuracy`.
 
     Example:
         >>> brier([[0.5, 0.5]], [1])
         0.5
     """
-    probs = as_probs(probs)
-    labels = as_labels(labels, probs)
+    probs, labels = as_probs_and_labels(probs, labels)
     return float(np.mean(np.sum((probs - np.eye(probs.shape[1])[labels]) ** 2, axis=1)))
 
 
 def reliability_curve(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"], num_bins: int = 15) -> Reliability:
-    """Accuracy against confidence (the highest probability) in bins of equal width.
+    """Accuracy in bins of confidence (the highest probability), which have equal width.
 
-    Bins are open below and closed above.
+    A bin contains its upper edge but not its lower one.
 
     Args:
         probs: predicted probabilities, averaged over draws, ``[N, K]``.
@@ -113,14 +110,13 @@ def reliability_curve(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N
         A :class:`Reliability` of arrays ``[num_bins]``.
 
     Raises:
-        ValueError: as :func:`accuracy`, or if ``num_bins`` is below 1.
+        ValueError: as for :func:`accuracy`, or if ``num_bins`` is below 1.
 
     Example:
         >>> reliability_curve([[0.9, 0.1], [0.4, 0.6]], [0, 0], num_bins=2).accuracy
         array([nan, 0.5])
     """
-    probs = as_probs(probs)
-    labels = as_labels(labels, probs)
+    probs, labels = as_probs_and_labels(probs, labels)
     if num_bins < 1:
         raise ValueError(f"num_bins must be at least 1, got {num_bins}.")
     confidence = probs.max(axis=1)
@@ -142,20 +138,19 @@ def ece(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"], num_bins: 
     Args:
         probs: predicted probabilities, averaged over draws, ``[N, K]``.
         labels: true classes, ``[N]``.
-        num_bins: bins of equal width, as in :func:`reliability_curve`; the value depends on it.
+        num_bins: number of bins, as in :func:`reliability_curve`. The error depends on it.
 
     Returns:
         The error; lower is better.
 
     Raises:
-        ValueError: as :func:`reliability_curve`.
+        ValueError: as for :func:`reliability_curve`.
 
     Example:
         >>> round(ece([[0.9, 0.1], [0.4, 0.6]], [0, 0]), 6)
         0.35
 
-    Reference:
-        Guo et al. (2017), On calibration of modern neural networks.
+    Reference: C. Guo et al. (2017), *On calibration of modern neural networks*.
     """
     curve = reliability_curve(probs, labels, num_bins)
     gap = np.nan_to_num(np.abs(curve.accuracy - curve.confidence))
@@ -165,7 +160,7 @@ def ece(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"], num_bins: 
 def entropy(probs: Float[ArrayLike, "*B K"]) -> Float[np.ndarray, "*B"]:
     r"""Entropy :math:`-\sum_k p_k \log p_k` over the last axis, in nats, with :math:`0 \log 0 = 0`.
 
-    Of the probabilities averaged over draws it is the total uncertainty, the usual score for :func:`ood_auc`.
+    For probabilities averaged over draws, this is the total uncertainty, the usual score for :func:`ood_auc`.
 
     Args:
         probs: probabilities, ``[..., K]``.
@@ -187,15 +182,15 @@ def entropy(probs: Float[ArrayLike, "*B K"]) -> Float[np.ndarray, "*B"]:
 def ood_auc(score_in: Float[ArrayLike, " N"], score_out: Float[ArrayLike, " M"]) -> float:
     """Area under the ROC curve of an uncertainty score that should be *higher* on out-of-distribution inputs.
 
-    It is the probability that a random outside input scores above a random inside one, ties counting one
-    half.
+    It is the probability that a random out-of-distribution input has a higher score than a random in-distribution input
+    (a tie counts one half).
 
     Args:
         score_in: scores of in-distribution inputs, ``[N]``.
         score_out: scores of out-of-distribution inputs, ``[M]``.
 
     Returns:
-        The area; 1 separates perfectly, .5 is chance.
+        The area: 1 for perfect separation, 0.5 for chance.
 
     Raises:
         ValueError: if a score is empty, not a vector or not finite.
@@ -212,17 +207,17 @@ def ood_auc(score_in: Float[ArrayLike, " N"], score_out: Float[ArrayLike, " M"])
 
 
 def ood_accuracy(score_in: Float[ArrayLike, " N"], score_out: Float[ArrayLike, " M"]) -> float:
-    """Share of inputs that the best single threshold on a score tells apart, with as many of either kind.
+    """Accuracy of the best single threshold on a score as a detector, on equal numbers of inputs of both kinds.
 
-    That is what a decision tree of depth one, fitted to the scores themselves, gets right; which side is which is
-    fitted too, so it is never below .5, and above it by chance where there are few inputs.
+    This is the training accuracy of a decision tree of depth one. The side of the threshold is chosen too, so the
+    accuracy is at least 0.5, and with few inputs it exceeds 0.5 by chance.
 
     Args:
         score_in: scores of in-distribution inputs, ``[N]``.
         score_out: scores of out-of-distribution inputs, ``[M]``; the first min(N, M) of each are used.
 
     Returns:
-        The share; 1 separates perfectly.
+        The accuracy; 1 for perfect separation.
 
     Raises:
         ValueError: if a score is empty, not a vector or not finite.
@@ -231,15 +226,14 @@ def ood_accuracy(score_in: Float[ArrayLike, " N"], score_out: Float[ArrayLike, "
         >>> ood_accuracy([0.0, 1.0, 2.0, 3.0], [2.5, 4.0, 5.0, 6.0])
         0.875
 
-    Reference:
-        K. Osawa et al. (2019), Practical deep learning with Bayesian principles.
+    Reference: K. Osawa et al. (2019), *Practical deep learning with Bayesian principles*.
     """
     inside, outside = as_vector(score_in, "score_in"), as_vector(score_out, "score_out")
     num = min(len(inside), len(outside))
     scores = np.concatenate([inside[:num], outside[:num]])
     order = np.argsort(scores, kind="stable")
     is_out = np.repeat([-1, 1], num)[order]
-    # Outsiders less insiders among the k lowest scores; a threshold cannot part equal scores.
-    lead = np.concatenate([[0], np.cumsum(is_out)])
+    # Among the k lowest scores, the number outside minus the number inside. A threshold cannot separate equal scores.
+    excess = np.concatenate([[0], np.cumsum(is_out)])
     cuts = np.concatenate([[True], np.diff(scores[order]) > 0, [True]])
-    return float(0.5 + np.abs(lead[cuts]).max() / (2 * num))
+    return float(0.5 + np.abs(excess[cuts]).max() / (2 * num))

@@ -1,4 +1,4 @@
-"""Accuracy of the mean, and log densities of the predictive distribution, at held-out targets."""
+"""The error of the predictive mean, and log densities of the predictive distribution, at held-out targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rmse(y: Float[ArrayLike, " N"], mean: Float[ArrayLike, " N"]) -> float:
 
     Args:
         y: targets, ``[N]``.
-        mean: predicted means, ``[N]``: the mean over draws, not one draw.
+        mean: predictive means, ``[N]``: means over draws, not single draws.
 
     Returns:
         The error, in the units of ``y``.
@@ -37,12 +37,12 @@ def rmse(y: Float[ArrayLike, " N"], mean: Float[ArrayLike, " N"]) -> float:
 
 
 def _as_log_lik(log_lik: ArrayLike) -> np.ndarray:
-    """Log densities ``[S, N]``; -inf (a draw that gives a target no density) is a legitimate value."""
+    """Log densities ``[S, N]``. The value -inf is allowed: under that draw the target has density zero."""
     array = np.asarray(log_lik, dtype=np.float64)
     if array.ndim != 2 or array.size == 0:
         raise ValueError(
-            f"log_lik must have shape [S, N] (draws first) and not be empty, got {array.shape}; "
-            f"merge chains into one axis."
+            f"log_lik must have shape [S, N] (draws first) and not be empty, got {array.shape}; merge chains into one "
+            "axis."
         )
     if np.isnan(array).any() or np.isposinf(array).any():
         raise ValueError("log_lik holds NaN or +inf; check the draws for divergences and the scales for zeros.")
@@ -58,8 +58,7 @@ def lpd(log_lik: Float[ArrayLike, "S N"]) -> float:
         log_lik: :math:`\log p(y_i \mid f_s(x_i), \theta_s)` at held-out targets, ``[S, N]``.
 
     Returns:
-        The score; higher is better. It is in nats per point and depends on the units of ``y``, see
-        :func:`to_raw_units`.
+        The score in nats per point; higher is better. It depends on the units of ``y`` (see :func:`to_raw_units`).
 
     Raises:
         ValueError: if ``log_lik`` is not ``[S, N]``, or holds NaN or +inf.
@@ -77,8 +76,8 @@ def gibbs_score(log_lik: Float[ArrayLike, "S N"]) -> float:
 
     .. math:: \frac1{NS} \sum_{i,s} \log p(y_i \mid f_s(x_i), \theta_s)
 
-    This is the "expected log-likelihood" of some papers. By Jensen's inequality it is at most :func:`lpd`:
-    report which of the two was computed, and compare like with like.
+    Some papers call this the "expected log-likelihood". By Jensen's inequality it is at most :func:`lpd`. State which
+    of the two you report.
 
     Args:
         log_lik: log densities at held-out targets, ``[S, N]``.
@@ -108,7 +107,7 @@ def gaussian_lpd(
     Args:
         y: targets, ``[N]``.
         mean: predictive means, scalar or ``[N]``.
-        variance: predictive variances *including the noise's*, scalar or ``[N]``, positive.
+        variance: predictive variances *including the noise variance*, scalar or ``[N]``, positive.
 
     Returns:
         The score; higher is better.
@@ -165,7 +164,7 @@ def to_raw_units(rmse: float, lpd: float, y_std: float) -> tuple[float, float]:
     Args:
         rmse: root mean squared error on the standardized scale.
         lpd: mean log (predictive) density on the standardized scale.
-        y_std: the training targets' standard deviation :math:`s` that standardized them, positive.
+        y_std: :math:`s`, the standard deviation by which the targets were divided, positive.
 
     Returns:
         ``(rmse * y_std, lpd - log(y_std))``.

@@ -17,12 +17,12 @@ def coverage(y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], level: f
 
     Args:
         y: targets, ``[N]``.
-        draws: draws of the targets, *observation noise included*, ``[S, N]``; draws of the function alone
-            cover too few.
-        level: the interval's nominal probability :math:`\ell`.
+        draws: draws of the targets, *including observation noise*, ``[S, N]``. Intervals of the function alone cover
+            too few targets.
+        level: nominal probability :math:`\ell` of the interval.
 
     Returns:
-        The fraction; a calibrated prediction gives ``level``.
+        The fraction, which equals ``level`` for calibrated predictions.
 
     Raises:
         ValueError: if a shape is wrong, a value is not finite, or ``level`` is not in (0, 1).
@@ -37,18 +37,18 @@ def coverage(y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], level: f
 def calibration_curve(
     y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], levels: Float[ArrayLike, " L"]
 ) -> Float[np.ndarray, " L"]:
-    """The :func:`coverage` of each level's central interval: below the diagonal the predictions are too sharp.
+    """The :func:`coverage` of the central intervals of several levels; below the levels, predictions are overconfident.
 
     Args:
         y: targets, ``[N]``.
-        draws: draws of the targets, observation noise included, ``[S, N]``.
+        draws: draws of the targets, including observation noise, ``[S, N]``.
         levels: nominal probabilities in (0, 1), ``[L]``.
 
     Returns:
         Observed fractions, ``[L]``.
 
     Raises:
-        ValueError: as :func:`coverage`.
+        ValueError: as for :func:`coverage`.
 
     Example:
         >>> calibration_curve([0.0, 9.0], [[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]], [0.5, 0.9])
@@ -72,15 +72,15 @@ def gaussian_coverage(
     Args:
         y: targets, ``[N]``.
         mean: predictive means, scalar or ``[N]``.
-        variance: predictive variances including the noise's, scalar or ``[N]``, positive.
-        level: the interval's nominal probability.
+        variance: predictive variances including the noise variance, scalar or ``[N]``, positive.
+        level: nominal probability of the interval.
 
     Returns:
-        The fraction of targets inside.
+        The fraction of targets in their intervals.
 
     Raises:
-        ValueError: if a shape is wrong, a value is not finite, a variance is not positive, or ``level`` not
-            in (0, 1).
+        ValueError: if a shape is wrong, a value is not finite, a variance is not positive, or ``level`` is not in
+            (0, 1).
 
     Example:
         >>> gaussian_coverage([0.0, 1.9, 2.0], 0.0, 1.0, level=0.95)
@@ -99,36 +99,35 @@ def crps(y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], *, fair: boo
         \frac1N \sum_i \Big[ \frac1S \sum_s |x_{si} - y_i|
         - \frac1{2 S (S-1)} \sum_{s,t} |x_{si} - x_{ti}| \Big]
 
-    The *fair* estimate (the default, as written) is unbiased for the distribution of the independent draws,
-    so numbers with different ``S`` compare; ``fair=False`` divides by :math:`2S^2` instead, the exact score
-    of the empirical distribution.
+    The *fair* estimate, which is the one above and the default, is an unbiased estimate of the score of the
+    distribution of the draws if they are independent, so values for different ``S`` are comparable. With ``fair=False``
+    the divisor is :math:`2S^2`, and the score is that of the empirical distribution.
 
     Args:
         y: targets, ``[N]``.
-        draws: draws of the targets, observation noise included, ``[S, N]``.
-        fair: which of the two.
+        draws: draws of the targets, including observation noise, ``[S, N]``.
+        fair: whether to compute the fair estimate.
 
     Returns:
         The score in the units of ``y``; lower is better. A fair score of few draws can be negative.
 
     Raises:
-        ValueError: if a shape is wrong, a value is not finite, or ``fair`` is asked of a single draw.
+        ValueError: if a shape is wrong, a value is not finite, or a fair score of a single draw is requested.
 
     Example:
         >>> crps([0.0], [[-1.0], [1.0]]), crps([0.0], [[-1.0], [1.0]], fair=False)
         (0.0, 0.5)
 
-    Reference:
-        Ferro (2014), Fair scores for ensemble forecasts.
+    Reference: C. Ferro (2014), *Fair scores for ensemble forecasts*.
     """
     y = as_vector(y, "y")
     draws = as_draws(draws, "draws", len(y))
     num_draws = len(draws)
     if fair and num_draws < 2:
         raise ValueError(
-            "draws holds one draw, the fair score needs two or more; pass fair=False for the absolute error."
+            "draws holds one draw, but the fair score needs at least two; pass fair=False for the absolute error."
         )
-    # In ascending order x_(r), r = 1..S, the pairs sum to sum_{s<t} |x_s - x_t| = sum_r (2r - S - 1) x_(r).
+    # For draws in ascending order x_(r), r = 1..S: sum_{s<t} |x_s - x_t| = sum_r (2r - S - 1) x_(r).
     weights = 2 * np.arange(1, num_draws + 1) - num_draws - 1
     pairs = weights @ np.sort(draws, axis=0)
     divisor = num_draws * (num_draws - 1 if fair else num_draws)
@@ -145,7 +144,7 @@ def gaussian_crps(
     Args:
         y: targets, ``[N]``.
         mean: predictive means, scalar or ``[N]``.
-        variance: predictive variances including the noise's, scalar or ``[N]``, positive.
+        variance: predictive variances including the noise variance, scalar or ``[N]``, positive.
 
     Returns:
         The score in the units of ``y``; lower is better.
@@ -157,8 +156,7 @@ def gaussian_crps(
         >>> round(gaussian_crps([0.0], 0.0, 1.0), 4)
         0.2337
 
-    Reference:
-        Gneiting and Raftery (2007), Strictly proper scoring rules, prediction, and estimation.
+    Reference: T. Gneiting, A. Raftery (2007), *Strictly proper scoring rules, prediction, and estimation*.
     """
     from scipy.special import ndtr
 
@@ -181,7 +179,7 @@ def gaussian_w2(
     *,
     squared: bool = False,
 ) -> float:
-    r"""Mean over points of the 2-Wasserstein distance between two Gaussians' marginals.
+    r"""Mean over points of the 2-Wasserstein distance between the marginals of two Gaussian distributions.
 
     .. math:: \frac1N \sum_i W_2(i), \qquad W_2(i)^2 = (m_{1i} - m_{2i})^2 + (\sigma_{1i} - \sigma_{2i})^2
 
@@ -190,11 +188,11 @@ def gaussian_w2(
         var1: first variances, scalar or ``[N]``, non-negative.
         mean2: second means, scalar or ``[N]``.
         var2: second variances, scalar or ``[N]``, non-negative.
-        squared: average :math:`W_2^2` instead. A published figure may be either: transport libraries
-            usually return the square in one dimension.
+        squared: whether to average :math:`W_2^2` instead. Published figures may be either: in one dimension, transport
+            libraries usually return the square.
 
     Returns:
-        The mean distance, in the units of the means (or its square's).
+        The mean distance, in the units of the means (squared if ``squared``).
 
     Raises:
         ValueError: if a shape is wrong, a value is not finite, or a variance is negative.
@@ -213,15 +211,15 @@ def gaussian_w2(
 
 
 def sample_w2(draws1: Float[ArrayLike, "S N"], draws2: Float[ArrayLike, "S N"], *, squared: bool = False) -> float:
-    r"""Mean over points of the 2-Wasserstein distance between two samples' marginals.
+    r"""Mean over points of the 2-Wasserstein distance between the marginals of two samples.
 
-    Two samples of one distribution are not at distance zero: for ``S = 1000`` and a standard normal the mean of
-    :math:`W_2` is about .08, of its square about .006.
+    The distance between two samples of the same distribution is positive: for ``S = 1000`` draws of a standard normal
+    distribution the mean of :math:`W_2` is about 0.08, and that of its square about 0.006.
 
     Args:
         draws1: first sample, ``[S, N]``.
         draws2: second sample, ``[S, N]``, with as many draws.
-        squared: average :math:`W_2^2` instead, as in :func:`gaussian_w2`.
+        squared: whether to average :math:`W_2^2` instead, as in :func:`gaussian_w2`.
 
     Returns:
         The mean distance (or squared distance).

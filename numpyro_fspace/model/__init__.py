@@ -1,4 +1,4 @@
-"""Models: networks with random weights, priors over their outputs, and what a model is read as."""
+"""Models: networks with random weights, priors over their functions, and the analysis of a model's structure."""
 
 from numpyro_fspace.model import measurement
 from numpyro_fspace.model.convolution import conv_general_dilated

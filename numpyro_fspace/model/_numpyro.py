@@ -1,4 +1,4 @@
-"""The private names of NumPyro that the package needs, each behind a function of its own."""
+"""The private names of NumPyro that the package needs, each wrapped in a function."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ try:
     from numpyro.primitives import _PYRO_STACK
 except ImportError as error:
     raise ImportError(
-        f"numpyro_fspace reads NumPyro's stack of effect handlers, which NumPyro {numpyro.__version__} does not have "
-        f"where it is expected ({error}). Install another version: pip install 'numpyro>=0.22,<0.23'."
+        f"numpyro_fspace reads NumPyro's stack of effect handlers, which it did not find in NumPyro "
+        f"{numpyro.__version__} ({error}). Install another version: pip install 'numpyro>=0.22,<0.23'."
     ) from error
 
 __all__ = ["active_handlers", "flat_to_sites", "is_unconstraining", "mask_of", "plate_rows"]
@@ -22,12 +22,12 @@ def active_handlers() -> tuple:
 
 
 def is_unconstraining(handler) -> bool:
-    """Whether a handler is that of ``potential_energy``, by which HMC, NUTS and our kernels evaluate a density."""
+    """Whether a handler belongs to ``potential_energy``, with which HMC, NUTS and our kernels evaluate a density."""
     return isinstance(handler, _unconstrain_params)
 
 
 def plate_rows(plate):
-    """The numbers of the rows that a plate has given to its model."""
+    """The row numbers that a plate has returned to its model."""
     return _attribute(plate, "_indices")
 
 

@@ -1,4 +1,4 @@
-"""Model arguments as JAX sees them: arrays go into compiled functions as arguments, all else as constants."""
+"""Model arguments for compiled functions: arrays become arguments, everything else becomes constants."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["frozen", "kept", "split_arrays", "with_rows"]
 def split_arrays(tree):
     """``(arrays, static, join)``: the arrays of ``tree``, the rest of it, and the function that joins them.
 
-    ``join(arrays)`` puts other arrays (traced ones, say) in the place of the first. ``static`` names all but the
-    arrays' numbers, shapes and types: a program made for one must not be used for another. It is hashable if the leaves
-    of ``tree`` that are no arrays are, and cannot change in place.
+    ``join(arrays)`` returns ``tree`` with other arrays, for example traced ones. ``static`` identifies everything but
+    the values, shapes and types of the arrays: a program compiled for one ``static`` must not be used for another. It
+    is hashable if all leaves of ``tree`` that are not arrays are hashable.
     """
-    leaves, structure = jax.tree.flatten(tree)  # the structure tells None from an array
+    leaves, structure = jax.tree.flatten(tree)  # None is part of the structure and not a leaf
     is_array = [_is_array(leaf) for leaf in leaves]
     arrays = [native(leaf) for leaf, array in zip(leaves, is_array, strict=True) if array]
     others = tuple(None if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
@@ -36,7 +36,7 @@ def split_arrays(tree):
 
 
 def frozen(value):
-    """What tells ``value``, a setting say, from others: hashable, and the same for equal contents."""
+    """A hashable key for ``value`` (for example a setting), which is the same for equal contents."""
     if isinstance(value, jax.core.Tracer):
         return _Same(value)
     if isinstance(value, np.ndarray | jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -56,7 +56,7 @@ def frozen(value):
 
 
 class _Same:
-    """A key that is equal for the same object only."""
+    """A key that equals only keys of the same object."""
 
     def __init__(self, value):
         self.value = value
@@ -69,12 +69,13 @@ class _Same:
 
 
 def kept(programs: dict, static, key, program):
-    """``program``, or the first one for such arguments under this key.
+    """The program that ``programs`` holds for these arguments and this key, which is ``program`` at the first call.
 
-    Not if an argument cannot be hashed, or is an object that may be changed in place, of which its hash says nothing.
+    It is always ``program`` if an argument is not hashable, or is an object whose hash does not change with its
+    contents.
     """
     objects = [leaf for leaf in static[1] if type(leaf).__hash__ is object.__hash__]
-    # A function has a name; a callable object without one may be changed in place too.
+    # Functions, which have names, do not change. Other objects may.
     if not all(leaf is None or hasattr(leaf, "__name__") or isinstance(leaf, OnDemand) for leaf in objects):
         return program
     try:
@@ -89,14 +90,14 @@ def _is_array(leaf) -> bool:
 
 
 def _hashable(leaf):
-    """A number by its type and what it prints as: True == 1 == 1.0 and 0.0 == -0.0, and arrays have no hash."""
+    """A number as its type and its text, because True == 1 == 1.0 and 0.0 == -0.0, and arrays have no hash."""
     if isinstance(leaf, np.ndarray | jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return str(leaf.dtype), repr(leaf.item())
     return (type(leaf), repr(leaf)) if isinstance(leaf, bool | int | float | complex | np.generic) else leaf
 
 
 class Rows(np.ndarray):
-    """A NumPy array of which rows can be taken inside a compiled program, where their numbers are not known."""
+    """A NumPy array that can be indexed by traced row numbers inside a compiled program."""
 
     def __getitem__(self, index):
         parts = index if isinstance(index, tuple) else (index,)

@@ -1,4 +1,4 @@
-"""Checks of a model's arguments, before anything long is computed."""
+"""Checks of a model's arguments before long computations."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def _is_array(x) -> bool:
 
 @contextmanager
 def checked_arguments(args: tuple, kwargs: dict, of: str = "run", *, model=None):
-    """``check_arguments`` around a model's first evaluation, which tells whether the model handles what it is given.
+    """A context for the first evaluation of a model, in which errors of the model name the argument that causes them.
 
-    Yields what NaN and infinite values there are, as ``not_finite`` names them, or None: whoever evaluates the model is
-    to raise a ValueError if they reach its density. That, or another error of the model, becomes one that names the
-    argument; and so does an error of ``model`` that reads values which are not known (``known_values``).
+    It runs ``check_arguments`` and yields the message of ``not_finite`` about NaN and infinite values, or None. The
+    caller evaluates the model and raises a ValueError if such values reach its density. This error, other errors of the
+    model, and errors from reading the values of traced arrays (``known_values``) become errors that name the argument.
 
     Raises:
-        TypeError, ValueError: naming the argument, what is wrong with it, and the cure.
+        TypeError, ValueError: the message names the argument, what is wrong with it, and the cure.
     """
     check_arguments(args, kwargs, of=of, finite=False)
     trouble = not_finite(args, kwargs, of)
@@ -56,7 +56,7 @@ def checked_arguments(args: tuple, kwargs: dict, of: str = "run", *, model=None)
             raise ValueError(trouble) from error
         for name, leaf in named_leaves(args, kwargs):
             if is_table(leaf) or is_sparse(leaf):
-                raise TypeError(f"{name} of {of} {_what_of(leaf)} ({type(error).__name__}: {error})") from error
+                raise TypeError(f"{name} of {of} {_describe_table(leaf)} ({type(error).__name__}: {error})") from error
             if np.iscomplexobj(leaf):
                 raise TypeError(
                     f"{name} of {of} is complex ({np.asarray(leaf).dtype}), and the model fails where it computes with "
@@ -71,12 +71,12 @@ def checked_arguments(args: tuple, kwargs: dict, of: str = "run", *, model=None)
                     f"({type(error).__name__}: {error}): pass an array of numbers, np.asarray(...)."
                 ) from error
         if isinstance(error, AssertionError) and not str(error):
-            raise ValueError(_where(error)) from error
+            raise ValueError(_describe_assertion(error)) from error
         raise
 
 
-def _where(error) -> str:
-    """What a bare ``assert`` says, and the line of the model that led to it."""
+def _describe_assertion(error) -> str:
+    """The condition of a bare ``assert``, and the line of the model that led to it."""
     *outer, last = traceback.extract_tb(error.__traceback__)
     packages = tuple(str(Path(str(file)).parent) for file in (jax.__file__, np.__file__, numpyro.__file__, __file__))
     own = [frame for frame in outer if not frame.filename.startswith(packages)]
@@ -84,7 +84,7 @@ def _where(error) -> str:
     return f"The model fails{line}: it breaks a rule of {last.filename}, {last.line}"
 
 
-#: What JAX raises where Python asks for a value that a compiled program does not know.
+#: Errors that JAX raises if Python reads the value of a traced array.
 _UNKNOWN = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -95,25 +95,25 @@ _UNKNOWN = (
 
 @contextmanager
 def known_values(model, args: tuple, kwargs: dict, of: str):
-    """Around compiled evaluations of ``model``: an error if it reads values as Python does, which are not known there.
+    """A context for compiled evaluations of ``model``, in which JAX's errors about traced values name their cause.
 
     Raises:
-        TypeError: naming the arguments, or the random numbers, whose values the model reads, and the cure.
+        TypeError: the message names the arguments or sites whose values the model reads, and the cure.
     """
     try:
         yield
     except _UNKNOWN as error:
         if model is None:
             raise
-        raise TypeError(_what_is_read(model, args, kwargs, of)) from error
+        raise TypeError(_describe_read_values(model, args, kwargs, of)) from error
 
 
-def _what_is_read(model, args, kwargs, of) -> str:
-    """Which arguments a model reads the values of: it fails if they alone are not known."""
+def _describe_read_values(model, args, kwargs, of) -> str:
+    """Names the arguments whose values a model reads: those for which it fails if they alone are traced."""
     leaves, structure = jax.tree.flatten((args, kwargs))
     arrays = [i for i, leaf in enumerate(leaves) if np.ndim(leaf) and _is_concrete_array(leaf)]
 
-    # JAX's arrays are not known either, once a program computes with them; NumPy's are.
+    # As NumPy arrays, because results of JAX operations are traced even if the operands are not.
     known = [np.asarray(leaf) if i in arrays else leaf for i, leaf in enumerate(leaves)]
 
     def fails(chosen):
@@ -133,7 +133,7 @@ def _what_is_read(model, args, kwargs, of) -> str:
 
     if fails([]):
         return (
-            "The model reads the value of a sampled site, or of what JAX computes inside it (float(a), if a > 0, "
+            "The model reads the value of a sampled site, or of a result that JAX computes (float(a), if a > 0, "
             "x[a > 0], np.exp(a)). It is not known in a compiled program: use jax.numpy, jnp.where or jax.lax.cond."
         )
     ids = {id(leaf): name for name, leaf in named_leaves(args, kwargs)}
@@ -141,13 +141,13 @@ def _what_is_read(model, args, kwargs, of) -> str:
     return (
         f"{' and '.join(names)} of {of}: the model reads its values, as in int(x.max()), "
         "len(np.unique(x)), x[x > 0] or if x.sum() > 0. In a compiled program arrays among the arguments are traced, "
-        "and their values not known. Compute such numbers outside of the model and pass them as Python numbers, or "
+        "and their values are not known. Compute such numbers outside of the model and pass them as Python numbers, or "
         "bind the array to the model, functools.partial(model, x=np.asarray(x))."
     )
 
 
-def _what_of(table) -> str:
-    """What a model that fails may mind of a table."""
+def _describe_table(table) -> str:
+    """What may be wrong with a table or sparse matrix with which a model fails."""
     if is_sparse(table):
         return f"is sparse ({type(table).__name__}): pass .toarray()."
     trouble = not_numbers(np.asarray(table))
@@ -158,15 +158,15 @@ def _what_of(table) -> str:
 
 
 def check_arguments(args: tuple, kwargs: dict, *, of: str = "run", finite: bool = True):
-    """Arrays given to ``of`` must be non-empty, finite, of numbers, and survive the cast to JAX's float type.
+    """Arrays given to ``of`` must hold finite numbers, must not be empty, and must not change in JAX's precision.
 
     Raises:
-        TypeError, ValueError: naming the argument, what is wrong with it, and the cure.
+        TypeError, ValueError: the message names the argument, what is wrong with it, and the cure.
     """
     for name, leaf in named_leaves(args, kwargs):
         if _is_concrete_array(leaf):
             _check_array(name, leaf, of)
-        elif is_table(leaf) and np.asarray(leaf).dtype.kind in "biuf":  # of numbers
+        elif is_table(leaf) and np.asarray(leaf).dtype.kind in "biuf":
             _check_array(name, np.asarray(leaf), of)
     trouble = not_finite(args, kwargs, of) if finite else None
     if trouble is not None:
@@ -174,10 +174,10 @@ def check_arguments(args: tuple, kwargs: dict, *, of: str = "run", finite: bool 
 
 
 def check_masks(args: tuple, kwargs: dict, of: str = "run"):
-    """No argument may hold masked values: they would become data.
+    """No argument may hold masked values, because they would become data.
 
     Raises:
-        TypeError: naming the argument and the cure.
+        TypeError: the message names the argument and the cure.
     """
     for name, leaf in named_leaves(args, kwargs):
         if isinstance(leaf, np.ma.MaskedArray) and np.ma.is_masked(leaf):
@@ -185,7 +185,7 @@ def check_masks(args: tuple, kwargs: dict, of: str = "run"):
 
 
 def not_finite(args: tuple, kwargs: dict, of: str) -> str | None:
-    """The first argument that holds NaN or infinite values, and the cure; None if there is none."""
+    """A message about the first argument that holds NaN or infinite values; None if there is none."""
     for name, leaf in named_leaves(args, kwargs):
         is_number = isinstance(leaf, float)
         if not (is_number or _is_concrete_array(leaf) or is_table(leaf)):
@@ -196,13 +196,13 @@ def not_finite(args: tuple, kwargs: dict, of: str) -> str | None:
         if not jnp.issubdtype(values.dtype, jnp.inexact):
             continue
         with np.errstate(over="ignore", invalid="ignore"):
-            total = values.sum()  # takes a third of the time that looking at each value does
+            total = values.sum()  # takes a third of the time of a test of every value
         bad = 0 if np.isfinite(total) else int(np.sum(~np.isfinite(values)))
         if bad:
             return (
-                f"{name} of {of} holds {bad} NaN or infinite values; drop those rows, impute them, or write any number "
-                "there and leave it out of the likelihood with numpyro.handlers.mask. (A model that replaces them "
-                "itself, by jnp.where before it computes anything from them, is accepted.)"
+                f"{name} of {of} holds {bad} NaN or infinite values; drop those rows, impute them, or replace them by "
+                "any number and leave it out of the likelihood with numpyro.handlers.mask. (A model may also replace "
+                "them itself, by jnp.where before it computes anything from them.)"
             )
     return None
 

@@ -1,4 +1,4 @@
-"""Convolutions as products of matrices, for networks that are trained or sampled in a loop on a CPU."""
+"""Convolutions as matrix products, for networks that are trained or sampled in a loop on a CPU."""
 
 from __future__ import annotations
 
@@ -32,26 +32,25 @@ def conv_general_dilated(
 ) -> Float[Array, ...]:
     """``jax.lax.conv_general_dilated``, fast in the loops of samplers and optimizers on a CPU.
 
-    XLA's convolutions on a CPU take several times as long within a loop (``lax.scan``, and so every chain and every
-    ``svi.run``) as outside. Here a convolution is one product of two matrices: the patches of the image, side by side,
-    and the kernel. Where there is no such loss (another backend), or no such product (grouped, transposed, or
-    channels-first convolutions), it is JAX's own.
+    On a CPU, XLA's convolutions take several times as long inside a loop (``lax.scan``, and therefore every chain and
+    every ``svi.run``) as outside. Here a convolution is one product of two matrices: the patches of the images and the
+    kernel. On other backends, and for grouped, transposed or channels-first convolutions, JAX's own is called.
 
     Args:
-        lhs: images [N, H, W, C] (or of one or three dimensions in place of H and W).
+        lhs: images [N, H, W, C] (or with one or three spatial dimensions).
         rhs: kernels [h, w, C, L].
-        window_strides: steps from one patch to the next, in each dimension.
-        padding: ``"SAME"``, ``"VALID"``, or pixels added before and after, in each dimension.
-        lhs_dilation: of the image; None is none.
-        rhs_dilation: of the kernel; None is none.
-        dimension_numbers: the order of axes, as flax's layers give it.
-        feature_group_count: groups of channels.
-        batch_group_count: groups of images.
-        precision: of the product.
-        preferred_element_type: of the result.
+        window_strides: distance from one patch to the next, in each dimension.
+        padding: ``"SAME"``, ``"VALID"``, or the number of pixels added before and after, in each dimension.
+        lhs_dilation: dilation of the images; None means none.
+        rhs_dilation: dilation of the kernel; None means none.
+        dimension_numbers: the order of axes, as flax's layers pass it.
+        feature_group_count: number of groups of channels.
+        batch_group_count: number of groups of images.
+        precision: precision of the product.
+        preferred_element_type: type of the result.
 
     Returns:
-        Images with L channels, equal to JAX's to rounding.
+        Images with L channels, equal to those of JAX's convolution up to rounding.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro_fspace as fs
@@ -85,7 +84,7 @@ def conv_general_dilated(
     reach = [(size - 1) * hole + 1 for size, hole in zip(window, holes, strict=True)]
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(lhs.shape[1:-1], reach, window_strides, padding)
-    # Not jnp.pad, as padding may be negative.
+    # Not jnp.pad, because padding may be negative.
     lhs = lax.pad(lhs, jnp.zeros((), lhs.dtype), ((0, 0, 0), *((low, high, 0) for low, high in padding), (0, 0, 0)))
     ends = [size - length + 1 for size, length in zip(lhs.shape[1:-1], reach, strict=True)]
     patches = []

@@ -1,8 +1,9 @@
-"""What runs a model, read once from NumPyro's stack of effect handlers.
+"""The engine that runs a model, recognized from NumPyro's stack of effect handlers.
 
-``functional_prior`` adds log P0(f(X_M)) to the model's density. The term must be there for every engine that evaluates
-a density (our kernels, HMC and NUTS, SVI, ``log_density``) and absent where NumPyro and ArviZ list observations
-(``Predictive``, ``log_likelihood``, ``observed_data``), which a bare ``numpyro.factor`` is not. The stack says which:
+``functional_prior`` adds log P0(f(X_M)) to the model's density. Every engine that evaluates a density must see this
+term (our kernels, HMC and NUTS, SVI, ``log_density``). Where NumPyro and ArviZ list observations (``Predictive``,
+``log_likelihood``, ``observed_data``) it must be absent, unlike a ``numpyro.factor``. The stack shows which is the
+case:
 
 ====================================  =====================================  =========================
 who runs the model                    sign on the stack                      the site becomes
@@ -16,8 +17,8 @@ SVI                                   ``replay``                             a s
 initialization, ArviZ, plain traces   none of these                          a note in the trace
 ====================================  =====================================  =========================
 
-A *note* is a site of type ``"functional_prior"``, which no engine of NumPyro counts. A site that is not observed stays
-out of ``log_likelihood``, which shares its stack with ``log_density``.
+A *note* is a site of type ``"functional_prior"``, which NumPyro's engines ignore. ``log_likelihood`` has the same stack
+as ``log_density`` and ignores sites that are not observed.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ __all__ = ["Engine", "current_engine"]
 
 
 class Engine(NamedTuple):
-    """What runs the model, as functions and functional priors need to know it.
+    """The properties of the engine on which functions and functional priors depend.
 
     Attributes:
-        is_running: whether anything runs the model at all.
-        wants_density: whether it sums log densities.
-        wants_prior: whether functional priors count in it; False puts 0 in their place.
-        visits_data: whether the functions will be called at all data too (a kernel of ours, HMC, NUTS).
-        freezes_points: whether it would draw random measurement points once and keep them.
-        marks_observed: whether a functional prior must pass for observed: to SVI's guides, and to init strategies.
-        plates: names of the plates around.
+        is_running: whether any effect handler is active.
+        wants_density: whether the engine sums log densities.
+        wants_prior: whether the sum includes functional priors; otherwise their log density is 0.
+        visits_data: whether the functions are also called at the data (our kernels, HMC, NUTS).
+        freezes_points: whether the engine would draw random measurement points once and keep them.
+        marks_observed: whether a functional prior must be marked as observed (for SVI's guides and init strategies).
+        plates: names of the active plates.
         layers: scopes and function hooks, innermost first.
     """
 
@@ -57,7 +58,7 @@ class Engine(NamedTuple):
     layers: tuple
 
     def function(self, name: str, fn, *, is_network: bool = False):
-        """``fn`` as the hooks around it replace it; each gets the name that the scopes inside it have made."""
+        """``fn`` after all active hooks have replaced it; each hook gets the name with the scopes inside the hook."""
         kind = "network" if is_network else "sample"
         for layer in self.layers:
             if isinstance(layer, handlers.scope):
@@ -71,7 +72,7 @@ class Engine(NamedTuple):
 
 
 def current_engine() -> Engine:
-    """The engine that runs the model now."""
+    """The engine that is running the model."""
     stack = active_handlers()
     hooks = [one for one in stack if isinstance(one, function_hook)]
     kernel = any(isinstance(one, fresh_draws) for one in stack)

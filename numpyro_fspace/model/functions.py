@@ -1,4 +1,4 @@
-"""The functions of a model: which there are, and where the model evaluates them."""
+"""The functions of a model, their inputs, and the dependence of computed values on inputs."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ __all__ = [
 
 
 def functions_of(trace) -> dict:
-    """The functions of a trace, by name of their ``functional_prior`` or ``random_module``."""
+    """The functions of a trace, by the names of their ``functional_prior`` or ``random_module``."""
     functions = {k: s["fn"].fn for k, s in trace.items() if is_functional_prior(s)}
     return functions | {k: s["fn"] for k, s in trace.items() if s["type"] == "network"}
 
 
 def function_inputs(model, draws, args, kwargs, *, programs: dict | None = None) -> dict:
-    """Where the model first evaluates each of its functions, by name, [N, ...].
+    """The inputs [N, ...] at which the model first evaluates each of its functions, by name.
 
-    Where that depends on random values (latent inputs), or the model does not say, it is at the first array among the
-    arguments; a function is left out if there is none, or if it does not take it.
+    If they depend on random values (latent inputs), or the model does not evaluate a function, the first array among
+    the arguments is used. A function is left out if there is no such array, or if it does not accept it.
 
     Args:
         model: a NumPyro model.
         draws: values of its latent sites, [S, ...].
         args, kwargs: its arguments.
-        programs: keeps the compiled program for further calls with arguments of the same shapes.
+        programs: a dict that keeps the compiled program for further calls with arguments of the same shapes.
     """
     arrays, _, join = split_arrays((args, kwargs))
     first_array = next((a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray | jax.Array) and a.ndim), None)
@@ -67,7 +67,7 @@ def function_inputs(model, draws, args, kwargs, *, programs: dict | None = None)
     watched, takes = ({} if programs is None else programs).setdefault("inputs", (jax.jit(calls), takes))
     try:
         first, last = (watched(draw, jax.random.key(i), arrays) for i, draw in enumerate(ends))
-    except jax.errors.UnexpectedTracerError:  # called under a vmap of the model's own
+    except jax.errors.UnexpectedTracerError:  # the model calls the function under its own vmap
         first, last = {}, {}
     known = {k: x for k, x in first.items() if np.array_equal(x, last[k])}
     return {k: jnp.asarray(known.get(k, first_array)) for k, taken in takes.items() if k in known or taken}
@@ -82,28 +82,28 @@ def _takes(fn, shape) -> bool:
 
 
 def function_values(model, draw, args, kwargs, inputs) -> dict:
-    """The functions of a model at a draw, by name, at their ``inputs``.
+    """Values of a model's functions at a draw, by name.
 
     Args:
         model: a NumPyro model.
         draw: values of its latent sites.
         args, kwargs: its arguments.
-        inputs: [N, ...] for every function, or a dict of them by name of function.
+        inputs: inputs [N, ...] of all functions, or a dict of inputs by name.
 
     Raises:
-        ValueError: for names that are no functions of the model.
+        ValueError: the model has no function with one of the names.
     """
     trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw)
     return evaluate(functions_of(trace), inputs)
 
 
 def evaluate(functions, inputs) -> dict:
-    """Functions, by name, at their ``inputs``: [N, ...] for all of them, or a dict by name.
+    """Values of functions by name, at inputs [N, ...] for all of them or at a dict of inputs by name.
 
-    Of a function with several outputs, as a tuple or a dict, each has a name of its own: ``net[0]``, ``net['mean']``.
+    If a function returns a tuple or a dict, each output has its own name: ``net[0]``, ``net['mean']``.
 
     Raises:
-        ValueError: for names of inputs that are no functions.
+        ValueError: there is no function with one of the names.
     """
     if not isinstance(inputs, dict):
         inputs = dict.fromkeys(functions, inputs)
@@ -115,12 +115,12 @@ def evaluate(functions, inputs) -> dict:
 
 
 def depends_on(fn, values: dict) -> set:
-    """Names of the ``values`` that ``fn(values)`` depends on, read off its program (never too few)."""
+    """Names of the ``values`` on which the program of ``fn(values)`` depends; possibly too many, never too few."""
     return set().union(*sources(lambda values: {"": fn(values)}, values).values())
 
 
 def sources(fn, values: dict) -> dict:
-    """For each output of ``fn(values)``, a dict, the names of the ``values`` that it depends on (never too few)."""
+    """``depends_on`` for each output of ``fn``, which returns a dict."""
     names = [name for name in sorted(values) for _ in jax.tree.leaves(values[name])]
     program, shapes = jax.make_jaxpr(fn, return_shape=True)(values)
     owners = [name for name in sorted(shapes) for _ in jax.tree.leaves(shapes[name])]
@@ -132,20 +132,20 @@ def sources(fn, values: dict) -> dict:
     return {output: of(output) for output in sorted(shapes)}
 
 
-#: Operations whose result is zero if one of their operands is, and if all of them are.
+#: Operations whose result is zero if one operand is zero, and operations whose result is zero if all operands are.
 PRODUCTS = {"mul", "dot_general", "conv_general_dilated"}
 SUMS = {"add", "add_any", "sub", "neg", "reduce_sum", "reshape", "transpose", "broadcast_in_dim", "squeeze"}
 SUMS |= {"convert_element_type", "concatenate", "slice", "copy"}
 
 
 def vanishes_with(fn, values) -> bool:
-    """Whether the array ``fn(values)`` is zero where all ``values`` are, read off its program (never wrongly)."""
+    """Whether the program of ``fn`` shows that ``fn(values)`` is zero if all ``values`` are zero."""
     program = jax.make_jaxpr(fn)(values)
     return _zeros(program.jaxpr, [True] * len(program.jaxpr.invars))[0]
 
 
 def _zeros(jaxpr, are_zero) -> list[bool]:
-    """Which outputs of a program are known to be zero, given which inputs are."""
+    """For each output of a program, whether it is known to be zero, given the same for its inputs."""
     known = dict(zip(map(id, jaxpr.invars), are_zero, strict=True))
 
     def is_zero(atom):

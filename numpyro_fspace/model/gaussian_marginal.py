@@ -2,8 +2,8 @@ r"""The density of normal observations whose mean is linear in white parameters,
 
 .. math:: \log N(r; 0, J J^\top + \mathrm{diag}(s^2))
 
-Everything is computed from the triangular factor of [J/s; I], which float32 can bear where it cannot bear the matrix
-P⁻¹ = I + Jᵀ diag(s⁻²) J.
+Everything is computed from the triangular factor of [J/s; I]. Its condition number is the square root of that of
+P⁻¹ = I + Jᵀ diag(s⁻²) J, which float32 often cannot factorize.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from numpyro_fspace.priors._lapack import root_and_inverse, times
 
 __all__ = ["log_marginal"]
 
-#: Steps of refinement of the posterior mean, as a solution by R alone has the error of the squared condition number.
+#: Refinement steps for the posterior mean, because the error of a solution by R alone grows with cond(R)².
 NUM_REFINEMENTS = 2
-#: Largest negative log density that is told from infinity.
+#: Log densities below minus this number are replaced by minus infinity.
 LARGEST = 1e12
 
 
@@ -44,7 +44,7 @@ def _log_marginal(jacobian, residual, sd):
     square = jnp.sum((target - times(scaled, mean)) ** 2) + jnp.sum(mean**2)
     log_det = jnp.sum(jnp.log(sd)) - jnp.sum(jnp.log(jnp.diagonal(inverse)))
     value = -0.5 * square - log_det - 0.5 * len(target) * jnp.log(2 * jnp.pi)
-    # A noise so small that the density, or its derivative, is beyond the type: no Metropolis test may accept it.
+    # If the noise is so small that the density or its derivative overflows, no Metropolis test may accept the state.
     given = (jacobian, residual, sd)
     is_beyond = ~(value > -LARGEST) & jnp.all(jnp.array([jnp.all(jnp.isfinite(part)) for part in given]))
     return jnp.where(is_beyond, -jnp.inf, value), mean, inverse

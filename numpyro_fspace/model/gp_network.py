@@ -1,9 +1,9 @@
 r"""``gp_network``: a network whose values at given points have exactly the distribution of a Gaussian process.
 
 A network that is linear in its last layer is :math:`f(x) = g(x) + \varphi_v(x)^\top a` with features φ_v of the hidden
-weights v. Given v everything is Gaussian, so that the last layer can be drawn such that f has the prior's distribution
-at the points X_M, whatever v is: draw a₀ from the last layer's own prior and f̃ from the Gaussian process, and correct
-a₀ by the ridge regression of what is missing,
+weights v. Given v everything is Gaussian, so the last layer can be drawn such that f has the prior's distribution at
+the points X_M for every v: draw a₀ from the last layer's own prior and f̃ from the Gaussian process, and correct a₀ by
+the ridge regression of the difference,
 
 .. math:: a = a_0 + A \Phi^\top S^{-1} (\tilde f - g - \Phi a_0 - \tau e), \qquad S = \Phi A \Phi^\top + \tau^2 I,
 
@@ -44,10 +44,7 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.model.measurement import PointSampler
 
-__all__ = ["LATENTS", "gp_network"]
-
-#: The latent sites of the last layer, after the name and a dot: a₀ and z in units of their standard deviations, and e.
-LATENTS = LastLayerPrior.sites
+__all__ = ["gp_network"]
 
 
 def gp_network(
@@ -67,46 +64,49 @@ def gp_network(
               a = a_0 + A \Phi^\top S^{-1} \big(m + L z - g - \Phi a_0 - \tau e\big), \qquad
               S = \Phi A \Phi^\top + \tau^2 I
 
-    **Distribution.** The hidden weights v have their own prior, N(0, s²/fan-in). For every v, and so after averaging
-    over them, f(X_M) + τe' ~ N(m, k(X_M, X_M) + τ²I), where τe' is what the features cannot span.
-    Between the points f follows the network's own prior given its values there. This is a generative model without any
-    factor: prior predictive draws, NUTS, SVI, minibatches and the kernels of this package work as for every NumPyro
-    model. Compare ``functional_prior``, which *multiplies* the prior of all weights by the density of the process.
+    **Distribution.** The hidden weights v have their own prior, N(0, s²/fan-in). For every v, and therefore also after
+    averaging over v, f(X_M) + τe' ~ N(m, k(X_M, X_M) + τ²I), where τe' is the part that the features cannot represent.
+    Between the points f follows the network's own prior given its values at the points. This is a generative model
+    without factors, so prior predictive draws, NUTS, SVI, minibatches and the kernels of this package work as for any
+    NumPyro model. In contrast, ``functional_prior`` *multiplies* the prior of all weights by the density of the
+    process.
 
-    **Units.** A network of inputs (D,) is given (x - mean of X_M) / unit, with units in proportion to the process's
-    lengthscales, input by input, such that the points have a mean square of one.
+    **Units.** A network with inputs of shape (D,) receives (x - mean of X_M) / unit. The unit of each input is
+    proportional to the lengthscale of the process along it, and scaled such that the points have a mean square of one.
 
-    **Sites.** ``"{name}.{path}"`` for each array of hidden weights; and three with standard normal priors:
-    ``"{name}.values"`` z [M, K], the process's values at the points, whitened by the factor L Lᵀ = k(X_M, X_M) + τ²I;
-    ``"{name}.last_layer"`` [H, K], the last layer before the correction; ``"{name}.residual"`` e [M, K].
+    **Sites.** There is one site ``"{name}.{path}"`` for each array of hidden weights, and there are three sites with
+    standard normal priors: ``"{name}.values"`` z [M, K], the values of the process at the points, whitened by the
+    factor L Lᵀ = k(X_M, X_M) + τ²I; ``"{name}.last_layer"`` [H, K], the last layer before the correction; and
+    ``"{name}.residual"`` e [M, K].
 
     Args:
         name: name of the function and prefix of the sites.
         module: a network as for ``random_module`` whose output, [M] or [M, K], is affine in its last layer.
-        prior: a Gaussian prior (``fs.GPPrior``, also of ``fs.priors.Helmholtz``, a conditioned one, …), whose moments
-            without nugget are those of f. K must be the network's. If its kernel has random parameters, s and τ are
-            fixed numbers.
-        points: X_M, an array [M, D] or fixed points of ``fs.measurement`` (``space_filling``, ``fixed``). In one input
-            they should lie no further apart than a lengthscale; in several, take rows of the data.
-        input_shape: shape of one input; None is that of a point, (D,).
-        hidden_scale: s. None chooses, from a fixed set of numbers, the s (and τ) with which the network's covariance
-            is closest to that of the process at the points and between them.
-        tolerance: τ in units of the process's standard deviation at the points; None chooses it as well.
+        prior: a Gaussian prior, such as ``fs.GPPrior`` (including one with ``fs.priors.Helmholtz``) or a conditioned
+            one. f gets its moments without nugget. It must have as many outputs as the network. If its kernel has
+            random parameters, the default s and τ are fixed numbers.
+        points: X_M, an array [M, D] or fixed points of ``fs.measurement`` (``space_filling``, ``fixed``). With one
+            input they should be at most a lengthscale apart; with several inputs use rows of the data.
+        input_shape: shape of one input; None means that of a point, (D,).
+        hidden_scale: s. None chooses, from a fixed set of numbers, the s (and τ) for which the network's covariance is
+            closest to that of the process at the points and between them.
+        tolerance: τ in units of the process's standard deviation at the points; None chooses it in the same way.
         frozen: hidden weights that are fixed numbers, as for ``random_module``; the last layer must not be among them.
-            The network then gets x as it is, not in the units above, as it may have been trained so.
+            The network then gets x unchanged and not in the units above, because it may have been trained so.
 
     Returns:
         f, a function of x [N, *input_shape] to the network's output [N] or [N, K].
 
     Raises:
-        TypeError: a prior that is not Gaussian.
-        ValueError: random points; points and input_shape of different sizes; a process without variance; a network
-            whose output is not affine in its last layer, or that computes in less than float32; a last layer that is
-            frozen; numbers of outputs that differ; hidden_scale or tolerance not positive; and as ``random_module``.
+        TypeError: the prior is not Gaussian.
+        ValueError: the points are random; points and input_shape have different sizes; the process has no variance; the
+            output of the network is not affine in its last layer; the last layer is frozen; the network computes in
+            less than float32; the numbers of outputs differ; hidden_scale or tolerance is not positive; and as for
+            ``random_module``.
 
     Warns:
-        RuntimeWarning: if the network cannot follow the process at the points (it is too narrow or too smooth), or
-            not between them (the points are too sparse).
+        RuntimeWarning: the network cannot represent the process at the points (it is too narrow or too smooth), or
+            between them (the points are too sparse).
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tinygp, flax.linen as nn
@@ -135,9 +135,9 @@ def gp_network(
     shape = check_input_shape(x_points.shape[1] if input_shape is None else input_shape)
     if math.prod(shape) != x_points.shape[1]:
         raise ValueError(
-            f"gp_network({name!r}): a point has {x_points.shape[1]} numbers and input_shape={shape} asks for "
-            f"{math.prod(shape)}: give points [M, {math.prod(shape)}], the inputs of the network flattened, or the "
-            "input_shape of a point."
+            f"gp_network({name!r}): a point has {x_points.shape[1]} numbers, but input_shape={shape} needs "
+            f"{math.prod(shape)}: give points [M, {math.prod(shape)}], which are flattened inputs of the network, or "
+            "the input_shape of a point."
         )
     network = freeze(f"gp_network({name!r})", read_network(name, module, shape, "gp_network"), frozen)
     layer = _last_layer(name, network, shape, frozen)
@@ -146,7 +146,7 @@ def gp_network(
             f"gp_network({name!r}): the network has {layer.num_outputs} output(s) and the prior "
             f"num_outputs={prior.num_outputs}: make them equal."
         )
-    is_vector = len(shape) == 1 and not layer.takes_integers and frozen is None  # no image, say
+    is_vector = len(shape) == 1 and not layer.takes_integers and frozen is None
     to_units = units_of(prior, x_points) if is_vector else lambda x: x
 
     def rows_of(points):
@@ -156,7 +156,7 @@ def gp_network(
     amplitude = amplitude_of(prior, x_points)
     if isinstance(amplitude, np.ndarray) and not (np.isfinite(amplitude) & (amplitude > 0)).all():
         raise ValueError(
-            f"gp_network({name!r}): the process's standard deviation at the points is {amplitude}, and must be "
+            f"gp_network({name!r}): the standard deviation of the process at the points is {amplitude}, but must be "
             "positive: give the kernel a positive, finite variance there."
         )
     chosen = find_scales(name, layer, prior, x_points, rows_of, hidden_scale=hidden_scale, tolerance=tolerance)
@@ -198,11 +198,11 @@ def gp_network(
         x = jnp.asarray(as_numbers(x, f"gp_network({name!r}): x"))
         check_inputs(name, x, shape, "gp_network")
         if layer.takes_integers and not jnp.issubdtype(x.dtype, jnp.integer):
-            raise ValueError(f"gp_network({name!r}): the network takes integers, and x is {x.dtype}: x.astype(int).")
+            raise ValueError(f"gp_network({name!r}): the network takes integers, but x is {x.dtype}: x.astype(int).")
         return layer.output(hidden, last, to_units(x))
 
     f = current_engine().function(name, f, is_network=True)
-    note("network", name, f, (*layer.hidden, *LATENTS), prior=prior, last_layer_size=size)
+    note("network", name, f, (*layer.hidden, *LastLayerPrior.sites), prior=prior, last_layer_size=size)
     return f
 
 
@@ -221,20 +221,20 @@ def _fixed_points(name, points):
     points = as_points(points)
     if points.is_random or points.constant is None:
         raise ValueError(
-            f"gp_network({name!r}): the points must be fixed, as the distribution is exact at these points alone: take "
-            "fs.measurement.space_filling(low, high, num), rows of the data, or points(jax.random.key(0)). For random "
-            "points there is fs.functional_prior."
+            f"gp_network({name!r}): the points must be fixed, because the distribution is exact only at these points: "
+            "use fs.measurement.space_filling(low, high, num), rows of the data, or points(jax.random.key(0)). For "
+            "random points use fs.functional_prior."
         )
     return points.constant
 
 
 def _network_inputs(name, x_points, shape, layer):
-    """The points as the network takes them."""
+    """The points in the shape and type of the network's inputs."""
     rows = x_points.reshape(len(x_points), *shape)
     if layer.takes_integers:
         if not is_traced(rows) and (np.asarray(rows) % 1 != 0).any():
             raise ValueError(
-                f"gp_network({name!r}): the network takes integers, and the points hold other numbers: give points "
+                f"gp_network({name!r}): the network takes integers, but the points hold other numbers: give points "
                 "that are whole numbers."
             )
         integer = jnp.result_type(int)

@@ -1,4 +1,4 @@
-"""Effect handlers: the randomness, the rows and the functions with which an engine of ours runs a model."""
+"""Effect handlers that give a model its randomness, the rows of its plates, and replacements of its functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "minibatch",
     "own_keys",
     "parts_of_plates",
-    "take_observation",
+    "convert_observation",
     "without_data",
 ]
 
@@ -32,11 +32,11 @@ class fresh_draws(Messenger):
 
     Args:
         fn: the model.
-        key: the key of this evaluation; each site that asks gets its own split of it.
+        key: the key of this evaluation; each site that needs randomness gets its own split of it.
 
-    After the model has run, ``log_functional_prior`` holds the sum of its functional log priors, ``num_own_keys`` the
-    number of keys that the model asked for itself (``numpyro.prng_key``), ``has_random_points`` whether a functional
-    prior asked for one.
+    After the model has run, ``log_functional_prior`` is the sum of its functional log priors, ``num_own_keys`` the
+    number of keys that the model itself requested (``numpyro.prng_key``), and ``has_random_points`` whether a
+    functional prior requested one.
     """
 
     def __init__(self, fn, key):
@@ -50,7 +50,7 @@ class fresh_draws(Messenger):
         return key
 
     def process_message(self, msg):
-        take_observation(msg)
+        convert_observation(msg)
         if msg["type"] == "plate" and msg["value"] is None:
             msg["value"] = minibatch(self.next_key(), *msg["args"], name=msg["name"])
         elif msg["type"] == "prng_key" and msg["value"] is None:
@@ -58,8 +58,8 @@ class fresh_draws(Messenger):
             if hidden is not None:
                 raise ValueError(
                     f"numpyro.handlers.block hides the latent site {hidden!r}: it would be drawn from its prior anew "
-                    "at every step, whatever the data say. Leave block out; to hold the site fixed use "
-                    "numpyro.handlers.condition, and for random numbers that no data should move numpyro.prng_key()."
+                    "at every step, whatever the data are. Remove block. To hold the site fixed use "
+                    "numpyro.handlers.condition, and for random numbers independent of the data numpyro.prng_key()."
                 )
             msg["value"] = self.next_key()
             self.num_own_keys += 1
@@ -79,20 +79,20 @@ class full_plates(Messenger):
     """Runs a model with every plate at its full size, whatever its ``subsample_size``."""
 
     def process_message(self, msg):
-        take_observation(msg)
+        convert_observation(msg)
         if msg["type"] == "plate" and msg["value"] is None:
             size = msg["args"][0]
             msg["args"], msg["value"] = (size, size), jnp.arange(size)
 
 
 class given_last_layers(Messenger):
-    """Runs a model whose ``gp_network`` functions have last layers by white parameters, and no latent sites of theirs.
+    """Runs a model with the last layers of its ``gp_network`` functions computed from white parameters.
 
-    ``distributions`` holds the ``LastLayerPrior`` of each after the run.
+    The last layers then have no latent sites. After the run, ``distributions`` holds their ``LastLayerPrior`` objects.
 
     Args:
         fn: the model.
-        white: white parameters of all of them together, in the order of the program.
+        white: white parameters of all last layers together, in the order of the program.
     """
 
     def __init__(self, fn, white):
@@ -113,7 +113,7 @@ class given_last_layers(Messenger):
 
 
 class given_rows(Messenger):
-    """Runs a model with these rows in place of the minibatch of every subsampled plate, however many they are."""
+    """Runs a model with the given rows, of any number, as the minibatch of every subsampled plate."""
 
     def __init__(self, fn, rows):
         super().__init__(fn)
@@ -130,8 +130,8 @@ class parts_of_plates(Messenger):
 
     Args:
         fn: the model.
-        part: where they lie: 0 gives the first rows, ``num_parts`` the last ones.
-        num_parts: at most 2¹⁵.
+        part: position of the rows; 0 means the first rows, ``num_parts`` the last ones.
+        num_parts: largest ``part``, at most 2¹⁵.
     """
 
     def __init__(self, fn, part, num_parts):
@@ -141,23 +141,23 @@ class parts_of_plates(Messenger):
     def process_message(self, msg):
         size, batch = msg["args"] if msg["type"] == "plate" else (0, None)
         if msg["type"] == "plate" and msg["value"] is None and 1 <= batch <= size:
-            whole, rest = divmod(size - batch, self.num_parts)  # their product may be beyond 32 bits
+            whole, rest = divmod(size - batch, self.num_parts)  # (size - batch) · part may exceed 32 bits
             msg["value"] = whole * self.part + rest * self.part // self.num_parts + jnp.arange(batch)
 
 
 class without_data(Messenger):
-    """Runs a model whose observations and factors do not count, but for the Jacobians of constrained sites."""
+    """Runs a model without the log densities of observations and factors, except the Jacobians of constrained sites."""
 
     def process_message(self, msg):
         if msg["type"] != "sample" or not msg["is_observed"] or is_functional_prior(msg):
             return
-        is_jacobian = msg["name"].startswith("_") and msg["name"].endswith("_log_det")  # a factor that NumPyro adds
+        is_jacobian = msg["name"].startswith("_") and msg["name"].endswith("_log_det")  # NumPyro adds this factor
         if not is_jacobian:
             msg["fn"] = msg["fn"].mask(False)
 
 
-def take_observation(msg):
-    """Make an array of JAX's numbers of a site's observation: of a list, a pandas Series, or of a file's byte order."""
+def convert_observation(msg):
+    """Convert a site's observation (a list, a pandas Series, an array in another byte order) to an array for JAX."""
     value = msg["value"]
     is_given = hasattr(value, "__array__") or isinstance(value, list | tuple | range | str | bytes)
     if msg["type"] == "sample" and is_given:
@@ -165,11 +165,11 @@ def take_observation(msg):
 
 
 def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
-    """``batch_size`` distinct indices below ``size``: one from each of ``batch_size`` strata, in O(batch_size).
+    """``batch_size`` distinct indices below ``size``, one from each of ``batch_size`` strata, in O(batch_size).
 
-    The strata are a partition of the indices into runs of equal length (to within one), turned by a random
-    angle, so that each index has the same chance and gradients are unbiased. Their variance is that of
-    drawing without replacement if the order of the data says nothing, and smaller if neighbors are alike.
+    The strata are runs of consecutive indices whose lengths differ by at most one. They are shifted cyclically by a
+    random number, so all indices have the same probability and gradients are unbiased. The variance of the gradients is
+    that of drawing without replacement if the order of the data is arbitrary, and smaller if neighbors are similar.
 
     Raises:
         ValueError: unless 1 ≤ batch_size ≤ size.
@@ -181,17 +181,17 @@ def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
     edges = np.arange(batch_size + 1) * size // batch_size
     key_angle, key_rows = jax.random.split(key)
     widths = np.diff(edges)
-    # Rounding may prefer some rows of a stratum by one part in 10⁷; turned, every index still has the same chance.
+    # Rounding may favor some rows of a stratum by one part in 10⁷; the shift makes all probabilities equal again.
     places = (jax.random.uniform(key_rows, (batch_size,), jnp.float32) * widths).astype(int)
     rows = edges[:-1] + jnp.minimum(places, widths - 1)
     return (rows + jax.random.randint(key_angle, (), 0, size)) % size
 
 
 class own_keys(Messenger):
-    """Counts, as ``num``, the keys that a model asks for itself (``numpyro.prng_key``).
+    """Counts, as ``num``, the keys that a model itself requests (``numpyro.prng_key``).
 
-    ``hidden`` are the names of the sites that ``numpyro.handlers.block`` hides, and that are drawn with such keys, by
-    name those of ``given`` where there are any.
+    ``hidden`` holds the names of the sites that ``numpyro.handlers.block`` hides and that are drawn with such keys. The
+    dict ``given`` may hold the key of such a site by name.
     """
 
     def __init__(self, given=None):
@@ -207,7 +207,7 @@ class own_keys(Messenger):
 
 
 def _hidden_site() -> str | None:
-    """The site without a value that ``block`` hides, and for which it asks for a key now; None if it does not."""
+    """The site hidden by ``block`` for which a key is being requested; None if there is none."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code is not block.process_message.__code__:
         frame = frame.f_back
@@ -216,15 +216,15 @@ def _hidden_site() -> str | None:
 
 
 class function_hook(Messenger):
-    """While active, ``functional_prior(name, fn, …)`` speaks of ``replace(name, fn, values)`` in place of ``fn``.
+    """While active, ``functional_prior(name, fn, …)`` uses ``replace(name, fn, values)`` instead of ``fn``.
 
-    Of several hooks the innermost replaces first; one that replaces nothing shields the function from those around it.
+    With several hooks, the innermost replaces first. A hook without ``replace`` hides the function from outer hooks.
 
     Args:
         replace: takes the name, the function, and the values of the latent sites so far; None replaces nothing.
-        density: whether the log density of functions counts; False puts 0 in its place.
+        density: whether the log density of functions is included; otherwise it is 0.
         networks: whether the functions of ``random_module`` are replaced too.
-        points: whether functional priors draw their measurement points, whoever runs the model.
+        points: whether functional priors draw their measurement points under any engine.
     """
 
     def __init__(self, replace=None, *, density=True, networks=False, points=False):

@@ -1,4 +1,4 @@
-"""Rows that an array does not have, in whose place JAX takes its last one: found in a model's program."""
+"""Checks of a model's program for row numbers that an array does not have, which JAX replaces by the last row."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["NUM_PARTS", "PlateRows", "check_indices", "plates_of"]
 
-#: Minibatches are looked at in this many places of the data, and one more, at most.
+#: Minibatches are checked at up to this number of places in the data, plus one.
 NUM_PARTS = 1000
-#: Primitives that do no more than to call their program.
+#: Primitives that only call another program.
 CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}
 
 
 class PlateRows(NamedTuple):
-    """A plate: its size, how many of its rows are taken at a time, and the names of the sites inside."""
+    """A plate: its size, the number of rows of a minibatch, and the names of the sites inside."""
 
     size: int
     batch: int
@@ -35,7 +35,7 @@ class PlateRows(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """An equation of a program without calls. Values are numbered."""
+    """An equation of a program whose calls are inlined. The values of the program are numbered."""
 
     equation: Any
     inputs: list
@@ -53,20 +53,21 @@ def plates_of(trace) -> dict[str, PlateRows]:
 def check_indices(
     program: ClosedJaxpr, inputs: Sequence, plates: dict, arguments: Sequence, *, part: int | None = None
 ):
-    """That a model takes no rows from an array which it does not have, as far as they do not depend on what is random.
+    """Check that a model reads only existing rows of arrays, for row numbers that do not depend on random values.
 
     Args:
-        program: of the model.
-        inputs: its inputs, None where one is not known.
-        plates: those of the model.
-        arguments: the model's arguments, each with its name.
-        part: number of the input that moves minibatches through the data, from 0 to ``NUM_PARTS``, if there is one.
+        program: the program of the model.
+        inputs: its inputs; None for unknown ones.
+        plates: the plates of the model.
+        arguments: pairs of a name and an argument of the model.
+        part: position of the input that moves minibatches through the data, with values from 0 to ``NUM_PARTS``; None
+            if there is no such input.
 
     Raises:
-        ValueError: if the array is shorter than a plate whose rows are taken from it.
+        ValueError: an array is shorter than a plate whose rows are read from it.
 
     Warns:
-        RuntimeWarning: of other such rows. ``array.at[rows].get(mode="clip")`` says that the last one is meant.
+        RuntimeWarning: other rows do not exist. ``array.at[rows].get(mode="clip")`` states that clipping is intended.
     """
     values = [None if jax.tree.leaves(a) == [] or isinstance(a, jax.core.Tracer) else a for a in inputs]
     steps = _steps(program, values)
@@ -94,7 +95,7 @@ def check_indices(
     with jax.ensure_compile_time_eval():
         try:
             found = jax.vmap(taken, in_axes=(0, None))(jnp.asarray(places), arrays)
-        except TypeError:  # rows that the model computes in a precision of its own, which its program alone has
+        except TypeError:  # the model computes row numbers in a precision that is not enabled here
             return
         for step, indices in zip(taking, jax.tree.map(np.asarray, found), strict=True):
             array = _evaluate(steps, values, step.inputs[:1])[0] if step.inputs[0] in constant else None
@@ -118,21 +119,21 @@ def _check(step, indices, array, plates, arguments):
             if (low, high) == (0, size - 1):
                 raise ValueError(
                     f"The plate {plate!r} (sites: {', '.join(map(repr, sites)) or 'none'}) has {size} rows, and they "
-                    f"are taken from {what}, which has {length} along axis {axis}: JAX would take the last one in "
-                    "place of those that there are not. Give the plate the size of the data, and arrays as many rows."
+                    f"are taken from {what}, which has {length} along axis {axis}: JAX would replace missing rows by "
+                    "the last one. Give the plate the size of the data, and the arrays as many rows."
                 )
         if mode == GatherScatterMode.PROMISE_IN_BOUNDS:
             warnings.warn(
                 f"The model takes the rows {low} to {high} of {what}, which has 0 to {length - 1} along axis {axis}: "
-                "JAX takes the nearest one in place of those that there are not. Number groups from 0; if it is meant, "
-                'say so by array.at[rows].get(mode="clip").',
+                "JAX replaces missing rows by the nearest one. Number groups from 0; if clipping is intended, write "
+                'array.at[rows].get(mode="clip").',
                 RuntimeWarning,
                 stacklevel=2,
             )
 
 
 def _name(array, arguments) -> str | None:
-    """The name of the argument that an array of the program is."""
+    """The name of the argument that is equal to an array of the program; None if there is none."""
     if array is None or isinstance(array, jax.core.Tracer):
         return None
     for name, leaf in arguments:
@@ -143,13 +144,13 @@ def _name(array, arguments) -> str | None:
 
 
 def _indices(step) -> list:
-    """The values that say which rows a step takes of its first input; none if it takes no rows."""
+    """The values that select the rows which a step reads from its first input; none if it reads no rows."""
     kind = step.equation.primitive.name
     return step.inputs[1:] if kind in ("gather", "dynamic_slice") else []
 
 
 def _steps(program, values) -> list[_Step]:
-    """The equations of a program, in order, with those of the programs that it calls; constants join ``values``."""
+    """The equations of a program and of the programs that it calls, in order; constants are appended to ``values``."""
     steps = []
 
     def number(value=None):
@@ -179,7 +180,7 @@ def _steps(program, values) -> list[_Step]:
 
 
 def _evaluate(steps, values, wanted) -> list:
-    """The wanted ones among the values of a program, by no more of its steps than they need."""
+    """The wanted values of a program, computed with only the steps that they need."""
     makers = {output: step for step in steps for output in step.outputs}
     values, missing = dict(enumerate(values)), list(wanted)
     while missing:

@@ -15,7 +15,7 @@ __all__ = ["checked_starts"]
 
 
 def checked_starts(init_strategy):
-    """``init_strategy`` with arrays of the sites' shapes for its values, as ``init_to_value`` may give a number."""
+    """``init_strategy`` with checked values, broadcast to the shapes of the sites."""
 
     def start(site):
         if not latent_sites({site["name"]: site}):
@@ -27,7 +27,7 @@ def checked_starts(init_strategy):
                 f"The distribution of the latent site {site['name']!r} has no support: give {kind} one, such as "
                 "support = numpyro.distributions.constraints.real."
             )
-        if not distribution.support.is_discrete:  # which check_sites refuses
+        if not distribution.support.is_discrete:  # check_sites refuses discrete sites
             try:
                 biject_to(distribution.support)
             except NotImplementedError as error:
@@ -42,7 +42,7 @@ def checked_starts(init_strategy):
         value = as_numbers(value, name)
         is_known = not isinstance(value, jax.core.Tracer)
         value = np.asarray(value) if is_known else value
-        if not isinstance(distribution, dist.MaskedDistribution):  # whose shape may be that of its mask
+        if not isinstance(distribution, dist.MaskedDistribution):  # its shape may be that of its mask
             try:
                 value = (np if is_known else jnp).broadcast_to(value, distribution.shape())
             except ValueError:

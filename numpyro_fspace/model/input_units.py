@@ -1,4 +1,4 @@
-"""The units in which a network sees its inputs under a Gaussian process: its lengthscales, at points of unit size."""
+"""The units of a network's inputs under a Gaussian process, which are proportional to its lengthscales."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 __all__ = ["input_units", "lengthscales", "units_of"]
 
-#: The correlation at a distance of one lengthscale, that of the squared exponential kernel.
+#: The correlation at a distance of one lengthscale, which is that of the squared exponential kernel.
 CORRELATION = float(np.exp(-0.5))
-#: Distances that are tried, in units of the range of an input, and the length of an input that has no influence.
+#: Candidate distances in units of the range of an input. An input without influence gets the largest one.
 DISTANCES = np.geomspace(1 / 256, 4.0, 41)
-#: Points at which correlations are computed.
+#: Number of points at which correlations are computed.
 NUM_PLACES = 16
 
 
 def input_units(prior: GaussianProcess, x) -> tuple[np.ndarray, np.ndarray]:
-    """``(center [D], unit [D])``: a network under ``prior`` sees (x - center) / unit.
+    """``(center [D], unit [D])``: a network under ``prior`` receives (x - center) / unit.
 
-    The units are in proportion to the lengthscales of the process, input by input, and such that the points have a mean
-    square of one. An input without influence on the process has little on the network. Where the kernel has random
-    parameters the units are the standard deviations of the points.
+    The units are proportional to the lengthscales of the process along each input, and scaled such that the points have
+    a mean square of one. An input with no influence on the process then has little influence on the network. If the
+    kernel has random parameters, the units are the standard deviations of the points.
 
     Args:
         prior: the Gaussian process.
@@ -47,15 +47,15 @@ def input_units(prior: GaussianProcess, x) -> tuple[np.ndarray, np.ndarray]:
 
 
 def units_of(prior: GaussianProcess, x):
-    """The function from inputs [N, D] to what a network under ``prior`` at the points x [M, D] is given."""
+    """The function from inputs [N, D] to the inputs of a network under ``prior`` at the points x [M, D]."""
     center, unit = input_units(prior, x)
     return lambda inputs: ((inputs - center) / unit).astype(jnp.result_type(inputs, float))
 
 
 def lengthscales(prior: GaussianProcess, x: np.ndarray) -> np.ndarray:
-    """How far the process is correlated along each input, [D]: to the distance at which the correlation is exp(-1/2).
+    """The distance along each input at which the correlation of the process is exp(-1/2), [D].
 
-    It is at least 1/256 and at most four times the range of the input at the points x [M, D].
+    It is between 1/256 and four times the range of the input at the points x [M, D].
     """
     places = x[np.unique(np.linspace(0, len(x) - 1, NUM_PLACES).astype(int))]
     width = np.ptp(x, axis=0)

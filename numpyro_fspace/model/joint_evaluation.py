@@ -1,8 +1,8 @@
-"""A function evaluated at the measurement points and at the data's inputs in one pass, forwards and backwards.
+"""A function evaluated at the measurement points and at the inputs of the data in one forward and backward pass.
 
-Points that are rows of the data cost nothing. They are recognized by their values rather than declared, because most
-programs make their points from the data outside of the model, as in ``fs.measurement.fixed(x)``, where no declaration
-could name the model's argument without a change to every such program.
+Points that are rows of the data cost nothing. They are recognized by their values, because most programs make their
+points from the data outside of the model, as in ``fs.measurement.fixed(x)``, where they could not name the argument of
+the model.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from numpyro.primitives import Messenger
 from numpyro_fspace.model.sites import is_functional_prior
 from numpyro_fspace.priors._cholesky import is_traced
 
-__all__ = ["Found", "OnePass", "points_in_data", "rows_among", "rows_found"]
+__all__ = ["Found", "OnePass", "matching_rows", "points_in_data", "rows_found"]
 
 
 class Found(NamedTuple):
-    """Which points are among the data, as a pass found it where both were concrete.
+    """Which points are rows of the data, found by a pass in which both were concrete.
 
     Attributes:
         known: the points, as bytes.
-        is_there: whether each of them is among the data, as bytes.
-        numbers: row numbers in the data [P], which may be arguments of a program too; None if the points are its first
-            P rows, in order.
+        is_there: for each point, whether it is a row of the data, as bytes.
+        numbers: row numbers in the data [P], which may be an argument of a program; None if the points are the first P
+            rows, in order.
     """
 
     known: bytes
@@ -37,17 +37,17 @@ class Found(NamedTuple):
 
 
 class OnePass:
-    """``fn`` for a model that is running, with its values at measurement points evaluated along the way.
+    """``fn`` for a running model, whose first call also computes the values at the measurement points.
 
-    The first call at inputs that are rows of the same kind takes the measurement points along: a network is run over
-    both at once, which costs less than twice, in the gradient too. Points that are among these inputs cost nothing. A
-    function's value at an input is taken to depend on that input alone.
+    The first call at inputs of the same shape and type as the points evaluates the network at both together, which
+    costs less than two passes, also in the gradient. Points that are among these inputs cost nothing. The value of
+    ``fn`` at an input must depend only on that input.
 
     Args:
         fn: function of inputs [M, D] to values [M] or [M, K].
         x: measurement points [M, D].
-        known: points that are known before any are drawn, [P, D]. With ``drawn`` these are a pool; without, x itself
-            (P = M) with NaN in rows that are not known. None is x.
+        known: points that are known in advance, [P, D]. With ``drawn`` they are a pool. Otherwise they are x itself
+            (P = M), with NaN in rows that are not known. None means x.
         drawn: row numbers of x in the pool [M].
     """
 
@@ -58,9 +58,9 @@ class OnePass:
         self._assumed, self._arguments = None, ()
 
     def __call__(self, x):
-        if self._values is not None or not self._goes_with(x):
+        if self._values is not None or not self._can_join(x):
             return self.fn(x)
-        self._look_for_points(x)
+        self._match_points(x)
         others, places = self._places()
         both = self.fn(jnp.concatenate([_rows(self.x, others), jnp.asarray(x)]) if len(others) else x)
         self._values = _rows(both, places)
@@ -73,7 +73,7 @@ class OnePass:
         return self._values
 
     def found(self) -> Found | None:
-        """Which of the points are among the data; None if none of use."""
+        """Which of the points are rows of the data; None if none are, or if this is not known."""
         known = _as_bytes(self.known)
         if known is None or not self._is_there.any():
             return None
@@ -81,38 +81,38 @@ class OnePass:
         return Found(known, self._is_there.tobytes(), None if is_first else self._numbers)
 
     def assume(self, found: Found, arguments):
-        """Use what another pass of the same model found when the ``arguments`` of this program were concrete.
+        """Use the result of another pass of the same model, in which the ``arguments`` of this program were concrete.
 
-        It holds for inputs that are one of these arguments and for the same points only: other arrays that were equal
-        then, such as latent inputs that start at the data, may differ later.
+        The result is used only for inputs that are one of these arguments, and for the same points. Other arrays that
+        were equal to the data, such as latent inputs that start at the data, may change.
         """
         self._assumed, self._arguments = found, arguments
 
-    def _goes_with(self, x) -> bool:
-        """Whether ``x`` are rows of the same kind, on one device, and under no transformation in the model (a scan)."""
+    def _can_join(self, x) -> bool:
+        """Whether ``x`` can be evaluated with the points: same row shape, type and trace, and not sharded by rows."""
         is_array = isinstance(x, np.ndarray | jax.Array)
         same_kind = is_array and jnp.shape(x)[1:] == self.x.shape[1:] and jnp.result_type(x) == self.x.dtype
         return same_kind and jnp.ndim(x) > 0 and self._trace == _current_trace() and not _rows_may_be_spread()
 
-    def _look_for_points(self, x):
+    def _match_points(self, x):
         assumed, found = self._assumed, None
         if x is self.known:
             found = np.arange(len(x))
         elif not is_traced((x, self.known)):
-            found = rows_among(self.known, x)
+            found = matching_rows(self.known, x)
         if found is not None:
             self._is_there, self._numbers = found >= 0, found
         elif assumed is not None and self._is_argument(x) and assumed.known == _as_bytes(self.known):
             self._is_there = np.frombuffer(assumed.is_there, bool)
             self._numbers = self._numbers if assumed.numbers is None else assumed.numbers
-        if self.drawn is not None and not self._is_there.all():  # any of them may be drawn
+        if self.drawn is not None and not self._is_there.all():  # a draw may contain any row of the pool
             self._is_there = np.zeros(len(self.known), bool)
 
     def _is_argument(self, x) -> bool:
         return any(x is one for one in self._arguments)
 
     def _places(self):
-        """Numbers of the points that go before the data, as they are not among them; where all points are then."""
+        """Numbers of the points that are put before the data, and the places of all points in the joint inputs."""
         num, is_other = len(self.x), ~self._is_there
         if not is_other.any():
             return np.arange(0), self._numbers if self.drawn is None else jnp.asarray(self._numbers)[self.drawn]
@@ -122,18 +122,18 @@ class OnePass:
 
 
 def rows_found(trace) -> dict[str, Found]:
-    """Which points of each functional prior of a trace are rows of the data, by its name, where any are."""
+    """Which points of each functional prior in a trace are rows of the data, by name; priors without are left out."""
     passes = {k: s["fn"].one_pass for k, s in trace.items() if is_functional_prior(s)}
     found = {k: one.found() for k, one in passes.items() if one is not None}
     return {k: v for k, v in found.items() if v is not None}
 
 
 class points_in_data(Messenger):
-    """Gives the functional priors of a compiled program what ``rows_found`` gave before it was compiled.
+    """Gives the functional priors of a compiled program the result of ``rows_found`` from before it was compiled.
 
     Args:
         found: by name of site, which points are rows of the data.
-        arguments: the arrays that stand for the model's arguments in the program.
+        arguments: the traced arguments of the program.
     """
 
     def __init__(self, found, arguments):
@@ -146,16 +146,16 @@ class points_in_data(Messenger):
 
 
 def _rows(x, numbers):
-    """x[numbers], without a copy of them one by one where they are the first."""
+    """x[numbers], as a slice if these are the first rows."""
     is_first = not is_traced(numbers) and np.array_equal(numbers, np.arange(len(numbers)))
     return x[: len(numbers)] if is_first else x[numbers]
 
 
-def rows_among(points, x):
-    """For each of the ``points`` [P, ...] the number of an equal row of ``x`` [N, ...], -1 where there is none."""
+def matching_rows(points, x):
+    """For each of the ``points`` [P, ...], the number of an equal row of ``x`` [N, ...], or -1 if there is none."""
     nowhere = np.full(len(points), -1)
     if not len(x) or not all(getattr(array, "is_fully_addressable", True) for array in (points, x)):
-        return nowhere  # parts of the arrays may lie with other processes
+        return nowhere  # other processes may hold parts of the arrays
     points = np.asarray(points)
     is_known = ~np.isnan(points.reshape(len(points), -1)).any(1)
     if not is_known.any():
@@ -167,7 +167,7 @@ def rows_among(points, x):
 
 
 def _as_strings(x):
-    """The rows of an array, each as one string of bytes."""
+    """The rows of an array, each as a string of bytes."""
     rows = np.ascontiguousarray(x).reshape(len(x), -1)
     return rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
 
@@ -177,7 +177,7 @@ def _as_bytes(x) -> bytes | None:
 
 
 def _rows_may_be_spread() -> bool:
-    """Whether a mesh has an axis of several devices for data: rows put before theirs would move all of them."""
+    """Whether a mesh may shard data over several devices; prepending rows would then move all of them."""
     mesh = jax.sharding.get_abstract_mesh()
     return any(mesh.shape[name] > 1 for name in mesh.auto_axes)
 

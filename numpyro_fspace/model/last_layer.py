@@ -1,4 +1,4 @@
-"""The last layer of a network: the weights in which its output is affine, and the features that they multiply."""
+"""The last layer of a network: the weights in which its output is affine, and the features that multiply them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LastLayer", "find_last_layer"]
 
-#: Two outputs that should be equal may differ by this, relative to the largest.
+#: Two outputs that should be equal may differ by this amount, relative to the largest.
 TOLERANCE = 1e-4
-#: Inputs at which a network is looked at, and the seed of its weights there.
+#: Number of inputs at which a network is examined, and the seed of the weights.
 NUM_ROWS, SEED = 5, 0
-#: What was found for the programs of networks, so that it is found once in a process; and how many are kept.
+#: A cache of results by the program of a network, and its maximum size.
 _FOUND: dict = {}
 MAX_FOUND = 200
 
@@ -44,28 +44,26 @@ class LastLayer:
         network: the network.
         paths: the weight arrays of the last layer.
         num_outputs: K.
-        is_flat: whether the network returns [M] and not [M, K].
-        takes_integers: whether its inputs must be integers, as those of embeddings.
-        program: what tells the network's program from others; None if it holds traced values.
+        takes_integers: whether its inputs must be integers, like those of embeddings.
+        program: a text that identifies the network's program; None if the program holds traced values.
         has_offset: whether g may differ from zero.
     """
 
     network: Network
     paths: tuple[str, ...]
     num_outputs: int
-    is_flat: bool
     takes_integers: bool = False
     program: str | None = None
     has_offset: bool = True
 
     @property
     def hidden(self) -> tuple[str, ...]:
-        """The weight arrays that are not of the last layer."""
+        """The weight arrays outside of the last layer."""
         return tuple(path for path in self.network.weights if path not in self.paths)
 
     @property
     def num_features(self) -> int:
-        """H, the number of weights of an output."""
+        """H, the number of weights per output."""
         return sum(self._size(path) for path in self.paths)
 
     def features(self, hidden: dict, x) -> Float[Array, "M H"]:
@@ -76,18 +74,18 @@ class LastLayer:
             return jnp.ravel(self.network.apply(hidden | arrays, row[None]))[0]
 
         slopes = jax.vmap(jax.grad(first_output), in_axes=(None, 0))(zeros, jnp.asarray(x))
-        columns = [self._to_columns(path, slopes[path])[..., 0] for path in self.paths]
+        columns = [self._to_columns(slopes[path])[..., 0] for path in self.paths]
         return jnp.concatenate([column.reshape(len(x), -1) for column in columns], -1)
 
     def offset(self, hidden: dict, x) -> Float[Array, "M K"]:
-        """g(x), the output where the last layer is zero."""
+        """g(x), the output if the last layer is zero."""
         if not self.has_offset:
             return jnp.zeros((len(x), self.num_outputs))
         zeros = self._arrays(jnp.zeros((self.num_features, self.num_outputs)))
         return self.network.apply(hidden | zeros, x).reshape(len(x), self.num_outputs)
 
     def output(self, hidden: dict, last: Float[Array, "H K"], x):
-        """f(x), in the form in which the network returns it."""
+        """f(x), in the form that the network returns."""
         return self.network.apply(hidden | self._arrays(last), x)
 
     def typical_scale(self) -> np.ndarray:
@@ -101,19 +99,12 @@ class LastLayer:
         for path in self.paths:
             shape, size = self.network.weights[path].shape, self._size(path)
             columns = last[start : start + size]
-            if not self._has_outputs(path):
-                array = columns.reshape(shape)
-            elif self.network.outputs_first:
-                array = columns.T.reshape(shape)
-            else:
-                array = columns.reshape(shape)
-            parts[path], start = array, start + size
+            parts[path] = (columns.T if self.network.outputs_first else columns).reshape(shape)
+            start += size
         return parts
 
-    def _to_columns(self, path, array):
-        """Arrays [M, *shape] of a path as [M, size, K]."""
-        if not self._has_outputs(path):
-            return array.reshape(len(array), -1, 1)
+    def _to_columns(self, array):
+        """Arrays [M, *shape] of weights as [M, size, K]."""
         if self.network.outputs_first:
             return array.reshape(len(array), self.num_outputs, -1).swapaxes(-1, -2)
         return array.reshape(len(array), -1, self.num_outputs)
@@ -121,14 +112,11 @@ class LastLayer:
     def _size(self, path) -> int:
         return math.prod(self.network.weights[path].shape) // self.num_outputs
 
-    def _has_outputs(self, path) -> bool:
-        return self.num_outputs > 1
-
 
 def find_last_layer(name: str, network: Network, shape: tuple[int, ...]) -> LastLayer:
     """The last layer of a network.
 
-    Of several layers in which the output is affine, it is the one that the network uses last.
+    If the output is affine in several layers, this is the one that the network uses last.
 
     Args:
         name: the network's name, for error messages.
@@ -136,43 +124,39 @@ def find_last_layer(name: str, network: Network, shape: tuple[int, ...]) -> Last
         shape: shape of one input.
 
     Raises:
-        ValueError: the network's output is not one array [M] or [M, K] of at least float32; it is affine in none of its
-            layers; or their weights do not split into one column for each output.
+        ValueError: the network's output is not one array [M] or [M, K] of at least float32; it is not affine in any
+            layer; or the weights of the layer do not split into one column for each output.
     """
     weights, x = _example(network, shape)
     out = jax.eval_shape(network.apply, weights, x)
     if not hasattr(out, "shape") or out.ndim > 2:
         shapes = jax.tree.map(lambda one: one.shape, out)
         raise ValueError(
-            f"{name}: the network must return one array [M] or [M, K], got {shapes} for M = {NUM_ROWS}. Give each "
-            "output a network of its own, or one network with K outputs that the model splits."
+            f"{name}: the network must return one array [M] or [M, K], got {shapes} for M = {NUM_ROWS}. Use a separate "
+            "network for each output, or one network with K outputs that the model splits."
         )
     if not jnp.issubdtype(out.dtype, jnp.floating) or jnp.finfo(out.dtype).eps > jnp.finfo(jnp.float32).eps:
         raise ValueError(
-            f"{name}: the network computes in {out.dtype}, whose rounding errors exceed what its last layer corrects: "
-            "let it compute in float32 (dtype=None in flax)."
+            f"{name}: the network computes in {out.dtype}, whose rounding errors exceed the corrections of its last "
+            "layer: let it compute in float32 (dtype=None in flax)."
         )
     program = jax.make_jaxpr(network.apply)(weights, x)
+    layer = LastLayer(network, (), 1 if out.ndim == 1 else out.shape[1], x.dtype.kind == "i")
     if is_traced(program.consts):
-        return _find(name, LastLayer(network, (), _width(out), out.ndim == 1, x.dtype.kind == "i"), program, weights, x)
+        return _find(name, layer, program, weights, x)
     text = re.sub(r" at 0x[0-9a-f]+", "", str(program))
     signature = str((text, frozen(list(program.consts)), tuple(weights), network.outputs_first))
-    layer = LastLayer(network, (), _width(out), out.ndim == 1, x.dtype.kind == "i", signature)
     if signature not in _FOUND:
         with jax.ensure_compile_time_eval():
             found = _find(name, layer, program, weights, x)
         while len(_FOUND) >= MAX_FOUND:
             del _FOUND[next(iter(_FOUND))]
         _FOUND[signature] = {"paths": found.paths, "has_offset": _has_offset(found, weights, x)}
-    return dataclasses.replace(layer, **_FOUND[signature])
-
-
-def _width(out) -> int:
-    return 1 if out.ndim == 1 else out.shape[1]
+    return dataclasses.replace(layer, program=signature, **_FOUND[signature])
 
 
 def _example(network, shape):
-    """Weights and inputs at which the network is looked at; integers for networks that take no others."""
+    """Weights and inputs at which the network is examined; the inputs are integers if the network requires them."""
     rng, dtype = np.random.default_rng(SEED), jnp.result_type(float)
     weights = {path: 0.5 * rng.normal(size=leaf.shape).astype(dtype) for path, leaf in network.weights.items()}
     x = rng.normal(size=(NUM_ROWS, *shape)).astype(dtype)
@@ -204,20 +188,20 @@ def _find(name, layer, program, weights, x) -> LastLayer:
     if trouble is not None:
         raise ValueError(f"{name}: {trouble}: {CURE}")
     raise ValueError(
-        f"{name}: the network's output is affine in none of the layers of its weights {list(weights)}: the last layer "
-        "must be linear, used once, with nothing after it. Move what follows it into the likelihood."
+        f"{name}: the network's output is not affine in any of the layers of its weights {list(weights)}: the last "
+        "layer must be linear, used once, with nothing after it. Move what follows it into the likelihood."
     )
 
 
 def _has_offset(layer, weights, x) -> bool:
-    """Whether the program says that the output may differ from zero where the last layer is zero."""
+    """Whether, by the program, the output may differ from zero if the last layer is zero."""
     hidden = {path: weights[path] for path in layer.hidden}
     last = {path: weights[path] for path in layer.paths}
     return not vanishes_with(lambda last: layer.network.apply(hidden | last, x), last)
 
 
 def _first_uses(jaxpr) -> list[tuple[int, ...]]:
-    """Where a program uses each of its inputs first: the number of the equation, and so on inside of it."""
+    """Where a program first uses each input: the number of the equation, then the number of the one inside it, …"""
     places: dict[int, tuple[int, ...]] = {}
     for number, equation in enumerate(jaxpr.eqns):
         inner = equation.params.get("jaxpr")
@@ -230,7 +214,7 @@ def _first_uses(jaxpr) -> list[tuple[int, ...]]:
 
 
 def _affine_in(network, weights, x, start, order) -> tuple[str, ...]:
-    """``start`` and the weights in which, with it, the output is affine all together; none if not in ``start``."""
+    """``start`` and further weights such that the output is jointly affine in all of them; empty if there are none."""
     chosen: tuple[str, ...] = ()
     for path in (start, *(path for path in order if path != start)):
         some = (path, *chosen)
@@ -251,7 +235,7 @@ def _affine_in(network, weights, x, start, order) -> tuple[str, ...]:
 
 
 def _wrong_columns(layer, weights, x) -> str | None:
-    """In what the network is not what ``LastLayer`` says of it."""
+    """How the network differs from the form that ``LastLayer`` assumes; None if it does not."""
     num = layer.num_outputs
     sizes = {path: math.prod(layer.network.weights[path].shape) for path in layer.paths}
     if any(size % num for size in sizes.values()):
@@ -259,7 +243,7 @@ def _wrong_columns(layer, weights, x) -> str | None:
 
     def error(weights):
         hidden = {path: weights[path] for path in layer.hidden}
-        columns = [layer._to_columns(path, weights[path][None])[0] for path in layer.paths]
+        columns = [layer._to_columns(weights[path][None])[0] for path in layer.paths]
         out = layer.network.apply(weights, x).reshape(len(x), num)
         rebuilt = layer.features(hidden, x) @ jnp.concatenate(columns) + layer.offset(hidden, x)
         return jnp.max(jnp.abs(rebuilt - out)) / (1.0 + jnp.max(jnp.abs(out)))

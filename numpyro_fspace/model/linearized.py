@@ -1,4 +1,4 @@
-"""Models whose functions are linear in their weights: f_L(x; w) = f(x; m) + J(x; m) (w - m)."""
+"""Models with functions linearized in their weights: f_L(x; w) = f(x; m) + J(x; m) (w - m)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["function_of", "linearize"]
 def function_of(model, name: str, args, kwargs, values: dict):
     """The function that ``model`` declares as ``functional_prior(name, …)`` or network, given its latent ``values``.
 
-    It can be called inside a model that is running: nothing of the inner run is seen outside.
+    It can be called inside a running model: the inner run is hidden from the outer one.
     """
     masked = handlers.mask(model, mask=False)
     sites = run_model(masked, args, kwargs, key=jax.random.key(0), substitute=values, isolated=True)
@@ -34,8 +34,8 @@ def linearize(model, center: dict):
 
     .. math:: f_L(x; w) = f(x; m) + J(x; m) (w - m)
 
-    With w ~ N(m, S) the function is a Gaussian process, GP(f(·; m), J S Jᵀ): the posterior that
-    ``fs.FunctionalELBO`` fits, and the one to predict with.
+    With w ~ N(m, S) the function is a Gaussian process, GP(f(·; m), J S Jᵀ). This is the posterior that
+    ``fs.FunctionalELBO`` fits, so predictions should use it.
 
     Args:
         model: a NumPyro model with networks of ``fs.random_module`` or functional priors.
@@ -75,7 +75,7 @@ def linearize(model, center: dict):
                 def at(weights):
                     return function_of(model, name, args, kwargs, weights)(x)
 
-                missing = values.keys() - known.keys()  # new observations are among them: no function needs these
+                missing = values.keys() - known.keys()  # these include new observations, which no function needs
                 missing = sorted(missing & depends_on(at, values)) if missing else []
                 if missing:
                     raise KeyError(f"linearize: center has no value for the sites {missing}.")

@@ -1,4 +1,4 @@
-r"""The potential of a model whose last layers are integrated out, exactly, under a Gaussian likelihood.
+r"""The potential of a model whose last layers are integrated out exactly under a Gaussian likelihood.
 
 Given all other sites v, let the observations be normal with means μ + J c, affine in the white parameters c of the last
 layers, and with standard deviations s that do not depend on c. Then
@@ -6,8 +6,8 @@ layers, and with standard deviations s that do not depend on c. Then
 .. math:: \log p(y \mid v) = \log N(y; \mu, J J^\top + \mathrm{diag}(s^2)), \qquad
           c \mid y, v \sim N(P J^\top r / s^2, P), \qquad P = (I + J^\top \mathrm{diag}(s^{-2}) J)^{-1},
 
-with r = y - μ. A sampler of v alone moves by U(v) = -log p(y | v) - log p(v), and c is drawn exactly for each draw of v
-that is kept.
+with r = y - μ. The sampler moves v alone, with the potential U(v) = -log p(y | v) - log p(v), and c is drawn exactly
+for each draw of v that is kept.
 """
 
 from __future__ import annotations
@@ -26,20 +26,26 @@ from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.ridge import LastLayerPrior
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import has_dynamic_support
-from numpyro_fspace.model.sites import base_distribution, is_functional_prior, latent_sites
+from numpyro_fspace.model.sites import (
+    base_distribution,
+    is_functional_prior,
+    is_masked,
+    latent_sites,
+    observed_sites,
+)
 from numpyro_fspace.priors._lapack import times
 
 __all__ = ["MarginalPotential", "block_of", "why_not_marginal"]
 
-#: Most white parameters of the last layers together, and most numbers in J.
+#: Maximum number of white parameters of all last layers together, and maximum number of entries of J.
 MAX_PARAMETERS, MAX_ENTRIES = 512, 2**22
 
 
 class MarginalPotential(ModelPotential):
-    """``ModelPotential`` of the sites that are left when last layers are integrated out.
+    """The potential of the remaining sites when last layers are integrated out.
 
     Attributes:
-        block: names of the sites that are integrated out: those of the last layers of the model's ``gp_network``.
+        block: names of the sites that are integrated out, those of the last layers of ``gp_network``.
     """
 
     def __init__(self, model, args=(), kwargs=None, *, block: tuple[str, ...], **settings):
@@ -56,13 +62,13 @@ class MarginalPotential(ModelPotential):
         return self.prior_potential(z) - value, jnp.zeros(())
 
     def prior_potential(self, z):
-        """-log p(z), without likelihood and the sites that are integrated out."""
+        """-log p(z), without the likelihood and the sites that are integrated out."""
         model = without_data(fresh_draws(self.model, self._key_scale))
         return potential_energy(given_last_layers(model, jnp.zeros(self.size)), self.args, self.kwargs, z)
 
     def data_potential(self, z, key, model=None):
-        """U(z), which has no functional priors."""
-        del model  # all data are in U
+        """U(z); a model with a marginal potential has no functional priors."""
+        del model  # U includes all data
         return self(z, key)[0]
 
     def not_finite(self, z, key) -> list[str]:
@@ -75,7 +81,7 @@ class MarginalPotential(ModelPotential):
     def completed(self, z) -> dict:
         """``z`` with an exact draw of the sites that are integrated out.
 
-        Its key is made of the bits of ``z``, so that a state belongs to one draw however often it is looked at.
+        The key of the draw is computed from the bits of ``z``, so that a state always has the same draw.
         """
         key_white, key_rest = jax.random.split(_key_of(z))
         _, mean, inverse = log_marginal(*self._linear(z))
@@ -90,19 +96,17 @@ class MarginalPotential(ModelPotential):
             values |= {f"{name}.{site}": value for site, value in found.items()}
         return z | values
 
-    # ---- the model as a linear one ---------------------------------------------------------------
-
     @property
     def size(self) -> int:
         """R, the number of white parameters of all last layers."""
         return sum(_last_layers(self.trace).values())
 
     def _values(self, z):
-        """Constrained values of the sites that are left."""
+        """Constrained values of the remaining sites."""
         return {k: biject_to(self.trace[k]["fn"].support)(z[k]) for k in self.latents}
 
     def _linear(self, z):
-        """``(J [N, R], r [N], s [N])``: the observations by white parameters."""
+        """``(J [N, R], r [N], s [N])`` of the observations as a linear model of the white parameters."""
         values = self._values(z)
 
         def means(white):
@@ -123,17 +127,17 @@ def why_not_marginal(potential: ModelPotential) -> str | None:
     if not sizes:
         return "the model has no fs.gp_network"
     if potential.is_random:
-        return "minibatches or random numbers of the model change U at every step"
+        return "minibatches or random numbers in the model change U at every step"
     if any(is_functional_prior(s) for s in trace.values()):
         return "the model has a functional_prior too"
     if any(has_dynamic_support(trace[k]) for k in potential.latents):
         return "the support of a site depends on other sites"
     block = block_of(trace)
     if not set(potential.latents) - set(block):
-        return "no other site would be left to sample"
+        return "there is no other site to sample"
     if not all(_is_standard(trace[k]) for k in block):
         return "a site of the last layer is observed or has another prior"
-    data = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"] and not is_functional_prior(s)]
+    data = observed_sites(trace, factors=True, weights=True).values()
     for site in data:
         plain = site["scale"] is None or is_identically_one(site["scale"])
         if not (plain and _is_normal(site["fn"])):
@@ -151,12 +155,12 @@ def block_of(trace) -> tuple[str, ...]:
 
 
 def _last_layers(trace) -> dict:
-    """Numbers of white parameters of the networks' last layers, by name, in the order of the program."""
+    """The number of white parameters of each network's last layer, by name, in the order of the program."""
     return {name: site["last_layer_size"] for name, site in trace.items() if "last_layer_size" in site}
 
 
 def _why_not_affine(potential, block):
-    """Whether means are affine in the block, and nothing else depends on it."""
+    """Why the means are not affine in the block, or what else depends on it; None if neither is the case."""
     values = {k: site["value"] for k, site in latent_sites(potential.trace).items()}
     inside = {k: values[k] for k in block}
 
@@ -186,21 +190,16 @@ def _why_not_affine(potential, block):
 def _normals(trace) -> list:
     """``(mean, sd, value)`` of each observed site, as vectors."""
     found = []
-    for site in trace.values():
-        if site["type"] == "sample" and site["is_observed"]:
-            shape, normal = jnp.shape(site["value"]), base_distribution(site["fn"])
-            shape = jnp.broadcast_shapes(shape, site["fn"].shape())
-            parts = (normal.loc, normal.scale, site["value"])
-            found.append(tuple(jnp.ravel(jnp.broadcast_to(part, shape)).astype(float) for part in parts))
+    for site in observed_sites(trace, factors=True, weights=True).values():
+        normal = base_distribution(site["fn"])
+        shape = jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
+        parts = (normal.loc, normal.scale, site["value"])
+        found.append(tuple(jnp.ravel(jnp.broadcast_to(part, shape)).astype(float) for part in parts))
     return found
 
 
-def _is_normal(law) -> bool:
-    is_masked = isinstance(law, dist.MaskedDistribution)
-    while isinstance(law, dist.Independent | dist.ExpandedDistribution):
-        law = law.base_dist
-        is_masked |= isinstance(law, dist.MaskedDistribution)
-    return isinstance(law, dist.Normal) and not is_masked
+def _is_normal(distribution) -> bool:
+    return isinstance(base_distribution(distribution), dist.Normal) and not is_masked(distribution)
 
 
 def _is_standard(site) -> bool:
@@ -208,7 +207,7 @@ def _is_standard(site) -> bool:
 
 
 def _key_of(z):
-    """A key made of the bits of all numbers of ``z``."""
+    """A key computed from the bits of all numbers in ``z``."""
     leaves = [jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(z)]
     bits = jax.lax.bitcast_convert_type(jnp.concatenate(leaves), jnp.uint32)
     odd = 2 * jnp.arange(len(bits), dtype=jnp.uint32) + 1

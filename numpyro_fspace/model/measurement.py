@@ -1,8 +1,8 @@
-"""Samplers of the measurement points X_M, where a functional prior looks at a network.
+"""Samplers of the measurement points X_M, at which a functional prior evaluates a network.
 
-A sampler is a callable of a key to points [M, D], redrawn at each evaluation of the potential. With random
-points a chain targets exp(log likelihood + log p0(w) + E log P0(f(X_M))), which depends on M and on the distribution of
-the points. With fixed points it targets likelihood · p0(w) · P0(f(X_M)).
+A sampler is a function from a key to points [M, D], which are drawn anew at each evaluation of the potential. With
+random points a chain targets exp(log likelihood + log p0(w) + E log P0(f(X_M))), which depends on M and on the
+distribution of the points. With fixed points it targets likelihood · p0(w) · P0(f(X_M)).
 
 Example:
     >>> import jax, numpy as np
@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace._checks import check_count
 from numpyro_fspace.model.point_samplers import (
     Fixed,
     Own,
@@ -30,8 +31,8 @@ from numpyro_fspace.model.point_samplers import (
     Subset,
     Uniform,
     Union,
-    same_inputs,
-    together,
+    check_num_inputs,
+    concatenated,
 )
 from numpyro_fspace.model.rounding import lost_to_rounding
 from numpyro_fspace.priors._cholesky import is_traced
@@ -42,52 +43,55 @@ if TYPE_CHECKING:
 
 __all__ = ["PointSampler", "as_points", "fixed", "perturb", "space_filling", "subset", "uniform", "union"]
 
-#: A cloud of random points is judged by so many of its places.
+#: The number of places at which the precision of random points is checked.
 NUM_PLACES = 50
 
 
 def fixed(x: Float[ArrayLike, "M D"]) -> PointSampler:
-    """The same points at every step, so that a prior can factorize its covariance once.
+    """The same points at every step, so that a prior factorizes its covariance only once.
 
     Args:
         x: points [M, D].
 
     Raises:
-        TypeError, ValueError: x is not numeric, not [M, D], empty, holds NaN, or is float64 whose differences are lost
-            in JAX's float32 (time in seconds since 1970, say).
+        TypeError, ValueError: x is not numeric, not [M, D], empty, holds NaN, or holds float64 values whose differences
+            are lost in JAX's float32 (for example time in seconds since 1970).
     """
     pool = _points(x, "x")
     return Fixed(len(pool), pool.shape[1], is_random=False, pool=pool)
 
 
 def subset(x: Float[ArrayLike, "N D"], num: int) -> PointSampler:
-    """``num`` distinct rows of x, all subsets equally likely; the cost of a draw does not grow with N.
+    """``num`` distinct rows of x; all subsets are equally likely, and the cost of a draw does not grow with N.
 
     Args:
         x: pool [N, D], for example the training inputs.
         num: M, at most N.
 
     Raises:
-        TypeError, ValueError: bad x as in ``fixed``; num not a positive integer, or larger than the pool.
+        TypeError, ValueError: as for ``fixed``; num is not a positive integer, or larger than N.
     """
-    x, num = _points(x, "x"), _count(num)
+    check_count(num, "num")
+    x = _points(x, "x")
     if num > len(x):
         raise ValueError(f"num={num} exceeds the {len(x)} rows of x: pass at most {len(x)}.")
-    return Subset(num, x.shape[1], pool=x)
+    return Subset(int(num), x.shape[1], pool=x)
 
 
 def uniform(low: float | Float[ArrayLike, " D"], high: float | Float[ArrayLike, " D"], num: int) -> PointSampler:
     """``num`` independent uniform points in the box [low, high).
 
     Args:
-        low: lower corner [D]; a number if D = 1, or for all inputs alike if high is an array.
+        low: lower corner [D]; a number if D = 1, or if it is the same for all inputs and high is an array.
         high: upper corner, likewise.
         num: M.
 
     Raises:
-        TypeError, ValueError: corners not numeric, of unlike shapes, NaN or infinite, or low ≥ high; bad num.
+        TypeError, ValueError: the corners are not numeric, have different shapes, or hold NaN or infinity; low ≥ high;
+            num is not a positive integer.
     """
-    low, high, num = as_real(low, "low"), as_real(high, "high"), _count(num)
+    check_count(num, "num")
+    low, high = as_real(low, "low"), as_real(high, "high")
     shapes = {corner.shape for corner in (low, high) if corner.ndim}
     if len(shapes) > 1 or any(len(shape) > 1 for shape in shapes) or (0,) in shapes:
         raise ValueError(f"low and high must be numbers or arrays [D], got {list(low.shape)} and {list(high.shape)}.")
@@ -97,7 +101,7 @@ def uniform(low: float | Float[ArrayLike, " D"], high: float | Float[ArrayLike, 
     if not is_traced((low, high)):
         _check_precision(np.linspace(low, high, NUM_PLACES), "the box from low to high")
     lower, upper = (jnp.broadcast_to(_constant(corner), size) for corner in (low, high))
-    return Uniform(num, *size, low=lower, high=upper)
+    return Uniform(int(num), *size, low=lower, high=upper)
 
 
 def space_filling(low: float | Float[ArrayLike, " D"], high: float | Float[ArrayLike, " D"], num: int) -> PointSampler:
@@ -107,12 +111,12 @@ def space_filling(low: float | Float[ArrayLike, " D"], high: float | Float[Array
     sequence (``scipy.stats.qmc``). A single point is the center.
 
     Args:
-        low: lower corner [D]; a number if D = 1, or for all inputs alike if high is an array.
+        low: lower corner [D]; a number if D = 1, or if it is the same for all inputs and high is an array.
         high: upper corner, likewise.
         num: M.
 
     Raises:
-        TypeError, ValueError: as ``uniform``; corners that are traced.
+        TypeError, ValueError: as for ``uniform``; the corners are traced.
 
     Example:
         >>> space_filling(-1.0, 1.0, 5).pool.ravel().tolist()
@@ -120,7 +124,7 @@ def space_filling(low: float | Float[ArrayLike, " D"], high: float | Float[Array
     """
     if is_traced((low, high)):
         raise ValueError("low and high must be numbers that are known when the program is compiled.")
-    size = np.shape(uniform(low, high, num)(jax.random.key(0))[0])  # and checks them
+    size = np.shape(uniform(low, high, num)(jax.random.key(0))[0])  # also checks the arguments
     low, high = (np.broadcast_to(np.asarray(corner, np.float64), size) for corner in (low, high))
     if num == 1:
         return fixed(0.5 * (low + high)[None])
@@ -133,7 +137,7 @@ def space_filling(low: float | Float[ArrayLike, " D"], high: float | Float[Array
 
 
 def perturb(x: Float[ArrayLike, "N D"], scale: float | Float[ArrayLike, " D"], num: int) -> PointSampler:
-    """``num`` rows of x, drawn with replacement, plus scale · N(0, I): a cloud around the data.
+    """``num`` rows of x, drawn with replacement, plus noise scale · N(0, I): points around the data.
 
     Args:
         x: centers [N, D].
@@ -141,50 +145,52 @@ def perturb(x: Float[ArrayLike, "N D"], scale: float | Float[ArrayLike, " D"], n
         num: M.
 
     Raises:
-        TypeError, ValueError: bad x as in ``fixed``; scale of another shape or not positive; bad num.
+        TypeError, ValueError: as for ``fixed``; scale has another shape or is not positive; num is not a positive
+            integer.
     """
-    x, scale, num = _points(x, "x"), as_positive(scale, "scale", ndim=1), _count(num)
+    check_count(num, "num")
+    x, scale = _points(x, "x"), as_positive(scale, "scale", ndim=1)
     if scale.shape not in [(), x.shape[1:]]:
         raise ValueError(f"scale must be a number or have shape [{x.shape[1]}], got {list(scale.shape)}.")
     if not is_traced((x, scale)):
         farthest = np.abs(np.asarray(x, np.float64)).max(0)
         _check_precision(np.linspace(farthest - scale, farthest + scale, NUM_PLACES), "x with its noise (scale)")
-    return Perturb(num, x.shape[1], x=x, scale=_constant(scale))
+    return Perturb(int(num), x.shape[1], x=x, scale=_constant(scale))
 
 
 def union(*samplers) -> PointSampler:
-    """The points of several samplers together, each with a key of its own; fixed ones stay fixed.
+    """The points of several samplers together. Each sampler has its own key, and fixed points stay fixed.
 
     Args:
         *samplers: samplers, callables of a key, or arrays [M, D].
 
     Raises:
-        ValueError: no samplers, or different numbers of inputs.
+        ValueError: there are no samplers, or their numbers of inputs differ.
     """
     members = tuple(as_points(one, f"samplers[{i}]") for i, one in enumerate(samplers))
     if not members:
         raise ValueError("samplers must name at least one sampler.")
     known = [member.num_inputs for member in members if member.num_inputs is not None]
-    same_inputs(known)
+    check_num_inputs(known)
     if all(isinstance(member, Fixed) for member in members):
-        return fixed(together([member.pool for member in members]))
+        return fixed(concatenated([member.pool for member in members]))
     known_counts = [member.num_points for member in members if member.num_points is not None]
     total = sum(known_counts) if len(known_counts) == len(members) else None
     pools = [member.pool for member in members if isinstance(member, Fixed | Subset | Union)]
     has_pool = len(pools) == len(members) and all(pool is not None for pool in pools)
-    pool = together(pools) if has_pool else None
+    pool = concatenated(pools) if has_pool else None
     return Union(total, known[0] if known else None, any(m.is_random for m in members), pool, members=members)
 
 
 def as_points(points, name: str = "points") -> PointSampler:
-    """Any sampler in one form: an array [M, D] becomes ``fixed``, a callable of a key gets the attributes.
+    """``points`` as a ``Sampler``: an array [M, D] becomes ``Fixed``, and a callable of a key becomes ``Own``.
 
-    A callable counts as random unless it has an attribute ``is_random`` that says otherwise; it may also
-    carry ``num_points``, ``num_inputs`` and ``pool``.
+    A callable is random unless its attribute ``is_random`` is false. It may also have the attributes ``num_points``,
+    ``num_inputs`` and ``pool``.
 
     Raises:
-        TypeError: neither an array nor a callable.
-        ValueError: an array that ``fixed`` refuses.
+        TypeError: points is neither an array nor a callable.
+        ValueError: points is an array that ``fixed`` refuses.
     """
     if isinstance(points, Sampler):
         return points
@@ -209,19 +215,13 @@ def _points(x, name: str) -> Float[Array, "M D"]:
         largest = float(np.max(np.abs(x), initial=0.0, where=np.isfinite(x)))
         limit = float(jnp.finfo(jnp.result_type(float)).max)
         if largest > limit:
-            raise ValueError(f"{name} holds {largest:.3g}, beyond the precision's {limit:.3g}; rescale {name}.")
+            raise ValueError(f"{name} holds {largest:.3g}, which exceeds JAX's limit {limit:.3g}; rescale {name}.")
         _check_precision(x, name)
     return _constant(x)
 
 
 def _check_precision(points: np.ndarray, name: str) -> None:
-    """That points differ in JAX's precision too."""
+    """Raise a ValueError for points whose differences JAX's precision would lose."""
     trouble = lost_to_rounding(points)
     if trouble is not None:
         raise ValueError(f"{name} {trouble}.")
-
-
-def _count(num) -> int:
-    if isinstance(num, bool) or not isinstance(num, int | np.integer) or num < 1:
-        raise ValueError(f"num must be a positive integer, got {num!r}.")
-    return int(num)

@@ -1,4 +1,4 @@
-"""The kinds of network (flax linen, flax nnx, equinox, a pair), each read as pure functions of its weights by path."""
+"""Adapters that turn a network (flax linen, flax nnx, equinox, a pair) into pure functions of its weights by path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Network", "by_path", "read_network"]
 
-_ROWS = 7  # of the inputs a network is tried on: rarely another size of the network
+#: Number of rows of the inputs on which a network is tried, chosen to differ from usual sizes of networks.
+_ROWS = 7
 
 
 class StatefulError(ValueError):
@@ -37,12 +38,12 @@ class Network:
     """A network as pure functions of its weights, a dict from path to array.
 
     Attributes:
-        weights: the arrays of a network already built, else their shapes and dtypes.
-        apply: (weights, x [M, ...]) to f(x).
-        init: key to new weights; None for a network already built.
-        outputs_first: whether weight arrays are (out, in, ...) rather than (..., in, out).
-        tables: paths of embeddings, whose rows are looked up, not summed.
-        norms: paths of the scales of norm layers, where their kind tells.
+        weights: the weight arrays if the network is already built, otherwise their shapes and dtypes.
+        apply: ``(weights, x [M, ...]) -> f(x)``.
+        init: ``key -> new weights``; None if the network is already built.
+        outputs_first: whether weight arrays are (out, in, ...) and not (..., in, out).
+        tables: paths of embeddings, whose rows are looked up and not summed.
+        norms: paths of the scales of norm layers that are known by the type of the layer.
     """
 
     weights: dict
@@ -62,14 +63,14 @@ class Network:
         return value.astype(jnp.result_type(float))
 
     def fan_in(self, path) -> int:
-        """How many inputs are summed with these weights; 1 for biases and embeddings."""
+        """The number of inputs that are summed with these weights; 1 for biases and embeddings."""
         shape = self.weights[path].shape
         if len(shape) < 2 or _last(path) in ("bias", "embedding") or path in self.tables:
             return 1
         return max(1, math.prod(shape[1:] if self.outputs_first else shape[:-1]))
 
     def units(self) -> set:
-        """Paths of the weights that scale by one at the start, as those of norm layers do."""
+        """Paths of the weights that are factors with the initial value one, such as the scales of norm layers."""
         named = {path for path in self.weights if _last(path) == "scale" or path in self.norms}
         unclear = [path for path in self.weights if path not in named and _last(path) != "bias"]
         values = {path: self.weights[path] for path in unclear}
@@ -87,9 +88,9 @@ def _last(path):
 
 
 def by_path(tree, drop=0, is_leaf=None):
-    """The leaves of a tree as a dict from path to leaf, and the function from such a dict to a tree.
+    """The leaves of a tree by path, without the last ``drop`` keys of each path, and the function that inverts this.
 
-    The last ``drop`` steps of every path are left out. ``is_leaf`` is that of ``jax.tree``.
+    ``is_leaf`` is that of ``jax.tree``.
     """
     flat_tree, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
     paths = [_join(path[: len(path) - drop]) for path, _ in flat_tree]
@@ -105,7 +106,7 @@ def _join(path) -> str:
 
 
 def read_network(name, module, shape, maker: str = "random_module") -> Network:
-    """Find out of which kind ``module`` is and try it, abstractly, on inputs of ``shape``."""
+    """``module`` as a ``Network``, checked by an abstract evaluation on inputs of ``shape``."""
     kind, error = _kind_of(name, module, maker), None
     for dtype in (float, int):  # embeddings take integers
         x = jax.ShapeDtypeStruct((_ROWS, *shape), jnp.result_type(dtype))
@@ -119,8 +120,8 @@ def read_network(name, module, shape, maker: str = "random_module") -> Network:
             error = error or caught
     else:
         raise ValueError(
-            f"{maker}({name!r}): the network does not take inputs of shape {('M', *shape)}, which "
-            f"input_shape={shape} (one input, without batch) asks for. {type(error).__name__}: {error}"
+            f"{maker}({name!r}): the network does not accept inputs of shape {('M', *shape)}, as given by "
+            f"input_shape={shape} (one input, without batch). {type(error).__name__}: {error}"
         ) from error
     if not network.weights:
         raise ValueError(f"{maker}({name!r}): the network has no weights to give a prior to.")
@@ -150,8 +151,7 @@ def _kind_of(name, module, maker):
     )
 
 
-#: For an initializer, which every weight array calls with a key of its own: traced at the first call, it is copied into
-#: the programs of the others.
+#: For initializers, which are called with a separate key for each weight array: they are traced only at the first call.
 _traced_once = functools.partial(jax.jit, inline=True)
 
 
@@ -190,7 +190,7 @@ def _nnx(module, x) -> Network:
     weights, rebuild = by_path(params, drop=1)
 
     def call(weights, random, x):
-        state = jax.tree.map(lambda leaf: leaf, rest)  # new variables: those of the module stay untouched
+        state = jax.tree.map(lambda leaf: leaf, rest)  # new variables, so that those of the module do not change
         variables = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, nnx.Variable))
         before = [variable.get_value() for variable in variables]
         out = nnx.merge(graph, rebuild(weights), random, state)(x)
@@ -201,7 +201,7 @@ def _nnx(module, x) -> Network:
             raise StatefulError(f"the nnx state {changed}, which a call changes", cure)
         return out
 
-    # Keys that no value depends on, as those of a recurrent layer's first carry of zeros, are no randomness.
+    # Keys on which no value depends, such as those of a recurrent layer whose initial carry is zero, are ignored.
     if jax.tree.leaves(random):
         inputs = {"random": random, "weights": weights, "x": x}
         if "random" in depends_on(lambda given: call(given["weights"], given["random"], given["x"]), inputs):
@@ -228,7 +228,7 @@ def _equinox(module, x) -> Network:
                 f"the active equinox Dropout {_join(path)!r}", "call equinox.nn.inference_mode(module) first."
             )
     tables = frozenset(f"{_join(path)}.weight" for path, node in nodes if isinstance(node, eqx.nn.Embedding))
-    # By their kind, as the values of a module built inside a compiled model are not known.
+    # By type, because the values of a module that is built inside a compiled model are traced.
     norms = frozenset(f"{_join(path)}.weight" for path, node in nodes if isinstance(node, norm_layers))
     arrays, static = eqx.partition(module, eqx.is_inexact_array)
     weights, rebuild = by_path(arrays)

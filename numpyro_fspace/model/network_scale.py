@@ -1,8 +1,8 @@
-"""The scales of a network's weights with which it follows a Gaussian process, at given points and between them.
+"""The scales of a network's weights for which it represents a Gaussian process best, at given points and between them.
 
 Given its hidden weights, a network under ``gp_network`` is a Gaussian process whose covariance is known in closed form.
-It is compared with the declared one at the points, half-way to their nearest neighbors, and half-way between random
-pairs of them: the scale of the hidden weights and the tolerance with the smallest error are chosen.
+It is compared with the declared covariance at the points, half-way to their nearest neighbors, and half-way between
+random pairs of them. The scale of the hidden weights and the tolerance with the smallest error are chosen.
 """
 
 from __future__ import annotations
@@ -26,37 +26,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Scales", "find_scales"]
 
-#: What is tried.
+#: Candidates.
 HIDDEN_SCALES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.5, 8.0, 11.0)
 TOLERANCES = (0.001, 0.003, 0.01, 0.03, 0.1)
-#: What is taken where the covariance is not known in numbers (its kernel has random parameters).
+#: Values if the covariance is traced (its kernel has random parameters).
 DEFAULT_HIDDEN_SCALE, DEFAULT_TOLERANCE = 2.0, 0.01
-#: Of the pairs whose error is nearly the smallest, by this factor and this much, one with the largest tolerance is
-#: taken, as its equations are better conditioned.
+#: Candidates with an error up to (1 + ``SLACK``) times the smallest plus ``MIN_SLACK`` are nearly optimal. Among them
+#: the largest tolerance is chosen, because its equations are better conditioned.
 SLACK, MIN_SLACK = 0.1, 0.004
-#: Draws of the hidden weights, places of each kind where covariances are compared, and outputs.
+#: Number of draws of the hidden weights; maximum numbers of places of each kind and of outputs that are compared.
 NUM_DRAWS, NUM_PLACES, NUM_OUTPUTS = 4, 60, 4
-#: Most products of a size that the search may take before it makes do with half of the draws.
+#: If one factorization takes more multiplications than this, half of the draws are used.
 MAX_PRODUCTS = 2e7
-#: Smallest share of the prior's variance at the points, and largest relative error of the covariance between them.
+#: Without a warning: smallest share of the variance at the points, largest relative error of the covariance elsewhere.
 LEAST_SHARE, MAX_ERROR = 0.8, 0.5
-#: What was chosen, by network, covariance and arguments, so that a search runs once in a process; the warnings given,
-#: each once for a name; and how many of them are kept.
+#: Caches of the results of searches and of the warnings that were given, and their maximum size.
 _CHOSEN: dict = {}
 _WARNED: dict = {}
 MAX_KEPT = 200
 
 
 class Scales(NamedTuple):
-    """Scales of a network's weights, and how well the network follows the process with them.
+    """Scales of a network's weights, and how accurately the network represents the process with them.
 
     Attributes:
-        hidden: s, the hidden weights are N(0, s²/fan-in).
+        hidden: s; the hidden weights are N(0, s²/fan-in).
         tolerance: τ, in units of the process's standard deviation.
-        last_layer: the last layer is N(0, c²/fan-in) times the process's variance before it is corrected; with this c
-            its mean variance at the points is that of the process.
-        share: share of the process's variance at the points that the features can make.
-        error: root mean square error of the covariance at the points, relative to that of the covariance.
+        last_layer: c; before the correction, the last layer is N(0, c²/fan-in) times the variance of the process. With
+            this c the mean variance of the network at the points is that of the process.
+        share: share of the variance of the process at the points that the features can represent.
+        error: root mean square error of the covariance at the points, relative to its root mean square.
         error_between: the same at places between the points.
     """
 
@@ -71,22 +70,22 @@ class Scales(NamedTuple):
 def find_scales(name, layer: LastLayer, prior, x, rows_of, *, hidden_scale, tolerance) -> Scales:
     """The scales of a network under ``prior`` at the points x [M, D].
 
-    The search runs once in a process for the same network, covariance and arguments. Where the kernel has random
-    parameters, fixed numbers are taken, and only c is computed.
+    The search runs once per process for the same network, covariance and arguments. If the kernel has random
+    parameters, s and τ have default values, and only c is computed.
 
     Args:
-        name: the function's name, for warnings.
+        name: name of the function, for warnings.
         layer: the network.
         prior: the Gaussian process.
-        x: the points, as the prior takes them.
-        rows_of: from points [A, D] to the inputs of the network [A, ...].
-        hidden_scale, tolerance: numbers that are given, or None where they are chosen.
+        x: the points as inputs of the prior.
+        rows_of: the function from points [A, D] to inputs of the network [A, ...].
+        hidden_scale, tolerance: given numbers, or None to choose them.
 
     Raises:
-        ValueError: the network's features at the points are all zero, or not finite.
+        ValueError: the features of the network at the points are all zero, or not finite.
 
     Warns:
-        RuntimeWarning: the network cannot follow the process, at the points or between them.
+        RuntimeWarning: the network cannot represent the process, at the points or between them.
     """
     is_random = is_traced(amplitude(prior, x))
     if is_random:
@@ -115,8 +114,8 @@ def find_scales(name, layer: LastLayer, prior, x, rows_of, *, hidden_scale, tole
     if not np.isfinite(scales.last_layer):
         raise ValueError(
             f"gp_network({name!r}): the network's features at the points are all zero, or not finite, for hidden "
-            f"weights of the scales {HIDDEN_SCALES if hidden_scale is None else hidden_scale}: check the network at "
-            "the points, and their units."
+            f"weights of the scales {HIDDEN_SCALES if hidden_scale is None else hidden_scale}: check the output of the "
+            "network at the points, and the units of the points."
         )
     _warn(name, layer, scales)
     return scales
@@ -129,14 +128,14 @@ def _keep(memory, key, value):
 
 
 def _search(layer, covariances, x, places, rows_of, hidden_scale, tolerance) -> Scales:
-    """The best of all that are tried; the first, with its c alone, if there are no covariances."""
+    """The best candidate; without covariances, the first one, for which only c is computed."""
     drawn = _drawn_features(layer, jnp.asarray(rows_of(np.concatenate([x, *places]))))
     hiddens = HIDDEN_SCALES if hidden_scale is None else (float(hidden_scale),)
     size = min(len(x), layer.num_features)
     num_draws = NUM_DRAWS if size * len(x) ** 2 <= MAX_PRODUCTS else NUM_DRAWS // 2
     keys = jax.random.split(jax.random.key(0), num_draws)
     tried = []
-    features_of = jax.jit(lambda hidden: jax.lax.map(lambda key: drawn(key, hidden), keys))  # compiled once
+    features_of = jax.jit(lambda hidden: jax.lax.map(lambda key: drawn(key, hidden), keys))
     for hidden in hiddens:
         features = np.asarray(features_of(hidden), np.float64) * layer.typical_scale()
         size = float(np.sqrt(np.mean(np.sum(features[:, : len(x)] ** 2, -1))))
@@ -151,7 +150,7 @@ def _search(layer, covariances, x, places, rows_of, hidden_scale, tolerance) -> 
         tried += [Scales(hidden, tau, 1.0 / size, *one) for tau, one in zip(taus, compared, strict=True)]
     least = min(scales.error + scales.error_between for scales in tried)
     good = [scales for scales in tried if scales.error + scales.error_between <= (1 + SLACK) * least + MIN_SLACK]
-    if not good:  # no features at all
+    if not good:  # no candidate has finite features
         return tried[0]
     largest = max(scales.tolerance for scales in good)
     return min((s for s in good if s.tolerance == largest), key=lambda scales: scales.error + scales.error_between)
@@ -237,18 +236,18 @@ def _relative(wrong, wanted):
 
 
 def _warn(name, layer, scales):
-    """Warns of scales with which the network cannot follow the process, once for each name and network."""
+    """Warn if the network cannot represent the process, once for each name and network."""
     if scales.share < LEAST_SHARE:
         message = (
             f"the network's {layer.num_features} features make {scales.share:.0%} of the process's variance at the "
             "points, and cannot follow it there. Widen the last hidden layer, give the layers biases, give the kernel "
-            "a larger lengthscale, or leave hidden_scale and tolerance to be chosen."
+            "a larger lengthscale, or pass neither hidden_scale nor tolerance."
         )
     elif scales.error_between > MAX_ERROR:
         message = (
             f"between the points the network's covariance differs from the process's by {scales.error_between:.0%}: "
-            "the points are too sparse for its lengthscale, or the hidden layers too narrow. Give more points (in one "
-            "input at most a lengthscale apart), or wider layers."
+            "the points are too sparse for its lengthscale, or the hidden layers are too narrow. Give more points "
+            "(with one input at most a lengthscale apart), or wider layers."
         )
     else:
         return

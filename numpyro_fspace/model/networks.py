@@ -37,9 +37,9 @@ def random_module(
 ) -> Callable:
     """A network with random weights, f(x; w) with w ~ prior, inside a NumPyro model.
 
-    Every weight array is one ``numpyro.sample`` site, ``"{name}.{path}"`` with the path joined by dots
-    (``net.Dense_0.kernel``, ``net.layers.1.weight``). The density of the model includes exactly the prior given here.
-    ``functional_prior`` multiplies this prior; it does not replace it.
+    Every weight array is one ``numpyro.sample`` site, ``"{name}.{path}"`` with a dotted path (``net.Dense_0.kernel``,
+    ``net.layers.1.weight``). The density of the model includes exactly the prior given here. ``functional_prior``
+    multiplies this prior; it does not replace it.
 
     A network is one of the following:
 
@@ -73,11 +73,11 @@ def random_module(
         f, a function from x [M, *input_shape] to the network's output, for example [M, K].
 
     Raises:
-        ValueError: for an input_shape the network cannot take, a network with state (batch statistics,
-            dropout) or without weights, a dict with missing or unknown paths, a prior or frozen numbers that do not fit
-            a weight's shape, no weight that is random, or a call inside a plate; f raises it for x of another shape.
-        TypeError: for a network or a prior of another kind.
-        RuntimeError: outside of a model that has a random key.
+        ValueError: the network does not accept input_shape, has state (batch statistics, dropout) or has no weights; a
+            dict of priors has missing or unknown paths; a prior or frozen numbers do not fit the shape of a weight; no
+            weight is random; the call is inside a plate. f raises it if x has another shape.
+        TypeError: module is not a network, or prior is not a prior of weights.
+        RuntimeError: the call is not inside a model with a random key.
 
     Example:
         >>> import flax.linen as nn
@@ -127,7 +127,7 @@ def random_function(module: Any, *, input_shape: int | tuple[int, ...], prior=No
     """
 
     def with_function(key, use):
-        with handlers.block(), function_hook(), handlers.seed(rng_seed=key):  # no function of a model around it
+        with handlers.block(), function_hook(), handlers.seed(rng_seed=key):  # hidden from any outer model
             return use(random_module("network", module, input_shape=input_shape, prior=prior, frozen=frozen))
 
     def draw(key, x):
@@ -137,7 +137,8 @@ def random_function(module: Any, *, input_shape: int | tuple[int, ...], prior=No
         jax.eval_shape(lambda key: with_function(key, lambda _: None), jax.random.key(0))
     except NotImplementedError as error:
         raise ValueError(
-            "random_function: prior is improper (fs.model.flat()), and nothing can be drawn from it."
+            "random_function: prior is improper (fs.model.flat()) and cannot be sampled; give a proper prior such as "
+            "fs.fan_in()."
         ) from error
     return draw
 
@@ -189,15 +190,12 @@ def check_input_shape(input_shape) -> tuple[int, ...]:
 
 def check_inputs(name, x, shape, maker: str = "random_module"):
     """Raise a ValueError for inputs that are not [M, *shape]."""
-    if x.ndim != 1 + len(shape) or x.shape[1:] != shape:
-        raise ValueError(_explain_inputs(f"{maker}({name!r})", x.shape, shape))
-
-
-def _explain_inputs(owner, got, shape):
+    if x.shape[1:] == shape and x.ndim:
+        return
     sizes = ", ".join(["M", *map(str, shape)])
     cure = f"pass an array [{sizes}]."
-    if len(got) == 1 and shape == (1,):
+    if x.ndim == 1 and shape == (1,):
         cure = "pass x[:, None]."
-    elif got == shape:
+    elif x.shape == shape:
         cure = "this is a single input; pass x[None]."
-    return f"{owner}: x has shape {got} but input_shape={shape} asks for [{sizes}]; {cure}"
+    raise ValueError(f"{maker}({name!r}): x has shape {x.shape} but input_shape={shape} needs [{sizes}]; {cure}")

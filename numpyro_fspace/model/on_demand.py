@@ -1,4 +1,4 @@
-"""``OnDemand``: data on disk, of which a model loads the rows of its minibatch."""
+"""``OnDemand``: data on disk, from which a model loads the rows of its minibatches."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 __all__ = ["OnDemand", "errors_as_themselves"]
 
 logger = logging.getLogger("jax._src.callback")
-#: Most rows, evenly spaced, and most numbers in them by which the precision of a source is judged.
+#: Maximum number of (evenly spaced) rows, and of numbers in them, from which the precision of a source is judged.
 MAX_ROWS, MAX_NUMBERS = 1000, 2**20
-#: Errors of loading rows inside compiled programs, newest last.
+#: Errors that occurred while compiled programs loaded rows, newest last.
 _errors: list[Exception] = []
 
 
 class OnDemand:
-    """An array on disk whose rows are loaded as a model asks for them.
+    """An array on disk whose rows are loaded when a model needs them.
 
     In a model it is indexed by the rows of a plate. The same keys give the same rows as with an array in memory, and
     hence the same draws. Memory holds the rows of ten gradient steps, or 2048 rows while the full gradient of a control
-    variate is computed, and what the system caches. (It holds all rows if the model has several subsampled plates and
-    control variates.)
+    variate is computed, in addition to the system's cache. (With several subsampled plates and control variates, it
+    holds all rows.)
 
     Args:
         source: anything with ``shape``, ``dtype`` and ``source[rows]`` for increasing row numbers: ``np.memmap``,
@@ -53,12 +53,11 @@ class OnDemand:
         dtype: type of the rows.
 
     Raises:
-        TypeError: for a source without these attributes, or whose entries are not numbers.
-        ValueError: for a source without rows, or of float64 whose differences are lost in float32; when rows are
-            loaded, for values that are not finite or do not fit into ``dtype``, and for the rows of a plate of another
-            size.
-        IndexError: when rows are loaded that do not exist.
-        OSError: when the file is shorter than it was when it was opened.
+        TypeError: the source lacks these attributes, or its entries are not numbers.
+        ValueError: the source is empty, or holds float64 values whose differences are lost in float32; when rows are
+            loaded, values are not finite or do not fit into ``dtype``, or the plate has another size.
+        IndexError: rows that do not exist are loaded.
+        OSError: the file is shorter than when it was opened.
 
     Example:
         >>> import jax, numpy as np, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tempfile
@@ -195,12 +194,12 @@ class OnDemand:
 
 
 def errors_as_themselves(fn):
-    """``fn`` that raises errors of loading rows themselves, in place of JAX's error about the compiled program."""
+    """``fn`` that raises the errors of loading rows instead of JAX's error about the compiled program."""
 
     @functools.wraps(fn)
     def wrapped(*args, **kwargs):
         _errors.clear()
-        logger.addFilter(_is_foreign)  # JAX would print the error, which is raised below
+        logger.addFilter(_is_unrelated)  # JAX would also print the error that is raised below
         try:
             return fn(*args, **kwargs)
         except jax.errors.JaxRuntimeError:
@@ -208,14 +207,14 @@ def errors_as_themselves(fn):
                 raise
             error = _errors[-1]
         finally:
-            logger.removeFilter(_is_foreign)
+            logger.removeFilter(_is_unrelated)
         raise error
 
     return wrapped
 
 
-def _is_foreign(record) -> bool:
-    """Whether a message is about something other than an error of loading rows."""
+def _is_unrelated(record) -> bool:
+    """Whether a log message is not about an error of loading rows."""
     return not _errors
 
 
@@ -230,7 +229,7 @@ def _dtype(dtype):
 
 
 def _check_file(array):
-    """Refuse a mapped file that has become shorter: the system kills a process that reads beyond its end."""
+    """Refuse a mapped file that has become shorter, because the system kills a process that reads beyond its end."""
     start = 0
     while isinstance(array, np.ndarray):
         start = getattr(array, "offset", 0)
@@ -238,4 +237,4 @@ def _check_file(array):
     if isinstance(array, mmap.mmap):
         needed = start - start % mmap.ALLOCATIONGRANULARITY + len(array)
         if array.size() < needed:
-            raise OSError(f"the file of source was truncated: it has {array.size()} bytes, and {needed} are mapped.")
+            raise OSError(f"the file of source was truncated: it has {array.size()} bytes, but {needed} are mapped.")

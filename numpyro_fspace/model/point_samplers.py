@@ -25,8 +25,8 @@ __all__ = [
     "Subset",
     "Uniform",
     "Union",
-    "same_inputs",
-    "together",
+    "check_num_inputs",
+    "concatenated",
 ]
 
 
@@ -38,10 +38,10 @@ class PointSampler(Protocol):
         num_points: M, or None if unknown.
         num_inputs: D, or None if unknown.
         is_random: whether the points depend on the key.
-        pool: all points that can occur, [N, D], or None if there is no finite list of them.
+        pool: all possible points, [N, D], or None if there is no finite list of them.
     """
 
-    # Properties, as they are only read: plain attributes will do.
+    # Properties declare that the attributes are only read. Plain attributes satisfy the protocol too.
     @property
     def num_points(self) -> int | None: ...
 
@@ -55,12 +55,12 @@ class PointSampler(Protocol):
     def pool(self) -> Float[Array, "N D"] | None: ...
 
     def __call__(self, key: Key[Array, ""]) -> Float[Array, "M D"]:
-        """Draws the points."""
+        """Draw the points."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sampler(ABC):
-    """The attributes that samplers share."""
+    """Base class of the samplers of this package."""
 
     num_points: int | None
     num_inputs: int | None
@@ -71,16 +71,16 @@ class Sampler(ABC):
 
     @abstractmethod
     def __call__(self, key: Key[Array, ""]) -> Float[Array, "M D"]:
-        """Draws the points."""
+        """Draw the points."""
 
     def rows(self, key: Key[Array, ""]) -> Int[Array, " M"] | None:
-        """The numbers of the points that ``self(key)`` draws from the pool, or None if there is no pool."""
+        """The row numbers in the pool of the points ``self(key)``, or None if there is no pool."""
         del key
         return None
 
     @property
     def constant(self) -> Float[Array, "M D"] | None:
-        """The points that are the same in every draw, with NaN in place of the others; None if M is not known."""
+        """The points that are the same in every draw, with NaN for all others; None if M is not known."""
         with jax.ensure_compile_time_eval():
             return jnp.full((self.num_points, self.num_inputs), jnp.nan)
 
@@ -146,13 +146,13 @@ class Union(Sampler):
     def __call__(self, key):
         keys = jax.random.split(key, len(self.members)) if self.is_random else [key] * len(self.members)
         draws = [member(one) for member, one in zip(self.members, keys, strict=True)]
-        same_inputs([draw.shape[1] for draw in draws])
+        check_num_inputs([draw.shape[1] for draw in draws])
         return jnp.concatenate(draws)
 
     @property
     def constant(self):
         parts = [member.constant for member in self.members]
-        return None if any(part is None for part in parts) else together(parts)
+        return None if any(part is None for part in parts) else concatenated(parts)
 
     def rows(self, key):
         if self.pool is None:
@@ -183,10 +183,9 @@ class Own(Sampler):
 
 
 def _matrix(draw, key: Key[Array, ""], sampler, dtype) -> Float[Array, "M D"]:
-    """``draw(key, (M, D))``, drawn as a list: the same numbers.
+    """``draw(key, (M, D))``, drawn as a vector: the numbers are the same.
 
-    On a CPU XLA takes ten times as long to compile a matrix of them under ``vmap``, where draws for several steps are
-    made.
+    On a CPU, XLA takes ten times as long to compile draws of a matrix under ``vmap``.
     """
     return draw(key, (sampler.num_points * sampler.num_inputs,), dtype).reshape(sampler.num_points, -1)
 
@@ -194,9 +193,9 @@ def _matrix(draw, key: Key[Array, ""], sampler, dtype) -> Float[Array, "M D"]:
 def _distinct(key: Key[Array, ""], size: int, num: int) -> Int[Array, " num"]:
     """A uniform subset of {0, ..., size - 1}, in O(num log num): Floyd's algorithm without its loop.
 
-    Floyd adds, for j = size - num, ..., size - 1, a uniform t ≤ j, or j itself if t is in the set already.
-    It is there if an earlier step drew the same t, or if the step of j = t added its own j; the latter chain
-    of steps, which only points backwards, is followed by pointer doubling.
+    For j = size - num, ..., size - 1, Floyd's algorithm adds a uniform t ≤ j, or j if t is already in the set. t is in
+    the set if an earlier step drew the same t, or if the step with j = t added j. The chain of such steps points only
+    backwards, and pointer doubling follows it.
     """
     last = jnp.arange(size - num, size)
     drawn = jax.random.randint(key, (num,), 0, last + 1)
@@ -209,13 +208,13 @@ def _distinct(key: Key[Array, ""], size: int, num: int) -> Int[Array, " num"]:
     return jnp.where(repeated, last, drawn)
 
 
-def together(pools: list) -> Array:
-    """Arrays of points as one, concrete even while an outer function is traced."""
+def concatenated(pools: list) -> Array:
+    """Concatenated arrays of points, concrete even while an outer function is traced."""
     with jax.ensure_compile_time_eval():
         return jnp.concatenate(pools)
 
 
-def same_inputs(sizes: list[int]) -> None:
+def check_num_inputs(sizes: list[int]) -> None:
     """Raise a ValueError unless all samplers have the same number of inputs."""
     if len(set(sizes)) > 1:
         raise ValueError(f"samplers must agree on the number of inputs D, got {sizes}.")

@@ -1,8 +1,8 @@
-"""From a NumPyro model to U(z, key): the potential of the unconstrained parameters, redrawn at each call.
+"""The potential U(z, key) of a NumPyro model as a function of its unconstrained parameters.
 
 ``ModelPotential`` traces the model once for its structure and then evaluates
-U(z) = -log p(y | z) - log p(z) - Σ log P0(f(X_M)) with a fresh minibatch and fresh measurement points for
-every key. The likelihood of a plate with ``subsample_size=B`` is scaled by N/B; the functional prior is not.
+U(z) = -log p(y | z) - log p(z) - Σ log P0(f(X_M)) with a minibatch and measurement points that are drawn anew for each
+key. The likelihood of a plate with ``subsample_size=B`` is scaled by N/B; the functional prior is not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from numpyro_fspace.model.index_checks import NUM_PARTS, check_indices, plates_o
 from numpyro_fspace.model.initial_values import checked_starts
 from numpyro_fspace.model.joint_evaluation import rows_found
 from numpyro_fspace.model.networks import init_to_network
-from numpyro_fspace.model.primitives import drawn
+from numpyro_fspace.model.primitives import draw_points
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import check_observations, check_sites, check_unseeded, check_unsubstituted
 from numpyro_fspace.model.site_transforms import has_dynamic_support, is_positive, prior_scale
@@ -46,30 +46,30 @@ from numpyro_fspace.model.sites import (
 
 __all__ = ["ModelPotential", "check_gradient", "check_plates"]
 
-#: Rows of the data (or a minibatch, if that is larger) evaluated together where all data are.
+#: Number of rows (or size of a minibatch, if that is larger) that are evaluated together in passes over all data.
 MAX_ROWS = 2048
 
 
 class ModelPotential:
-    """The potential of a NumPyro model, and what the samplers need to know of its structure.
+    """The potential of a NumPyro model, and the structure of the model.
 
     Args:
         model: a NumPyro model.
         args, kwargs: its arguments.
-        key: draws the initial values.
-        init_strategy: a NumPyro init strategy; networks start from their own initializer by default.
-        is_known: whether the model's structure was looked at before. Its initial run is then made when it is first
-            asked for, which in a compiled program must not be in a loop or a branch.
+        key: for the initial values.
+        init_strategy: a NumPyro init strategy; by default networks start from their own initializer.
+        is_known: whether the model was checked before. Its initial run is then made when the trace is first needed,
+            which must not happen in a loop or branch of a compiled program.
 
     Attributes:
         trace: the trace of the initial run.
         latents: names of the latent sites, all continuous.
-        has_own_noise: whether the model draws random numbers itself, which no full gradient averages over.
-        is_random: whether U depends on the key at all: on a minibatch, on random points, or on such numbers.
+        has_own_noise: whether the model itself draws random numbers, over which no full gradient averages.
+        is_random: whether U depends on the key, because of minibatches, random points, or random numbers of the model.
 
     Raises:
-        ValueError: for a model that is seeded, has discrete or no latent sites, ``param`` sites, no
-            observation, or local latent variables in a subsampled plate.
+        ValueError: the model is seeded, has discrete or no latent sites, ``param`` sites, no observation, or local
+            latent variables in a subsampled plate.
     """
 
     def __init__(self, model, args=(), kwargs=None, *, key, init_strategy=init_to_network, is_known=False):
@@ -78,11 +78,11 @@ class ModelPotential:
         self._key_init, self._key_fresh, self._key_scale = jax.random.split(key, 3)
         self._init_strategy = init_strategy
         if not is_known:
-            self._first  # noqa: B018  # raises the errors
+            _ = self._first  # raises the errors
 
     @functools.cached_property
     def _first(self):
-        """``(trace, whether the model has noise of its own, whether points are random)`` of the initial run."""
+        """``(trace, has_own_noise, whether points are random)`` of the initial run, whose errors it raises."""
         fresh = fresh_draws(self.model, self._key_fresh)
         start = checked_starts(self._init_strategy)
         settings = {"key": self._key_init, "substitute": start, "full_plates": False, "density": True}
@@ -109,7 +109,7 @@ class ModelPotential:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the model has neither networks nor functional priors, and U is known exactly."""
+        """Whether the model has neither networks nor functional priors, and U does not depend on the key."""
         has_network = any("fspace" in self.trace[k]["infer"] for k in self.latents)
         return not (has_network or self.functional_priors or self.is_random)
 
@@ -125,26 +125,26 @@ class ModelPotential:
 
     @property
     def has_functional_prior(self) -> bool:
-        """Whether the model has a prior over functions: by ``functional_prior`` or by ``gp_network``."""
+        """Whether the model has a prior over functions, by ``functional_prior`` or ``gp_network``."""
         return bool(self.functional_priors) or any(site.get("prior") is not None for site in self.trace.values())
 
     def points_in_data(self) -> dict:
-        """By name of functional prior, which of its points are rows of the data, where any are."""
+        """Which points of each functional prior are rows of the data, by name (``rows_found``)."""
         return rows_found(self.trace)
 
     def check_data(self):
-        """Raise a ValueError for observations or measurement points no density can be computed at."""
+        """Raise a ValueError for observations or measurement points at which the density cannot be computed."""
         check_observations(self.trace)
         for site in active_functional_priors(self.trace).values():
             distribution = site["fn"]
             prior, x = distribution.prior, distribution.x
-            if isinstance(x, jax.core.Tracer):  # a draw of random points stands for all
+            if isinstance(x, jax.core.Tracer):  # random points are checked by one draw
                 with jax.ensure_compile_time_eval():
-                    _, prior, x, *_ = drawn(prior, distribution.points, jax.random.key(0))
+                    _, prior, x, *_ = draw_points(prior, distribution.points, jax.random.key(0))
             if hasattr(prior, "check") and not isinstance(x, jax.core.Tracer):
                 prior.check(x)
             if distribution.has_density:
-                site = copy.copy(distribution)  # a site keeps what it has computed
+                site = copy.copy(distribution)  # because a site keeps its log_factor, which is abstract here
                 jax.eval_shape(lambda site=site: site.log_factor)  # raises the errors of the prior's log_prob
 
     def init_params(self) -> dict:
@@ -155,8 +155,8 @@ class ModelPotential:
     def scale(self) -> dict:
         """Prior standard deviation of every unconstrained parameter, shaped like ``init_params``.
 
-        A site that names its own scale (a network's weights) keeps it; others use the standard deviation
-        of a normal prior, or the interquartile range of 200 prior draws divided by 1.349.
+        The weights of networks have known scales. For other sites it is the standard deviation of a normal prior, or
+        the interquartile range of 200 prior draws divided by 1.349.
         """
         keys = jax.random.split(self._key_scale, len(self.latents))
         values = self.init_params()
@@ -164,7 +164,7 @@ class ModelPotential:
         return {k: jnp.broadcast_to(scales[k], v.shape).astype(v.dtype) for k, v in values.items()}
 
     def is_scale(self, name: str) -> bool:
-        """Whether a latent site is positive: noise, or another scale."""
+        """Whether a latent site is positive, such as a noise or another scale."""
         return is_positive(self.trace[name])
 
     def __call__(self, z, key):
@@ -173,7 +173,7 @@ class ModelPotential:
         return potential_energy(model, self.args, self.kwargs, z), model.log_functional_prior
 
     def not_finite(self, z, key) -> list[str]:
-        """The sites whose log density is not finite at ``z``, with the randomness of one of ten keys."""
+        """The sites whose log density is not finite at ``z`` for at least one of ten keys."""
 
         @jax.jit
         def finite(key):
@@ -186,13 +186,13 @@ class ModelPotential:
         return [k for k in found[0] if not all(one[k] for one in found)]
 
     def data_potential(self, z, key, model=None):
-        """U(z) without the functional priors, with the minibatch that ``key`` gives ``__call__``."""
+        """U(z) without the functional priors, with the same minibatch as ``self(z, key)``."""
         model = fresh_draws(self.model if model is None else model, key)
         with function_hook(density=False):
             return potential_energy(model, self.args, self.kwargs, z)
 
     def prior_potential(self, z):
-        """-log p(z), without likelihood and functional priors."""
+        """-log p(z), without the likelihood and functional priors."""
         model = without_data(fresh_draws(self.model, self._key_scale))
         with function_hook(density=False):
             return potential_energy(model, self.args, self.kwargs, z)
@@ -210,7 +210,7 @@ class ModelPotential:
         return self.prior_potential(z) - self._on_all_data(self.data_potential, z, key)
 
     def num_observed(self) -> float:
-        """Observed numbers, those of all minibatches; infinite if the model has a ``factor``, which hides them."""
+        """Number of observed values in all data; infinite if the model has a ``factor``, whose data are unknown."""
         sites = observed_sites(self.trace, factors=True).values()
         if not all(jnp.size(s["value"]) for s in sites):
             return float("inf")
@@ -218,7 +218,7 @@ class ModelPotential:
         return float(sum(jnp.size(s["value"]) * scale for s, scale in zip(sites, scales, strict=True)))
 
     def _on_all_data(self, estimate, z, key):
-        """``estimate(z, key, model)``, what ``data_potential`` gives or its gradient, ``MAX_ROWS`` rows at a time."""
+        """``estimate(z, key, model)`` (``data_potential`` or its gradient) on all data, ``MAX_ROWS`` rows at a time."""
         minibatches = list(subsampled_plates(self.trace).values())
         if len(minibatches) != 1:
             return estimate(z, key, full_plates(self.model))
@@ -227,7 +227,7 @@ class ModelPotential:
         num_whole = size // num_rows
 
         def part(rows):
-            """Its share of the mean of estimates from parts of the data."""
+            """The weighted estimate from these rows; the sum over all parts is the estimate on all data."""
             return jax.tree.map(lambda a: len(rows) / size * a, estimate(z, key, given_rows(self.model, rows)))
 
         def add(total, rows):
@@ -240,7 +240,7 @@ class ModelPotential:
         return add(total, rest)[0] if rest.size else total
 
     def batches(self) -> float:
-        """N/B, the minibatches that make up the data (the most of any plate's); 1 without minibatches."""
+        """N/B, the number of minibatches in the data (the largest of all plates); 1 without minibatches."""
         return max((size / batch for size, batch in subsampled_plates(self.trace).values()), default=1.0)
 
     def constrain_fn(self):
@@ -255,7 +255,7 @@ class ModelPotential:
             return lambda z: {k: constrained[k](v) for k, v in z.items()}
 
         def constrain(z):
-            # Sites that draw random numbers of their own are as they would be for one key.
+            # Sites that draw random numbers themselves use a fixed key.
             model = handlers.seed(full_plates(self.model), jax.random.key(0))
             values = constrain_fn(model, self.args, self.kwargs, z, return_deterministic=True)
             return {k: values[k] for k in (*z, *kept)}
@@ -268,14 +268,14 @@ def check_gradient(model, args, kwargs, init_strategy=init_to_network):
     with jax.ensure_compile_time_eval():
         key = jax.random.key(0)
         potential = ModelPotential(model, args, kwargs, key=key, init_strategy=init_strategy)
-        with numpyro.validation_enabled(False):  # which would warn of NaN that the model goes on to mask
+        with numpyro.validation_enabled(False):  # validation would warn of NaN that the model masks later
             gradient = jax.jit(lambda z: potential.data_gradient(z, key))(potential.init_params())
         if not all(np.isfinite(part).all() for part in jax.tree.leaves(gradient)):
             raise ValueError("The gradient of the log density is not finite where the chain starts.")
 
 
 def check_plates(model, args, kwargs, init_strategy=init_to_network):
-    """Raise a ValueError if rows of a plate are taken from an array that has fewer (``check_indices``)."""
+    """Raise a ValueError if the rows of a plate are read from an array with fewer rows (see ``check_indices``)."""
     plates: dict = {}
 
     def evaluate(key, part):
@@ -287,7 +287,6 @@ def check_plates(model, args, kwargs, init_strategy=init_to_network):
 
 
 def _log_density(site):
-    """Of a site of a trace."""
     return site["fn"].log_factor if is_functional_prior(site) else site["fn"].log_prob(site["value"])
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpyro_fspace.model.measurement import PointSampler
     from numpyro_fspace.priors import FunctionalPrior
 
-__all__ = ["drawn", "functional_prior"]
+__all__ = ["draw_points", "functional_prior"]
 
 
 def functional_prior(
@@ -39,31 +39,30 @@ def functional_prior(
 
     .. math:: \log p \mathrel{+}= \text{scale} \cdot \log P_0\big(f(X_M)\big)
 
-    **Law.** With fixed points the model's density is p(y | f) · P0(f(X_M)) · p0(w): a product of the
-    functional prior at X_M and whatever prior the weights have. With random points our kernels draw X_M at
-    each gradient step and the chain targets exp(log-likelihood + log p0(w) + E[log P0(f(X_M))]), whose
-    strength grows with the number of points M; ``scale`` tempers it. The term is never rescaled by a data
-    plate.
+    **Target.** With fixed points the density of the model is p(y | f) · P0(f(X_M)) · p0(w), the product of the
+    likelihood, the functional prior at X_M and the prior of the weights. With random points the samplers of this
+    package draw X_M at each gradient step and target exp(log-likelihood + log p0(w) + E[log P0(f(X_M))]). The last term
+    grows with the number of points M; ``scale`` tempers it. Plates never rescale it.
 
     Args:
         name: name of the site.
-        fn: function of inputs [M, D] to values [M] or [M, K], such as ``random_module`` returns. Its value at an input
-            depends on that input alone: samplers evaluate it at X_M and at the data in one pass, in which points cost
-            nothing that are rows of an argument of the model which ``fn`` is given whole, as it is.
-        prior: a functional prior (``fs.GPPrior``, ``fs.priors.StudentTPrior``, …): any object with
+        fn: function of inputs [M, D] to values [M] or [M, K], such as the result of ``random_module``. Its value at an
+            input must depend only on that input. Samplers evaluate it at X_M and at the data in one pass. Points cost
+            nothing if they are rows of an argument of the model that the model passes to ``fn`` unchanged.
+        prior: a functional prior (``fs.GPPrior``, ``fs.priors.StudentTPrior``, …), that is any object with
             ``log_prob(x, f)`` and ``sample(key, x, sample_shape)``.
-        points: measurement points: an array [M, D] (fixed), a sampler of ``fs.measurement``, or any
-            callable of a key that returns [M, D].
+        points: measurement points: an array [M, D] (fixed), a sampler of ``fs.measurement``, or a callable of a key
+            that returns [M, D].
         scale: factor on the log prior, positive.
 
     Returns:
-        ``fn`` (its linearization in a model that ``fs.variational.linearize`` made). Under a sampler the first call
-        of it evaluates ``fn`` at X_M too.
+        ``fn``, or its linearization in a model made by ``fs.variational.linearize``. Under a sampler, its first call
+        also evaluates ``fn`` at X_M.
 
     Raises:
-        ValueError: for a scale that is not positive and finite; for random points under an engine that
-            needs a fixed density (HMC, NUTS, …); for a prior whose ``log_prob`` returns no scalar.
-        TypeError: for a ``prior`` or ``points`` of the wrong kind.
+        ValueError: scale is not positive and finite; the points are random under an engine that needs a fixed density
+            (HMC, NUTS, …); ``prior.log_prob`` does not return a scalar.
+        TypeError: ``prior`` or ``points`` has the wrong type.
 
     Example:
         >>> import numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tinygp, flax.linen as nn
@@ -95,7 +94,7 @@ def functional_prior(
     if points.is_random and key is None:
         _factor(name, FunctionalPriorSite(fn, prior, points, scale=scale), engine)
         return fn
-    x, law, where, known, rows = drawn(prior, points, key)
+    x, at_points, where, known, rows = draw_points(prior, points, key)
     if not engine.wants_prior:
         _factor(name, FunctionalPriorSite(fn, prior, points, x, jnp.zeros(()), scale), engine)
         return fn
@@ -103,7 +102,7 @@ def functional_prior(
 
     def log_factor():
         with handlers.block():
-            log_prob = jnp.asarray(law.log_prob(where, one_pass.values()))
+            log_prob = jnp.asarray(at_points.log_prob(where, one_pass.values()))
         if log_prob.ndim:
             raise ValueError(
                 f"functional_prior({name!r}): prior.log_prob(x, f) must return a number, the log density of all values "
@@ -115,18 +114,19 @@ def functional_prior(
     return one_pass if engine.visits_data else fn
 
 
-def drawn(prior, points, key):
-    """Points x, a law with what it calls them, and what is known of them beforehand: a pool and their rows, or none.
+def draw_points(prior, points, key):
+    """``(x, prior, where, known, rows)``: the points x, whose log density is ``prior.log_prob(where, f)``.
 
-    The law is the prior and calls them x, or, if the prior can be tabulated, its table, which calls them by their rows.
+    If the prior can be tabulated on the pool of the points, ``prior`` is the table and ``where`` are row numbers;
+    otherwise ``where`` is x. ``known`` and ``rows`` are the arguments ``known`` and ``drawn`` of ``OnePass``.
     """
     rows = points.rows(key) if points.is_random else None
     if rows is None:
         x = points(key)
         return x, prior, x, points.constant, None
     x, table = points.pool[rows], prior.tabulated(points.pool) if hasattr(prior, "tabulated") else None
-    law, where = (prior, x) if table is None else (table, rows[:, None])
-    return x, law, where, points.pool, rows
+    at_points, where = (prior, x) if table is None else (table, rows[:, None])
+    return x, at_points, where, points.pool, rows
 
 
 def _check_scale(name, scale):
@@ -138,18 +138,18 @@ def _check_scale(name, scale):
 
 
 def _measurement_key(name, points, engine):
-    """A key for random points, None for fixed ones and where there is none.
+    """A key for random points; None for fixed points, or if no key is available.
 
     Raises:
-        ValueError: if the engine would draw the points once and keep them.
+        ValueError: the engine would draw the points once and keep them.
     """
     if not points.is_random:
         return None
     if engine.freezes_points:
         raise ValueError(
-            f"functional_prior({name!r}): the measurement points are random, but this engine (HMC, NUTS, "
-            "…) needs a density that does not change. Freeze them: "
-            "points=fs.measurement.fixed(points(jax.random.key(0))); or sample with fs.fSGHMC or fs.fSGLD."
+            f"functional_prior({name!r}): the measurement points are random, but this engine (HMC, NUTS, …) needs a "
+            "density that does not change. Freeze the points: points=fs.measurement.fixed(points(jax.random.key(0))); "
+            "or sample with fs.fSGHMC or fs.fSGLD."
         )
     return prng_key()
 

@@ -1,8 +1,8 @@
-r"""Ridge regression by orthogonal factors, and the Gaussian prior that it gives the last layer of a network.
+r"""Ridge regression by orthogonal factors, and the resulting Gaussian prior of a network's last layer.
 
 Both write a matrix as A = Q R with a triangular R and nearly orthonormal columns of Q = A R⁻¹. The rounding errors of
-R, which grow with the condition number of A, do not matter: what is solved is QᵀQ = I + X with the small X that there
-is. No derivative is taken of R, on which no solution depends.
+R, which grow with the condition number of A, do not matter, because the equations are solved for the actual
+QᵀQ = I + X, where X is small. The solutions do not depend on R, so R is not differentiated.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["LastLayerPrior", "ridge_solver"]
 
 
 class Factored:
-    """A = Q R of a matrix of full column rank that is given by blocks of rows, with QᵀQ = I + X.
+    """A = Q R for a matrix of full column rank that is given in blocks of rows, with QᵀQ = I + X.
 
-    In float32 the entries of X are below 4e-3 for condition numbers up to 1e5, so that series of three terms in X are
-    exact to the precision of the type, and so are their derivatives.
+    In float32 the entries of X are below 4e-3 for condition numbers up to 1e5, so series of three terms in X and their
+    derivatives are exact up to rounding.
 
     Args:
         blocks: the rows of A.
@@ -53,7 +53,7 @@ class Factored:
 
 
 class Orthonormal(Factored):
-    """``Factored`` with the matrices Q and X in hand, for many right-hand sides.
+    """``Factored`` with explicit Q and X, for many right-hand sides.
 
     Attributes:
         q: Q, in the blocks of A.
@@ -81,9 +81,9 @@ class Orthonormal(Factored):
 def ridge_solver(matrix: Float[Array, "M H"], tau: Float[ArrayLike, ""]) -> Callable:
     r"""``r [M, C] -> G r [H, C]``, the solutions of :math:`\min_b |\Psi b - r|^2 + \tau^2 |b|^2` for the columns of r.
 
-    By columns, with [Ψ; τI] = Q R, they are :math:`R^{-1} (Q^\top Q)^{-1} R^{-\top} \Psi^\top r`; by rows, with
-    [Ψᵀ; τI] = Q R and :math:`Q_1 = \Psi^\top R^{-1}`, they are :math:`Q_1 (Q^\top Q)^{-1} R^{-\top} r`. The smaller
-    factor is taken.
+    With [Ψ; τI] = Q R they are :math:`R^{-1} (Q^\top Q)^{-1} R^{-\top} \Psi^\top r`. With [Ψᵀ; τI] = Q R and
+    :math:`Q_1 = \Psi^\top R^{-1}` they are :math:`Q_1 (Q^\top Q)^{-1} R^{-\top} r`. The smaller of the two
+    factorizations is used.
 
     Args:
         matrix: Ψ [M, H].
@@ -92,7 +92,7 @@ def ridge_solver(matrix: Float[Array, "M H"], tau: Float[ArrayLike, ""]) -> Call
     unit = jnp.asarray(tau, matrix.dtype) * jnp.eye(min(matrix.shape), dtype=matrix.dtype)
     if matrix.shape[0] < matrix.shape[1]:
         rows = Orthonormal(matrix.T, unit)
-        # R⁻ᵀ r has entries of 1/τ, which Q₁, if it is one matrix, makes small again.
+        # R⁻ᵀ r has entries of the order 1/τ. Multiplying by the explicit Q₁ makes them small again.
         return lambda r: times(rows.q[0], rows.solve(times(rows.inverse.T, r)))
     columns = Factored(matrix, unit)
     inverse = columns.inverse
@@ -101,12 +101,12 @@ def ridge_solver(matrix: Float[Array, "M H"], tau: Float[ArrayLike, ""]) -> Call
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """The coordinates of the outputs that depend on one another a priori, or of a single one.
+    """The coordinates of a single output, or of all outputs if they are dependent a priori.
 
     Attributes:
-        outputs: their numbers.
-        values: the covariance factor of the process in units of its amplitudes, [M, w, n] for w outputs.
-        factor: of the covariance of the coordinates.
+        outputs: the numbers of the outputs.
+        values: the covariance factor of the process in units of its standard deviation, [M, w, n] for w outputs.
+        factor: factor of the covariance of the coordinates.
     """
 
     outputs: slice
@@ -114,7 +114,7 @@ class Block:
     factor: Orthonormal
 
     def color(self, white):
-        """Coordinates [H, w] of white numbers [H w]."""
+        """Coordinates [H, w] from white numbers [H w]."""
         column = times(self.factor.square_root(), white[:, None])
         root = self.factor.root
         return times(root.T, column).reshape(-1, self.values.shape[1])
@@ -128,19 +128,20 @@ class LastLayerPrior:
     .. math:: \beta \sim N\big(\gamma\, c,\; \gamma\, W W^\top \gamma^\top + \tau^2 (Q^\top Q)^{-1}\big), \qquad
               \gamma = (Q^\top Q)^{-1} Q_1^\top,
 
-    whose entries are of the order of the process's values, however large those of b.
+    whose entries are of the order of the values of the process, however large those of b are.
 
     Args:
         features: Ψ [M, H].
         tau: τ.
-        roots: W, the factor of the process's covariance in units of its amplitude: [1, M, M], one for each output
-            [K, M, M], or that of all values together [1, M K, M K].
-        center: c [M, K], the process's mean less the network's offset, in the same units.
+        roots: W, the factor of the covariance of the process in units of its standard deviation: [1, M, M], one for
+            each output [K, M, M], or one for all values together [1, M K, M K].
+        center: c [M, K], the mean of the process minus the offset of the network, in the same units.
 
     Attributes:
-        size: numbers in the white parameters of all outputs.
+        size: number of white parameters of all outputs together.
     """
 
+    #: Names of the latent sites without the prefix of the network: standardized a₀ and z, and e.
     sites = ("last_layer", "values", "residual")
 
     def __init__(self, features, tau, roots, center):
@@ -164,15 +165,15 @@ class LastLayerPrior:
             self.blocks.append(Block(outputs, values, factor))
 
     def last_layer(self, white: Float[Array, " R"]) -> Float[Array, "H K"]:
-        """b by white parameters."""
+        """b as a function of white parameters."""
         columns = white.reshape(-1, self.center.shape[1])
         colored = [block.color(columns[:, block.outputs].ravel()) for block in self.blocks]
         return times(self.factor.inverse, times(self.gain, self.center) + jnp.concatenate(colored, 1))
 
     def latents(self, white: Float[Array, " R"], key) -> dict:
-        r"""Values of the sites by name, drawn from their standard normal prior given b of these white parameters.
+        r"""Values of the sites by name, drawn from their standard normal prior given the b of these white parameters.
 
-        With the map B = [γW, τ²(QᵀQ)⁻¹R⁻ᵀ, -τγ] from the sites to β and its covariance ΛΛᵀ these are
+        With the map B = [γW, τ²(QᵀQ)⁻¹R⁻ᵀ, -τγ] from the sites to β and its covariance ΛΛᵀ, they are
         :math:`w' + B^\top \Lambda^{-\top} (c - \Lambda^{-1} B w')` for a draw w' of the prior.
         """
         factor, tau, num_points = self.factor, self.tau, len(self.center)

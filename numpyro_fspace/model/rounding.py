@@ -1,4 +1,4 @@
-"""What is lost where JAX rounds float64 to float32."""
+"""A check for float64 values whose differences are lost when JAX rounds them to float32."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ __all__ = ["lost_to_rounding"]
 
 
 def lost_to_rounding(array: np.ndarray) -> str | None:
-    """What JAX's float32 would lose of an array, and the cure; None if that is little, or JAX uses float64."""
-    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+    """A message if JAX's float32 would lose the differences in an array; None if it does not, or JAX uses float64."""
+    if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:
         return None
     rows = np.atleast_1d(array).astype(np.float64)
     is_known = np.isfinite(rows)
@@ -25,6 +25,6 @@ def lost_to_rounding(array: np.ndarray) -> str | None:
     if np.ma.filled(np.isfinite(cast), True).all() and not np.any(varies & (lost > 1e-3 * spread)):
         return None
     return (
-        f"is {array.dtype} and JAX would round it to float32, which loses it (its values are too large for their "
-        'spread). Standardize it, or call jax.config.update("jax_enable_x64", True) first'
+        f"is {array.dtype} and JAX would round it to float32, which loses its differences (its values are too large "
+        'for their spread). Standardize it, or call jax.config.update("jax_enable_x64", True) first'
     )

@@ -35,51 +35,43 @@ def run_model(
     density: bool = False,
     isolated: bool = False,
 ) -> dict:
-    """The trace of a model that runs once.
+    """The trace of one run of a model.
 
     Args:
         model: a NumPyro model.
         args, kwargs: its arguments.
-        key: of what the model draws; None if the model brings its own randomness.
-        substitute: values of its ``sample`` sites by name; or a function of a site that returns the value or None, such
+        key: for the random numbers of the model; None if the model brings its own randomness.
+        substitute: values of its ``sample`` sites by name; or a function of a site that returns its value or None, such
             as an init strategy of NumPyro.
         full_plates: whether every plate has its full size, whatever its ``subsample_size``.
-        rows: the minibatch of every subsampled plate, in place of the full size.
+        rows: the minibatch of every subsampled plate, instead of the full size.
         hook: ``hook(name, fn, values)`` replaces each function under a functional prior; see ``function_hook``.
         networks: whether the hook replaces networks too.
-        points: whether functional priors draw their measurement points, as where their density is wanted.
-        density: whether functional priors, where an engine wants their density, compute it; else it is 0.
-        isolated: hides the run from effect handlers around it, and its functions from their hooks.
+        points: whether functional priors draw their measurement points, as under engines that need a density.
+        density: whether functional priors compute their density if the engine needs it; otherwise it is 0.
+        isolated: whether to hide the run from outer effect handlers, and its functions from outer hooks.
 
     Returns:
         The sites by name.
     """
     args, kwargs = with_rows((tuple(args), dict(kwargs or {})))
     if substitute is not None and not callable(substitute):
-        model = _with_values(model, substitute)
+        values = substitute
+        model = handlers.substitute(
+            model, substitute_fn=lambda site: values.get(site["name"]) if site["type"] == "sample" else None
+        )
     if rows is not None:
         model = given_rows(model, jnp.asarray(rows))
     elif full_plates:
         model = with_full_plates(model)
     if key is not None:
         model = handlers.seed(model, key)
-    if callable(substitute):  # outside of ``seed``, as init strategies draw with the keys of sites
+    if callable(substitute):  # outside of ``seed``, because init strategies draw with the keys of sites
         model = handlers.substitute(model, substitute_fn=substitute)
     with ExitStack() as around:
         if isolated:
             around.enter_context(handlers.block())
             around.enter_context(function_hook(None))
-        around.enter_context(function_hook(hook or _same_function, density=density, networks=networks, points=points))
+        replace = hook or (lambda name, fn, values: fn)
+        around.enter_context(function_hook(replace, density=density, networks=networks, points=points))
         return handlers.trace(model).get_trace(*args, **kwargs)
-
-
-def _with_values(model, values):
-    """The model with its sample sites, and no others, at these values."""
-    return handlers.substitute(
-        model, substitute_fn=lambda site: values.get(site["name"]) if site["type"] == "sample" else None
-    )
-
-
-def _same_function(name, fn, values):
-    del name, values
-    return fn

@@ -1,4 +1,4 @@
-"""Chains spread over the devices of a mesh, of one process or of many."""
+"""Chains sharded over the devices of a mesh, in one process or several."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["CHAINS", "beside", "check_mesh", "gathered", "place"]
+__all__ = ["CHAINS", "check_mesh", "gathered", "place", "with_devices_of"]
 
-#: Name of the axis of a mesh that chains are spread over.
+#: Name of the mesh axis over which chains are sharded.
 CHAINS = "chains"
 
 
@@ -16,7 +16,7 @@ def check_mesh(mesh: Mesh, num_chains: int) -> Mesh:
     """``mesh`` with automatic axes, for which the compiler inserts the communication.
 
     Raises:
-        TypeError, ValueError: if it is no mesh, has no axis ``"chains"``, or cannot share the chains equally.
+        TypeError, ValueError: it is not a mesh, has no axis ``"chains"``, or cannot divide the chains equally.
     """
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}.")
@@ -30,10 +30,10 @@ def check_mesh(mesh: Mesh, num_chains: int) -> Mesh:
 
 
 def place(tree, mesh: Mesh, *axes: str):
-    """Arrays with their leading dimensions spread over axes of the mesh; without axes, a copy on every device.
+    """Arrays with their leading dimensions sharded over axes of the mesh; without axes, a copy on every device.
 
-    Arrays that are already distributed over the devices of the mesh, along axes whose names it has, are not copied.
-    Every process calls this with the same values.
+    Without axes, arrays that are already sharded over the devices of the mesh, along axes of the same names, keep their
+    sharding. Every process calls this function with the same values.
     """
 
     def put(a):
@@ -52,12 +52,11 @@ def place(tree, mesh: Mesh, *axes: str):
     return jax.tree.map(put, tree)
 
 
-def beside(tree, draws):
+def with_devices_of(tree, draws):
     """Model arguments whose arrays one program can use together with ``draws``.
 
-    Arrays go to the mesh of the draws if these are on one. Otherwise they stay on their devices, and the compiler
-    inserts the communication between their parts. Arrays that are not on a device yet are not moved and
-    keep their masks, for the checks.
+    Arrays move to the mesh of the draws if there is one. Otherwise they stay on their devices, and the compiler inserts
+    the communication. Arrays that are not on a device yet are not moved, and masked arrays keep their masks for checks.
     """
     mesh = next((m for m in map(_mesh, jax.tree.leaves(draws)) if m is not None), None)
 
@@ -76,12 +75,12 @@ def _mesh(array) -> Mesh | None:
 
 
 def _names(part) -> tuple:
-    """Axes of a mesh that a dimension is spread over."""
+    """The mesh axes over which a dimension is sharded."""
     return () if part is None else part if isinstance(part, tuple) else (part,)
 
 
 def gathered(tree):
-    """Arrays that this process can read: those that are distributed over processes are collected."""
+    """Arrays that this process can read: arrays that are sharded over several processes are gathered."""
 
     def gather(a):
         if not isinstance(a, jax.Array) or a.is_fully_addressable:

@@ -1,4 +1,4 @@
-"""Checks of a model: its handlers, its sites and its observations, before anything long is computed."""
+"""Checks of a model's handlers, sites and observations before long computations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_fspace.model.sites import has_point_mass, latent_sites, module_weights, observed_sites, subsampled_plates
+from numpyro_fspace.model.sites import (
+    has_point_mass,
+    is_masked,
+    latent_sites,
+    module_weights,
+    observed_sites,
+    subsampled_plates,
+)
 
 __all__ = ["check_modules", "check_observations", "check_sites", "check_unseeded", "check_unsubstituted"]
 
@@ -26,7 +33,7 @@ def check_unseeded(model):
 
 
 def check_unsubstituted(model, latents):
-    """Raise a ValueError if ``substitute`` gives values to latent sites, which a sampler would move away from."""
+    """Raise a ValueError if ``substitute`` gives values to latent sites, because a sampler would change them."""
     for layer in _layers(model):
         names = sorted(set(latents) & set(layer.data or ())) if isinstance(layer, handlers.substitute) else []
         if names:
@@ -38,17 +45,17 @@ def check_unsubstituted(model, latents):
 
 
 def _layers(model):
-    """A model, and what its handlers and partial functions are wrapped around."""
+    """A model, followed by the functions that its handlers and partial functions wrap, from outer to inner."""
     while model is not None:
         yield model
         model = model.func if isinstance(model, functools.partial) else getattr(model, "fn", None)
 
 
 def check_sites(trace):
-    """The sites of a model must be ones these samplers can move: continuous and global latents.
+    """The latent sites of a model must be continuous, and outside of subsampled plates.
 
     Raises:
-        ValueError: naming the site and the cure.
+        ValueError: the message names the site and the cure.
     """
     latents = latent_sites(trace).values()
     for site in trace.values():
@@ -64,17 +71,17 @@ def check_sites(trace):
             )
         if has_point_mass(site["fn"]):
             raise ValueError(
-                f"The latent site {name!r} has a Delta prior, or one made of a Delta: a point, which a sampler would "
-                f"move away from. For a constant write numpyro.deterministic({name!r}, value), or give the value to "
-                "fs.random_module as prior; in a mixture put a narrow density in the place of the point, such as "
+                f"The latent site {name!r} has a Delta prior, or one made of a Delta, so it is a point that a sampler "
+                f"would leave. For a constant write numpyro.deterministic({name!r}, value), or give the value to "
+                "fs.random_module as prior; in a mixture replace the point by a narrow density, such as "
                 "Normal(value, 0.01)."
             )
         local = [frame.name for frame in site["cond_indep_stack"] if frame.name in small]
         if local:
             raise ValueError(
                 f"The latent site {name!r} lies inside the subsampled plate {local[0]!r}. Local latent variables "
-                "cannot be sampled by minibatches; if it is an observation, pass its data (obs=None makes it "
-                "latent), else drop subsample_size."
+                "cannot be sampled with minibatches. If it is an observation, pass its data (obs=None makes it "
+                "latent); otherwise remove subsample_size."
             )
     if not latents:
         raise ValueError("The model has no latent site: there is nothing to sample.")
@@ -118,7 +125,7 @@ def check_modules(trace):
 
 
 def check_observations(trace):
-    """Observations must have a shape that their likelihood does not widen, and lie in its support."""
+    """Observations must have the shape of their likelihood, and lie in its support."""
     for site in observed_sites(trace, weights=True).values():
         name, value, shape = site["name"], site["value"], tuple(site["fn"].shape())
         for what, part in [("", value), ("The likelihood of t", site["fn"])]:
@@ -134,7 +141,7 @@ def check_observations(trace):
 
 
 def _fits(distribution, shape: tuple) -> bool:
-    """Whether values of this shape fit a distribution, or one distribution of every row, and none counts twice."""
+    """Whether a distribution broadcasts to values of this shape, and does not broadcast the values."""
     event = distribution.event_shape
     if shape[len(shape) - len(event) :] != event:
         return False
@@ -145,8 +152,8 @@ def _fits(distribution, shape: tuple) -> bool:
 
 
 def _check_support(name, distribution, value):
-    """Values must be possible under their likelihood, where that can be said before it is computed."""
-    if isinstance(value, jax.core.Tracer) or _is_masked(distribution) or distribution.support is None:
+    """Concrete values must lie in the support of their likelihood."""
+    if isinstance(value, jax.core.Tracer) or is_masked(distribution) or distribution.support is None:
         return
     with jax.ensure_compile_time_eval():
         inside = distribution.support(value)
@@ -160,10 +167,3 @@ def _check_support(name, distribution, value):
         f"among them (its support: {distribution.support}). {cure}Correct them, or leave them out with "
         "numpyro.handlers.mask."
     )
-
-
-def _is_masked(distribution) -> bool:
-    """Whether ``numpyro.handlers.mask``, or the distribution's own mask, leaves values out."""
-    while isinstance(distribution, dist.Independent | dist.ExpandedDistribution):
-        distribution = distribution.base_dist
-    return isinstance(distribution, dist.MaskedDistribution)

@@ -1,4 +1,4 @@
-"""Unconstrained parameters of latent sites: their transforms, which of them are scales, and their prior scales."""
+"""Unconstrained parameters of latent sites: their transforms, their signs, and their prior scales."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpyro_fspace.model.sites import base_distribution
 
 __all__ = ["base_transform", "has_dynamic_support", "is_positive", "prior_scale"]
 
-#: Prior draws from which the scale of a parameter without a closed form is estimated.
+#: Number of prior draws from which a scale without a closed form is estimated.
 NUM_SCALE_DRAWS = 200
 
 
@@ -23,9 +23,9 @@ def base_transform(site):
 
 
 def is_positive(site):
-    """Whether the support of a site has only a lower bound, the limit of unconstrained values at minus infinity."""
+    """Whether the support of a site has a lower bound only, which it reaches as the unconstrained value tends to -∞."""
     transform = base_transform(site)
-    if isinstance(transform, transforms.ComposeTransform):  # greater_than(low): an exponential, shifted
+    if isinstance(transform, transforms.ComposeTransform):  # of greater_than(low): a shifted exponential
         transform, *others = transform.parts
         if not all(isinstance(other, transforms.AffineTransform) for other in others):
             return False

@@ -1,4 +1,4 @@
-"""What ``functional_prior`` and ``random_module`` leave in a model's trace."""
+"""The sites of a trace, including those of ``functional_prior`` and ``random_module``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ __all__ = [
     "base_distribution",
     "has_point_mass",
     "is_functional_prior",
+    "is_masked",
     "is_weight",
     "last_layer",
     "latent_sites",
@@ -33,12 +34,12 @@ class FunctionalPriorSite(dist.Distribution):
         fn: the network, a function of inputs [M, D].
         prior: the prior over functions.
         points: the sampler of measurement points.
-        x: the measurement points [M, D] of this evaluation, or None where there is none (a note, a static mask).
-        log_factor: scale · log P0(fn(x)), given as a number or as a function that computes it when it is first asked
-            for; None in a note, and where random points have no key, which is an error only for those who ask for the
-            density (``log_likelihood`` does not).
+        x: the measurement points [M, D] of this evaluation, or None if there are none (a note, a static mask).
+        log_factor: scale · log P0(fn(x)), a number or a function that computes it at the first access. None in a note,
+            and for random points without a key, which is an error only if the density is needed (``log_likelihood``
+            does not need it).
         scale: the factor on the log prior.
-        one_pass: the function that is evaluated at x with the data, if there is one.
+        one_pass: the function that is evaluated at x and at the data together, if there is one.
     """
 
     support = constraints.real_vector
@@ -69,7 +70,7 @@ class FunctionalPriorSite(dist.Distribution):
         return jnp.zeros((*sample_shape, 0))
 
     def mask(self, mask):
-        """The same with ``mask`` (a bool, under ``numpyro.handlers.mask``) telling whether the prior counts."""
+        """This site with a mask (a bool, under ``numpyro.handlers.mask``), which says whether the prior counts."""
         if jnp.ndim(mask):
             raise ValueError(f"functional_prior: a mask must be one bool, got one of shape {jnp.shape(mask)}.")
         log_factor = (lambda: jnp.where(mask, self.log_factor, 0.0)) if self.has_density else None
@@ -87,7 +88,7 @@ class FunctionalPriorSite(dist.Distribution):
 
 
 def is_functional_prior(site) -> bool:
-    """Whether a trace's site was made by ``functional_prior``."""
+    """Whether a site of a trace was made by ``functional_prior``."""
     return isinstance(site.get("fn"), FunctionalPriorSite)
 
 
@@ -98,8 +99,15 @@ def base_distribution(distribution):
     return distribution
 
 
+def is_masked(distribution) -> bool:
+    """Whether ``numpyro.handlers.mask``, or the distribution's own mask, leaves values out."""
+    while isinstance(distribution, dist.Independent | dist.ExpandedDistribution):
+        distribution = distribution.base_dist
+    return isinstance(distribution, dist.MaskedDistribution)
+
+
 def has_point_mass(distribution) -> bool:
-    """Whether a distribution is a Delta, or made of one: transformed, masked, truncated, a component of a mixture."""
+    """Whether a distribution is a Delta or contains one (transformed, masked, truncated, in a mixture)."""
     if isinstance(distribution, dist.Delta):
         return True
     parts = [
@@ -127,23 +135,23 @@ def module_weights(trace) -> tuple[str, ...]:
 
 
 def is_weight(site, weights: tuple[str, ...]) -> bool:
-    """Whether a trace's site is one of these weights, or what a reparametrization has put in its place."""
+    """Whether a site of a trace is one of these weights, or its replacement by a reparametrization."""
     return site["name"] in weights or site["name"].startswith(tuple(f"{name}_" for name in weights))
 
 
 def latent_sites(trace) -> dict:
-    """The latent sites of a trace, by name; functional priors are none of them."""
+    """The latent sites of a trace, by name, without functional priors."""
     samples = {k: s for k, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
     return {k: s for k, s in samples.items() if not is_functional_prior(s)}
 
 
 def observed_sites(trace, *, factors: bool = False, weights: bool = False) -> dict:
-    """The sites of a trace with data under a likelihood, by name; functional priors are none of them.
+    """The sites of a trace that have data under a likelihood, by name, without functional priors.
 
     Args:
-        trace: of a model.
-        factors: whether ``numpyro.factor`` counts too.
-        weights: whether networks' weights that ``numpyro.handlers.condition`` fixes count too.
+        trace: the trace of a model.
+        factors: whether ``numpyro.factor`` sites are included.
+        weights: whether weights of networks that ``numpyro.handlers.condition`` fixes are included.
     """
     observed = {k: s for k, s in trace.items() if s["type"] == "sample" and s["is_observed"]}
     names = () if weights else weights_of(trace)
@@ -155,32 +163,32 @@ def observed_sites(trace, *, factors: bool = False, weights: bool = False) -> di
 
 
 def active_functional_priors(trace) -> dict:
-    """The ``functional_prior`` sites of a trace that have measurement points: not those under a static mask."""
+    """The ``functional_prior`` sites of a trace that have measurement points; those under a static mask have none."""
     return {k: s for k, s in trace.items() if is_functional_prior(s) and s["fn"].x is not None}
 
 
 def subsampled_plates(trace) -> dict:
-    """(N, B) of every plate of a trace whose B rows are a part of its N, by name."""
+    """(N, B) of every plate of a trace with B < N rows per minibatch, by name."""
     plates = {k: s["args"] for k, s in trace.items() if s["type"] == "plate"}
     return {k: (size, batch) for k, (size, batch) in plates.items() if batch not in (None, size)}
 
 
 def note(kind: str, name: str, fn, weights: tuple[str, ...] = (), **more):
-    """Leave a site of type ``kind`` in the trace, which handlers can read and no engine of NumPyro counts.
+    """Leave a site of type ``kind`` in the trace, which handlers can read and NumPyro's engines ignore.
 
-    ``weights`` are the names of the sites that ``fn`` is made of, without ``name`` and the dot after it; ``more`` are
-    further entries of the site.
+    ``weights`` are the names of the sites on which ``fn`` depends, without the prefix ``name`` and its dot. ``more``
+    holds further entries of the site.
     """
     if active_handlers():
         apply_stack({"type": kind, "name": name, "fn": fn, "weights": weights, "value": jnp.zeros((0,)), **more})
 
 
 def last_layer(draw, distribution):
-    """``draw()``, unless ``given_last_layers`` gives the last layer by the white parameters of its distribution.
+    """``draw()``, or the last layer that ``given_last_layers`` computes from white parameters.
 
     Args:
         draw: draws the last layer [H, K] from latent sites of the model.
-        distribution: returns its ``LastLayerPrior``.
+        distribution: returns the ``LastLayerPrior`` of the layer.
     """
     if not active_handlers():
         return draw()

@@ -1,4 +1,4 @@
-"""Priors on the weights of networks: ``flat``, ``fan_in``, and the sites that they become."""
+"""Priors of the weights of networks (``flat``, ``fan_in``), and the sites of weights."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class FanIn:
 
 
 def flat() -> Flat:
-    """The papers' prior on weights, p(w) ∝ 1: none at all, so that a functional prior stands alone.
+    """The papers' prior of weights, p(w) ∝ 1, which leaves a functional prior as the only prior.
 
     It is improper. With Lebesgue measure on w the distribution of f is the functional posterior only if w ↦ f is a
-    bijection; real networks have flat directions along which the weights drift away without end, and f is
-    free between fixed measurement points. Prefer the default of ``random_module`` unless you replicate. It
-    cannot be sampled, so there are no prior predictive draws.
+    bijection. Real networks have flat directions, along which the weights drift without bound, and f is unconstrained
+    between fixed measurement points. Prefer the default of ``random_module`` except for replications. This prior cannot
+    be sampled, so there are no prior predictive draws.
 
     Returns:
         A value for ``random_module``'s ``prior``, or for one weight in a dict of priors.
@@ -50,20 +50,19 @@ def flat() -> Flat:
         >>> flat()
         Flat()
 
-    Reference: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural
-    networks*.
+    Reference: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural networks*.
     """
     return Flat()
 
 
 def fan_in(scale: float = 1.0) -> FanIn:
-    """The default prior on weights, w ~ N(0, scale² / fan-in): every layer passes on the size of its input.
+    """The default prior of weights, w ~ N(0, scale² / fan-in), under which layers preserve the scale of their inputs.
 
-    The fan-in of a weight array is the number of inputs of one output: the product of all axes but the last
-    (flax, pairs) or but the first (equinox). That is too many where several axes are outputs (queries, keys and values
-    of flax's attention, ``DenseGeneral``): give those a prior of their own by a dict. Biases, one-dimensional weights
-    and embeddings count as fan-in 1. One-dimensional weights that start at one everywhere (any weights that do, of a
-    network that is built already), other than biases, and those called ``scale`` (norm layers) get N(1, scale²).
+    The fan-in of a weight array is the number of inputs of one output: the product of all axes except the last (flax,
+    pairs) or except the first (equinox). This is too large if several axes are outputs (queries, keys and values of
+    flax's attention, ``DenseGeneral``): give those arrays their own priors in a dict. Biases, one-dimensional weights
+    and embeddings have fan-in 1. Weights called ``scale`` (norm layers) get N(1, scale²), and so do one-dimensional
+    weights other than biases that are initially one everywhere (of any dimension if the network is already built).
 
     Args:
         scale: standard deviation of a weight times the square root of its fan-in; may be a random variable.
@@ -83,7 +82,7 @@ def fan_in(scale: float = 1.0) -> FanIn:
 
 
 def prior_of_each(name, network: Network, prior) -> dict:
-    """The prior of every weight, by path, still to be expanded."""
+    """The prior of every weight array by path, not yet expanded to its shape."""
     paths = list(network.weights)
     if isinstance(prior, Mapping):
         missing, unknown = [p for p in paths if p not in prior], [p for p in prior if p not in paths]
@@ -107,7 +106,7 @@ def prior_of_each(name, network: Network, prior) -> dict:
 
 
 def sample_weight(site, path, network: Network, prior, is_unit):
-    """Sample one weight array and check that it has the shape the network asks for."""
+    """Sample one weight array; a constant (a Delta prior) becomes a deterministic site."""
     shape = tuple(network.weights[path].shape)
     typical = 1 / math.sqrt(1 if is_unit else network.fan_in(path))
     if isinstance(prior, FanIn):
@@ -118,15 +117,13 @@ def sample_weight(site, path, network: Network, prior, is_unit):
     if isinstance(getattr(distribution.support, "base_constraint", distribution.support), type(constraints.real)):
         hints = {"init": functools.partial(network.draw, path), "scale": _length_scale(distribution, typical)}
     expanded = _expand(site, distribution, shape)
-    if isinstance(
-        base_distribution(distribution), dist.Delta
-    ):  # a constant is not a random variable, and no sampler could move it
+    if isinstance(base_distribution(distribution), dist.Delta):
         return numpyro.deterministic(site, expanded.mean.astype(network.weights[path].dtype))
     return sample_array(site, expanded, shape, hints)
 
 
 def sample_array(site, distribution, shape, hints):
-    """A latent site of this shape, which neither a plate nor a substituted value may change."""
+    """Sample a latent site, and check that no plate or substituted value changes its shape."""
     try:
         value = numpyro.sample(site, distribution, infer={"fspace": hints})
     except NotImplementedError as error:
@@ -138,13 +135,13 @@ def sample_array(site, distribution, shape, hints):
         if str(error):
             raise
         raise RuntimeError(
-            f"The site {site!r} needs a random key: build the network inside a model that runs under MCMC, "
+            f"The site {site!r} needs a random key: create the network inside a model that runs under MCMC, "
             "Predictive, SVI or numpyro.handlers.seed."
         ) from error
     if jnp.shape(value) != shape:
         raise ValueError(
             f"The site {site!r} has a value of shape {jnp.shape(value)}, but the network needs {shape}. "
-            "Build the network outside of plates, and substitute values of that shape."
+            "Create the network outside of plates, and substitute values of that shape."
         )
     return value
 
@@ -165,7 +162,7 @@ def _expand(site, distribution, shape):
 
 
 def _length_scale(distribution, typical):
-    """The prior's standard deviation if it is normal and known, else the fan-in's guess."""
+    """The prior standard deviation if the prior is normal and concrete, otherwise ``typical``."""
     distribution = base_distribution(distribution)
     known = isinstance(distribution, dist.Normal) and not isinstance(distribution.scale, jax.core.Tracer)
     return distribution.scale if known else typical

@@ -20,7 +20,7 @@ from numpyro_fspace.model.functions import evaluate, function_inputs, function_v
 from numpyro_fspace.model.handlers import own_keys
 from numpyro_fspace.model.index_checks import check_indices, plates_of
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sharding import beside
+from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.model.sites import is_weight, observed_sites, weights_of
 from numpyro_fspace.posterior import mapping
 from numpyro_fspace.posterior.completeness import check_complete
@@ -70,7 +70,7 @@ class Evaluator:
         """Values by name, [S, ...], at the model's ``arguments``, a tuple and a dict; see ``predict``."""
         draws, model = self.posterior.samples, self.posterior.model
         inputs = None if inputs is None else as_arrays(inputs)
-        args, kwargs, inputs = beside((*arguments, inputs), draws)
+        args, kwargs, inputs = with_devices_of((*arguments, inputs), draws)
         programs = self._kept((args, kwargs, inputs))
 
         @cache
@@ -165,7 +165,7 @@ def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
     def one_draw(draw, _, args, kwargs, inputs):
         return function_values(posterior.model, draw, args, kwargs, inputs)
 
-    args, kwargs, inputs = beside((args, kwargs, inputs), posterior.samples)
+    args, kwargs, inputs = with_devices_of((args, kwargs, inputs), posterior.samples)
     return map_draws(one_draw, posterior.samples, jax.random.key(0), (args, kwargs, inputs))
 
 

@@ -16,7 +16,7 @@ from numpyro.infer import MCMC as NumPyroMCMC
 
 from numpyro_fspace._checks import as_numbers, check_count, not_numbers
 from numpyro_fspace.model.linearized import linearize
-from numpyro_fspace.model.sharding import beside
+from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.posterior.archive import read_archive
 from numpyro_fspace.posterior.arrays import join_chains, plain
 from numpyro_fspace.posterior.run_files import RunFiles
@@ -192,7 +192,7 @@ def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, .
                 f"This run did not keep the draws of {missing} (extra_fields='~...'), without which they would come "
                 f"from the prior. If that is meant, say so: predict(..., from_prior={missing})."
             )
-        args, kwargs = beside((source._args, source._kwargs), samples)
+        args, kwargs = with_devices_of((source._args, source._kwargs), samples)
         settings = {"num_chains": source.num_chains, "args": args, "kwargs": kwargs, "stats": stats}
         found = Posterior(source.sampler.model, samples, **settings)
         return found if model is None else as_posterior(found, model)

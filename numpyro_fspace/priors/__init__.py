@@ -1,4 +1,4 @@
-"""Priors over functions: anything with ``log_prob(x, f)`` and ``sample(key, x, sample_shape)``.
+"""Priors over functions: any object with ``log_prob(x, f)`` and ``sample(key, x, sample_shape)``.
 
 ``GPPrior`` is the usual choice. ``fit_gp`` trains its kernel on data, and ``condition`` gives the exact posterior,
 which is itself a prior. ``StudentTPrior`` has heavier tails. ``NetworkPrior`` is the distribution of a random network,

@@ -1,7 +1,8 @@
-"""Cholesky factors of covariances. Those of concrete covariances are computed once in float64 and cached."""
+"""Cholesky factors of covariances. Factors of concrete covariances are computed once in float64 and cached."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, Float
 
-    #: Concrete values are NumPy's (float64), traced ones JAX's.
+    #: Concrete values are NumPy arrays (float64), traced values are JAX arrays.
     AnyArray: TypeAlias = np.ndarray | Array
 
 __all__ = [
@@ -39,11 +40,11 @@ __all__ = [
 CACHE_SIZE = 8
 #: Advice for a covariance with negative eigenvalues.
 KERNEL_CURE = (
-    "pass a kernel that is positive definite at x: tinygp's Matern and RationalQuadratic kernels take the L1 distance, "
-    "in several inputs give them distance=tinygp.kernels.distance.L2Distance(); Cosine and ExpSineSquared are kernels "
-    "of one input, in several take a product of tinygp.transforms.Subspace(i, kernel)"
+    "pass a kernel that is positive definite at x. tinygp's Matern and RationalQuadratic kernels use the L1 distance; "
+    "with several inputs give them distance=tinygp.kernels.distance.L2Distance(). Cosine and ExpSineSquared are "
+    "kernels of one input; with several inputs use a product of tinygp.transforms.Subspace(i, kernel)"
 )
-#: A negative eigenvalue of this size, relative to the sum of all, is not a rounding error.
+#: A negative eigenvalue of this size, relative to the sum of all eigenvalues, is not a rounding error.
 INDEFINITE = 1e-6
 
 
@@ -65,8 +66,8 @@ def at_compile_time(fn: Callable, x: Float[AnyArray, "M D"], *, exact: bool = Tr
     """
     if is_traced(x):
         return fn(x)
-    with jax.enable_x64(exact or jax.config.jax_enable_x64):  # type: ignore[attr-defined]
-        # A separate jaxpr leaks nothing into the outer trace; the values that fn closes over are its constants.
+    with jax.enable_x64(True) if exact else contextlib.nullcontext():
+        # A separate jaxpr does not leak into the outer trace. Its constants are the values that fn closes over.
         if not is_traced(jax.make_jaxpr(fn)(x).consts):
             with jax.ensure_compile_time_eval():
                 return np.asarray(jax.jit(fn)(x), np.float64)
@@ -117,7 +118,7 @@ class Memory:
         self._cache = OrderedDict()
 
     def once(self, inputs: tuple, build: Callable):
-        """``build()``, cached by the values of the inputs if they and the result are concrete.
+        """``build()``, cached under the values of the inputs if these and the result are concrete.
 
         Args:
             inputs: a name for the result, followed by arrays.
@@ -141,12 +142,12 @@ class Memory:
 def factorize(covariance: Float[AnyArray, "B M M"], diagonal: Float[AnyArray, "B M"], what: str) -> Factor:
     """The Cholesky factors of covariance + diag(diagonal).
 
-    Concrete (NumPy) arguments are factorized by LAPACK in float64. Traced ones are factorized in the graph, where a
-    failure gives NaN.
+    Concrete (NumPy) arguments are factorized by LAPACK in float64. Traced arguments are factorized in the compiled
+    program, where a failure gives NaN.
 
     Args:
         covariance: B covariance matrices.
-        diagonal: added to their diagonals.
+        diagonal: numbers added to their diagonals.
         what: the name of the diagonal, for the error message.
 
     Raises:
@@ -166,7 +167,7 @@ def factorize(covariance: Float[AnyArray, "B M M"], diagonal: Float[AnyArray, "B
 
 
 def _cholesky(covariance: np.ndarray, diagonal: np.ndarray, what: str) -> np.ndarray:
-    """The factor of one concrete covariance, or an error with its smallest eigenvalue."""
+    """The factor of one concrete covariance, or an error that states its smallest eigenvalue."""
     if not np.isfinite(covariance).all():
         raise ValueError("the prior covariance holds NaN or infinity: check the kernel at these x.")
     total = covariance + np.diag(diagonal)
@@ -175,7 +176,7 @@ def _cholesky(covariance: np.ndarray, diagonal: np.ndarray, what: str) -> np.nda
     except np.linalg.LinAlgError:
         if not total.any():
             raise ValueError(
-                f"the covariance at x is 0, with its {what}: give the kernel a positive variance, or pass {what}=."
+                f"the covariance at x plus {what} is zero: give the kernel a positive variance, or pass {what}=."
             ) from None
         smallest, largest = np.linalg.eigvalsh(total)[[0, -1]]
         raise ValueError(
@@ -187,7 +188,7 @@ def _cholesky(covariance: np.ndarray, diagonal: np.ndarray, what: str) -> np.nda
     if scales.min() < kept.tiny or np.sqrt(np.diagonal(total).max()) > kept.max:
         raise ValueError(
             f"the covariance at x plus {what} has standard deviations of {scales.min():.2g} to {scales.max():.2g}, "
-            f"beyond the range of {kept.dtype}: rescale f, with the variance of the kernel and the {what}."
+            f"beyond the range of {kept.dtype}: rescale f, the variance of the kernel and the {what}."
         )
     return lower
 
@@ -202,7 +203,7 @@ def warn_of_indefinite(covariance: AnyArray) -> None:
             smallest, largest = np.linalg.eigvalsh(block)[[0, -1]]
             warnings.warn(
                 f"The kernel is not a covariance: at {size} points its matrix has the eigenvalue {smallest:.2g} (the "
-                f"largest: {largest:.2g}), which the nugget or the noise hides. Please {KERNEL_CURE}.",
+                f"largest is {largest:.2g}), which the nugget or the noise hides. Please {KERNEL_CURE}.",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -238,7 +239,7 @@ def as_rows(columns: Float[AnyArray, "*S B P R"], num_points: int) -> Float[AnyA
 def as_moments(mean, covariance, num_outputs: int | None):
     """Mean [M, K] and covariance blocks in the public form: [M] and [M, M], or [M, K] and [K, M, M].
 
-    If outputs are dependent the covariance is that of ``f.ravel()``, [M K, M K].
+    If the outputs are dependent, the covariance is that of ``f.ravel()``, [M K, M K].
     """
     if num_outputs is None:
         return mean[:, 0], covariance[0]

@@ -1,10 +1,10 @@
 """Triangular factors and solves that do not deadlock under ``vmap``.
 
-This module stays as long as jaxlib 0.10, 0.11.0 or 0.11.1 is supported; jaxlib 0.11.2 and newer do not need it. Those
-versions distribute a batch of matrices on a CPU over the threads of XLA's pool, and each call waits in one of these
-threads for the others. When there are as many such batches as threads, they wait forever. With several chains every
-matrix is a batch, so that a model with two functional priors at random points hung on two cores. In these versions the
-functions below process one matrix after another; in all others they are JAX's own.
+On a CPU, jaxlib 0.10 to 0.11.1 distribute a batch of matrices over the threads of XLA's pool, and each call waits in
+one of these threads for the others. If there are as many such batches as threads, they wait forever. With several
+chains every matrix is a batch, so two functional priors at random points can deadlock on two cores. The functions below
+process one matrix after another. This is necessary as long as jaxlib below 0.11.2 is supported; with newer versions
+``cholesky`` and ``solve_lower`` are JAX's own.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 __all__ = ["cholesky", "root_and_inverse", "solve_lower", "times", "triangular_root"]
 
 
-def batches_can_wait() -> bool:
+def batches_may_deadlock() -> bool:
     """Whether this version of jaxlib may deadlock in batches of matrices."""
     return (0, 10) <= jaxlib.version.__version_info__ < (0, 11, 2) and jax.default_backend() == "cpu"
 
 
 def times(left: Array, right: Array) -> Array:
-    """The matrix product in the full precision of its type, which a GPU reduces by default."""
+    """The matrix product in the full precision of its type, which GPUs reduce by default."""
     return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
 
 def cholesky(covariance: Float[Array, "B M M"]) -> Float[Array, "B M M"]:
-    """Lower Cholesky factors, NaN for matrices without one."""
-    return jax.vmap(_cholesky)(covariance) if batches_can_wait() else jnp.linalg.cholesky(covariance)
+    """Lower Cholesky factors; NaN for matrices that have none."""
+    return jax.vmap(_cholesky)(covariance) if batches_may_deadlock() else jnp.linalg.cholesky(covariance)
 
 
 def solve_lower(
     triangular: Float[Array, "B M M"], columns: Float[Array, "B M R"], *, transposed: bool = False
 ) -> Float[Array, "B M R"]:
     """L⁻¹ r, or L⁻ᵀ r, for lower triangular L."""
-    solve = _solve_one if batches_can_wait() else _solve
+    solve = _solve_one if batches_may_deadlock() else _solve
     return jax.vmap(lambda l, r: solve(l, r, transposed))(triangular, columns)
 
 
@@ -78,23 +78,22 @@ def _cholesky_jvp(primals, tangents):
 
 
 def root_and_inverse(matrix: Float[Array, "M H"]) -> tuple[Float[Array, "H H"], Float[Array, "H H"]]:
-    """``triangular_root`` R and R⁻¹. Products with R⁻¹ take the place of triangular solves, each of which is a call of
-    LAPACK; where its rounding errors matter, the solution is to be refined."""
+    """``triangular_root`` R and R⁻¹.
+
+    Products with R⁻¹ replace triangular solves, each of which would call LAPACK. If the rounding errors of R⁻¹ matter,
+    the caller refines the solution.
+    """
     root = triangular_root(matrix)
     return root, _inverse(root)
 
 
 @jax.custom_jvp
+@sequential_vmap
 def triangular_root(matrix: Float[Array, "M H"]) -> Float[Array, "H H"]:
     """The upper triangular R with a positive diagonal and RᵀR = AᵀA, for a matrix A of full column rank.
 
-    It comes from the QR factorization of A, so that the condition number is that of A and not its square.
+    R comes from the QR factorization of A, so the condition number of the problem is that of A and not its square.
     """
-    return _root_of(matrix)
-
-
-@sequential_vmap
-def _root_of(matrix):
     root = jnp.linalg.qr(matrix, mode="r")
     signs = jnp.where(jnp.diagonal(root) < 0, -1.0, 1.0).astype(root.dtype)
     return signs[:, None] * root
@@ -112,12 +111,8 @@ def _triangular_root_jvp(primals, tangents):
 
 
 @jax.custom_jvp
-def _inverse(triangular):
-    return _inverse_of(triangular)
-
-
 @sequential_vmap
-def _inverse_of(triangular):
+def _inverse(triangular):
     return solve_triangular(triangular, jnp.eye(len(triangular), dtype=triangular.dtype))
 
 

@@ -19,7 +19,7 @@ __all__ = ["as_diagonal", "default_nugget"]
 
 #: The default nugget, relative to the mean variance of the smallest summand of the kernel.
 RELATIVE_NUGGET = 1e-2
-#: The default nugget is at least that for a summand with this share of the variance.
+#: The default nugget is at least the one for a summand with this share of the variance.
 SMALLEST_SHARE = 1e-2
 
 
@@ -32,9 +32,9 @@ def default_nugget(share: Float[AnyArray, " B"], covariance: Float[AnyArray, "B 
     """
     if isinstance(share, np.ndarray) and np.any(share < 0.1 * SMALLEST_SHARE):
         warnings.warn(
-            f"A summand of the kernel has {share.min():.1g} of the variance at the points, and the default nugget "
-            f"({RELATIVE_NUGGET * SMALLEST_SHARE:.0e} of it) hides much of it: pass nugget=, a hundredth of the "
-            "summand's variance, or leave the summand out.",
+            f"A summand of the kernel has the share {share.min():.1g} of the variance at the points, and the default "
+            f"nugget ({RELATIVE_NUGGET * SMALLEST_SHARE:.0e} of the variance) hides much of it. Pass nugget= with a "
+            "hundredth of the summand's variance, or remove the summand.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -44,7 +44,7 @@ def default_nugget(share: Float[AnyArray, " B"], covariance: Float[AnyArray, "B 
 
 
 def as_diagonal(nugget, num_points: int, num_outputs: int | None, *, size: int, name: str):
-    """A nugget or noise (a scalar, [M] or [M, K]) as diagonals that broadcast to those of blocks [B, size, size]."""
+    """A nugget or noise (a scalar, [M] or [M, K]) as diagonals that broadcast to the blocks [B, size, size]."""
     if nugget.ndim == 2:
         nugget = as_values(nugget, num_points, num_outputs, name)
         return nugget.T if size == num_points else nugget.reshape(1, -1)

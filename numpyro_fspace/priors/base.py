@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FunctionalPrior", "as_inputs", "as_positive", "as_real", "as_values", "check_prior", "deprecated_law"]
 
-#: What helps where numbers are complex.
+#: Advice for complex numbers.
 REAL_CURE = "pass np.abs(a), or np.stack([a.real, a.imag], -1)"
 
 
 @runtime_checkable
 class FunctionalPrior(Protocol):
-    """A prior over functions, given by the distribution of the values f(x) at any finite set of inputs.
+    """A prior over functions, defined by the distribution of the values f(x) at any finite set of inputs.
 
     Any object with these two methods is a prior; there is no base class to inherit from. ``num_outputs`` is K, or None
     for a function with a single output whose values are [M].
@@ -61,7 +61,7 @@ def check_prior(prior) -> FunctionalPrior:
 
 
 def as_real(value, name: str) -> AnyArray:
-    """A float64 NumPy array, or the traced array itself; integers are cast to float.
+    """``value`` as a float64 NumPy array; a traced array stays traced, and its integers become floats.
 
     Raises:
         TypeError: not an array of real numbers (dates, text, a mask).
@@ -130,7 +130,7 @@ def as_values(f, num_points: int, num_outputs: int | None, name: str = "f") -> F
     elif f.shape == (num_points,):
         cure = f" (pass {name}[:, None], or build the prior without num_outputs)"
     raise ValueError(
-        f"{name} must have shape {wanted}, as x holds {num_points} points and the prior has "
+        f"{name} must have shape {wanted}, because x holds {num_points} points and the prior has "
         f"num_outputs={num_outputs}; got {list(f.shape)}{cure}."
     )
 

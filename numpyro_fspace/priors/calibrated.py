@@ -40,30 +40,29 @@ class _Basis(NamedTuple):
 
 
 class CalibratedPrior:
-    r"""P0 relative to the distribution that the weights' prior gives the function: log P0(f) - log Q(f), where Q is
-    wider.
+    r"""P0 divided by the network's own distribution Q, log P0(f) - log Q(f), in the directions in which Q is wider.
 
     A network with random weights has its own distribution Q at the measurement points (the *base*).
-    ``functional_prior`` with P0 gives f the product distribution Q · P0, which is tighter and smoother than either.
+    ``functional_prior`` with P0 gives f the product distribution Q · P0, which is narrower and smoother than either.
     With the density ratio
 
     .. math:: p_0(w)\, \frac{P_0(f(X_M; w))}{Q(f(X_M; w))},
 
-    f(X_M) has the distribution P0, as accurately as Q describes the network. The ratio of two Gaussians is a density
-    only where Q is wider. Both are therefore transformed to coordinates in which P0 is white and Q is diagonal. A
-    direction in which Q has the larger variance gets P0's variance; any other direction keeps Q's. The correction is
-    bounded by the precision of P0 and stable for any Q. Give the weights a *wide* prior, because the ratio cannot
-    produce functions that the network does not have.
+    f(X_M) has the distribution P0, as accurately as Q describes the network. The ratio of two Gaussian densities can be
+    normalized only in directions where Q is wider. Both are therefore transformed to coordinates in which P0 is white
+    and Q is diagonal. A direction in which Q has the larger variance gets the variance of P0; any other direction keeps
+    that of Q. The correction is bounded by the precision of P0 and stable for any Q. Give the weights a *wide* prior,
+    because the ratio cannot produce functions that the network does not have.
 
-    If Q is Gaussian the ratio has mean one under Q. ``sample``, ``marginal`` and ``log_prob`` then describe the same
+    If Q is Gaussian, the ratio has mean one under Q. ``sample``, ``marginal`` and ``log_prob`` then describe the same
     Gaussian distribution, with the mean and variance of P0 in the directions in which Q is wider and those of Q in all
     others. The base of a finite network is Gaussian only to order 1/width, and the calibration has the same accuracy.
 
     Args:
-        prior: P0, a Gaussian prior (``fs.GPPrior``); its nugget counts.
-        base: Q, a Gaussian distribution of the network's functions: ``fs.priors.NetworkPrior`` of
+        prior: P0, a Gaussian prior (``fs.GPPrior``), including its nugget.
+        base: Q, a Gaussian approximation of the network's distribution of functions: ``fs.priors.NetworkPrior`` of
             ``fs.model.random_function``. It is evaluated once for fixed points and for random points from a pool
-            (``fs.measurement.subset``), and at each gradient for other points.
+            (``fs.measurement.subset``), and at each gradient step for other points.
 
     Raises:
         TypeError: prior or base is not Gaussian.
@@ -102,7 +101,7 @@ class CalibratedPrior:
         return self.prior.num_outputs
 
     def log_prob(self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]) -> Float[Array, ""]:
-        """Log ratio of the densities at f = f(x), in the directions in which the base is wider.
+        """Log ratio of the densities at f, in the directions in which the base is wider.
 
         Args:
             x: measurement points [M, D].
@@ -118,7 +117,7 @@ class CalibratedPrior:
         return 0.5 * jnp.where(variance > 1.0, ratio, 0.0).sum()
 
     def marginal(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
-        """Mean and covariance of f(x) under base times ratio, in the form of ``GPPrior.marginal``."""
+        """Mean and covariance of f(x) under the base times the ratio, in the form of ``GPPrior.marginal``."""
         x = as_inputs(x)
         basis = self._basis(x)
         xp = np if isinstance(basis.to, np.ndarray) else jnp
@@ -132,7 +131,7 @@ class CalibratedPrior:
     def sample(
         self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
-        """Draws of f(x) from the distribution with these ``marginal`` moments."""
+        """Draws of f(x) from the Gaussian distribution with the moments of ``marginal``."""
         check_key(key, "key", single=True)
         check_shape(sample_shape, "sample_shape")
         x = as_inputs(x)
@@ -160,8 +159,8 @@ class CalibratedPrior:
         base_mean, covariance = self.base._mean(x), self.base._covariance(x)
         if covariance.shape[-1] != factor.shape[-1]:
             raise ValueError(
-                "CalibratedPrior: outputs must be dependent in prior and base alike; with a matrix-valued kernel the "
-                "base is fs.priors.NetworkPrior(..., dependent=True)."
+                "CalibratedPrior: the outputs must be dependent in both prior and base, or in neither. With a "
+                "matrix-valued kernel pass the base fs.priors.NetworkPrior(..., dependent=True)."
             )
         half = factor.whiten(covariance)
         white = factor.whiten(half.swapaxes(-1, -2))

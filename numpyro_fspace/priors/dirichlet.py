@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_fspace._checks import as_numbers
+from numpyro_fspace._checks import as_numbers, check_count
 from numpyro_fspace.priors.base import as_positive
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def dirichlet_targets(
         Targets ỹ [N, K] and their variances s² [N, K].
 
     Raises:
-        ValueError: labels are not integers from 0 to K - 1.
+        ValueError, TypeError: labels are not integers from 0 to K - 1, or another argument is out of range.
 
     Example:
         >>> import numpyro_fspace as fs
@@ -44,8 +44,7 @@ def dirichlet_targets(
 
     Reference: D. Milios et al. (2018), *Dirichlet-based Gaussian processes for large-scale calibrated classification*.
     """
-    if not isinstance(num_classes, int | np.integer) or num_classes < 2:
-        raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}.")
+    check_count(num_classes, "num_classes", 2)
     concentration = float(as_positive(concentration, "concentration"))
     labels = np.asarray(as_numbers(labels, "labels"))
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):

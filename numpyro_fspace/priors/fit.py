@@ -57,11 +57,11 @@ class GPFit:
         """Mean and variance of y (noise included) at x_test, [M] or [M, K], given the training data.
 
         Raises:
-            ValueError: the noise of each target was given, so that the noise of new targets is unknown.
+            ValueError: ``fit_gp`` was given the noise of each target, so the noise of new targets is unknown.
         """
         if np.ndim(self.noise_variance):
             raise ValueError(
-                "predict: fit_gp was given the noise of each target, so that of new targets is unknown; use "
+                "predict: fit_gp was given the noise of each target, so the noise of new targets is unknown. Use "
                 "prior.condition(x_train, y_train, noise_variance).moments(x_test), the moments of f."
             )
         mean, covariance = self.prior.condition(x_train, y_train, self.noise_variance).moments(x_test)
@@ -85,19 +85,19 @@ def fit_gp(
 ) -> GPFit:
     """Train a zero-mean Gaussian process: maximize log N(y; 0, k(x, x) + noise · I) by Adam.
 
-    The logarithms of the parameters and of the noise variance are optimized, in float64 whatever JAX's setting, and the
-    best iterate is returned. The noise variance stays above 1e-6 times that of y. Subtract the mean from y first.
+    Adam optimizes the logarithms of the parameters and of the noise variance in float64, whatever JAX's setting, and
+    the best iterate is returned. The noise variance stays above 1e-6 times that of y. Subtract the mean from y first.
 
     Args:
-        kernel: None means the squared exponential with one lengthscale per input, started at median distances and the
-            variance of y. A tinygp kernel starts at its own (positive) parameters; its integers (the order of a
+        kernel: None means the squared exponential with one lengthscale per input, which starts at median distances and
+            the variance of y. A tinygp kernel starts at its own (positive) parameters; its integers (the order of a
             polynomial) are held fixed. A function takes a dict of positive parameters, all of which are trained from
-            their initial values ``params``, and returns a kernel as ``GPPrior`` takes it.
+            their initial values ``params``, and returns a kernel for ``GPPrior``.
         x: inputs [N, D].
         y: targets [N], or [N, K] for K outputs that share kernel and noise.
         params: initial values of the parameters of a kernel function.
-        noise_variance: a number is the initial noise variance, and None means a tenth of the variance of y. Variances
-            of the targets, [N] or [N, K], are taken as known and not trained (those of ``dirichlet_targets``).
+        noise_variance: a number is the initial noise variance, and None means a tenth of the variance of y. An array of
+            variances [N] or [N, K], such as that of ``dirichlet_targets``, is taken as known and not trained.
         num_steps: Adam steps.
         learning_rate: learning rate of Adam, in log space.
         max_points: if N is larger, a random subset of this size is used instead of the data.
@@ -178,15 +178,15 @@ def fit_gp(
         losses, path = _adam(loss, logs, num_steps, learning_rate, progress)
     if not np.isfinite(losses).any():
         raise ValueError(
-            f"the marginal likelihood is not finite at the start: {KERNEL_CURE}; or one that is differentiable in all "
-            "its parameters, or a larger noise_variance."
+            f"the marginal likelihood is not finite at the start: {KERNEL_CURE}. Or pass a kernel that is "
+            "differentiable in all its parameters, or a larger noise_variance."
         )
     best = int(np.nanargmin(losses))
     if not np.isfinite(losses[-1]):
         warnings.warn(
             f"fit_gp: the marginal likelihood is not finite from step {int(np.argmin(np.isfinite(losses)))} of "
-            f"{num_steps} on, and the kernel is hardly trained: {KERNEL_CURE}; or one that is differentiable in all "
-            "its parameters, a larger noise_variance or a smaller learning_rate.",
+            f"{num_steps} on, and the kernel is hardly trained: {KERNEL_CURE}. Or pass a kernel that is differentiable "
+            "in all its parameters, a larger noise_variance or a smaller learning_rate.",
             RuntimeWarning,
             stacklevel=2,
         )

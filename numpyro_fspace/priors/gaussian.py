@@ -1,4 +1,4 @@
-"""Gaussian processes: the base class of all Gaussian priors, their exact posteriors, and tables of them."""
+"""Gaussian processes: the base class of Gaussian priors, exact posteriors, and processes tabulated on a pool."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class GaussianProcess(ABC):
 
     Internally values are [M, K], with K = 1 for a single output, and covariances are B blocks [B, M, M]: one shared by
     all outputs, or one per output. Dependent outputs have one block [1, M K, M K], in which the outputs of a point are
-    adjacent. If x and the prior are concrete, mean and factor are computed once in float64, even while a program is
-    being traced, and enter it as constants.
+    adjacent. If x and the prior are concrete, the mean and the factor are computed once in float64, even while a
+    program is being traced, and become constants of that program.
 
     Attributes:
         num_outputs: K, or None for a single output whose values are [M].
-        nugget: variance added to the diagonal of the covariance at the points; None means 1e-2 times the mean variance
-            there, or that of the smallest summand if the kernel is a sum (``smallest_share``).
+        nugget: variance added to the diagonal of the covariance at the points. None means 1e-2 times the mean variance
+            there, or 1e-2 times that of the smallest summand if the kernel is a sum (``smallest_share``).
     """
 
     exact = True  # evaluate concrete means and covariances in float64
@@ -69,7 +69,7 @@ class GaussianProcess(ABC):
         """k(x1, x2) without nugget, in 1 or K blocks; one block [1, M K, L K] if outputs are dependent."""
 
     def smallest_share(self, x: Float[ArrayLike, "M D"]) -> Float[AnyArray, " B"]:
-        """Share of the smallest summand in the mean variance at x, if f is a sum of independent functions, by block."""
+        """Share of the smallest summand in the mean variance at x, by block; 1 unless f is a sum of functions."""
         del x
         return np.ones(1)
 
@@ -78,7 +78,7 @@ class GaussianProcess(ABC):
 
         Args:
             x: measurement points [M, D].
-            f: the function's values there, [M] (or [M, 1]), or [M, K] if the prior has ``num_outputs``.
+            f: values of the function there, [M] (or [M, 1]), or [M, K] if the prior has ``num_outputs``.
 
         Returns:
             The log density, in the precision of f. If x or the kernel is traced, a covariance that is not positive
@@ -92,7 +92,7 @@ class GaussianProcess(ABC):
     def log_marginal_likelihood(
         self, x: Float[ArrayLike, "N D"], y: Float[ArrayLike, "N K"], noise_variance: Float[ArrayLike, "*N"]
     ) -> Float[Array, ""]:
-        """log N(y; m(x), k(x, x) + noise_variance · I), the evidence of targets y, without nugget.
+        """log N(y; m(x), k(x, x) + noise_variance · I), the marginal likelihood of targets y, without nugget.
 
         Args:
             x: inputs [N, D].
@@ -148,14 +148,14 @@ class GaussianProcess(ABC):
     ) -> ConditionedGP:
         """The exact posterior of f given y = f(x) + noise, which is itself a prior.
 
-        As the prior of a network that is trained on the same y it would count the data twice.
+        Do not use it as the prior of a network with a likelihood of the same y: the data would count twice.
 
         Args:
             x: inputs [N, D].
             y: targets, [N] or [N, K].
             noise_variance: variance of the noise of each target: a scalar, [N] or [N, K].
-            nugget: nugget of the posterior as a prior; None keeps this prior's. A relative nugget is then relative to
-                the posterior variance.
+            nugget: nugget of the posterior as a prior; None keeps the nugget of this prior. The default nugget is then
+                relative to the posterior variance.
         """
         return ConditionedGP(self, x, y, noise_variance, self.nugget if nugget is None else nugget)
 
@@ -163,7 +163,8 @@ class GaussianProcess(ABC):
         """This process at the points of a pool, as a function of row numbers [M, 1] instead of inputs [M, D].
 
         Mean and covariance of the whole pool are computed once, in the precision used for fixed points, and looked up
-        at its rows. None if they depend on traced values (a random lengthscale) or have more than 2²³ entries.
+        by row number. The result is None if they depend on traced values (a random lengthscale) or have more than 2²³
+        entries.
         """
         pool = as_inputs(pool)
         if is_traced(pool) or jax.eval_shape(lambda a: self.covariance_function(a, a), pool).size > MAX_TABLE:
@@ -176,7 +177,7 @@ class GaussianProcess(ABC):
         return TabulatedGP(self, *table)
 
     def check(self, x: Float[ArrayLike, "M D"]) -> None:
-        """Raise a ValueError if k(x, x) + nugget · I, unless it is traced, has no Cholesky factor."""
+        """Raise a ValueError if k(x, x) + nugget · I is concrete and has no Cholesky factor."""
         self._factor(as_inputs(x))
 
     def whitened_square(
@@ -184,7 +185,7 @@ class GaussianProcess(ABC):
     ) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
         """(f - m)ᵀ Σ⁻¹ (f - m) and log |Σ| / 2 of each output, with Σ = k(x, x) + nugget (or noise) · I.
 
-        If the outputs are dependent there is one number for all values, K = 1.
+        For dependent outputs, there is one number for all values together, and K = 1.
         """
         x = as_inputs(x)
         f = jnp.asarray(as_values(f, len(x), self.num_outputs, "f" if noise is None else "y"))
@@ -235,9 +236,9 @@ class ConditionedGP(GaussianProcess):
 
     m'(·) = m(·) + k(·, x) Σ⁻¹ (y - m(x)),  k'(·, ·) = k(·, ·) - k(·, x) Σ⁻¹ k(x, ·),  Σ = k(x, x) + noise.
 
-    k' is a difference. If x is traced (random points under jit) it is computed in the precision of the program. In
-    float32 and with small noise it may then have no Cholesky factor, and ``log_prob`` is NaN. Use fixed points or rows
-    of a pool, for which it is computed in float64, or enable float64.
+    If x is traced (random points under jit), the difference k' is computed in the precision of the program. In float32
+    and with small noise it may then have no Cholesky factor, and ``log_prob`` is NaN. Use fixed points or rows of a
+    pool, for which k' is computed in float64, or enable float64.
 
     Reference: rasmussen2006, equations 2.22 to 2.24.
     """
@@ -259,10 +260,10 @@ class ConditionedGP(GaussianProcess):
         return self.prior.mean_function(x) + as_rows(product(cross, self._weights), len(x))
 
     def _check_columns(self, *inputs):
-        """New inputs must have the columns of the data: kernels would take one column for all of them."""
+        """New inputs must have as many columns as the data: a kernel would broadcast a single column."""
         for x in inputs:
             if x.shape[1] != self.x.shape[1]:
-                raise ValueError(f"x has {x.shape[1]} columns, and the data of this posterior {self.x.shape[1]}.")
+                raise ValueError(f"x has {x.shape[1]} columns, but the data of this posterior have {self.x.shape[1]}.")
 
     def covariance_function(self, x1, x2):
         self._check_columns(x1, x2)

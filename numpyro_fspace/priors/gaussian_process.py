@@ -45,15 +45,15 @@ def on_rows(kernel):
 
 
 class ManyInputsError(ValueError):
-    """Several inputs, given to a kernel of one."""
+    """A kernel of one input was called with several inputs."""
 
 
 def _of_one_input(kernel, a, b):
     if jnp.size(a) != 1:
         name = type(kernel).__name__
         raise ManyInputsError(
-            f"tinygp.kernels.quasisep.{name} is a kernel of one input, and x has {jnp.size(a)}: take a kernel of "
-            "tinygp.kernels, or one column of x by tinygp.transforms.Subspace(0, kernel)."
+            f"tinygp.kernels.quasisep.{name} is a kernel of one input, but x has {jnp.size(a)}: use a kernel from "
+            "tinygp.kernels, or select one column of x by tinygp.transforms.Subspace(0, kernel)."
         )
     return kernel.evaluate(jnp.reshape(a, ()), jnp.reshape(b, ()))
 
@@ -75,9 +75,9 @@ def _summands(kernel) -> list:
 
 
 def check_columns(kernel, num_columns: int) -> None:
-    """Lengthscales of several inputs must be as many as x has columns: one column would be taken for all of them.
+    """The kernel's lengthscales, and the columns that it selects, must agree with the columns of x.
 
-    A part of x must be there too: JAX takes the last column in its place.
+    Otherwise a single column would be broadcast, and JAX would replace a column that does not exist by the last one.
     """
     from tinygp import kernels, transforms
 
@@ -85,8 +85,8 @@ def check_columns(kernel, num_columns: int) -> None:
         scale = jnp.shape(kernel.scale)
         if len(scale) == 1 and scale[0] not in (1, num_columns):
             raise ValueError(
-                f"the kernel has scales of {scale[0]} inputs (tinygp.transforms.Linear), and x has {num_columns}: pass "
-                f"x with {scale[0]} columns, or a kernel of {num_columns}."
+                f"the kernel has scales of {scale[0]} inputs (tinygp.transforms.Linear), but x has {num_columns}: pass "
+                f"x with {scale[0]} columns, or a kernel of {num_columns} inputs."
             )
         num_columns = scale[0] if len(scale) == 2 else num_columns
     elif isinstance(kernel, transforms.Subspace):
@@ -94,8 +94,8 @@ def check_columns(kernel, num_columns: int) -> None:
             num_columns = np.size(np.empty(num_columns)[kernel.axis])
         except IndexError:
             raise ValueError(
-                f"the kernel takes input {kernel.axis} of x (tinygp.transforms.Subspace, counted from 0), and x has "
-                f"{num_columns}."
+                f"the kernel uses input {kernel.axis} of x (tinygp.transforms.Subspace, counted from 0), but x has "
+                f"{num_columns} inputs."
             ) from None
     elif not isinstance(kernel, kernels.Sum | kernels.Product):
         return
@@ -105,16 +105,16 @@ def check_columns(kernel, num_columns: int) -> None:
 
 
 def _block(kernel, x1, x2):
-    """A kernel's values, or an error that names its parameters where it has none."""
+    """The values of a kernel, or an error that explains its failure."""
     try:
         block = kernel(x1, x2)
     except (TypeError, ValueError) as error:
-        if type(error) not in (TypeError, ValueError):  # of JAX, on values that are not known; of ours
+        if type(error) not in (TypeError, ValueError):  # subclasses are JAX's errors about traced values, or ours
             raise
         reason = str(error).partition("\n")[0]
         raise type(error)(
-            f"the kernel fails at x with {x1.shape[1]} inputs ({reason}): its parameters must be numbers, and a "
-            "function that it calls must return one. For a lengthscale of each input write "
+            f"the kernel fails at x with {x1.shape[1]} inputs ({reason}). Its parameters must be numbers, and so must "
+            "the values of functions that it calls. For one lengthscale per input write "
             "tinygp.transforms.Linear(1 / lengthscale, kernel)."
         ) from error
     block = jnp.asarray(block)
@@ -132,14 +132,15 @@ class GPPrior(GaussianProcess):
 
     If x and the kernel's parameters are concrete, the covariance is factorized once per x in float64, and ``log_prob``
     costs one product with a constant matrix. Kernel, mean and nugget may also hold traced values (kernel parameters
-    sampled in a NumPyro model). The factor is then part of the program, in its precision, and a covariance without one
-    gives NaN. Create a prior with fixed parameters outside of the model, because jit may trace parameters that are
-    created inside.
+    sampled in a NumPyro model). The factorization is then part of the program and has its precision, and a covariance
+    that is not positive definite gives NaN. Create a prior with fixed parameters outside of the model, because jit may
+    trace parameters that are created inside.
 
-    Distances are those of the kernel: all kernels of tinygp except ``ExpSquared`` default to the *L1* distance. Pass
-    ``distance=tinygp.kernels.distance.L2Distance()`` for the usual isotropic kernel. With several inputs Matérn 3/2 and
-    5/2 and ``RationalQuadratic`` are covariances only with L2, ``Cosine`` and ``ExpSineSquared`` with neither: take a
-    product of ``tinygp.transforms.Subspace(i, kernel)``. Kernels of ``tinygp.kernels.quasisep`` take one input.
+    All kernels of tinygp except ``ExpSquared`` use the *L1* distance by default. Pass
+    ``distance=tinygp.kernels.distance.L2Distance()`` for the usual isotropic kernel. With several inputs, Matérn 3/2
+    and 5/2 and ``RationalQuadratic`` are covariances only with L2; ``Cosine`` and ``ExpSineSquared`` are covariances
+    with neither: use a product of ``tinygp.transforms.Subspace(i, kernel)``. Kernels of ``tinygp.kernels.quasisep``
+    take one input.
 
     Args:
         kernel: a tinygp kernel (or any callable of x1 [M, D], x2 [L, D] that returns [M, L]), or a list of K kernels,
@@ -147,7 +148,7 @@ class GPPrior(GaussianProcess):
             ``fs.priors.Helmholtz``, makes the outputs dependent.
         mean: a number, an array [K], or a function of x [M, D] that returns [M] or [M, K].
         nugget: variance added to the diagonal of the covariance at the points. None means 1e-2 times their mean
-            variance; for a sum of kernels 1e-2 times that of the smallest summand, but at least 1e-4 times the total.
+            variance; for a sum of kernels, 1e-2 times that of the smallest summand, but at least 1e-4 times the total.
         num_outputs: K, for values [M, K]; None for a single output with values [M].
 
     Raises:
@@ -180,7 +181,9 @@ class GPPrior(GaussianProcess):
         if num_outputs is not None and (not isinstance(num_outputs, int | np.integer) or num_outputs < 1):
             raise ValueError(f"num_outputs must be a positive integer or None, got {num_outputs!r}.")
         if isinstance(kernel, list | tuple) and len(kernels) != num_outputs:
-            raise ValueError(f"kernel lists {len(kernels)} kernels but num_outputs={num_outputs}: give one each.")
+            raise ValueError(
+                f"kernel is a list of {len(kernels)} kernels but num_outputs={num_outputs}: give one kernel per output."
+            )
         if not callable(mean):
             mean = as_real(mean, "mean")
             if mean.shape not in [(), (num_outputs,)]:
@@ -190,7 +193,7 @@ class GPPrior(GaussianProcess):
                 )
         super().__init__(num_outputs, nugget)
         self.kernel, self.mean = kernel, mean
-        # JAX arrays, because jit may embed NumPy parameters in the precision of its first call.
+        # JAX arrays, because jit may embed NumPy parameters with the precision of its first call.
         self._kernels = tuple(on_rows(jax.tree.map(_as_jax, one)) for one in kernels)
         self._summands = tuple([on_rows(jax.tree.map(_as_jax, part)) for part in _summands(one)] for one in kernels)
 

@@ -29,17 +29,18 @@ class Helmholtz:
               \operatorname{rot} \Psi = (\partial_2 \Psi, -\partial_1 \Psi),\quad
               \Phi \sim GP(0, k_\Phi),\; \Psi \sim GP(0, k_\Psi) \text{ independent}
 
-    has the following covariance, where :math:`\nabla \nabla'^\top k = (\partial_{x_i} \partial_{x'_j} k)_{ij}` and
+    The covariance of f is as follows, where :math:`\nabla \nabla'^\top k = (\partial_{x_i} \partial_{x'_j} k)_{ij}` and
     :math:`R` is the rotation by a right angle, rot = R grad:
 
     .. math:: \operatorname{Cov}(f(x), f(x')) = \nabla \nabla'^\top k_\Phi(x, x')
               + R\, \nabla \nabla'^\top k_\Psi(x, x')\, R^\top.
 
-    grad Φ has no curl and rot Ψ no divergence, so that the two kernels determine the size and the scale of the field's
-    divergence and of its curl. ``fs.GPPrior(Helmholtz(...), num_outputs=2)`` is the prior, and ``fs.fit_gp`` trains its
-    parameters. JAX differentiates the kernels, which must therefore be twice differentiable as programs, as
-    ``ExpSquared`` and ``Polynomial`` are. tinygp's ``Exp`` and Matérn kernels take a square root of the distance, which
-    has no derivative at 0, and are refused; ``RationalQuadratic`` is accepted only with ``L2Distance()``.
+    grad Φ has no curl and rot Ψ has no divergence, so the kernel of Φ determines the size and the lengthscale of the
+    divergence of f, and the kernel of Ψ those of its curl. ``fs.GPPrior(Helmholtz(...), num_outputs=2)`` is the prior,
+    and ``fs.fit_gp`` trains its parameters. JAX differentiates the kernels, which must therefore be twice
+    differentiable as programs, as ``ExpSquared`` and ``Polynomial`` are. tinygp's ``Exp`` and Matérn kernels take a
+    square root of the distance, which has no derivative at 0, and are refused; ``RationalQuadratic`` is accepted only
+    with ``L2Distance()``.
 
     Args:
         potential: the kernel of Φ, a tinygp kernel or a callable of x1 [M, 2], x2 [L, 2] that returns [M, L]. Its
@@ -48,7 +49,7 @@ class Helmholtz:
 
     Raises:
         TypeError: a kernel is not callable, or it is a class.
-        ValueError: the derivative of a kernel jumps at equal inputs; or, at a call, inputs are not in the plane.
+        ValueError: the derivative of a kernel jumps at equal inputs; or, at a call, inputs are not two-dimensional.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro_fspace as fs
@@ -92,8 +93,8 @@ def _check_smooth(name, kernel):
     found = at_compile_time(lambda x: jax.vmap(lambda b: _mixed(kernel, x[0], b))(x), places)
     if isinstance(found, np.ndarray) and np.ptp(found, axis=0).max() > 1e-2 * np.abs(found).max():
         raise ValueError(
-            f"Helmholtz: the derivative ∂²k/∂x∂x' of {name} jumps where x' meets x, as that of a root of the distance "
-            "does (tinygp's Matern, Exp, and RationalQuadratic with its L1 distance): use a function of the squared "
+            f"Helmholtz: the derivative ∂²k/∂x∂x' of {name} jumps at x' = x, like that of any function of the distance "
+            "itself (tinygp's Matern, Exp, and RationalQuadratic with its L1 distance). Use a function of the squared "
             f"distance, such as ExpSquared; got {kernel!r}."
         )
 

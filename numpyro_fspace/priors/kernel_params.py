@@ -1,4 +1,4 @@
-"""Kernels as functions of positive parameters, and where the training of these parameters starts."""
+"""Kernels as functions of positive parameters, and the initial values of these parameters."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["kernel_and_params", "median_start"]
 
-#: A variance or lengthscale below this number, or above its inverse, is near the end of the range of single precision.
+#: A variance or lengthscale below this number, or above its inverse, is near the limits of single precision.
 SMALLEST = 1e-30
-#: Inputs whose distances determine the first lengthscale.
+#: Maximum number of inputs whose distances determine the initial lengthscale.
 MAX_POINTS = 500
 #: Names that tinygp gives to real-valued parameters. They are trained even if they are integers: 2 * ExpSquared(1).
 REAL = ("value", "scale", "gamma", "alpha", "sigma", "factor")
@@ -31,8 +31,8 @@ def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable],
 
     if params and (kernel is None or isinstance(kernel, tinygp.kernels.Kernel)):
         raise ValueError(
-            "params are initial values for a kernel *function* (a function of a dict to a kernel); a tinygp kernel "
-            "starts at its own parameters, and None at median distances: leave params out."
+            "params are initial values for a kernel *function* (from a dict to a kernel). A tinygp kernel starts at "
+            "its own parameters, and kernel=None at median distances: leave params out."
         )
     if kernel is None:
         return _squared_exponential, median_start(x, y), {}
@@ -53,21 +53,21 @@ def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable],
     if isinstance(kernel, type) or not callable(kernel):
         raise TypeError(f"kernel must be None, a tinygp kernel or a function of a dict, got {kernel!r}.")
     if not params:
-        raise ValueError("params must give a start for the kernel function: a dict of positive numbers or arrays.")
+        raise ValueError("params must give a kernel function its initial values: a dict of positive numbers or arrays.")
     return kernel, {name: as_positive(value, f"params[{name!r}]", ndim=2) for name, value in params.items()}, {}
 
 
 def _name(kernel, path, number: int) -> str:
-    """What an error calls a parameter of a kernel, and how to hold it fixed."""
+    """A description of a kernel's parameter for error messages, which says how to hold it fixed."""
     *outer, last = (getattr(key, "name", None) for key in path)
     for key in outer:
         kernel = getattr(kernel, key, None) if key else None
     name = f"kernel parameter {number}" if None in (kernel, last) else f"{last} of the kernel {type(kernel).__name__}"
-    return f"{name} (fit_gp trains its logarithm; to hold it fixed write a kernel function, with params=)"
+    return f"{name} (fit_gp trains its logarithm; to hold it fixed, write a kernel function and pass params=)"
 
 
 def _is_held(path, leaf) -> bool:
-    """Whether a parameter of a kernel is not trained: an order, a choice, or an integer that is not a real number."""
+    """Whether a kernel's parameter is held fixed: an order, no number, or an integer whose name is not in ``REAL``."""
     name, array = jax.tree_util.keystr(path[-1:]).lstrip("."), leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
     if not jnp.issubdtype(array.dtype, jnp.number) or name == "order":
         return True
@@ -93,7 +93,7 @@ def median_start(x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
     for data, (name, value) in zip("yx", start.items(), strict=True):
         if np.min(value) < SMALLEST or np.max(value) > 1.0 / SMALLEST:
             raise ValueError(
-                f"{data} gives the kernel a {name} of {np.min(value):.2g} to {np.max(value):.2g}, which is at the "
-                f"limit of single precision: standardize {data}."
+                f"{data} gives the kernel a {name} of {np.min(value):.2g} to {np.max(value):.2g}, which is close to "
+                f"the limits of single precision: standardize {data}."
             )
     return start

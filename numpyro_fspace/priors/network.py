@@ -30,13 +30,13 @@ class NetworkPrior(GaussianProcess):
     ``sample`` draws from this distribution, which has no density in closed form. ``log_prob``, ``moments`` and
     ``condition`` use its *Gaussian approximation*, with the sample mean and covariance of ``num_draws`` functions that
     are drawn once from ``key``. The approximation is biased if the distribution is not Gaussian (narrow networks, heavy
-    tails), and it has no correlation between outputs unless they are ``dependent``. Its covariance has rank below
-    ``num_draws``, so take several draws per measurement point (and dependent output). The nugget adds the full rank.
+    tails), and it has no correlation between outputs unless they are ``dependent``. The rank of its covariance is below
+    ``num_draws``, so use several draws per measurement point (and dependent output). The nugget makes it full.
 
     Args:
-        draw: draws one function and evaluates it, (key, x [M, D]) -> [M] or [M, K], such as
-            ``fs.model.random_function`` returns. The same key must give the same function at every x.
-        key: for the functions that ``log_prob`` is fitted to.
+        draw: draws one function and evaluates it, (key, x [M, D]) -> [M] or [M, K], such as the result of
+            ``fs.model.random_function``. The same key must give the same function at every x.
+        key: for the functions that define the approximation.
         num_draws: number of these functions.
         nugget: as for ``GPPrior``.
         num_outputs: K, or None for a single output with values [M].
@@ -82,7 +82,7 @@ class NetworkPrior(GaussianProcess):
         check_key(key, "key", single=True)
         check_shape(sample_shape, "sample_shape")
         x = jnp.asarray(as_inputs(x))
-        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # an old-style key, whose words are not an axis of draws
+        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # an old-style key, whose last axis holds its words
             key = jax.random.wrap_key_data(key)
         draws = self._draws(jax.random.split(key, sample_shape), x)
         return draws[..., 0] if self.num_outputs is None else draws

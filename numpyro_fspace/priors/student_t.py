@@ -1,4 +1,4 @@
-"""``StudentTPrior``: Student-t process priors over functions, which are Gaussian processes of random scale."""
+"""``StudentTPrior``: Student-t process priors over functions, which are Gaussian processes with a random scale."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class StudentTPrior:
     """The Student-t process prior f ~ TP(df, m, k): heavier tails than a Gaussian process, with the same geometry.
 
     At measurement points f(x) ~ t_df(m(x), k(x, x) + nugget · I), independently over outputs. The kernel is the *scale*
-    of the distribution; the covariance is df / (df - 2) times the scale, for df > 2. It tends to ``GPPrior`` as df → ∞.
+    of the distribution; the covariance is df / (df - 2) times the scale, for df > 2. As df → ∞ the prior tends to
+    ``GPPrior``.
 
     Args:
         kernel: a tinygp kernel, or a list of K of them.

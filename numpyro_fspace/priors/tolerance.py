@@ -1,4 +1,4 @@
-"""The size of a Gaussian process at some points, and its covariance factor with a tolerance relative to that size."""
+"""The standard deviation of a Gaussian process at some points, and its factor with a tolerance relative to that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["amplitude", "tolerant_factor"]
 
 
 def amplitude(prior: GaussianProcess, x: Float[ArrayLike, "M D"]) -> Float[AnyArray, " K"]:
-    """The root mean variance of each output at x, without nugget; the same for all that share a kernel."""
+    """The root of the mean variance of each output at x, without nugget; the same for outputs that share a kernel."""
     x = as_inputs(x)
     return prior._memory.once(("amplitude", x), lambda: _amplitude(prior, x))
 

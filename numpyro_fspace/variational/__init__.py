@@ -1,4 +1,4 @@
-"""Function-space variational inference for the same models that the samplers take."""
+"""Function-space variational inference for the same models as the samplers."""
 
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.variational import guides

@@ -6,9 +6,9 @@ draws. The log density of a draw changes by the sum of ``log_det`` over its valu
 biases b(x) are networks of the inputs and do not enter the determinant.
 
 **Ranges.** Tanh and sigmoid are bounded, so a value beyond the bounds has no inverse. ``cover(params, x, y)`` therefore
-sets the range from the largest |y - b(x)| among given draws, plus a margin, whatever the other parameters are. Where
-tanh equals ±1 in float32 (beyond ``TAIL``) it is continued by its tangent. F then maps the real line onto itself, and
-every value has a density: beyond the range its log is about minus a million and never NaN.
+sets the range to the largest ``|y - b(x)|`` of given draws plus a margin, whatever the other parameters are. Where tanh
+equals ±1 in float32 (beyond ``TAIL``) it is continued by its tangent. F then maps the real line onto itself, and every
+value has a density. Beyond the range the log density is about minus a million and never NaN.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Bijection", "Fitted", "Linear", "Sigmoid", "Tanh", "as_bijections"]
 
-#: |t| beyond which tanh(t) is continued by its tangent; there it is within 2e-6 of ±1.
+#: |t| beyond which tanh(t) is continued by its tangent. At this point tanh is within 2e-6 of ±1.
 TAIL = 7.0
 #: tanh and its derivative at ``TAIL``.
 END, END_SLOPE = math.tanh(TAIL), math.cosh(TAIL) ** -2
-#: Smallest and initial distance between the ends of the range and the draws, relative to the reach of the draws.
+#: Smallest and initial distance between the ends of the range and the draws, relative to the largest |y - b(x)|.
 MARGIN, INITIAL_MARGIN = 1e-3, 2.0
 
 
@@ -163,8 +163,8 @@ class _Bounded(Bijection):
 class Tanh(_Bounded):
     r"""y = a₂ tanh(a₁ f + b₁(x)) + b₂(x) with a₁, a₂ > 0.
 
-    It starts close to the identity, with a range three times as wide as the draws. a₂ is learned as the margin around
-    the draws, which is at least a thousandth of their reach (see ``cover``).
+    It starts close to the identity, with a range three times as wide as the draws. a₂ is learned as a margin around the
+    draws, which is at least a thousandth of the largest ``|y - b₂(x)|`` (see ``cover``).
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -249,7 +249,6 @@ class Fitted(NamedTuple):
         return self.bijection.log_det(self.params, x, f)
 
 
-#: Bijections by name.
 BIJECTIONS: dict[str, Callable[[], Bijection]] = {"linear": Linear, "tanh": Tanh, "sigmoid": Sigmoid}
 
 
@@ -264,16 +263,17 @@ def as_bijections(bijections) -> dict[str, Bijection]:
     if not bijections:
         raise ValueError(f"bijections is empty; choose among {', '.join(map(repr, BIJECTIONS))}.")
     named = {}
-    for one in bijections:
-        if isinstance(one, str):
-            check_choice(one, "bijections", BIJECTIONS)
-            one = BIJECTIONS[one]()
-        if not isinstance(one, Bijection):
-            raise TypeError(f"bijections must be names ({', '.join(map(repr, BIJECTIONS))}) or objects, got {one!r}.")
-        name = type(one).__name__.lower()
+    for candidate in bijections:
+        if isinstance(candidate, str):
+            check_choice(candidate, "bijections", BIJECTIONS)
+            candidate = BIJECTIONS[candidate]()
+        if not isinstance(candidate, Bijection):
+            names = ", ".join(map(repr, BIJECTIONS))
+            raise TypeError(f"bijections must be names ({names}) or objects, got {candidate!r}.")
+        name = type(candidate).__name__.lower()
         while name in named:
             name += "'"
-        named[name] = one
+        named[name] = candidate
     return named
 
 

@@ -52,7 +52,7 @@ class RegularizedKL:
             check_positive(self.gamma, "gamma")
 
     def __call__(self, pushforward, prior, x) -> Float[Array, ""]:
-        difference, root, prior_covariance = _compared(self, pushforward, prior, x)
+        difference, root, prior_covariance = _differences(self, pushforward, prior, x)
         jitter = len(x) * default_gamma(self.gamma, difference.dtype)
         return regularized_kl(difference, root, prior_covariance, jitter)
 
@@ -113,7 +113,7 @@ class Wasserstein2:
     """
 
     def __call__(self, pushforward, prior, x) -> Float[Array, ""]:
-        difference, root, prior_covariance = _compared(self, pushforward, prior, x)
+        difference, root, prior_covariance = _differences(self, pushforward, prior, x)
         root = jnp.swapaxes(root, 0, 1)
         factor = jnp.linalg.cholesky(prior_covariance)
         flat = (factor.mT @ root).reshape(-1, root.shape[-1])
@@ -125,10 +125,10 @@ class Wasserstein2:
         return jnp.sum(difference**2) + spread
 
 
-def _compared(divergence, pushforward, prior, x):
+def _differences(divergence, pushforward, prior, x):
     """m_q - m_p [M, K] and A [M, K, R] of the pushforward at x, and the covariance [K, M, M] of a Gaussian prior.
 
-    The values of dependent outputs are treated as those of one output at M K points.
+    Dependent outputs are treated as one output at M K points.
     """
     if not hasattr(prior, "marginal"):
         raise TypeError(
@@ -153,7 +153,7 @@ def default_gamma(gamma: float | None, dtype) -> float:
 
 @jax.custom_vjp
 def gram(rows: Float[Array, "M P"]) -> Float[Array, "M M"]:
-    """A Aᵀ, with a gradient that takes one product with A; that of ``A @ A.T`` takes two."""
+    """A Aᵀ, with a gradient that takes one product with A. The gradient of ``A @ A.T`` takes two."""
     return rows @ rows.T
 
 

@@ -126,14 +126,14 @@ class FunctionalELBO(ELBO):
 
 
 class GuidedModel:
-    """A model under a guide in one step of the optimization: the terms of the bound are computed from it.
+    """A model under a guide in one step of the optimization, from which the terms of the bound are computed.
 
     Args:
         model, guide: those of ``SVI``.
         params: values of the guide's and of the model's parameters.
         key: determines the minibatches and the measurement points of the step.
         args, kwargs: arguments of the model.
-        needs_normal: whether the guide's posterior has to be normal, as it has to where functions are linearized.
+        needs_normal: whether the guide's posterior must be normal, as for linearized functions.
     """
 
     def __init__(self, model, guide, params, key, *, args, kwargs, needs_normal):
@@ -152,8 +152,8 @@ class GuidedModel:
             self.loc, self.spread = mean_and_spread(self.normal)
         elif needs_normal:
             raise TypeError(
-                f"FunctionalELBO: this divergence needs a guide whose posterior is normal, {type(guide).__name__} is "
-                "not: use fs.variational.guides.mean_field(model) or fs.variational.guides.low_rank(model, rank)."
+                f"FunctionalELBO: this divergence needs a guide whose posterior is normal, but {type(guide).__name__} "
+                "is not: use fs.variational.guides.mean_field(model) or fs.variational.guides.low_rank(model, rank)."
             )
         else:
             self.loc = self.posterior.sample(key)
@@ -187,7 +187,7 @@ class GuidedModel:
         if len(scales) > 1 or any(isinstance(scale, jax.core.Tracer) or scale != 1 for scale in scales):
             raise ValueError(
                 f"FunctionalELBO: {name} includes the KL of the weights, which must count once: declare one "
-                f"functional_prior, with scale=1 and no handlers.scale; got {len(scales)} with scales {scales}."
+                f"functional_prior, with scale=1 and without handlers.scale; got {len(scales)} with scales {scales}."
             )
 
     def constrain(self, flat) -> dict:

@@ -53,8 +53,8 @@ class FVIMC:
 
     .. math:: \log q(y) = \log N\big(F^{-1}(y); f(x; m), J S J^\top\big) + \log |\det \partial F^{-1} / \partial y|,
 
-    and a T-stage maximizes the mean of that log density over the draws of the M-stage at measurement points (with some
-    white noise on both, see ``blur``).
+    and a T-stage maximizes the mean of this log density over the draws of the M-stage at measurement points (with white
+    noise added to both, see ``blur``).
 
     Q is the distribution of the network *linearized* around m, f_L(x; w) = f(x; m) + J(x; m)(w - m). ``posterior``
     draws F∘f_L, and ``log_prob`` is its density. What a V-stage fits depends on its divergence:
@@ -75,7 +75,7 @@ class FVIMC:
         divergence: divergence of the V-stages, any that ``fs.FunctionalELBO`` takes; None means
             ``fs.variational.RegularizedKL()``.
         guide: ``model -> guide`` with a normal posterior, such as ``fs.variational.guides.mean_field``.
-        optimizer: an optax optimizer for the V-stages. Each V-stage starts with a fresh optimizer state and with the
+        optimizer: an optax optimizer for the V-stages. Each V-stage starts with a new optimizer state and with the
             parameters of the one before.
         num_updates: optimizer steps of a V-stage.
         num_particles: draws in the bound of the V-stages.
@@ -84,7 +84,7 @@ class FVIMC:
         num_warmup, num_samples: draws of an M-stage, each of the kernel's ``num_steps`` gradient steps.
         bijections: candidates of the T-stages, ``"linear"``, ``"tanh"``, ``"sigmoid"`` or objects of
             ``numpyro_fspace.variational.bijections``; the candidate with the highest likelihood is kept.
-        num_transform_steps, transform_learning_rate: of Adam in the T-stages.
+        num_transform_steps, transform_learning_rate: steps and learning rate of Adam in the T-stages.
         num_points: maximum number of distinct measurement points of a T-stage. Random points are gathered from
             several draws if one draw has fewer. The biases b(x) are networks of the inputs and need many points if
             there are several inputs. A T-stage factorizes a matrix whose side is points × outputs.
@@ -162,7 +162,11 @@ class FVIMC:
         self.model, self.num_stages, self._make_guide = model, num_stages, guide
         self.bound = functools.partial(StageELBO, divergence, num_particles)
         self.bound(())  # raises for a wrong divergence
-        self.optimizer = _adam() if optimizer is None else optimizer
+        if optimizer is None:
+            import optax
+
+            optimizer = optax.adam(LEARNING_RATE)
+        self.optimizer = optimizer
         self.kernel = functools.partial(fSGLD, warmup=Warmup(warm_start=0.0)) if kernel is None else kernel
         self.num_updates, self.num_warmup, self.num_samples = num_updates, num_warmup, num_samples
         self.bijections = as_bijections(bijections)
@@ -292,9 +296,3 @@ class FVIMC:
         guided = self._guided(params)
         (name,) = guided.functions
         return gaussian_at(guided.linearized_pushforward(name), x, self.gamma)
-
-
-def _adam():
-    import optax
-
-    return optax.adam(LEARNING_RATE)

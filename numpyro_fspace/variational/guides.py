@@ -1,4 +1,4 @@
-"""Gaussian guides over all latent values of a model, started at the networks' own initializers.
+"""Gaussian guides over all latent values of a model, with the networks' own initializers as initial means.
 
 They are NumPyro's guides under descriptive names. ``fs.FunctionalELBO`` accepts any guide whose
 ``get_posterior(params)`` is a normal distribution, including low-rank ones.

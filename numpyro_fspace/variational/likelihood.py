@@ -1,4 +1,4 @@
-"""Expected log likelihoods under a guide: in closed form where the likelihood is Gaussian, or at draws."""
+"""Expected log likelihoods under a guide, in closed form if the likelihood is Gaussian, otherwise from draws."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
 from numpyro_fspace.model.functions import depends_on
 from numpyro_fspace.model.linearized import linearize
-from numpyro_fspace.model.sites import is_functional_prior
+from numpyro_fspace.model.sites import observed_sites
 from numpyro_fspace.variational.pushforward import as_normal
 
 __all__ = ["at_draw", "integrated"]
@@ -103,7 +103,7 @@ def _root(guided, name, x, value, key):
         return guided.evaluate(name, guided.constrain(flat), x)
 
     steps = jax.vmap(guided.draw)(jax.random.split(key, NUM_DRAWS)) - guided.loc
-    # One after another: on a CPU the derivative of a batch of slopes takes several times as long.
+    # lax.map instead of vmap: on a CPU the derivative of a batch of slopes takes several times as long.
     moved = jnp.moveaxis(jax.lax.map(jax.linearize(at, guided.loc)[1], steps), 0, -1)
     return moved.reshape(*value.shape, NUM_DRAWS) / NUM_DRAWS**0.5
 
@@ -115,12 +115,7 @@ def _normal(site):
 
 
 def _observed(trace) -> dict:
-    """Observed sites of a trace, that is data and factors, without functional priors."""
-    return {
-        name: site
-        for name, site in trace.items()
-        if site["type"] == "sample" and site["is_observed"] and not is_functional_prior(site)
-    }
+    return observed_sites(trace, factors=True, weights=True)
 
 
 def _log_prob(site):

@@ -1,4 +1,4 @@
-"""The pushforward of a guide: the distribution that a guide over weights gives a function at any inputs.
+"""The pushforward of a guide: the distribution of a function at any inputs if its weights follow the guide.
 
 ``LinearizedPushforward`` is the Gaussian distribution of the linearized function, ``SampledPushforward`` the
 distribution of the function itself, represented by draws.
@@ -97,7 +97,7 @@ class SampledPushforward:
 
 
 def as_normal(distribution):
-    """The normal distribution of a guide's posterior or of a site (diagonal, low-rank or full); None for any other."""
+    """``distribution`` without wrappers if it is normal (diagonal, low-rank or full); None otherwise."""
     while isinstance(distribution, dist.Independent | dist.ExpandedDistribution):
         distribution = distribution.base_dist
     kinds = dist.Normal | dist.LowRankMultivariateNormal | dist.MultivariateNormal

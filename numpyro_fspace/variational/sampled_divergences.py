@@ -72,7 +72,7 @@ class Wasserstein1:
         check_not_negative(self.variance_weight, "variance_weight")
 
     def __call__(self, pushforward, prior, x) -> Float[Array, ""]:
-        key = jax.random.fold_in(pushforward.key, self.num_draws)  # no draw has this key
+        key = jax.random.fold_in(pushforward.key, self.num_draws)  # no draw uses this key
         return self.between(pushforward.sample(x, self.num_draws), prior, x, key)
 
     def between(self, f: Float[Array, "S M K"], prior, x, key) -> Float[Array, ""]:
@@ -156,7 +156,7 @@ def wasserstein1(
         return line + jax.nn.softplus(u @ params["hidden"] + params["bias"]) @ params["out"]
 
     def excess(params, u):
-        """By how much the critic's gradient is longer than one."""
+        """The excess of the norm of the critic's gradient over one."""
         steepness = _length(jax.vmap(jax.grad(critic, 1), (None, 0))(params, u))
         return jnp.maximum(steepness - 1.0, 0.0)
 

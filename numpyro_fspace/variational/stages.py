@@ -1,4 +1,4 @@
-"""The V- and M-stages of ``FVIMC``: a guide is fitted, weights are sampled. T-stages are in ``transformation``."""
+"""The V- and M-stages of ``FVIMC``, which fit a guide and sample weights. T-stages are in ``transformation``."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class StageELBO(FunctionalELBO):
 
 
 def check_model_and_guide(key, svi, args, kwargs) -> None:
-    """Raise for a model or a guide that no stage can use. The guide starts as that of ``svi.run`` with this key."""
+    """Raise for a model or a guide that the stages cannot use. The guide starts as in ``svi.run`` with this key."""
     with checked_arguments(args, kwargs, model=svi.model) as trouble:
         potential = ModelPotential(svi.model, args, kwargs, key=key)
         potential.check_data()
@@ -112,16 +112,16 @@ def check_model_and_guide(key, svi, args, kwargs) -> None:
     names = list(potential.functional_priors)
     if len(names) != 1:
         raise ValueError(
-            f"FVIMC transforms the one function under a fs.functional_prior; the model declares {len(names)} "
-            f"({names}). Add one, or merge them to one function with several outputs."
+            f"FVIMC transforms the one function under a fs.functional_prior, but the model declares {len(names)} "
+            f"({names}). Add one, or merge them into one function with several outputs."
         )
     params = None
     if hasattr(svi.guide, "get_posterior"):
         params = svi.get_params(svi.init(key, *args, **kwargs))
     if params is None or as_normal(svi.guide.get_posterior(params)) is None:
         raise TypeError(
-            f"guide made a {type(svi.guide).__name__}; FVIMC needs one whose posterior is normal over the flat "
-            "latent values: guide=fs.variational.guides.mean_field, or "
+            f"guide returned a {type(svi.guide).__name__}, but FVIMC needs a guide whose posterior is normal over the "
+            "flat latent values: guide=fs.variational.guides.mean_field, or "
             "functools.partial(fs.variational.guides.low_rank, rank=...)."
         )
     GuidedModel(svi.model, svi.guide, params, jax.random.key(0), args=args, kwargs=kwargs, needs_normal=True)

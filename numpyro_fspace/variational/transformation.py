@@ -76,7 +76,7 @@ def compose(model: Callable, bijections: Sequence[Fitted]) -> Callable:
 
 
 def gaussian_at(pushforward, x, gamma: float | None):
-    """A linearized pushforward at x over the flat values [M K], with the jitter M γ, relative to variances above 1."""
+    """A linearized pushforward at x over the flat values [M K], with jitter M γ max(1, mean variance)."""
     mean, root = jax.jit(lambda x: (pushforward.mean(x), pushforward.root(x)))(x)
     root = root.reshape(mean.size, -1)
     size = float(jnp.mean(jnp.sum(root**2, -1)))
@@ -128,7 +128,7 @@ def fit_transformation(
         draws: y_s, function values of the M-stage at x.
         previous: F_1, …, F_k.
         blur: τ; white noise of variance τ times the mean variance is added to Q and to the draws.
-        num_steps, learning_rate: of Adam.
+        num_steps, learning_rate: steps and learning rate of Adam.
         progress_bar: whether to show the progress over candidates.
 
     Returns:
