@@ -17,7 +17,7 @@ from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.checks import check_arguments
-from numpyro_fspace.model.handlers import minibatch
+from numpyro_fspace.model.minibatches import minibatch
 
 #: NUMPYRO_FSPACE_EXAMPLES=5 tries five times as many.
 FACTOR = int(os.environ.get("NUMPYRO_FSPACE_EXAMPLES", "1"))

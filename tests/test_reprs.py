@@ -74,6 +74,7 @@ OBJECTS = [
     (fs.variational.Wasserstein1(), ["Wasserstein1(num_draws=64"]),
     (fs.variational.BridgeWasserstein(), ["BridgeWasserstein(distance=Wasserstein1("]),
     (fs.variational.SpectralSteinKL(), ["SpectralSteinKL(num_draws=100"]),
+    (fs.posterior.Decomposition("variance", *np.ones((3, 9))), ["Decomposition(kind='variance'", "mean=float64[9]"]),
     (fs.metrics.Reliability(*np.ones((3, 9))), ["Reliability(confidence=float64[9]"]),
     (fs.datasets.Drifters(*np.ones((4, 20, 2)), (4, 5)), ["Drifters(x=float64[20, 2]", "shape=(4, 5)"]),
 ]

@@ -9,11 +9,16 @@ import jax
 import numpy as np
 
 from numpyro_fspace.posterior.limits import (
+    ACCEPTANCE_LIMIT,
+    DRIFT_LIMIT,
     KINETIC_LIMIT,
     LEADING_LIMIT,
     MEAN_LIMIT,
     MIN_ACCEPT_PROB,
+    NOISE_LIMIT,
     NUM_ERRORS,
+    SHORTFALL_LIMIT,
+    WEIGHTED_NOISE_LIMIT,
     kinetic_margin,
 )
 
@@ -21,15 +26,6 @@ if TYPE_CHECKING:
     from numpyro_fspace.mcmc.report_table import Report
 
 __all__ = ["report_doubts", "sampler_doubts", "temperature_doubts"]
-
-#: Least acceptance probability that a Metropolis test should have in a run without one.
-ACCEPTANCE_LIMIT = 0.3
-#: Limits of ``Report.noise_share`` and ``Report.weighted_noise_share``.
-NOISE_LIMIT, WEIGHTED_NOISE_LIMIT = 0.1, 1.0
-#: Growth of the mean square of the weights over the run.
-DRIFT_LIMIT = 1.2
-#: Standard deviations of the log likelihood by which a chain may be below the best one.
-SHORTFALL_LIMIT = 10.0
 
 
 def report_doubts(report: Report, *, convergence: list[str], sampler: list[str], shortfall_sd: float, is_tested: bool):

@@ -257,14 +257,15 @@ class SGHMC(SGMCMCKernel):
 
 
 class fSGLD(SGLD):
-    r"""Functional SGLD: ``SGLD`` on a model that declares a ``functional_prior``.
+    r"""Functional SGLD: ``SGLD`` on a model with a prior over functions.
 
     .. math:: w \leftarrow w - \varepsilon \nabla_w\big[-\tfrac{N}{B}\textstyle\sum_b \log p(y_b \mid f(x_b; w))
               - \log P_0(f(X_M; w)) - \log p_0(w)\big] + \sqrt{2\varepsilon T}\, \xi
 
     **Target.** exp(log-likelihood + log p0(w) + E[log P0(f(X_M))]) as ε → 0: the weights keep the prior the model
-    gives them, and random measurement points enter through their mean. Arguments and errors are those of ``SGLD``;
-    a model without a functional prior is refused.
+    gives them, and random measurement points enter through their mean. (A ``gp_network`` has no factor P0: its prior is
+    that of its latent sites.) Arguments and errors are those of ``SGLD``; a model without ``gp_network`` and
+    ``functional_prior`` is refused.
 
     Reference: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural networks*,
     eq. 6, algorithm 1.
@@ -274,11 +275,12 @@ class fSGLD(SGLD):
 
 
 class fSGHMC(SGHMC):
-    r"""Functional SGHMC: ``SGHMC`` on a model that declares a ``functional_prior``.
+    r"""Functional SGHMC: ``SGHMC`` on a model with a prior over functions.
 
     **Target.** exp(log-likelihood + log p0(w) + E[log P0(f(X_M))]) as ε → 0: the weights keep the prior the model
-    gives them, and random measurement points, drawn afresh at every inner step, enter through their mean. Arguments
-    and errors are those of ``SGHMC``; a model without a functional prior is refused.
+    gives them, and random measurement points, drawn afresh at every inner step, enter through their mean. (A
+    ``gp_network`` has no factor P0: its prior is that of its latent sites.) Arguments and errors are those of
+    ``SGHMC``; a model without ``gp_network`` and ``functional_prior`` is refused.
 
     The papers' algorithm is ``fSGHMC(model, integrator="euler", resample_momentum=True, step_size=schedule,
     control_variates=False, preconditioner=fs.preconditioners.identity(), warmup=fs.Warmup(warm_start=0.0))`` for a

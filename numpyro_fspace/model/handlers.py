@@ -6,11 +6,11 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from numpyro.handlers import block
 from numpyro.primitives import Messenger
 
 from numpyro_fspace._checks import as_numbers
+from numpyro_fspace.model.minibatches import minibatch
 from numpyro_fspace.model.sites import is_functional_prior
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "function_hook",
     "given_last_layers",
     "given_rows",
-    "minibatch",
     "own_keys",
     "parts_of_plates",
     "convert_observation",
@@ -162,29 +161,6 @@ def convert_observation(msg):
     is_given = hasattr(value, "__array__") or isinstance(value, list | tuple | range | str | bytes)
     if msg["type"] == "sample" and is_given:
         msg["value"] = as_numbers(msg["value"], f"The observation {msg['name']!r}")
-
-
-def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
-    """``batch_size`` distinct indices below ``size``, one from each of ``batch_size`` strata, in O(batch_size).
-
-    The strata are runs of consecutive indices whose lengths differ by at most one. They are shifted cyclically by a
-    random number, so all indices have the same probability and gradients are unbiased. The variance of the gradients is
-    that of drawing without replacement if the order of the data is arbitrary, and smaller if neighbors are similar.
-
-    Raises:
-        ValueError: unless 1 ≤ batch_size ≤ size.
-
-    Reference: W. G. Cochran (1977), *Sampling techniques*, chapter 5.
-    """
-    if not 1 <= batch_size <= size:
-        raise ValueError(f"plate {name!r}: subsample_size={batch_size} must lie between 1 and the plate's size {size}.")
-    edges = np.arange(batch_size + 1) * size // batch_size
-    key_angle, key_rows = jax.random.split(key)
-    widths = np.diff(edges)
-    # Rounding may favor some rows of a stratum by one part in 10⁷; the shift makes all probabilities equal again.
-    places = (jax.random.uniform(key_rows, (batch_size,), jnp.float32) * widths).astype(int)
-    rows = edges[:-1] + jnp.minimum(places, widths - 1)
-    return (rows + jax.random.randint(key_angle, (), 0, size)) % size
 
 
 class own_keys(Messenger):

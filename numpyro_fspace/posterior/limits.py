@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 __all__ = [
+    "ACCEPTANCE_LIMIT",
+    "DRIFT_LIMIT",
+    "NOISE_LIMIT",
+    "SHORTFALL_LIMIT",
+    "WEIGHTED_NOISE_LIMIT",
+    "LEAST_PRODUCT_SHARE",
     "ESS_LIMIT",
     "KINETIC_LIMIT",
     "LEADING_LIMIT",
@@ -29,6 +35,16 @@ KINETIC_LIMIT = 1.1
 #: Configurational temperatures relative to the sampler's, in the mean and in the leading direction (where a standard
 #: deviation is too large by a tenth and a fifth), and how many standard errors tell them from chance.
 MEAN_LIMIT, LEADING_LIMIT, NUM_ERRORS = 1.2, 1.44, 3.5
+#: Least acceptance probability that a Metropolis test should have in a run without one.
+ACCEPTANCE_LIMIT = 0.3
+#: Limits of ``Report.noise_share`` and ``Report.weighted_noise_share``.
+NOISE_LIMIT, WEIGHTED_NOISE_LIMIT = 0.1, 1.0
+#: Growth of the mean square of the weights over the run.
+DRIFT_LIMIT = 1.2
+#: Standard deviations of the log likelihood by which a chain may be below the best one.
+SHORTFALL_LIMIT = 10.0
+#: Least share of a Gaussian process's variance at the measurement points in its product with the prior of the weights.
+LEAST_PRODUCT_SHARE = 0.5
 
 
 def kinetic_margin(size: int, num_draws: int = 1) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 from numpyro_fspace.model.functions import functions_of
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.posterior.limits import LEAST_PRODUCT_SHARE
 from numpyro_fspace.priors._cholesky import is_traced
 from numpyro_fspace.priors.gaussian import GaussianProcess
 
@@ -20,8 +21,6 @@ __all__ = ["product_doubts", "product_shares"]
 
 #: Draws of the network, and points, at most, at which they are compared with the process.
 NUM_DRAWS, NUM_POINTS = 400, 50
-#: Least share of the process's variance.
-LEAST_SHARE = 0.5
 
 
 def product_shares(potential: ModelPotential) -> dict[str, float]:
@@ -48,14 +47,14 @@ def product_shares(potential: ModelPotential) -> dict[str, float]:
 
 
 def product_doubts(shares: dict[str, float]) -> list[str]:
-    """A line for each share that is below ``LEAST_SHARE``."""
+    """A line for each share that is below ``LEAST_PRODUCT_SHARE``."""
     return [
         f"the prior of the weights, by which functional_prior({name!r}) multiplies the process's density, leaves "
         f"{100 * share:.0f} % of the process's variance at the measurement points, as the network is narrower or "
         "smoother than the process. Declare the network by fs.gp_network, which has the process's distribution, or "
         "widen its weights (prior=fs.fan_in(3.0), say)."
         for name, share in shares.items()
-        if share < LEAST_SHARE
+        if share < LEAST_PRODUCT_SHARE
     ]
 
 

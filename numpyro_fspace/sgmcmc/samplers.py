@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 
@@ -11,7 +11,7 @@ from numpyro_fspace.sgmcmc import sghmc, sgld
 from numpyro_fspace.sgmcmc.base import Dynamics
 from numpyro_fspace.sgmcmc.gradient_noise import GradientNoise
 
-__all__ = ["Given", "Hamiltonian", "Langevin"]
+__all__ = ["Given", "Hamiltonian", "Langevin", "Sampler"]
 
 
 class Given(NamedTuple):
@@ -26,6 +26,38 @@ class Given(NamedTuple):
     step_size: Any
     friction: Any
     gradient_noise: GradientNoise | None = None
+
+
+class Sampler(Protocol):
+    """What a kernel's warm-up, chain and report need of a sampler.
+
+    Attributes:
+        num_steps: gradient steps per draw.
+        temperature: T.
+        metropolis: whether steps, or draws, pass a Metropolis test.
+        has_momentum: whether the state of a chain has a momentum.
+        absorbs_noise: whether friction can take up the noise of gradients in the directions where it is largest.
+    """
+
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def metropolis(self) -> bool: ...
+    @property
+    def has_momentum(self) -> bool: ...
+    @property
+    def absorbs_noise(self) -> bool: ...
+
+    def initial_momentum(self, key, position):
+        """The momentum [P] of a chain that starts, or an empty array."""
+
+    def transition(self, key, dynamics: Dynamics, momentum, count, given: Given):
+        """One draw: ``(position, momentum, Info)``."""
+
+    def stable_step_size(self, curvature):
+        """The step size for a largest curvature λ in the preconditioner's coordinates."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ class Schedule:
     """The schedule of a warm-up, by the numbers of its draws from 0.
 
     Attributes:
-        num_warmup: draws of warm-up.
         num_optimizing: number of its first draws, which are updates of the optimizer.
         calibrations: the draws before which the step size is calibrated: where burn-in begins, at its quarter, half and
             three quarters. Empty without burn-in.
@@ -28,7 +27,6 @@ class Schedule:
             the final preconditioner.
     """
 
-    num_warmup: int
     num_optimizing: int
     calibrations: tuple[int, ...]
     shortenings: tuple[int, ...]
@@ -39,11 +37,11 @@ class Schedule:
         """The schedule of a warm-up whose first ``num_optimizing`` draws are updates of the optimizer."""
         rest = num_warmup - num_optimizing
         if not rest:
-            return cls(num_warmup, num_optimizing, (), (), num_warmup)
+            return cls(num_optimizing, (), (), num_warmup)
         draws = tuple(num_optimizing + (rest * quarter) // 4 for quarter in range(4))
         half = num_warmup - draws[2]
         eighths = {draws[2] + (half * part) // 8 for part in (1, 2, 3, 5, 6, 7)}
-        return cls(num_warmup, num_optimizing, draws, tuple(sorted(eighths - set(draws))), (draws[2] + draws[3]) // 2)
+        return cls(num_optimizing, draws, tuple(sorted(eighths - set(draws))), (draws[2] + draws[3]) // 2)
 
 
 class Warmup(NamedTuple):
