@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpyro_fspace.estimators import Classifier as Classifier
     from numpyro_fspace.estimators import Regressor as Regressor
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "FVIMC",

@@ -258,7 +258,7 @@ def test_gp_network_with_a_frozen_backbone_is_sampled(noise):
 
 def test_gp_network_needs_a_random_last_layer():
     head = {"layers_2": {"kernel": np.ones((60, 1)), "bias": np.zeros(1)}}
-    with pytest.raises(ValueError, match=r"affine in none.*leave the last layer random"):
+    with pytest.raises(ValueError, match=r"not affine in any.*leave the last layer random"):
         trace_of(make_model(WIDE, head, gp=GP, points=X), X)
 
 
