@@ -253,6 +253,12 @@ def test_marginalize_true_says_why_it_cannot_and_none_does_not(kind):
     assert kernel._integrated_out((X, y), {}) == ()
 
 
+@pytest.mark.parametrize("y", [Y[:3], Y[:, None]])
+def test_observations_of_another_shape_are_named(y):
+    with pytest.raises(ValueError, match=r"The observation 'y' has shape .* but its likelihood has shape \(8,\)"):
+        fs.MCMC(fs.fSGHMC(model), num_warmup=2, num_samples=2, progress_bar=False).run(jax.random.key(0), X, y)
+
+
 def test_other_reasons_of_the_kernel_and_the_model():
     with pytest.raises(ValueError, match=r"temperature=0\.5 is not 1"):
         fs.fSGHMC(model, temperature=0.5, marginalize=True)._model_potential((X, Y), {})

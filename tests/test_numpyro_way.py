@@ -245,3 +245,18 @@ def test_what_the_model_reads_itself_is_left_to_it():
     mcmc = fs.MCMC(NUTS(model), num_warmup=2, num_samples=2, progress_bar=False)
     mcmc.run(KEY, Series(X), Y)
     assert np.isfinite(mcmc.get_samples()["w"]).all()
+
+
+def test_observations_that_would_broadcast_are_refused_under_nuts():
+    """y [N, 1] beside means [N] makes an N × N likelihood of another model."""
+
+    def model(x, y=None):
+        slope = numpyro.sample("slope", dist.Normal())
+        numpyro.sample("y", dist.Normal(slope * x, 0.1), obs=y)
+
+    x = np.linspace(-1.0, 1.0, 12)
+    mcmc = fs.MCMC(NUTS(model), num_warmup=5, num_samples=5, progress_bar=False)
+    for y in (x[:, None], x[:5]):
+        with pytest.raises(ValueError, match=r"The observation 'y' has shape .* but its likelihood has shape \(12,\)"):
+            mcmc.run(jax.random.key(0), x, y)
+    mcmc.run(jax.random.key(0), x, x)

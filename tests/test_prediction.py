@@ -14,6 +14,7 @@ from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points
 from numpyro import handlers
 
 import numpyro_fspace as fs
+from numpyro_fspace.model.functions import function_inputs
 from numpyro_fspace.posterior import evaluator, mapping
 from numpyro_fspace.posterior.evaluator import log_likelihood
 
@@ -28,6 +29,12 @@ def test_functions_are_those_of_the_draws():
     assert set(values) == {"f", "y"} and all(type(v) is np.ndarray for v in values.values())
     np.testing.assert_allclose(values["f"], LINES, rtol=1e-5, atol=1e-6)
     assert values["y"].shape == (6, 5)
+
+
+def test_inputs_in_another_byte_order_are_found():
+    """Where the model evaluates f, with which the chains are judged at new inputs."""
+    swapped = function_inputs(linear(POINTS), DRAWS, (NEW.astype(">f8"),), {})["f"]
+    np.testing.assert_array_equal(swapped, function_inputs(linear(POINTS), DRAWS, (NEW,), {})["f"])
 
 
 def test_observations_have_the_likelihood_s_noise():

@@ -92,6 +92,17 @@ def test_numbers_as_levels(tmp_path):
     assert design.labels == ["a", "region=2", "region=3", "region=10"]
 
 
+@pytest.mark.parametrize("values", [["p", "q", ""], ["true", "false", ""]])
+def test_missing_levels_are_missing(values, tmp_path):
+    """An empty field in a column of text or truth values, also with pandas 3, whose text has missing values."""
+    path = tmp_path / "data.csv"
+    path.write_text("g,y\n" + "".join(f"{values[i % 3]},{i}\n" for i in range(60)))
+    design, x, y, rows = read_design(read_csv(path), "y")
+    assert x.shape == (40, 1) and set(np.ravel(x)) == {0.0, 1.0}
+    assert rows[:3].tolist() == [1, 2, 4]
+    assert any("20 rows with missing inputs" in text for text in design.said) and len(y) == 40
+
+
 def test_new_rows_with_unknown_levels_are_missing(tmp_path):
     design, *_ = design_of(written(tmp_path, table(color=["red", "blue", "green"] * 10)))
     new = read_csv(written(tmp_path, {"a": [1, 2], "color": ["red", "pink"]}, "new.csv"))
@@ -101,6 +112,17 @@ def test_new_rows_with_unknown_levels_are_missing(tmp_path):
 
 
 BROKEN = {
+    "decimal commas": (
+        "a;y\n" + "".join(f"{i},5;{i}\n" for i in range(30)),
+        ["--target", "y"],
+        r"column 'a' looks like numbers with decimal commas \('0,5'\): say --decimal ','",
+    ),
+    "decimal commas in the target": (
+        "a;y\n" + "".join(f"{i};{i},5\n" for i in range(30)),
+        ["--target", "y"],
+        "column 'y' looks like numbers with decimal commas",
+    ),
+    "target dropped": ("a,y\n" + "1,2\n" * 30, ["--target", "y", "--drop", "y"], "--drop: 'y' is the target"),
     "no file": (None, ["--target", "y"], "is not a file"),
     "empty": ("", ["--target", "y"], "is empty"),
     "names alone": ("a,y\n", ["--target", "y"], "and no rows"),

@@ -89,6 +89,9 @@ class NetworkEstimator(BaseEstimator):
             raise ValueError(f"method={self.method!r} is unknown; choose from {', '.join(METHODS)}.")
         if self.kernel not in ("auto", *KERNELS):
             raise ValueError(f"kernel={self.kernel!r} is unknown; choose from auto, {', '.join(KERNELS)}.")
+        widths = self.widths if isinstance(self.widths, list | tuple) else ()
+        if not widths or not all(isinstance(width, int | np.integer) and width > 0 for width in widths):
+            raise ValueError(f"widths={self.widths!r} must be positive whole numbers, such as (50, 50).")
         for name in ("num_points", "num_warmup", "num_samples", "num_chains"):
             if not isinstance(getattr(self, name), int | np.integer) or getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a whole number of at least 1.")

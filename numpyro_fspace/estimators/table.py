@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import csv
-import warnings
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from numpyro_fspace.estimators.cells import (
+    MOSTLY,
+    as_dates,
+    as_numbers,
+    as_text,
+    check_decimal_commas,
+    check_numbers,
+    numerically,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,10 +26,6 @@ __all__ = ["Column", "Design", "read_csv", "read_design"]
 
 #: Most levels of a text column that is one-hot, and least rows that a fit needs.
 MAX_LEVELS, MIN_ROWS = 20, 20
-#: A text column of which this share are numbers (or dates) is one of numbers (or dates) with errors.
-MOSTLY = 0.5
-#: Two numbers with a separator of dates between them.
-SOME_DATE = r"\d[-/. ]\w{1,9}[-/. ,]*\d"
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Column:
 
         if self.kind == "levels":
             text = as_text(values)
-            hot = np.stack([(text == level).to_numpy(bool) for level in self.levels], -1).astype(float)
+            hot = np.stack([(text == level).fillna(False).to_numpy(bool) for level in self.levels], -1).astype(float)
             return np.where(hot.any(-1, keepdims=True), hot, np.nan)[:, len(self.levels) == 2 :]
         if self.kind == "date":
             days = (as_dates(values, self.day_first) - pd.Timestamp(self.start)) / pd.Timedelta(days=1)
@@ -169,7 +174,11 @@ def read_design(
         unknown = [name for name in names if name not in frame]
         if unknown:
             raise ValueError(f"{option}: the table has no column {unknown}; it has {list(frame.columns)}.")
+        if option != "--target" and target in names:
+            raise ValueError(f"{option}: {target!r} is the target and cannot be an input.")
     said: list[str] = []
+    if classes is None:
+        check_decimal_commas(frame[target])
     is_classes = _is_classes(frame[target], classes)
     if not is_classes:
         check_numbers(frame[target])
@@ -204,7 +213,7 @@ def _is_classes(values, classes: bool | None) -> bool:
     if classes is not None:
         return classes
     known = values.dropna()
-    numbers = _as_numbers(known)
+    numbers = as_numbers(known)
     is_text = numbers.notna().mean() < MOSTLY if len(known) else False
     return bool(is_text or known.dtype == bool or known.nunique() == 2)
 
@@ -218,10 +227,12 @@ def _column(values, is_categorical: bool, said: list[str]) -> Column | None:
     if known.nunique() == 1:
         said.append(f"{name!r} is the same in all rows and is left out.")
         return None
-    levels = tuple(sorted(as_text(known).unique(), key=_numerically))
+    if not is_categorical:
+        check_decimal_commas(values)
+    levels = tuple(sorted(as_text(known).unique(), key=numerically))
     if is_categorical or known.dtype == bool:
         return _levels(name, levels, said)
-    if _as_numbers(known).notna().mean() >= MOSTLY:
+    if as_numbers(known).notna().mean() >= MOSTLY:
         check_numbers(values)
         return Column(name, kind="number")
     dates, day_first = min(
@@ -245,51 +256,3 @@ def _levels(name, levels, said) -> Column:
         )
     said.append(f"{name!r} is categorical: {len(levels)} levels, one input each.")
     return Column(name, kind="levels", levels=levels)
-
-
-def check_numbers(values) -> None:
-    """Numbers with errors among them are refused, with the first line that holds one."""
-    known = values.dropna()
-    bad = known[_as_numbers(known).isna()]
-    if len(bad):
-        line, example = int(bad.index[0]) + 2, bad.iloc[0]
-        raise ValueError(
-            f"column {str(values.name)!r} holds numbers, but line {line} says {example!r} ({len(bad)} such rows): "
-            "correct it, leave it empty if it is missing, or say --categorical or --drop. For commas as decimal points "
-            "there is --decimal ','."
-        )
-
-
-def _as_numbers(values):
-    import pandas as pd
-
-    return pd.to_numeric(values, errors="coerce")
-
-
-def as_text(values):
-    """Values as text, missing ones left missing; whole numbers without a decimal point."""
-    import pandas as pd
-
-    if pd.api.types.is_float_dtype(values) and (values.dropna() % 1 == 0).all():
-        values = values.astype("Int64")
-    return values.astype("string").str.strip()
-
-
-def as_dates(values, day_first: bool = False):
-    """Values as dates without time zone, in the format of the first one; missing where they are none."""
-    import pandas as pd
-
-    text = values.astype("string").str.strip()
-    text = text.where(text.str.contains(SOME_DATE, na=False))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a format is not consistent with the order of day and month
-        found = pd.to_datetime(text, errors="coerce", utc=True, dayfirst=day_first)
-    return found.dt.tz_localize(None)
-
-
-def _numerically(text: str):
-    """Numbers in their order, before text."""
-    try:
-        return (0, float(text), text)
-    except ValueError:
-        return (1, 0.0, text)

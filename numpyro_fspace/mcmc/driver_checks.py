@@ -13,7 +13,7 @@ from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.model.checks import checked_arguments
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.site_checks import check_modules
+from numpyro_fspace.model.site_checks import check_modules, check_observations
 from numpyro_fspace.posterior.run_files import folder_of
 from numpyro_fspace.priors._cholesky import is_traced
 from numpyro_fspace.priors.base import as_real
@@ -108,6 +108,7 @@ def foreign_kernel(kernel, args: tuple, kwargs: dict):
         with contextlib.suppress(Exception):  # of which the run itself tells
             jax.eval_shape(lambda key: trace.update(run_model(model, args, kwargs, key=key)), jax.random.key(0))
         check_modules(trace)
+        check_observations(trace)
         yield
 
 

@@ -25,6 +25,7 @@ from numpyro_fspace.model.handlers import fresh_draws, given_last_layers, withou
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.ridge import LastLayerPrior
 from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.site_checks import check_observations
 from numpyro_fspace.model.site_transforms import has_dynamic_support
 from numpyro_fspace.model.sites import (
     base_distribution,
@@ -137,6 +138,7 @@ def why_not_marginal(potential: ModelPotential) -> str | None:
         return "there is no other site to sample"
     if not all(_is_standard(trace[k]) for k in block):
         return "a site of the last layer is observed or has another prior"
+    check_observations(trace)  # names what would broadcast
     data = observed_sites(trace, factors=True, weights=True).values()
     for site in data:
         plain = site["scale"] is None or is_identically_one(site["scale"])
