@@ -44,8 +44,8 @@ def function_inputs(model, draws, args, kwargs, *, programs: dict | None = None)
     """
     arrays, _, join = split_arrays((args, kwargs))
     first_array = next((a for a in (*args, *kwargs.values()) if isinstance(a, np.ndarray | jax.Array) and a.ndim), None)
-    dtype = None if first_array is None else jnp.result_type(as_numbers(first_array, "The first array"))
-    shape = None if first_array is None else jax.ShapeDtypeStruct(first_array.shape, dtype)
+    first_array = None if first_array is None else as_numbers(first_array, "The first array")  # in JAX's byte order
+    shape = None if first_array is None else jax.ShapeDtypeStruct(first_array.shape, jnp.result_type(first_array))
     takes: dict = {}
 
     def calls(draw, key, arrays):
