@@ -260,3 +260,18 @@ def test_observations_that_would_broadcast_are_refused_under_nuts():
         with pytest.raises(ValueError, match=r"The observation 'y' has shape .* but its likelihood has shape \(12,\)"):
             mcmc.run(jax.random.key(0), x, y)
     mcmc.run(jax.random.key(0), x, x)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"num_samples": 0}, "num_samples=0 must be at least 1"),
+        ({"num_samples": "6"}, "num_samples must be an integer ≥ 1, got '6'"),
+        ({"num_warmup": -1}, "num_warmup=-1 must be at least 0"),
+        ({"num_chains": "2"}, "num_chains must be an integer ≥ 1, got '2'"),
+        ({"num_samples": 6, "thinning": 9}, "thinning=9 keeps none of num_samples=6 draws"),
+    ],
+)
+def test_numbers_of_draws_and_chains_are_checked_at_once(settings, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        fs.MCMC(fs.SGHMC(linear()), **settings)

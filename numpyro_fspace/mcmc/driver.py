@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import as_numbers, check_count, check_kernel, check_key, one_line
+from numpyro_fspace._checks import as_numbers, check_count, check_key, one_line
 from numpyro_fspace._xla import chains_together, is_worth_dividing, one_blas_thread
 from numpyro_fspace.mcmc import driver_checks as checks
 from numpyro_fspace.mcmc.base import SGMCMCKernel
@@ -141,7 +141,7 @@ class MCMC(NumPyroMCMC):
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 100,
     ):
-        check_kernel(sampler)
+        checks.check_numbers(sampler, num_warmup, num_samples, num_chains=num_chains, thinning=thinning)
         super().__init__(
             sampler,
             num_warmup=num_warmup,

@@ -7,7 +7,7 @@ import contextlib
 import jax
 import numpy as np
 
-from numpyro_fspace._checks import check_choice, check_count
+from numpyro_fspace._checks import check_choice, check_count, check_kernel
 from numpyro_fspace._xla import is_nested
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.state import KernelState
@@ -19,6 +19,20 @@ from numpyro_fspace.priors._cholesky import is_traced
 from numpyro_fspace.priors.base import as_real
 
 __all__ = ["check_options", "check_run", "checked_inputs", "foreign_kernel", "is_warmup", "uses_own_loop"]
+
+
+def check_numbers(sampler, num_warmup, num_samples, *, num_chains, thinning):
+    """``sampler`` must be a kernel, and the numbers of draws and chains whole numbers in their range.
+
+    Raises:
+        TypeError, ValueError: naming the argument and its value.
+    """
+    check_kernel(sampler)
+    check_count(num_warmup, "num_warmup", 0)
+    for name, value in {"num_samples": num_samples, "num_chains": num_chains, "thinning": thinning}.items():
+        check_count(value, name)
+    if thinning > num_samples:
+        raise ValueError(f"thinning={thinning} keeps none of num_samples={num_samples} draws: let it be at most these.")
 
 
 def check_options(mcmc):
