@@ -337,7 +337,7 @@ def test_laplace_refuses():
         laplace(linear, KEY, x, y, num_samples=0)
     with pytest.raises(TypeError, match="optax optimizer"):
         laplace(linear, KEY, x, y, optimizer=0.1)
-    with pytest.raises(RuntimeError, match="left the finite numbers"):
+    with pytest.raises(RuntimeError, match="diverged to NaN or infinity"):
         laplace(linear, KEY, x, y, num_updates=200, optimizer=optax.sgd(10.0))
 
 
