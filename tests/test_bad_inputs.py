@@ -478,6 +478,8 @@ CASES = [
     ("chain_method", lambda: fs.MCMC(fs.SGHMC(linear()), chain_method="x"), ValueError, "chain_method='x' is unknown"),
     ("extra_fields text", lambda: short().run(KEY, X, Y, extra_fields="potential_energy"), TypeError, "extra_fields must be a tuple of names"),
     ("extra_fields unknown", lambda: short().run(KEY, X, Y, extra_fields=("energy",)), ValueError, "'energy' is no field of SGHMC's state: .*potential_energy"),
+    ("init_strategy", lambda: fs.SGHMC(linear(), init_strategy=3), TypeError, "init_strategy must be one of NumPyro's"),
+    ("model is a distribution", lambda: start(fs.SGHMC(dist.Normal())), TypeError, "model must be a NumPyro model"),
     ("prior class", lambda: start(fs.SGHMC(network(prior=dist.Normal))), TypeError, "prior is the class Normal; make one"),
     ("plot reference", lambda: fs.plot_functions(X, np.ones((3, 8)), reference=Y), TypeError, r"reference must be a pair \(mean, sd\)"),
     ("plot level", lambda: fs.plot_functions(X, np.ones((3, 8)), level="a"), TypeError, "level must be a positive number"),
