@@ -31,7 +31,7 @@ FIRST, CUT, LAST = 1995.0, 1997.0, 1998.0
 NOISE = 0.2
 #: The prior, in these units and in years: a season of period one that changes over decades, and a slow drift.
 KERNEL = kernels.ExpSquared(20.0) * kernels.ExpSineSquared(scale=1.0, gamma=1.0) + 0.09 * kernels.ExpSquared(2.0)
-NAMES = ("with the prior", "without it", "exact GP")
+NAMES = ("with the prior", "without the prior", "exact GP")
 
 
 class Series(NamedTuple):
@@ -137,34 +137,34 @@ def _print_scores(series: Series, fits, *, with_rhat: bool):
         )
     rows[NAMES[2]] = (*of_gp, "")
     rhat_title = "worst R-hat" if with_rhat else ""
-    print(f"{'1997, held out':<16}{'RMSE, ppm':>10}{'lpd':>8}{'90 % interval covers':>23}{rhat_title:>13}")
+    print(f"{'1997, held out':<18}{'RMSE, ppm':>10}{'lpd':>8}{'90 % interval covers':>23}{rhat_title:>13}")
     for name, (rmse, lpd, covered, rhat) in rows.items():
-        print(f"{name:<16}{scale * rmse:>10.2f}{lpd - np.log(scale):>8.2f}{covered:>22.0%} {rhat:>13}")
+        print(f"{name:<18}{scale * rmse:>10.2f}{lpd - np.log(scale):>8.2f}{covered:>22.0%} {rhat:>13}")
 
 
 def _picture(series: Series, functions, path: Path):
     """A panel for each network: band and draws, weeks seen and held out, the exact process (dashed)."""
+    from matplotlib import pyplot as plt
+
     seen, year = series.num_seen, series.x[:, 0] + CUT
     mean, variance = exact(series)
     reference = (series.ppm(mean), series.scale * np.sqrt(variance))
     data = {"x_data": year[:seen], "y_data": series.ppm(series.z)[:seen], "reference": reference}
-    from matplotlib import pyplot as plt
-
     figure, panels = plt.subplots(1, len(functions), figsize=(8.0, 3.4), sharey=True, layout="constrained")
     for ax, name in zip(panels, reversed(functions), strict=True):
         plot_functions(year, series.ppm(functions[name]), **data, num_draws=8, ax=ax)
         for stretch in list(ax.patches):
             stretch.remove()
-        ax.plot(year[seen:], series.ppm(series.z)[seen:], ".", color="#D55E00", ms=4, label="held out", zorder=7)
+        ax.plot(year[seen:], series.ppm(series.z)[seen:], ".", color="#009E73", ms=4, label="held out", zorder=7)
         ax.axvline(CUT, color="0.6", lw=0.8)
         ax.get_legend().remove()
-        ax.set_title(f"The network {name}", fontsize=12)
-        ax.set(xlabel="year", ylabel="", ylim=(352, 374), xticks=(1995, 1996, 1997, 1998))
+        ax.set_title(f"Network {name}", fontsize=12)
+        ax.set(xlabel="year", ylabel="", ylim=(352, 374))
+        ax.set(xlim=(FIRST - 0.05, LAST + 0.05), xticks=(FIRST, FIRST + 1, CUT, LAST))
     panels[0].set_ylabel("carbon dioxide, ppm")
     handles, labels = panels[-1].get_legend_handles_labels()
     names = {"90 % of f": "90 % band", "draws of f": "draws", "reference": "exact GP", "data": "seen"}
-    figure.legend(
-        handles, [names.get(label, label) for label in labels], loc="outside lower center", ncols=6, frameon=False
-    )
+    labels = [names.get(label, label) for label in labels]
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
