@@ -44,8 +44,8 @@ def prior_of_functions(x, y=None):
 
 
 PANELS = {
-    "Prior on the weights: N(0, 1)": fs.SGHMC(prior_of_weights),
-    "Prior on the function: a Gaussian process": fs.fSGHMC(prior_of_functions),
+    "Prior on the weights": fs.SGHMC(prior_of_weights),
+    "Prior on the function": fs.fSGHMC(prior_of_functions),
 }
 
 
@@ -55,7 +55,7 @@ def with_and_without(num_warmup: int = 1000, num_samples: int = 1000):
     grid = fs.datasets.extrapolation_grid()
     mean, covariance = gp.condition(x, y, noise_variance=0.25).moments(grid)
     reference = (mean, covariance.diagonal() ** 0.5)
-    figure, axes = plt.subplots(1, 2, figsize=(8.0, 3.4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(6.6, 3.2), sharey=True, layout="constrained")
     for ax, (title, kernel) in zip(axes, PANELS.items(), strict=True):
         mcmc = fs.MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples)
         mcmc.run(jax.random.key(1), x, y)
@@ -67,7 +67,7 @@ def with_and_without(num_warmup: int = 1000, num_samples: int = 1000):
         ax.set_title(title, fontsize=12)
         ax.set(xlim=(-1, 1), ylim=(-3.2, 3.2), ylabel="", xticks=(-1, -0.5, 0, 0.5, 1))
     handles, labels = axes[1].get_legend_handles_labels()
-    names = {"90 % of f": "90 % band", "draws of f": "draws", "reference": "exact Gaussian process"}
+    names = {"90 % of f": "90 % band", "draws of f": "draws", "reference": "exact GP"}
     labels = [names.get(label, label) for label in labels]
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure
