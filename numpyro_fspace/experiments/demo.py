@@ -137,9 +137,10 @@ def _print_scores(series: Series, fits, *, with_rhat: bool):
         )
     rows[NAMES[2]] = (*of_gp, "")
     rhat_title = "worst R-hat" if with_rhat else ""
-    print(f"{'1997, held out':<18}{'RMSE, ppm':>10}{'lpd':>8}{'90 % interval covers':>23}{rhat_title:>13}")
+    print(f"{'1997, held out':<18}{'RMSE, ppm':>10}{'lpd':>8}{'90 % interval covers':>23}{rhat_title:>13}".rstrip())
     for name, (rmse, lpd, covered, rhat) in rows.items():
-        print(f"{name:<18}{scale * rmse:>10.2f}{lpd - np.log(scale):>8.2f}{covered:>22.0%} {rhat:>13}")
+        row = f"{name:<18}{scale * rmse:>10.2f}{lpd - np.log(scale):>8.2f}{covered:>22.0%} {rhat:>13}"
+        print(row.rstrip())
 
 
 def _picture(series: Series, functions, path: Path):
