@@ -23,8 +23,8 @@ from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior, module_weights, observed_sites
 from numpyro_fspace.posterior.arrays import plain
 from numpyro_fspace.posterior.arviz_groups import Site, datasets
+from numpyro_fspace.posterior.draw_batches import map_draws
 from numpyro_fspace.posterior.evaluator import Evaluator, function_draws, log_likelihood
-from numpyro_fspace.posterior.mapping import map_draws
 from numpyro_fspace.posterior.posterior import as_posterior, functions_run
 from numpyro_fspace.posterior.warnings import warn_of_nan
 
