@@ -146,7 +146,7 @@ def _check(x, f_draws, noise_draws, level, num_draws) -> tuple[np.ndarray, np.nd
         raise ValueError("x holds NaN or infinite values; drop them.")
     draws = {"f_draws": f_draws, "noise_draws": noise_draws}
     for name, value in draws.items():
-        if value is None:
+        if value is None and name == "noise_draws":
             continue
         array = _real(value, name)
         array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
