@@ -13,24 +13,11 @@ import numpyro.distributions as dist
 from flax import linen as nn
 
 from numpyro_fspace._checks import one_line
+from numpyro_fspace.estimators.kernels import ard_kernel
 from numpyro_fspace.model import gp_network
 from numpyro_fspace.priors import GPPrior, dirichlet_targets
 
-__all__ = ["KERNELS", "ClassificationModel", "NetworkModel", "RegressionModel", "ard_kernel"]
-
-#: Kernels by name; inputs are in units of their lengthscales.
-KERNELS = ("squared_exponential", "matern52")
-
-
-def ard_kernel(name: str, params: dict):
-    """A tinygp kernel with a lengthscale per input; ``params`` has ``"variance"`` and ``"lengthscale"`` [D]."""
-    from tinygp import kernels, transforms
-
-    unit = {
-        "squared_exponential": kernels.ExpSquared(),
-        "matern52": kernels.Matern52(distance=kernels.distance.L2Distance()),
-    }[name]
-    return params["variance"] * transforms.Linear(1.0 / params["lengthscale"], unit)
+__all__ = ["ClassificationModel", "NetworkModel", "RegressionModel"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,13 +48,17 @@ class NetworkModel:
     @property
     def prior(self) -> GPPrior:
         """The Gaussian process of the functions."""
-        params = {"variance": self.variance, "lengthscale": np.asarray(self.lengthscale)}
-        return GPPrior(ard_kernel(self.kernel, params), num_outputs=self.num_outputs if self.num_outputs > 1 else None)
+        return self._process(self.kernel, self.variance, self.lengthscale)
 
-    def function(self):
-        """The random function: standardized inputs [N, D] to values [N, K]."""
+    def _process(self, kernel, variance, lengthscale) -> GPPrior:
+        params = {"variance": variance, "lengthscale": np.asarray(lengthscale)}
+        return GPPrior(ard_kernel(kernel, params), num_outputs=self.num_outputs if self.num_outputs > 1 else None)
+
+    def function(self, name: str = "f", prior: GPPrior | None = None):
+        """A random function, standardized inputs [N, D] to values [N, K]; ``prior`` is that of f if None."""
         hidden = [part for width in self.widths for part in (nn.Dense(width), nn.tanh)]
-        return gp_network("f", nn.Sequential([*hidden, nn.Dense(self.num_outputs)]), self.prior, self.points)
+        network = nn.Sequential([*hidden, nn.Dense(self.num_outputs)])
+        return gp_network(name, network, self.prior if prior is None else prior, self.points)
 
     def rows(self, num: int):
         """The plate of the data."""
@@ -85,7 +76,7 @@ class NetworkModel:
     @classmethod
     def from_dict(cls, settings: dict[str, Any]):
         """The model of ``to_dict``."""
-        arrays = {f.name for f in fields(cls) if "ndarray" in str(f.type)}
+        arrays = {f.name for f in fields(cls) if "ndarray" in str(f.type) and settings.get(f.name) is not None}
         points = np.asarray(settings["points"], np.float32)
         others = {k: np.asarray(v) if k in arrays else v for k, v in settings.items() if k != "points"}
         return cls(points, **others | {"widths": tuple(settings["widths"])})
@@ -98,10 +89,17 @@ class RegressionModel(NetworkModel):
     .. math:: f \sim \text{gp\_network}, \qquad \log \sigma \sim N(\log \sigma_0, 0.3^2), \qquad
               y \sim N(f(x), \sigma^2)
 
-    σ₀ is the noise of the trained Gaussian process. Several targets have functions and noises of their own.
+    σ₀ is the noise of the trained Gaussian process. Several targets have functions and noises of their own. With noise
+    that varies with the inputs there is a second function with a squared exponential process of its own,
+
+    .. math:: g \sim \text{gp\_network}, \qquad y \sim N\big(f(x),\, \sigma^2 e^{2 g(x)}\big) .
+
+    The kernels then integrate out the last layer of f and sample that of g.
 
     Attributes:
         noise: σ₀.
+        log_noise_variance: variance of the process of g; None is constant noise.
+        log_noise_lengthscale: its lengthscales [D].
 
     Example:
         >>> import jax, numpy as np, numpyro
@@ -114,10 +112,23 @@ class RegressionModel(NetworkModel):
 
     _: KW_ONLY
     noise: float
+    log_noise_variance: float | None = None
+    log_noise_lengthscale: np.ndarray | None = None
+
+    @property
+    def has_varying_noise(self) -> bool:
+        """Whether the noise is a function of the inputs."""
+        return self.log_noise_variance is not None
+
+    @property
+    def log_noise_prior(self) -> GPPrior:
+        """The Gaussian process of g."""
+        return self._process("squared_exponential", self.log_noise_variance, self.log_noise_lengthscale)
 
     def __call__(self, x, y=None):
         """The model of standardized inputs x [N, D] and targets y [N] or [N, K]."""
         f = self.function()
+        log_noise = self.function("log_noise", self.log_noise_prior) if self.has_varying_noise else None
         center = dist.LogNormal(math.log(self.noise), 0.3)
         several = self.num_outputs > 1
         sigma = numpyro.sample("sigma", center.expand([self.num_outputs]).to_event(1) if several else center)
@@ -125,7 +136,11 @@ class RegressionModel(NetworkModel):
             xb = numpyro.subsample(x, event_dim=1)
             yb = None if y is None else numpyro.subsample(y, event_dim=int(several))
             mean = f(xb)
-            law = dist.Normal(mean, sigma).to_event(1) if several else dist.Normal(mean.squeeze(-1), sigma)
+            sd = sigma if log_noise is None else sigma * jnp.exp(log_noise(xb))
+            if several:
+                law = dist.Normal(mean, sd).to_event(1)
+            else:
+                law = dist.Normal(mean.squeeze(-1), sd if log_noise is None else sd.squeeze(-1))
             numpyro.sample("y", law, obs=yb)
 
 
