@@ -20,6 +20,10 @@ from numpyro_fspace.priors import GPPrior, dirichlet_targets
 __all__ = ["ClassificationModel", "NetworkModel", "RegressionModel"]
 
 
+#: Standard deviation of log σ around log σ₀, and most points of the noise's function.
+LOG_NOISE_SD, NUM_NOISE_POINTS = 0.3, 100
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class NetworkModel:
     """What the models of regression and classification share: a network with a Gaussian process's distribution.
@@ -50,15 +54,22 @@ class NetworkModel:
         """The Gaussian process of the functions."""
         return self._process(self.kernel, self.variance, self.lengthscale)
 
-    def _process(self, kernel, variance, lengthscale) -> GPPrior:
-        params = {"variance": variance, "lengthscale": np.asarray(lengthscale)}
-        return GPPrior(ard_kernel(kernel, params), num_outputs=self.num_outputs if self.num_outputs > 1 else None)
+    def _process(self, kernel, variance, lengthscale, constant: float = 0.0) -> GPPrior:
+        """The process of a named kernel, plus a constant of this standard deviation."""
+        from tinygp import kernels
 
-    def function(self, name: str = "f", prior: GPPrior | None = None):
-        """A random function, standardized inputs [N, D] to values [N, K]; ``prior`` is that of f if None."""
+        found = ard_kernel(kernel, {"variance": variance, "lengthscale": np.asarray(lengthscale)})
+        found = found + kernels.Constant(constant**2) if constant else found
+        return GPPrior(found, num_outputs=self.num_outputs if self.num_outputs > 1 else None)
+
+    def function(self):
+        """The random function f: standardized inputs [N, D] to values [N, K]."""
+        return gp_network("f", self.network(), self.prior, self.points)
+
+    def network(self):
+        """A network with K outputs."""
         hidden = [part for width in self.widths for part in (nn.Dense(width), nn.tanh)]
-        network = nn.Sequential([*hidden, nn.Dense(self.num_outputs)])
-        return gp_network(name, network, self.prior if prior is None else prior, self.points)
+        return nn.Sequential([*hidden, nn.Dense(self.num_outputs)])
 
     def rows(self, num: int):
         """The plate of the data."""
@@ -90,11 +101,12 @@ class RegressionModel(NetworkModel):
               y \sim N(f(x), \sigma^2)
 
     σ₀ is the noise of the trained Gaussian process. Several targets have functions and noises of their own. With noise
-    that varies with the inputs there is a second function with a squared exponential process of its own,
+    that varies with the inputs a second function takes the place of σ. Its process has a squared exponential kernel
+    plus the constant 0.3², and holds at up to 100 of the points, as it is smoother than f:
 
-    .. math:: g \sim \text{gp\_network}, \qquad y \sim N\big(f(x),\, \sigma^2 e^{2 g(x)}\big) .
+    .. math:: g \sim \text{gp\_network}, \qquad y \sim N\big(f(x),\, \sigma_0^2 e^{2 g(x)}\big) .
 
-    The kernels then integrate out the last layer of f and sample that of g.
+    ``fs.fSGHMC`` then integrates out the last layer of f and samples that of g.
 
     Attributes:
         noise: σ₀.
@@ -123,25 +135,31 @@ class RegressionModel(NetworkModel):
     @property
     def log_noise_prior(self) -> GPPrior:
         """The Gaussian process of g."""
-        return self._process("squared_exponential", self.log_noise_variance, self.log_noise_lengthscale)
+        given = self.log_noise_variance, self.log_noise_lengthscale
+        return self._process("squared_exponential", *given, constant=LOG_NOISE_SD)
 
     def __call__(self, x, y=None):
         """The model of standardized inputs x [N, D] and targets y [N] or [N, K]."""
-        f = self.function()
-        log_noise = self.function("log_noise", self.log_noise_prior) if self.has_varying_noise else None
-        center = dist.LogNormal(math.log(self.noise), 0.3)
+        f, sd = self.function(), self._noise()
         several = self.num_outputs > 1
-        sigma = numpyro.sample("sigma", center.expand([self.num_outputs]).to_event(1) if several else center)
         with self.rows(x.shape[0]):
             xb = numpyro.subsample(x, event_dim=1)
             yb = None if y is None else numpyro.subsample(y, event_dim=int(several))
-            mean = f(xb)
-            sd = sigma if log_noise is None else sigma * jnp.exp(log_noise(xb))
-            if several:
-                law = dist.Normal(mean, sd).to_event(1)
-            else:
-                law = dist.Normal(mean.squeeze(-1), sd if log_noise is None else sd.squeeze(-1))
+            law = dist.Normal(f(xb), sd(xb))
+            law = law.to_event(1) if several else dist.Normal(law.loc.squeeze(-1), law.scale.squeeze(-1))
             numpyro.sample("y", law, obs=yb)
+
+    def _noise(self):
+        """The random standard deviation of the noise, a function of standardized inputs."""
+        if self.has_varying_noise:
+            some = self.points[:: -(-len(self.points) // NUM_NOISE_POINTS)]
+            g = gp_network("log_noise", self.network(), self.log_noise_prior, some)
+            return lambda x: self.noise * jnp.exp(g(x))
+        center = dist.LogNormal(math.log(self.noise), LOG_NOISE_SD)
+        sigma = numpyro.sample(
+            "sigma", center.expand([self.num_outputs]).to_event(1) if self.num_outputs > 1 else center
+        )
+        return lambda x: jnp.broadcast_to(sigma, (len(x), self.num_outputs))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

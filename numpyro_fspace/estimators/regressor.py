@@ -230,10 +230,10 @@ class Regressor(RegressorMixin, NetworkEstimator):
     def _mean_and_noise(self, X):
         """Draws of f and of the standard deviation of the noise, [S, N, K] each, in units of the model."""
         found = self._functions(X)
-        f, sigma = found["f"], self._site("sigma")
+        f, model = found["f"], self.posterior_.model
         if "log_noise" in found:
-            sigma = sigma * np.exp(found["log_noise"])
-        return f, np.broadcast_to(sigma, f.shape)
+            return f, model.noise * np.exp(found["log_noise"])
+        return f, np.broadcast_to(self._site("sigma"), f.shape)
 
     def _in_units(self, values):
         """Values [..., K] of the model in units of y, [...] for one target."""
