@@ -324,21 +324,6 @@ def zeros_of(marginal):
 
 
 @pytest.mark.slow
-def test_posterior_of_a_mean_and_its_noise_is_that_of_nuts():
-    """Both functions at all rows by 2 x 1000 draws: means within .15 posterior sd, sds within a sixth."""
-    settings = {"num_warmup": 500, "num_samples": 1000, "num_chains": 2, "progress_bar": False}
-    runs = {}
-    for name, kernel in (("ours", fs.fSGHMC(mean_and_noise)), ("nuts", NUTS(mean_and_noise))):
-        mcmc = fs.MCMC(kernel, chain_method="vectorized", **settings)
-        mcmc.run(jax.random.key(1), X, Y)
-        found = fs.predict(mcmc, jax.random.key(2), X)
-        runs[name] = np.concatenate([found["f"][..., 0], found["g"][..., 0]], 1)
-    sd = runs["nuts"].std(0)
-    assert (np.abs(runs["ours"].mean(0) - runs["nuts"].mean(0)) < 0.15 * sd).all()
-    np.testing.assert_allclose(runs["ours"].std(0), sd, rtol=1 / 6)
-
-
-@pytest.mark.slow
 def test_dependent_outputs_are_integrated_out_beside_independent_ones(x64):
     """Velocities in the plane under a Helmholtz kernel, with a drift that has a process of its own."""
     kernel = fs.priors.Helmholtz(tinygp.kernels.ExpSquared(0.8), 0.5 * tinygp.kernels.ExpSquared(0.5))
