@@ -55,7 +55,7 @@ def _parser():
     fit.add_argument(
         "--noise",
         choices=("auto", "constant", "varying"),
-        default="auto",
+        default="constant",
         help="of numbers: the same everywhere, or a function of the inputs (auto compares their evidence)",
     )
     fit.add_argument("--test-fraction", type=float, default=0.2, metavar="SHARE", help="held out at random (.2)")

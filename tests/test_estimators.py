@@ -153,7 +153,7 @@ def noisy():
 
 @pytest.fixture(scope="module")
 def varying(noisy):
-    return fs.Regressor(**SMALL | {"num_warmup": 100, "num_samples": 50}).fit(*noisy[:2])
+    return fs.Regressor(noise="auto", **SMALL | {"num_warmup": 100, "num_samples": 50}).fit(*noisy[:2])
 
 
 def test_noise_that_varies_is_found(varying, noisy):

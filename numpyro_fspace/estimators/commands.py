@@ -52,7 +52,7 @@ class FitSettings:
 
     target: str
     method: str = "fsghmc"
-    noise: str = "auto"
+    noise: str = "constant"
     test_fraction: float = 0.2
     categorical: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ def fit_table(path: str | Path, out: str | Path, settings: FitSettings) -> None:
     frame = read_csv(path, settings.decimal)
     options: dict[str, Any] = {"categorical": settings.categorical, "drop": settings.drop, "classes": settings.classes}
     design, x, y, numbers = read_design(frame, settings.target, **options)
-    if design.is_classes and settings.noise != "auto":
+    if design.is_classes and settings.noise != "constant":
         raise ValueError(f"--noise {settings.noise} is for numbers, but {settings.target!r} is a class: leave it out.")
     train, test = _split(x, y, numbers, settings, design.is_classes)
     if out.exists() and any(out.iterdir()) and not (out / SETTINGS).exists():
@@ -110,7 +110,7 @@ def fit_table(path: str | Path, out: str | Path, settings: FitSettings) -> None:
     print("Training a Gaussian process, and sampling a network with its distribution ...", flush=True)
     estimator.fit(*train[:2])
     if getattr(estimator, "noise_", None) == "varying":
-        print("The noise varies with the inputs. (--noise constant takes it as the same everywhere.)")
+        print("The noise varies with the inputs.")
     lines = [str(report(estimator.mcmc_, *estimator.posterior_.args)), ""]
     held_out = "held-out rows" if len(test[0]) else "training rows, as none were held out"
     rows = test if len(test[0]) else train

@@ -83,7 +83,7 @@ class Regressor(RegressorMixin, NetworkEstimator):
     def __init__(
         self,
         *,
-        noise: str = "auto",
+        noise: str = "constant",
         widths: tuple[int, ...] = (50, 50),
         kernel: str = "auto",
         num_points: int = 300,
