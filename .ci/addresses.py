@@ -16,12 +16,13 @@ def with_addresses(text: str, repository: str, tag: str) -> str:
 
     def absolute(match: re.Match) -> str:
         picture, title, target = match.groups()
+        title = with_addresses(title, repository, tag)  # a picture that is a link
         if target.startswith(("http://", "https://", "#", "mailto:")):
-            return match[0]
+            return f"{picture}[{title}]({target})"
         host = "https://raw.githubusercontent.com/{}/{}/{}" if picture else "https://github.com/{}/blob/{}/{}"
         return f"{picture}[{title}]({host.format(repository, tag, target)})"
 
-    return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", absolute, text)
+    return re.sub(r"(!?)\[((?:!\[[^\]]*\]\([^)\s]+\)|[^\[\]])*)\]\(([^)\s]+)\)", absolute, text)
 
 
 def main(repository: str, tag: str):

@@ -43,7 +43,7 @@ def _parser():
     parser.add_argument("--version", action="version", version=f"fspace {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    demo = commands.add_parser("demo", help="a real regression end to end, in about two minutes")
+    demo = commands.add_parser("demo", help="a real series with and without a functional prior, in a minute or two")
     demo.add_argument("--out", type=_file, default="fspace-demo", help="folder of the picture and the netCDF file")
     demo.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
     demo.set_defaults(run=_demo)
@@ -146,6 +146,7 @@ def _file(text):
 def _demo(args):
     from numpyro_fspace.experiments.demo import run_demo
 
+    _use_cores(2)
     run_demo(args.out, quick=args.quick)
     return 0
 

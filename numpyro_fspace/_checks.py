@@ -8,6 +8,7 @@ import functools
 import inspect
 import numbers
 import re
+import sys
 import warnings
 
 import jax
@@ -30,6 +31,8 @@ __all__ = [
     "not_numbers",
     "one_line",
     "renamed_argument",
+    "shown",
+    "warn",
 ]
 
 #: Arrays of at most so many numbers are shown by their values.
@@ -121,6 +124,14 @@ def check_step_size(step_size):
             f"(a function of the gradient step): {error}"
         ) from error
     check_positive(first, "step_size(0)")
+
+
+def warn(message: str):
+    """Give a ``RuntimeWarning`` at the line outside of the package that the call came from."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("numpyro_fspace."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
 def as_numbers(value, name: str):
@@ -220,11 +231,11 @@ def one_line(obj) -> str:
     else:
         names = list(inspect.signature(type(obj)).parameters)
     values = {name: getattr(obj, name, None) for name in names}
-    settings = [f"{name}={_shown(value)}" for name, value in values.items() if value is not None]
+    settings = [f"{name}={shown(value)}" for name, value in values.items() if value is not None]
     return f"{type(obj).__name__}({', '.join(settings)})"
 
 
-def _shown(value) -> str:
+def shown(value) -> str:
     """A setting in one line without memory addresses."""
     if isinstance(value, np.ndarray | jax.Array):
         is_known = not isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, np.number)
@@ -233,12 +244,12 @@ def _shown(value) -> str:
             return f"[{text}]" if value.ndim else text
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, functools.partial):
-        keywords = [f", {name}={_shown(part)}" for name, part in value.keywords.items()]
-        return f"partial({', '.join(map(_shown, (value.func, *value.args)))}{''.join(keywords)})"
+        keywords = [f", {name}={shown(part)}" for name, part in value.keywords.items()]
+        return f"partial({', '.join(map(shown, (value.func, *value.args)))}{''.join(keywords)})"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name!r}: {_shown(part)}' for name, part in value.items())}}}"
+        return f"{{{', '.join(f'{name!r}: {shown(part)}' for name, part in value.items())}}}"
     if type(value) in (list, tuple):
-        text = ", ".join(map(_shown, value))
+        text = ", ".join(map(shown, value))
         return f"[{text}]" if isinstance(value, list) else f"({text}{',' * (len(value) == 1)})"
     if inspect.isroutine(value) or isinstance(value, type):
         return value.__name__

@@ -16,7 +16,7 @@ from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points
 from numpyro import handlers
 from numpyro.infer import NUTS, init_to_value
 from scipy import sparse
-from tinygp.kernels import DotProduct, ExpSquared, Polynomial
+from tinygp.kernels import Custom, DotProduct, ExpSquared, Polynomial
 from tinygp.transforms import Linear, Subspace
 
 import numpyro_fspace as fs
@@ -143,6 +143,15 @@ def not_a_number():
     y = Y.copy()
     y[3] = np.nan
     return y
+
+
+def twice(x, y=None):
+    numpyro.sample("w", dist.Normal())
+    numpyro.sample("w", dist.Normal())
+
+
+def short():
+    return fs.MCMC(fs.SGHMC(linear()), num_warmup=4, num_samples=4, progress_bar=False)
 
 
 def gp(**settings):
@@ -442,6 +451,39 @@ CASES = [
     ("fit_gp y beyond the range", lambda: fs.fit_gp(None, X, Y.astype(float) * 1e300), ValueError, "y reaches .*e.299.*standardize y"),
     ("predict unknown function", lambda: fs.predict(DRAWS, KEY, X, model=linear(POINTS), inputs={"g": X}), ValueError,
      r"inputs: \['g'\] are no functions of the model; it has \['f'\]"),
+    ("kernel of NumPy", lambda: evaluate(fs.GPPrior(Custom(lambda a, b: np.exp(-np.sum((a - b) ** 2)))), POINTS), TypeError,
+     "kernel is traced by JAX, so that it must be written with jax.numpy"),
+    ("kernel with a condition", lambda: evaluate(fs.GPPrior(Custom(lambda a, b: 1.0 if a[0] > b[0] else 2.0)), POINTS), TypeError,
+     "without conditions on values"),
+    ("kernel of None", lambda: evaluate(fs.GPPrior(lambda a, b: None), POINTS), TypeError, "kernel must return an array of numbers, got None"),
+    ("kernel that fails", lambda: evaluate(fs.GPPrior(lambda a, b: 1 / 0), POINTS), ValueError,
+     r"kernel fails at x with 1 inputs \(ZeroDivisionError: division by zero\)"),
+    ("mean that fails", lambda: evaluate(gp(mean=lambda x: 1 / 0), POINTS), ValueError, "mean function fails .*division by zero"),
+    ("mean of None", lambda: evaluate(gp(mean=lambda x: None), POINTS), TypeError, "mean function must return an array of numbers, got None"),
+    ("mean without arguments", lambda: evaluate(gp(mean=lambda: 1.0), POINTS), TypeError, "mean function fails .*It takes x"),
+    ("model without its data", lambda: fs.predict(DRAWS, KEY, model=linear()), TypeError, r"missing a required argument: 'x'.*the model is \w+\(x"),
+    ("model with other names", lambda: fs.predict(DRAWS, KEY, X, z=1, model=linear()), TypeError, "unexpected keyword argument 'z'"),
+    ("model twice a name", lambda: start(fs.SGHMC(twice)), ValueError, "Two sites of the model are named 'w'"),
+    ("model of text", lambda: fs.Posterior("model", DRAWS), TypeError, "model must be the NumPyro model of the draws"),
+    ("posterior of numbers", lambda: fs.Posterior(linear(), {1: np.ones(3)}), TypeError, r"by name of site, got the names \[1\]"),
+    ("draws of another shape", lambda: fs.predict(DRAWS | {"s": np.ones((3, 2))}, KEY, X, model=scaled), ValueError,
+     r"draws of 's' have shape \(2,\), but the model has \(\)"),
+    ("from_prior number", lambda: fs.predict(DRAWS, KEY, X, model=linear(), from_prior=3), TypeError, "from_prior must be a list of names"),
+    ("to_arviz inputs NaN", lambda: fs.to_arviz(fs.Posterior(linear(POINTS), DRAWS, args=(X, Y)), inputs=X * np.nan), ValueError,
+     "'inputs' of to_arviz holds 8 NaN"),
+    ("to_arviz probes", lambda: fs.to_arviz(fs.Posterior(linear(POINTS), DRAWS, args=(X, Y)), num_probes=-1), ValueError, "num_probes=-1"),
+    ("to_arviz coords", lambda: fs.to_arviz(fs.Posterior(linear(POINTS), DRAWS, args=(X, Y)), coords=3), TypeError, "coords must be a dict"),
+    ("load None", lambda: fs.Posterior.load(None, linear()), TypeError, "path must be the name of a file, got None"),
+    ("postprocess_fn", lambda: fs.MCMC(fs.SGHMC(linear()), postprocess_fn=3), TypeError, "postprocess_fn must be a function"),
+    ("chain_method", lambda: fs.MCMC(fs.SGHMC(linear()), chain_method="x"), ValueError, "chain_method='x' is unknown"),
+    ("extra_fields text", lambda: short().run(KEY, X, Y, extra_fields="potential_energy"), TypeError, "extra_fields must be a tuple of names"),
+    ("extra_fields unknown", lambda: short().run(KEY, X, Y, extra_fields=("energy",)), ValueError, "'energy' is no field of SGHMC's state: .*potential_energy"),
+    ("init_strategy", lambda: fs.SGHMC(linear(), init_strategy=3), TypeError, "init_strategy must be one of NumPyro's"),
+    ("model is a distribution", lambda: start(fs.SGHMC(dist.Normal())), TypeError, "model must be a NumPyro model"),
+    ("prior class", lambda: start(fs.SGHMC(network(prior=dist.Normal))), TypeError, "prior is the class Normal; make one"),
+    ("plot reference", lambda: fs.plot_functions(X, np.ones((3, 8)), reference=Y), TypeError, r"reference must be a pair \(mean, sd\)"),
+    ("plot level", lambda: fs.plot_functions(X, np.ones((3, 8)), level="a"), TypeError, "level must be a positive number"),
+    ("plot axes", lambda: fs.plot_functions(X, np.ones((3, 8)), ax=3), TypeError, "ax must be Matplotlib's axes"),
     ("rmse shapes", lambda: fs.metrics.rmse(Y, Y[:3]), ValueError, r"mean|shape"),
     ("coverage shapes", lambda: fs.metrics.coverage(Y, np.ones((8, 3))), ValueError, r"shape \[S, 8\]"),
     ("coverage level", lambda: fs.metrics.coverage(Y, np.ones((3, 8)), level=90), ValueError, "level.*0.9"),

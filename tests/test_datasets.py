@@ -77,6 +77,22 @@ def test_order_is_data_dir_then_environment_then_cache(cache, tmp_path, monkeypa
     assert find(source).read_text() == "web"
 
 
+def test_a_package_that_ships_the_file_saves_the_download(cache, tmp_path, monkeypatch):
+    """It is neither imported nor trusted: a file with other content is left aside."""
+    package = tmp_path / "site" / "shipping"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(str(package.parent))
+    source = replace(source_of(tmp_path / "web", a=b"content"), package=("shipping", "a.csv"))
+    assert find(replace(source, package=("not_installed", "a.csv"))).is_relative_to(cache)
+    (cache / source.path).unlink()
+    (package / "a.csv").write_bytes(b"content")
+    assert find(source) == package / "a.csv"
+    assert files_under(cache) == []
+    (package / "a.csv").write_bytes(b"edited")
+    assert find(source) == cache / source.path
+
+
 def test_cache_falls_back_to_home(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.delenv("LOCALAPPDATA", raising=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import warnings
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from scipy.stats import multivariate_normal
 from tinygp import kernels
 
@@ -37,7 +39,7 @@ def is_finite(names, *of):
 
 
 def check_readme(names):
-    assert names["f"].shape == (40, 201) and is_finite(names, "f")
+    assert names["f"].shape == (10, 201, 1) and is_finite(names, "f")
     assert Path("functions.png").stat().st_size > 10_000
 
 
@@ -160,6 +162,47 @@ def test_code_of_a_guide_runs(page, tmp_path, monkeypatch):
         for block in blocks:
             exec(compile(shortened(block), page, "exec"), names)
         GUIDES[page](names)
+
+
+def readme_program():
+    """The first Python block of the README, which the index of the pages includes."""
+    return re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.M | re.S)[1]
+
+
+def test_the_program_of_the_readme_is_short():
+    lines = [line for line in readme_program().splitlines() if line.strip()]
+    assert len(lines) <= 15 and max(map(len, lines)) <= 100
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    """The script that makes the README's pictures."""
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_gallery_pictures_are_parts_of_the_notebooks(pictures):
+    """All that the README shows can be made, and has colors; the stored files have the same size."""
+    shown = set(re.findall(r"docs/gallery/(\w+)\.png", (ROOT / "README.md").read_text()))
+    assert shown == set(pictures.PARTS)
+    for name in shown:
+        picture = pictures.gallery_picture(name)
+        with Image.open(ROOT / "docs" / "gallery" / f"{name}.png") as stored:
+            assert picture.size == stored.size == (400, 320)
+        assert len(picture.getcolors(maxcolors=10**6)) > 100
+
+
+@pytest.mark.slow
+def test_picture_of_the_readme(pictures):
+    """The right panel is the README's: the same network, points and exact process."""
+    left, right = pictures.with_and_without(num_warmup=10, num_samples=10).axes
+    assert left.get_title() != right.get_title()
+    for ax in (left, right):
+        assert {"90 % of f", "draws of f", "reference", "data"} <= set(ax.get_legend_handles_labels()[1])
+    program = readme_program()
+    assert "ExpSquared(0.2)" in program and "space_filling(-1.0, 1.0, 40)" in program and "0.25" in program
 
 
 def test_every_page_with_code_is_run():

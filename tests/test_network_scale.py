@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import flax.linen as nn
@@ -12,6 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
+from numpyro.infer import Predictive
 from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
@@ -150,6 +152,31 @@ def test_narrow_network_warns_once():
         scales_of(network(5), fs.GPPrior(ExpSquared(0.1)), x, name="narrow")
     with pytest.warns(RuntimeWarning, match="'other'"):
         scales_of(network(5), prior, x, name="other")
+
+
+@pytest.mark.parametrize("width, is_exact", [(50, False), (100, True)])
+def test_the_warning_says_how_far_the_covariance_is_off(width, is_exact):
+    """The error that it states is the mean over hidden weights, a little more than that of the mean covariance."""
+    points, kernel = np.linspace(-1.0, 1.0, 100)[:, None], ExpSquared(0.05)
+    network = nn.Sequential([nn.Dense(width), nn.tanh, nn.Dense(width), nn.tanh, nn.Dense(1)])
+
+    def model():
+        f = fs.gp_network("f", network, fs.GPPrior(kernel), points)
+        numpyro.deterministic("values", f(points)[:, 0])
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        values = np.asarray(Predictive(model, num_samples=4000)(jax.random.key(0))["values"], np.float64)
+    wanted = np.asarray(kernel(points, points))
+    chance = np.sqrt(np.mean(wanted**2 + 1.0) / len(values))  # of the sample covariance, whose variances are 1
+    square = np.mean((values.T @ values / len(values) - wanted) ** 2) - chance**2
+    error = np.sqrt(max(square, 0.0) / np.mean(wanted**2))
+    stated = [float(re.search(r"by (\d+)% \(root", str(w.message))[1]) / 100 for w in caught]
+    if is_exact:
+        assert not stated and error < 0.1
+    else:
+        assert len(stated) == 1, [str(w.message) for w in caught]
+        assert error - 0.01 < stated[0] < 2.0 * error, (error, stated)
 
 
 def test_sparse_points_warn():

@@ -152,7 +152,7 @@ BAD = {
     "two different points": lambda: plot_functions(0 * X, F),
     "x holds NaN": lambda: plot_functions(X * np.nan, F),
     "level must lie": lambda: plot_functions(X, F, level=90),
-    "num_draws must not": lambda: plot_functions(X, F, num_draws=-1),
+    "num_draws=-1 must be at least 0": lambda: plot_functions(X, F, num_draws=-1),
     "go together": lambda: plot_functions(X, F, x_data=X),
     "y_data must have shape": lambda: plot_functions(X, F, x_data=X, y_data=np.zeros((4, 2))),
     "x_data must have shape": lambda: plot_functions(X, F, x_data=X[:2], y_data=X),

@@ -141,7 +141,7 @@ def test_addresses_of_a_release(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script("addresses").main("someone/else", "v1.2.3")
     readme, project = Path("README.md").read_text(), Path("pyproject.toml").read_text()
-    assert "https://raw.githubusercontent.com/someone/else/v1.2.3/docs/extrapolation.png" in readme
+    assert "https://raw.githubusercontent.com/someone/else/v1.2.3/docs/with_and_without.png" in readme
     assert "](https://github.com/someone/else/blob/v1.2.3/docs/index.md)" in readme
     prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", readme, flags=re.M | re.S)
     assert [t for t in re.findall(r"\]\(([^)\s]+)\)", prose) if "://" not in t] == []
@@ -155,6 +155,13 @@ def test_addresses_leave_other_links_alone():
     text = "[a](https://x/y) [b](#c) [d](docs/e.md#f)"
     found = script("addresses").with_addresses(text, "o/r", "v1")
     assert found == "[a](https://x/y) [b](#c) [d](https://github.com/o/r/blob/v1/docs/e.md#f)"
+
+
+def test_addresses_of_a_picture_that_is_a_link():
+    found = script("addresses").with_addresses("[![a](p.png)](b.md) [![c](https://x/c)](LICENSE)", "o/r", "v1")
+    picture = "![a](https://raw.githubusercontent.com/o/r/v1/p.png)"
+    badge = "[![c](https://x/c)](https://github.com/o/r/blob/v1/LICENSE)"
+    assert found == f"[{picture}](https://github.com/o/r/blob/v1/b.md) {badge}"
 
 
 def test_the_citation_is_of_this_package():

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_fspace as fs
-from numpyro_fspace.posterior import mapping
+from numpyro_fspace.posterior import draw_batches
 
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(21, 2)).astype(np.float32)
@@ -67,7 +67,7 @@ def test_rows_that_are_mixed_are_not_cut(kind, monkeypatch):
     whole = predict(model)["mean"]
     with pytest.raises(ValueError, match=r"input_batch_size=5: .*part"):
         predict(model, input_batch_size=5)
-    monkeypatch.setattr(mapping, "CHUNK", 20)
+    monkeypatch.setattr(draw_batches, "CHUNK", 20)
     np.testing.assert_allclose(predict(model)["mean"], whole, rtol=1e-2 if kind == "half precision" else 1e-5)
 
 
@@ -116,7 +116,7 @@ def test_parts_do_not_draw_apart_what_rows_share(model, monkeypatch):
     settings = {"from_prior": ["shift"] if model is shared_effect else []}
     with pytest.raises(ValueError, match=r"'y'\] cannot be put together"):
         predict(model, input_batch_size=5, **settings)
-    monkeypatch.setattr(mapping, "CHUNK", 20)
+    monkeypatch.setattr(draw_batches, "CHUNK", 20)
     left = predict(model, **settings)["y"] - DRAWS["w"] @ X.T
     assert np.ptp(left, axis=1).max() < 1.0 < np.abs(left).max()
 

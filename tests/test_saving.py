@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import flax.linen as nn
@@ -21,6 +22,7 @@ from models import X, Y, linear, random_points, run
 from numpyro.infer import NUTS, SVI, Trace_ELBO
 
 import numpyro_fspace as fs
+from numpyro_fspace.posterior.archive import read_archive
 
 KEY = jax.random.key(0)
 NEW = np.linspace(-3.0, 3.0, 5, dtype=np.float32)[:, None]
@@ -116,6 +118,49 @@ np.save(sys.argv[2], fs.predict(fs.Posterior.load(sys.argv[1], linear()), jax.ra
     command = [sys.executable, "-c", program, tmp_path / "posterior.npz", tmp_path / "y.npy"]
     subprocess.run(command, check=True, env=env)
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), fs.predict(mcmc, KEY, NEW)["y"])
+
+
+def with_prior_scale(scale):
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, scale).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(w[0] + w[1] * x[:, 0], 0.5), obs=y)
+
+    return model
+
+
+def test_another_model_with_the_same_sites_is_told(tmp_path):
+    posterior = fs.Posterior(with_prior_scale(1.0), {"w": jnp.array([[0.1, 0.2], [1.5, -1.0]])}, args=(X, Y))
+    fs.save(posterior, tmp_path / "p.npz")
+    found = read_archive(tmp_path / "p.npz")["log_densities"]
+    for draw, density in zip(posterior.samples["w"], found, strict=True):
+        by_hand = dist.Normal().log_prob(draw).sum() + dist.Normal(draw[0] + draw[1] * X[:, 0], 0.5).log_prob(Y).sum()
+        np.testing.assert_allclose(density, by_hand, rtol=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fs.Posterior.load(tmp_path / "p.npz", with_prior_scale(1.0))
+    with pytest.warns(RuntimeWarning, match="are not those of the draws: the log density at the first"):
+        fs.Posterior.load(tmp_path / "p.npz", with_prior_scale(1.1))
+    with pytest.warns(RuntimeWarning, match="are not those of the draws"):
+        fs.Posterior.load(tmp_path / "p.npz", with_prior_scale(1.0), X, Y + 1.0)
+
+
+def test_another_model_does_not_go_on_with_a_checkpoint(tmp_path):
+    def run(scale):
+        settings = {"num_warmup": 4, "num_samples": 4, "progress_bar": False, "checkpoint": tmp_path / "run"}
+        mcmc = fs.MCMC(fs.SGHMC(with_prior_scale(scale)), **settings)
+        mcmc.run(jax.random.key(0), X, Y)
+        return mcmc
+
+    draws = run(1.0).get_samples()["w"]
+    np.testing.assert_array_equal(run(1.0).get_samples()["w"], draws)
+    with pytest.raises(ValueError, match=r"the model's log density at a draw from its prior was .* and is"):
+        run(2.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fs.Posterior.from_checkpoint(tmp_path / "run", with_prior_scale(1.0), X, Y)
+        fs.Posterior.from_checkpoint(tmp_path / "run", with_prior_scale(1.0))  # whose arguments are not known
+    with pytest.warns(RuntimeWarning, match="are not those of the checkpoint"):
+        fs.Posterior.from_checkpoint(tmp_path / "run", with_prior_scale(2.0), X, Y)
 
 
 def test_arguments_come_back_as_they_were(tmp_path):

@@ -23,6 +23,7 @@ CO2_SOURCE = Source(
         "82c59e378bdfb5ae324006c477954879ad3e24be/statsmodels/datasets/co2/co2.csv",
     ),
     sha256="16695fa2786e53414e5a6b54767a3fdf5de99cfbc68617f69d1362d92776a92f",
+    package=("statsmodels", "datasets/co2/co2.csv"),
 )
 
 
@@ -37,8 +38,8 @@ def load_co2(
     Args:
         frequency: ``"weekly"`` (2225 values: 59 of the 2284 weeks are missing) or ``"monthly"``, the means of
             time and value over the weeks measured in a calendar month.
-        data_dir: directory that holds ``timeseries/co2.csv``; None looks in ``NUMPYRO_FSPACE_DATA`` and the
-            user's cache, and downloads the public file otherwise.
+        data_dir: directory that holds ``timeseries/co2.csv``; None looks in ``NUMPYRO_FSPACE_DATA``, the
+            user's cache and statsmodels, if installed, and downloads the public file otherwise.
         dtype: floating point type of the arrays.
 
     Returns:

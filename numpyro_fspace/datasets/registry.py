@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import importlib.util
 import logging
 import os
 import tempfile
@@ -47,12 +48,14 @@ class Source:
         urls: the public files, downloaded in this order; none where there is no public copy.
         sha256: SHA-256 (hexadecimal) of the public files' bytes, joined in this order.
         build: makes the content of the file from that of the public files; joins them by default.
+        package: an installed package that ships the public file, and the file's path in it, which saves the download.
     """
 
     path: str
     urls: tuple[str, ...]
     sha256: str
     build: Callable[[Sequence[bytes]], bytes] = b"".join
+    package: tuple[str, str] | None = None
 
 
 def cache_dir() -> Path:
@@ -70,7 +73,8 @@ def find(source: Source, data_dir: str | os.PathLike[str] | None = None, *, time
     Args:
         source: the wanted file.
         data_dir: the only directory to look in, without any download. With None: the directory that the
-            environment variable ``NUMPYRO_FSPACE_DATA`` names, then the user's cache, then the download.
+            environment variable ``NUMPYRO_FSPACE_DATA`` names, then the user's cache, then an installed package that
+            ships the file, then the download.
         timeout: seconds that the download waits for a silent server; it may take 20 times as many altogether.
 
     Returns:
@@ -88,6 +92,9 @@ def find(source: Source, data_dir: str | os.PathLike[str] | None = None, *, time
             return path
     if data_dir is not None:
         raise DataNotFoundError(_not_found(source, places, "nothing is downloaded when data_dir is given"))
+    shipped = _shipped(source)
+    if shipped is not None:
+        return shipped
     if not source.urls:
         raise DataNotFoundError(_not_found(source, places, "it cannot be downloaded"))
     try:
@@ -104,6 +111,19 @@ def find(source: Source, data_dir: str | os.PathLike[str] | None = None, *, time
         raise DataNotFoundError(_not_found(source, places, reason)) from error
     logger.info("downloaded %s", path)
     return path
+
+
+def _shipped(source: Source) -> Path | None:
+    """The public file in an installed package, which is not imported; None without it, or if it has other content."""
+    if source.package is None:
+        return None
+    name, inside = source.package
+    spec = importlib.util.find_spec(name)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        path = Path(folder) / inside
+        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == source.sha256:
+            return path
+    return None
 
 
 def _places(data_dir: str | os.PathLike[str] | None) -> list[Path]:

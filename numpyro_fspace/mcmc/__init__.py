@@ -1,8 +1,8 @@
 """The samplers as NumPyro kernels, their warm-up, and the driver."""
 
 from numpyro_fspace.mcmc.driver import MCMC
+from numpyro_fspace.mcmc.hmc import fHMC, fMALA
 from numpyro_fspace.mcmc.kernels import SGHMC, SGLD, fSGHMC, fSGLD
-from numpyro_fspace.mcmc.metropolis import fHMC, fMALA
 from numpyro_fspace.mcmc.plot_report import plot_report
 from numpyro_fspace.mcmc.reporting import Report, report
 from numpyro_fspace.mcmc.state import KernelState

@@ -7,6 +7,7 @@ from abc import abstractmethod
 
 import jax
 import jax.numpy as jnp
+from numpyro.distributions import Distribution
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
@@ -55,7 +56,7 @@ class SGMCMCKernel(MCMCKernel):
         warmup,
         init_strategy,
     ):
-        if not callable(model):
+        if not callable(model) or isinstance(model, Distribution):
             raise TypeError(f"model must be a NumPyro model (a callable), got {type(model).__name__}.")
         check_count(num_steps, "num_steps")
         self._model = model
@@ -67,6 +68,8 @@ class SGMCMCKernel(MCMCKernel):
         self.temperature = temperature
         self._preconditioner = preconditioner
         self.warmup = Warmup() if warmup is None else warmup
+        if not callable(init_strategy):
+            raise TypeError(f"init_strategy must be one of NumPyro's, such as init_to_median, got {init_strategy!r}.")
         self.init_strategy = init_strategy
         self._programs = {}
         judge_numpyro_runs()

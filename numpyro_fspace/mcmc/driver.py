@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import as_numbers, check_count, check_key, one_line
+from numpyro_fspace._checks import as_numbers, check_key, one_line
 from numpyro_fspace._xla import chains_together, is_worth_dividing, one_blas_thread
 from numpyro_fspace.mcmc import driver_checks as checks
 from numpyro_fspace.mcmc.base import SGMCMCKernel
@@ -141,7 +141,8 @@ class MCMC(NumPyroMCMC):
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 100,
     ):
-        checks.check_numbers(sampler, num_warmup, num_samples, num_chains=num_chains, thinning=thinning)
+        options = {"thinning": thinning, "chain_method": chain_method, "postprocess_fn": postprocess_fn}
+        checks.check_settings(sampler, num_warmup, num_samples, num_chains=num_chains, **options)
         super().__init__(
             sampler,
             num_warmup=num_warmup,
@@ -154,7 +155,6 @@ class MCMC(NumPyroMCMC):
             progress_rate=progress_rate,
             jit_model_args=jit_model_args,
         )
-        check_count(checkpoint_every, "checkpoint_every")
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
         self.functions_at = checks.checked_inputs(functions_at)
         self.mesh = None if mesh is None else check_mesh(mesh, self.num_chains)

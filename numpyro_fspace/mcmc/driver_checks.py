@@ -18,11 +18,19 @@ from numpyro_fspace.posterior.run_files import folder_of
 from numpyro_fspace.priors._cholesky import is_traced
 from numpyro_fspace.priors.base import as_real
 
-__all__ = ["check_options", "check_run", "checked_inputs", "foreign_kernel", "is_warmup", "uses_own_loop"]
+__all__ = [
+    "check_options",
+    "check_run",
+    "check_settings",
+    "checked_inputs",
+    "foreign_kernel",
+    "is_warmup",
+    "uses_own_loop",
+]
 
 
-def check_numbers(sampler, num_warmup, num_samples, *, num_chains, thinning):
-    """``sampler`` must be a kernel, and the numbers of draws and chains whole numbers in their range.
+def check_settings(sampler, num_warmup, num_samples, *, num_chains, thinning, chain_method, postprocess_fn):
+    """``sampler`` must be a kernel, the numbers of draws and chains whole numbers in their range, and so on.
 
     Raises:
         TypeError, ValueError: naming the argument and its value.
@@ -33,6 +41,30 @@ def check_numbers(sampler, num_warmup, num_samples, *, num_chains, thinning):
         check_count(value, name)
     if thinning > num_samples:
         raise ValueError(f"thinning={thinning} keeps none of num_samples={num_samples} draws: let it be at most these.")
+    _check_chain_method(chain_method)
+    if postprocess_fn is not None and not callable(postprocess_fn):
+        raise TypeError(f"postprocess_fn must be a function of a draw, or None, got {postprocess_fn!r}.")
+
+
+def _check_chain_method(chain_method):
+    if not callable(chain_method):
+        check_choice(chain_method, "chain_method", ("parallel", "vectorized", "sequential"))
+
+
+def check_fields(mcmc, extra_fields):
+    """``extra_fields`` must be names of fields of the kernel's state, or of sites that are left out, with '~' first.
+
+    Raises:
+        TypeError, ValueError: naming them.
+    """
+    if not isinstance(extra_fields, list | tuple) or not all(isinstance(name, str) for name in extra_fields):
+        raise TypeError(f'extra_fields must be a tuple of names, such as ("potential_energy",), got {extra_fields!r}.')
+    if not isinstance(mcmc.sampler, SGMCMCKernel):
+        return
+    for name in extra_fields:
+        if not name.startswith("~") and not hasattr(KernelState, name.partition(".")[0]):
+            names = sorted(name for name in dir(KernelState) if name[0] != "_" and name not in ("index", "plan"))
+            raise ValueError(f"extra_fields: {name!r} is no field of {type(mcmc.sampler).__name__}'s state: {names}.")
 
 
 def check_options(mcmc):
@@ -49,6 +81,7 @@ def check_options(mcmc):
                 f"chain_method={mcmc.chain_method!r} has no {name}: set chain_method='vectorized', or run the "
                 "chains one by one."
             )
+    check_count(mcmc.checkpoint_every, "checkpoint_every")
     if mcmc.checkpoint is not None:
         if mcmc.mesh is not None and mcmc.mesh.is_multi_process:
             raise ValueError("checkpoint= does not write the chains of other processes: leave it out, or mesh.")
@@ -70,8 +103,7 @@ def check_run(mcmc):
     """
     for name, least in (("num_warmup", 0), ("thinning", 1), ("num_samples", mcmc.thinning), ("num_chains", 1)):
         check_count(getattr(mcmc, name), name, least)
-    if not callable(mcmc.chain_method):
-        check_choice(mcmc.chain_method, "chain_method", ("parallel", "vectorized", "sequential"))
+    _check_chain_method(mcmc.chain_method)
     if mcmc.checkpoint is not None and _is_part(mcmc):
         raise ValueError("checkpoint= writes whole runs: leave out warmup() and post_warmup_state.")
     for name in ("checkpoint", "mesh"):
@@ -91,6 +123,7 @@ def uses_own_loop(mcmc, extra_fields) -> bool:
     Raises:
         ValueError: for options that do not go together with the fields or the phase of the run.
     """
+    check_fields(mcmc, extra_fields)
     left_out = [name for name in extra_fields if name.startswith("~")]
     options = _options(mcmc)
     if left_out and options:

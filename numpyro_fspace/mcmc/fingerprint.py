@@ -14,6 +14,7 @@ import numpy as np
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.posterior.arrays import plain
+from numpyro_fspace.posterior.model_check import PRIOR_DRAW, prior_density
 from numpyro_fspace.posterior.run_files import HASHED
 
 __all__ = ["describe", "fingerprint"]
@@ -29,6 +30,8 @@ def describe(mcmc, key, fields, init_params, *, args, kwargs) -> dict:
         counts = np.unique(np.r_[np.linspace(0, total, 1000), np.geomspace(1, max(1, total), 100)].astype(int))
         settings["step_size"] = fingerprint(np.asarray(jax.vmap(step_size)(counts), np.float32))
     inputs = {"rng_key": key, "init_params": init_params, "functions_at": mcmc.functions_at}
+    if getattr(mcmc.sampler, "model", None) is not None:
+        inputs[PRIOR_DRAW] = prior_density(mcmc.sampler.model, args, kwargs)
     inputs |= {f"positional argument {i}": value for i, value in enumerate(args)}
     inputs |= {f"argument {name!r}": value for name, value in kwargs.items()}
     return {

@@ -18,7 +18,7 @@ from numpyro_fspace.mcmc.doubts import report_doubts, sampler_doubts
 from numpyro_fspace.mcmc.report_table import Report
 from numpyro_fspace.mcmc.run_warnings import by_chain
 from numpyro_fspace.mcmc.warmup.friction import noise_variances
-from numpyro_fspace.model.checks import check_arguments
+from numpyro_fspace.model.checks import checked_arguments
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.model.site_transforms import base_transform
@@ -110,17 +110,21 @@ def report(
     kernel = _checked_kernel(mcmc)
     if key is not None:
         check_key(key, "key", single=True)
-    check_arguments(args, kwargs, of="report", finite=False)
     for leaf in jax.tree.leaves(inputs):
         as_real(leaf, "inputs")
     if not args and not kwargs:
         args, kwargs = mcmc._args, mcmc._kwargs
+    with checked_arguments(args, kwargs, "report"):
+        return _judged(mcmc, kernel, args, kwargs, inputs=inputs, key=jax.random.key(0) if key is None else key)
+
+
+def _judged(mcmc, kernel, args, kwargs, *, inputs, key) -> Report:
     args, kwargs = with_devices_of((args, kwargs), mcmc.last_state)
     posterior, draws = as_posterior(mcmc), mcmc.get_samples(group_by_chain=True)
     judged = quantities_of(posterior.model, draws, args, kwargs, inputs=inputs, programs=kernel._programs)
     functions, sites = (None if points is None else diagnose(*points) for points in judged[:2])
     both = [part for part in (functions, sites) if part is not None]
-    state, key = mcmc.last_state, jax.random.key(0) if key is None else key
+    state = mcmc.last_state
     plan = kernel._plan_of(state, args, kwargs)
     target, is_tested = kernel._target(plan, args, kwargs), plan.sampler.metropolis
     acceptance, noise_share, weighted_noise_share = _probe(target, state, key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
+from numpyro_fspace._checks import warn
 from numpyro_fspace.mcmc.doubts import sampler_doubts, temperature_doubts
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
@@ -12,7 +13,7 @@ from numpyro_fspace.posterior.convergence import standstill
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts
 from numpyro_fspace.posterior.limits import MIN_DRAWS, MIN_RUN
 from numpyro_fspace.posterior.quantities import points_of, quantities_of
-from numpyro_fspace.posterior.warnings import warn, without_harm
+from numpyro_fspace.posterior.warnings import without_harm
 
 __all__ = ["by_chain", "warn_of_draws", "warn_of_trouble"]
 

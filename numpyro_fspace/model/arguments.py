@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.primitives import Messenger
 
-from numpyro_fspace._checks import native
+from numpyro_fspace._checks import native, shown
 from numpyro_fspace.model.on_demand import OnDemand
 
-__all__ = ["frozen", "kept", "split_arrays", "with_rows"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["check_model", "describe", "frozen", "kept", "split_arrays", "with_rows"]
 
 
 def split_arrays(tree):
@@ -94,6 +100,32 @@ def _hashable(leaf):
     if isinstance(leaf, np.ndarray | jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return str(leaf.dtype), repr(leaf.item())
     return (type(leaf), repr(leaf)) if isinstance(leaf, bool | int | float | complex | np.generic) else leaf
+
+
+def check_model(model, args: tuple, kwargs: Mapping) -> None:
+    """The model must be a function that takes these arguments.
+
+    Raises:
+        TypeError: naming what is missing or unknown.
+    """
+    if not callable(model):
+        raise TypeError(f"model must be a NumPyro model, a function, got {model!r}.")
+    while isinstance(model, Messenger):  # an effect handler around the function
+        model = model.fn
+    try:
+        signature = inspect.signature(model)
+    except (TypeError, ValueError):  # a function of another language, which has none
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(model, "__name__", type(model).__name__)
+        raise TypeError(f"{error}: the model is {name}{signature}. Pass the arguments that it takes.") from None
+
+
+def describe(args: tuple, kwargs: Mapping) -> str:
+    """Arguments in one line, arrays by type and shape: ``float32[12, 1], y=float32[3]``."""
+    return ", ".join([*map(shown, args), *(f"{name}={shown(value)}" for name, value in kwargs.items())])
 
 
 class Rows(np.ndarray):

@@ -38,8 +38,8 @@ SLACK, MIN_SLACK = 0.1, 0.004
 NUM_DRAWS, NUM_PLACES, NUM_OUTPUTS = 4, 60, 4
 #: If one factorization takes more multiplications than this, half of the draws are used.
 MAX_PRODUCTS = 2e7
-#: Without a warning: smallest share of the variance at the points, largest relative error of the covariance elsewhere.
-LEAST_SHARE, MAX_ERROR = 0.8, 0.5
+#: Without a warning: largest relative error of the covariance at the points, and between them.
+MAX_ERROR, MAX_ERROR_BETWEEN = 0.1, 0.5
 #: Caches of the results of searches and of the warnings that were given, and their maximum size.
 _CHOSEN: dict = {}
 _WARNED: dict = {}
@@ -237,13 +237,14 @@ def _relative(wrong, wanted):
 
 def _warn(name, layer, scales):
     """Warn if the network cannot represent the process, once for each name and network."""
-    if scales.share < LEAST_SHARE:
+    if scales.error > MAX_ERROR:
         message = (
             f"the network's {layer.num_features} features make {scales.share:.0%} of the process's variance at the "
-            "points, and cannot follow it there. Widen the last hidden layer, give the layers biases, give the kernel "
-            "a larger lengthscale, or pass neither hidden_scale nor tolerance."
+            f"points, so that its covariance differs from the process's there by {scales.error:.0%} (root mean "
+            "square). Widen the last hidden layer (one of sines and cosines needs the fewest units), give the layers "
+            "biases, give the kernel a larger lengthscale, or pass neither hidden_scale nor tolerance."
         )
-    elif scales.error_between > MAX_ERROR:
+    elif scales.error_between > MAX_ERROR_BETWEEN:
         message = (
             f"between the points the network's covariance differs from the process's by {scales.error_between:.0%}: "
             "the points are too sparse for its lengthscale, or the hidden layers are too narrow. Give more points "

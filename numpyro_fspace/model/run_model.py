@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 from numpyro import handlers
 
-from numpyro_fspace.model.arguments import with_rows
+from numpyro_fspace.model.arguments import check_model, describe, with_rows
 from numpyro_fspace.model.handlers import full_plates as with_full_plates
 from numpyro_fspace.model.handlers import function_hook, given_rows
 
@@ -53,8 +53,14 @@ def run_model(
 
     Returns:
         The sites by name.
+
+    Raises:
+        TypeError: the model is no function, or does not take these arguments. Errors of the model itself get a note
+            with the shapes of the arguments.
+        ValueError: two sites have one name.
     """
     args, kwargs = with_rows((tuple(args), dict(kwargs or {})))
+    check_model(model, args, kwargs)
     if substitute is not None and not callable(substitute):
         values = substitute
         model = handlers.substitute(
@@ -74,4 +80,15 @@ def run_model(
             around.enter_context(function_hook(None))
         replace = hook or (lambda name, fn, values: fn)
         around.enter_context(function_hook(replace, density=density, networks=networks, points=points))
-        return handlers.trace(model).get_trace(*args, **kwargs)
+        try:
+            return handlers.trace(model).get_trace(*args, **kwargs)
+        except Exception as error:
+            if isinstance(error, AssertionError) and "unique names" in str(error):
+                twice = str(error).rpartition("got ")[2].partition(" ")[0].strip("`")
+                raise ValueError(
+                    f"Two sites of the model are named {twice!r}: give each network, prior and site a name of its own."
+                ) from error
+            note = f"The arguments of the model: {describe(args, kwargs)}."
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+            raise

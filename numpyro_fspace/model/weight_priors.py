@@ -93,6 +93,10 @@ def prior_of_each(name, network: Network, prior) -> dict:
             )
         chosen = {path: prior[path] for path in paths}
     elif callable(prior) and not isinstance(prior, dist.Distribution):
+        if isinstance(prior, type):
+            raise TypeError(
+                f"random_module({name!r}): prior is the class {prior.__name__}; make one, {prior.__name__}(...)."
+            )
         chosen = {path: prior(path, tuple(leaf.shape)) for path, leaf in network.weights.items()}
     else:
         chosen = dict.fromkeys(paths, FanIn(1.0) if prior is None else prior)

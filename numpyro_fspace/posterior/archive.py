@@ -55,6 +55,8 @@ def read_archive(path: str | Path) -> dict:
         FileNotFoundError: there is no such file.
         ValueError: it is damaged, of another format, or was not written by ``write_archive``.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"load: path must be the name of a file, got {path!r}.")
     header, arrays = _read(Path(path).expanduser())
     return {name: _decode(v, arrays) if isinstance(v, list) else v for name, v in header.items()}
 
@@ -138,7 +140,10 @@ def _write(path: Path, entries: dict):
     path = path.resolve()
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: the folder {path.parent} does not exist. Make it first.")
-    write_whole(path, lambda file: np.savez(file, **entries))
+    try:
+        write_whole(path, lambda file: np.savez(file, **entries))
+    except OSError as error:
+        raise OSError(error.errno, f"save: the file cannot be written ({error.strerror})", str(path)) from error
 
 
 def _read(path: Path) -> tuple[dict, list]:

@@ -48,6 +48,9 @@ def datasets(groups: dict, sites: dict, dims: dict | None, coords: dict | None) 
     Raises:
         ValueError: for names that are no variables, and coordinates of another length than their dimension.
     """
+    for name, given in {"dims": dims, "coords": coords}.items():
+        if given is not None and not isinstance(given, dict):
+            raise TypeError(f"to_arviz: {name} must be a dict by name, got {given!r}.")
     dims, coords = dims or {}, {k: np.asarray(v) for k, v in (coords or {}).items()}
     names = {*sites, *(k for group in groups.values() for k in group)}
     unknown = sorted(set(dims) - names)

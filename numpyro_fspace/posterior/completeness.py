@@ -101,6 +101,7 @@ def _check_bounds(name, support, draws):
 
 def _run(model, values, args, kwargs):
     """The model's trace with these values. An improper prior, from which nothing can be drawn, gives 0."""
+    others = {}  # sites whose values have another shape
 
     def value(site):
         if site["type"] != "sample" or site["is_observed"]:
@@ -109,12 +110,19 @@ def _run(model, values, args, kwargs):
             found = values[site["name"]]
             if np.shape(found)[1:] != site["fn"].shape():  # a value for each step of a scan, of which the site is one
                 _check_shape(site, np.shape(found))
+            if np.shape(found) != site["fn"].shape():
+                others[site["name"]] = site
             return found
         return (
             jnp.zeros(site["fn"].shape()) if isinstance(base_distribution(site["fn"]), dist.ImproperUniform) else None
         )
 
-    return run_model(model, args, kwargs, key=jax.random.key(0), substitute=value)
+    try:
+        return run_model(model, args, kwargs, key=jax.random.key(0), substitute=value)
+    except Exception:
+        for name, site in others.items():  # the likely cause
+            _check_shape(site, np.shape(values[name]))
+        raise
 
 
 def _check_shape(site, shape):

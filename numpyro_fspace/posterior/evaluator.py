@@ -22,9 +22,9 @@ from numpyro_fspace.model.index_checks import check_indices, plates_of
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.model.sites import is_weight, observed_sites, weights_of
-from numpyro_fspace.posterior import mapping
+from numpyro_fspace.posterior import draw_batches
 from numpyro_fspace.posterior.completeness import check_complete
-from numpyro_fspace.posterior.mapping import compile_chunk, largest_of, map_compiled, map_draws, share_equal
+from numpyro_fspace.posterior.draw_batches import compile_chunk, largest_of, map_compiled, map_draws, share_equal
 from numpyro_fspace.posterior.model_structure import Structure, structure
 from numpyro_fspace.posterior.row_independence import Evaluation, Probe, find_axes, take_rows
 
@@ -116,7 +116,7 @@ class Evaluator:
         if input_batch_size is None or num > input_batch_size:
             arrays = split_arrays(given)[0]
             largest = largest_of(programs["all"], self.posterior.samples, keys, arrays) // len(keys)
-            most = max(1, num * mapping.CHUNK // max(largest, mapping.CHUNK))
+            most = max(1, num * draw_batches.CHUNK // max(largest, draw_batches.CHUNK))
             size = most if input_batch_size is None else input_batch_size
         if num <= size:
             return {}, size

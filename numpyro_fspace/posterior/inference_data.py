@@ -12,19 +12,21 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_median
 
+from numpyro_fspace._checks import check_count
 from numpyro_fspace._xla import one_blas_thread
 from numpyro_fspace.model._numpyro import mask_of
 from numpyro_fspace.model.arguments import split_arrays, with_rows
-from numpyro_fspace.model.checks import check_masks, known_values
+from numpyro_fspace.model.checks import check_masks, known_values, not_finite
 from numpyro_fspace.model.functions import depends_on, function_inputs, some_rows
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior, module_weights, observed_sites
 from numpyro_fspace.posterior.arrays import plain
 from numpyro_fspace.posterior.arviz_groups import Site, datasets
+from numpyro_fspace.posterior.draw_batches import map_draws
 from numpyro_fspace.posterior.evaluator import Evaluator, function_draws, log_likelihood
-from numpyro_fspace.posterior.mapping import map_draws
 from numpyro_fspace.posterior.posterior import as_posterior, functions_run
+from numpyro_fspace.posterior.warnings import warn_of_nan
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -99,6 +101,10 @@ def to_arviz(
         >>> az.summary(fs.to_arviz(mcmc), var_names=["f"])  # doctest: +SKIP
     """
     _check_arviz()
+    trouble = not_finite((), {"inputs": inputs}, "to_arviz")
+    if trouble is not None:
+        raise ValueError(trouble)
+    check_count(num_probes, "num_probes")
     if getattr(source, "functions_at", None) is not None:
         if inputs is not None:
             raise ValueError("to_arviz: this run kept its functions at functions_at, and has them at no other inputs.")
@@ -130,6 +136,7 @@ def to_arviz(
         predictions = Evaluator(found).draws(jax.random.key(0), (args, kwargs), inputs)
     else:
         predictions = function_draws(found, args, kwargs, inputs) if len(inputs) else {}
+    warn_of_nan(predictions, found.samples)
     functions = {k for k, s in trace.items() if s["type"] == "network" or is_functional_prior(s)}
     posterior |= {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in functions}
     groups = {
@@ -206,11 +213,7 @@ def observations(model, args, kwargs):
         first = values(0, init_to_median)
         known = {k: _known(trace[k]) for k in first}
         again = values(1, {k: s["value"] for k, s in trace.items() if s["type"] == "sample" and k not in first})
-        return (
-            first,
-            known,
-            {k: jnp.all((v == again[k]) | (v != v)) for k, v in first.items()},
-        )  # v != v where it is NaN
+        return first, known, {k: jnp.all((v == again[k]) | jnp.isnan(v)) for k, v in first.items()}
 
     given, known, is_same = jax.device_get(observed(arrays))
     drawn = sorted(k for k, same in is_same.items() if not same)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numpyro_fspace._checks import as_numbers
+from numpyro_fspace._checks import as_numbers, check_count, check_positive
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
@@ -95,6 +95,8 @@ def _plot_line(x, f_draws, *, x_data, y_data, truth, reference, noise_draws, lev
         x_data = _vector(x_data, "x_data", len(y_data))
     truth = None if truth is None else _vector(truth, "truth", len(x))
     if reference is not None:
+        if not isinstance(reference, list | tuple | np.ndarray) or len(reference) != 2:
+            raise TypeError("reference must be a pair (mean, sd) of arrays, each with a number for each row of x.")
         mean, sd = (_vector(part, "reference", len(x)) for part in reference)
     order = np.argsort(x)
     grid, f_draws = x[order], f_draws[:, order]
@@ -156,15 +158,17 @@ def _check(x, f_draws, noise_draws, level, num_draws) -> tuple[np.ndarray, np.nd
         if not np.isfinite(array).all():
             raise ValueError(f"{name} holds NaN or infinite values; drop the draws of the chain that diverged.")
         draws[name] = array
-    if not 0 < level < 1:
+    check_positive(level, "level")
+    if not level < 1:
         raise ValueError(f"level must lie strictly between 0 and 1, got {level}; write 0.9 for a 90 % band.")
-    if num_draws < 0:
-        raise ValueError(f"num_draws must not be negative, got {num_draws}.")
+    check_count(num_draws, "num_draws", minimum=0)
     return x, draws["f_draws"], draws["noise_draws"]
 
 
 def _axes(ax: Axes | None) -> Axes:
     if ax is not None:
+        if not hasattr(ax, "fill_between"):
+            raise TypeError(f"ax must be Matplotlib's axes, such as plt.subplots()[1], got {type(ax).__name__}.")
         return ax
     return pyplot().subplots(figsize=(7.0, 3.6), layout="constrained")[1]
 

@@ -19,6 +19,7 @@ from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.posterior.archive import read_archive
 from numpyro_fspace.posterior.arrays import join_chains, plain
+from numpyro_fspace.posterior.model_check import warn_of_another_model, warn_of_another_prior
 from numpyro_fspace.posterior.run_files import RunFiles
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Posterior:
     def load(cls, path: str | Path, model: Callable, /, *args, **kwargs) -> Posterior:
         """Read the posterior that ``fs.save`` has written.
 
+        It warns if ``model`` is not the model of the draws: if its log densities at two draws are not those saved.
+
         Args:
             path: of the file.
             model: the model that was fitted, before ``fs.svi_posterior`` or ``fs.baselines.laplace`` changed it. The
@@ -85,7 +88,9 @@ class Posterior:
         if "center" in found["fit"]:
             model = linearize(model, found["fit"]["center"])
         names = ("num_chains", "kwargs", "stats", "fit", "functions_at")
-        return cls(model, found["samples"], args=tuple(found["args"]), **{name: found[name] for name in names})
+        loaded = cls(model, found["samples"], args=tuple(found["args"]), **{name: found[name] for name in names})
+        warn_of_another_model(found.get("log_densities", []), loaded)
+        return loaded
 
     @classmethod
     def from_checkpoint(cls, folder: str | Path, model: Callable, /, *args, **kwargs) -> Posterior:
@@ -115,6 +120,7 @@ class Posterior:
                 f"{str(folder)!r} holds functions in place of weights (functions_at=...), which a model cannot use: "
                 "call the same run again and read get_samples()."
             )
+        warn_of_another_prior(files.run["inputs"], model, args, kwargs)
         stats = files.draws()
         samples = stats.pop(files.run["sample_field"])
         flat = jax.tree.map(join_chains, (samples, _arrays(stats)))
@@ -127,8 +133,12 @@ class Posterior:
         return f"Posterior({name}, {sizes})"
 
     def __post_init__(self):
+        if not callable(self.model):
+            raise TypeError(f"model must be the NumPyro model of the draws, a function, got {self.model!r}.")
         if not isinstance(self.samples, Mapping):
             raise TypeError(f"samples must be a dict of draws by site, got {type(self.samples).__name__}.")
+        if not all(isinstance(name, str) for name in self.samples):
+            raise TypeError(f"samples must be a dict of draws by name of site, got the names {list(self.samples)}.")
         check_count(self.num_chains, "num_chains")
         sizes = {k: jnp.shape(v)[0] if jnp.ndim(v) else None for k, v in self.samples.items()}
         if len(set(sizes.values())) != 1 or None in sizes.values():

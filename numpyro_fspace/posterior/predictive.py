@@ -69,7 +69,10 @@ class Predictive:
     ):
         if input_batch_size is not None:
             check_count(input_batch_size, "input_batch_size")
-        from_prior = (from_prior,) if isinstance(from_prior, str) else tuple(from_prior)
+        from_prior = (from_prior,) if isinstance(from_prior, str) else from_prior
+        if not isinstance(from_prior, list | tuple | set) or not all(isinstance(name, str) for name in from_prior):
+            raise TypeError(f"from_prior must be a list of names of latent sites, got {from_prior!r}.")
+        from_prior = tuple(from_prior)
         self._evaluator = Evaluator(as_posterior(source, model, from_prior), from_prior)
         for leaf in jax.tree.leaves(inputs):
             if np.iscomplexobj(leaf):

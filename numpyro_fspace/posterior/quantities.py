@@ -18,8 +18,8 @@ from numpyro_fspace.model.functions import evaluate, function_inputs, functions_
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior, subsampled_plates
+from numpyro_fspace.posterior.draw_batches import compile_chunk, map_compiled
 from numpyro_fspace.posterior.limits import MIN_RUN
-from numpyro_fspace.posterior.mapping import compile_chunk, map_compiled
 from numpyro_fspace.posterior.model_structure import Structure, likelihood_parameters, structure
 
 if TYPE_CHECKING:

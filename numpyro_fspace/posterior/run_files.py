@@ -29,6 +29,7 @@ import numpy as np
 
 from numpyro_fspace.posterior.arrays import like, plain
 from numpyro_fspace.posterior.checksums import FORMAT, blocks, damaged, read_run, read_state
+from numpyro_fspace.posterior.model_check import PRIOR_DRAW
 
 __all__ = ["RunFiles", "folder_of"]
 
@@ -112,6 +113,8 @@ class RunFiles:
         (run, self._mark), mine = read_run(path), _flat_json(json.loads(json.dumps(self._run)))
         found = _flat_json({name: value for name, value in run.items() if name in self._run})
         names = [name for name in {**mine, **found} if found.get(name) != mine.get(name)]
+        model = f"inputs.{PRIOR_DRAW}"  # which other arguments change too, and older runs do not have
+        names = [name for name in names if name != model or (names == [model] and model in found)]
         if names:
             text = "; ".join(_difference(name, found.get(name), mine.get(name)) for name in names[:4])
             raise ValueError(f"checkpoint={str(self.directory)!r} holds another run: {text}. Give another directory.")

@@ -8,6 +8,7 @@ from pathlib import Path
 from numpyro.infer import MCMC as NumPyroMCMC
 
 from numpyro_fspace.posterior.archive import write_archive
+from numpyro_fspace.posterior.model_check import log_densities
 from numpyro_fspace.posterior.posterior import Posterior, as_posterior, functions_run
 
 __all__ = ["save"]
@@ -18,7 +19,8 @@ def save(source: NumPyroMCMC | Posterior, path: str | Path, *, arguments: bool =
 
     The file holds the draws, their fields such as ``diverging``, and the arguments that the model was fitted to. It
     holds neither the model, which is code, nor the state of a sampler (``fs.MCMC(..., checkpoint=folder)`` keeps that).
-    It is written as a whole or not at all. A file of ``save`` is replaced; any other file is left alone.
+    The model's log density at two draws is kept, so that ``load`` can warn of another model. The file is written as a
+    whole or not at all. A file of ``save`` is replaced; any other file is left alone.
 
     Args:
         source: an ``MCMC`` object that has run, or a ``fs.Posterior``.
@@ -56,8 +58,10 @@ def save(source: NumPyroMCMC | Posterior, path: str | Path, *, arguments: bool =
         )
     values = {name: getattr(found, name) for name in ("samples", "stats", "fit", "functions_at")}
     values |= {"args": list(found.args) if arguments else [], "kwargs": found.kwargs if arguments else {}}
+    values["log_densities"] = log_densities(found)
+    about = {"num_chains": found.num_chains, "has_arguments": arguments}
     try:
-        write_archive(path, {"num_chains": found.num_chains, "has_arguments": arguments}, values)
+        write_archive(path, about, values)
     except TypeError as error:
         raise TypeError(
             f"save: {error} Pass arguments=False, and give load the arguments: fs.Posterior.load(path, model, x, y)."

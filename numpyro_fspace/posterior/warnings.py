@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from contextlib import contextmanager
 
 import numpy as np
 
+from numpyro_fspace._checks import warn
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts
 from numpyro_fspace.posterior.quantities import quantities_in_predictions
 
-__all__ = ["warn", "warn_of_nan", "warn_of_predictions", "without_harm"]
-
-
-def warn(message: str):
-    """Give a ``RuntimeWarning`` at the line outside of the package that the call came from."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("numpyro_fspace."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, RuntimeWarning, stacklevel=level)
+__all__ = ["warn_of_nan", "warn_of_predictions", "without_harm"]
 
 
 def warn_of_nan(predictions: dict, samples: dict):

@@ -104,23 +104,39 @@ def check_columns(kernel, num_columns: int) -> None:
         check_columns(part, num_columns)
 
 
-def _block(kernel, x1, x2):
-    """The values of a kernel, or an error that explains its failure."""
+def _called(name: str, fn, x, *others, cure: str):
+    """``fn(x, *others)``, a function of the user's, as an array, or an error that explains its failure."""
     try:
-        block = kernel(x1, x2)
-    except (TypeError, ValueError) as error:
-        if type(error) not in (TypeError, ValueError):  # subclasses are JAX's errors about traced values, or ours
-            raise
+        value = fn(x, *others)
+    except ManyInputsError:
+        raise
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:  # of a function that reads traced arrays
         reason = str(error).partition("\n")[0]
-        raise type(error)(
-            f"the kernel fails at x with {x1.shape[1]} inputs ({reason}). Its parameters must be numbers, and so must "
-            "the values of functions that it calls. For one lengthscale per input write "
-            "tinygp.transforms.Linear(1 / lengthscale, kernel)."
+        raise TypeError(
+            f"the {name} is traced by JAX, so that it must be written with jax.numpy and without conditions on values "
+            f"({type(error).__name__}: {reason})"
         ) from error
-    block = jnp.asarray(block)
-    if jnp.iscomplexobj(block):
-        raise TypeError("the kernel returns complex numbers: its parameters must be real.")
-    return block
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        kind = type(error) if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"the {name} fails at x with {x.shape[1]} inputs ({type(error).__name__}: {reason}). {cure}"
+        ) from error
+    if not jnp.issubdtype((value if hasattr(value, "dtype") else np.asarray(value)).dtype, np.number):
+        raise TypeError(f"the {name} must return an array of numbers, got {value!r}.")
+    array = jnp.asarray(value)
+    if jnp.iscomplexobj(array):
+        raise TypeError(f"the {name} returns complex numbers: it must be real, and so must its parameters.")
+    return array
+
+
+def _block(kernel, x1, x2):
+    """The values of a kernel."""
+    cure = (
+        "Its parameters must be numbers, and so must the values of functions that it calls. For one lengthscale per "
+        "input write tinygp.transforms.Linear(1 / lengthscale, kernel)."
+    )
+    return _called("kernel", kernel, x1, x2, cure=cure)
 
 
 class GPPrior(GaussianProcess):
@@ -214,7 +230,8 @@ class GPPrior(GaussianProcess):
         shape = (len(x), self.num_outputs or 1)
         if not callable(self.mean):
             return jnp.broadcast_to(self.mean, shape)
-        mean = jnp.asarray(self.mean(x))
+        cure = "It takes x [M, D], one row per point, and returns [M] or [M, K]."
+        mean = _called("mean function", self.mean, x, cure=cure)
         if mean.shape not in [(len(x),), shape]:
             raise ValueError(f"mean must return shape [{len(x)}] or {list(shape)}, got {list(mean.shape)}.")
         return jnp.broadcast_to(mean.reshape(len(x), -1), shape)

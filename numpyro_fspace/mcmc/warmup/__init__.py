@@ -30,10 +30,11 @@ Its phases are counted in draws (each of ``num_steps`` gradient steps):
    friction of all other directions keeps the excess temperature from the remaining noise below 0.3. A larger friction
    would slow down the whole chain.
 
-``adapt.py`` puts the parts together, and ``state.py`` holds the state of each of them.
+``schedule.py`` says which draws the parts precede, ``adapt.py`` puts them together, ``state.py`` holds their states.
 Everything is frozen when warm-up ends, so the sampling phase is a homogeneous Markov chain.
 """
 
-from numpyro_fspace.mcmc.warmup.settings import Schedule, Warmup
+from numpyro_fspace.mcmc.warmup.schedule import Schedule
+from numpyro_fspace.mcmc.warmup.settings import Warmup
 
 __all__ = ["Schedule", "Warmup"]

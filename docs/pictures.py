@@ -1,0 +1,106 @@
+"""The pictures of the README: ``python docs/pictures.py`` makes them anew, in a few minutes on two cores.
+
+``with_and_without.png`` shows one network with a prior on its weights, and with a prior on its function; the right
+panel is that of the README's program. ``gallery/*.png`` are parts of pictures that the notebooks hold.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import sys
+from pathlib import Path
+
+import jax
+import matplotlib
+import numpyro
+import numpyro.distributions as dist
+from flax import linen as nn
+from PIL import Image
+from tinygp import kernels
+
+import numpyro_fspace as fs
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+gp, points = fs.GPPrior(kernels.ExpSquared(0.2)), fs.measurement.space_filling(-1.0, 1.0, 40)
+
+
+def network():
+    return nn.Sequential([nn.Dense(50), nn.tanh, nn.Dense(50), nn.tanh, nn.Dense(1)])
+
+
+def prior_of_weights(x, y=None):
+    f = fs.random_module("f", network(), input_shape=1, prior=dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(f(x).squeeze(-1), 0.5), obs=y)
+
+
+def prior_of_functions(x, y=None):
+    f = fs.gp_network("f", network(), gp, points)
+    numpyro.sample("y", dist.Normal(f(x).squeeze(-1), 0.5), obs=y)
+
+
+PANELS = {
+    "Prior on the weights": fs.SGHMC(prior_of_weights),
+    "Prior on the function": fs.fSGHMC(prior_of_functions),
+}
+
+
+def with_and_without(num_warmup: int = 1000, num_samples: int = 1000):
+    """Both posteriors, each beside that of the exact Gaussian process (dashed)."""
+    x, y = fs.datasets.extrapolation(jax.random.key(0))
+    grid = fs.datasets.extrapolation_grid()
+    mean, covariance = gp.condition(x, y, noise_variance=0.25).moments(grid)
+    reference = (mean, covariance.diagonal() ** 0.5)
+    figure, axes = plt.subplots(1, 2, figsize=(6.6, 3.2), sharey=True, layout="constrained")
+    for ax, (title, kernel) in zip(axes, PANELS.items(), strict=True):
+        mcmc = fs.MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples)
+        mcmc.run(jax.random.key(1), x, y)
+        f = fs.predict(mcmc, jax.random.key(2), grid)["f"]
+        fs.plot_functions(grid, f, x_data=x, y_data=y, reference=reference, num_draws=8, ax=ax)
+        for stretch in list(ax.patches):  # far from the data
+            stretch.remove()
+        ax.get_legend().remove()
+        ax.set_title(title, fontsize=12)
+        ax.set(xlim=(-1, 1), ylim=(-3.2, 3.2), ylabel="", xticks=(-1, -0.5, 0, 0.5, 1))
+    handles, labels = axes[1].get_legend_handles_labels()
+    names = {"90 % of f": "90 % band", "draws of f": "draws", "reference": "exact GP"}
+    labels = [names.get(label, label) for label in labels]
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    return figure
+
+
+#: Name of a gallery picture: the notebook, the number of its picture, and the part (left, top, right, bottom) shown.
+PARTS = {
+    "points": ("03_kernels_and_points", 2, (0.515, 0.0, 1.0, 1.0)),
+    "classes": ("06_classification_and_ood", 0, (0.0, 0.0, 0.5, 0.485)),
+    "rows": ("07_large_data", 0, (0.0, 0.0, 0.66, 1.0)),
+    "bandit": ("08_bandit", 2, (0.0, 0.0, 0.5, 1.0)),
+}
+
+
+def gallery_picture(name: str, size: tuple[int, int] = (400, 320)) -> Image.Image:
+    """A part of a notebook's picture, centered on a white ground of this size."""
+    notebook, number, part = PARTS[name]
+    cells = json.loads((NOTEBOOKS / f"{notebook}.ipynb").read_text())["cells"]
+    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    pictures = [data["image/png"] for data in outputs if "image/png" in data]
+    picture = Image.open(io.BytesIO(base64.b64decode("".join(pictures[number])))).convert("RGB")
+    sides = (picture.width, picture.height) * 2
+    picture = picture.crop(tuple(round(share * side) for share, side in zip(part, sides, strict=True)))
+    scale = min(size[0] / picture.width, size[1] / picture.height)
+    picture = picture.resize((round(scale * picture.width), round(scale * picture.height)), Image.Resampling.LANCZOS)
+    ground = Image.new("RGB", size, "white")
+    ground.paste(picture, ((size[0] - picture.width) // 2, (size[1] - picture.height) // 2))
+    return ground
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parent
+    (folder / "gallery").mkdir(parents=True, exist_ok=True)
+    for name in PARTS:
+        gallery_picture(name).quantize(64).save(folder / "gallery" / f"{name}.png", optimize=True)
+    with_and_without().savefig(folder / "with_and_without.png", dpi=150)
