@@ -52,6 +52,12 @@ def _parser():
     fit.add_argument("data", type=_file, metavar="DATA.csv", help="fields between commas, semicolons or tabs")
     fit.add_argument("--target", required=True, metavar="COLUMN", help="the column to predict")
     fit.add_argument("--method", choices=("fsghmc", "fsgld"), default="fsghmc")
+    fit.add_argument(
+        "--noise",
+        choices=("auto", "constant", "varying"),
+        default="constant",
+        help="of numbers: the same everywhere, or a function of the inputs (auto compares their evidence)",
+    )
     fit.add_argument("--test-fraction", type=float, default=0.2, metavar="SHARE", help="held out at random (.2)")
     fit.add_argument(
         "--categorical", nargs="+", action="extend", default=[], metavar="COLUMN", help="numbers as levels"
@@ -149,7 +155,7 @@ def _fit(args):
     from numpyro_fspace.estimators.commands import FitSettings, fit_table
 
     _use_cores(args.chains)
-    names = ("target", "method", "test_fraction", "classes", "decimal", "draws", "chains", "seed")
+    names = ("target", "method", "noise", "test_fraction", "classes", "decimal", "draws", "chains", "seed")
     settings = {name: getattr(args, name) for name in names}
     lists = {"categorical": tuple(args.categorical), "drop": tuple(args.drop), "progress": sys.stderr.isatty()}
     fit_table(args.data, args.out, FitSettings(**settings, **lists))

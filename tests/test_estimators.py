@@ -18,7 +18,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import numpyro_fspace as fs
 from numpyro_fspace.__main__ import main
+from numpyro_fspace.estimators.base import mean_and_spread, train_gp
+from numpyro_fspace.estimators.regressor import MIN_GAIN
 from numpyro_fspace.estimators.saved import load_estimator, save_estimator
+from numpyro_fspace.estimators.varying_noise import _bound, fit_noise
 
 #: Settings with which a fit takes seconds.
 SMALL = {"widths": (10,), "num_points": 20, "num_warmup": 20, "num_samples": 20, "num_chains": 1, "random_state": 0}
@@ -134,6 +137,112 @@ def test_settings_out_of_range(settings, words, line):
 def test_quantiles_out_of_range(regressor, line):
     with pytest.raises(ValueError, match="between 0 and 1"):
         regressor.predict_quantiles(line[0], (5, 95))
+
+
+# ---- noise that varies ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def noisy():
+    """300 rows in the plane, the standard deviation of whose noise is .2 exp(.8 x1) in units of 1000."""
+    generator = np.random.default_rng(0)
+    X = generator.uniform(-2.0, 2.0, (300, 2))
+    sd = 0.2 * np.exp(0.8 * X[:, 0])
+    return X, 1000.0 * (np.sin(X[:, 1]) + sd * generator.normal(size=300)), 1000.0 * sd
+
+
+@pytest.fixture(scope="module")
+def varying(noisy):
+    return fs.Regressor(noise="auto", **SMALL | {"num_warmup": 100, "num_samples": 50}).fit(*noisy[:2])
+
+
+def test_noise_that_varies_is_found(varying, noisy):
+    X, _, sd = noisy
+    assert varying.noise_ == "varying"
+    parts = varying.decompose(X)
+    assert stats.spearmanr(parts.aleatoric, sd)[0] > 0.95
+    assert np.mean(np.abs(np.log(np.sqrt(parts.aleatoric) / sd))) < 0.25
+    model = fs.decompose(varying.posterior_, varying.standardize(X[:5]))
+    np.testing.assert_allclose(parts.aleatoric[:5], model.aleatoric * varying.y_scale_**2, rtol=1e-3)
+    draws = np.concatenate([varying.sample(X[:5], None, random_state=i) for i in range(400)])
+    np.testing.assert_allclose(draws.std(0), varying.predict(X[:5], return_std=True)[1], rtol=0.05)
+    low, high = varying.predict_quantiles(X[:5], (0.1, 0.9)).T
+    np.testing.assert_allclose(np.quantile(draws, (0.1, 0.9), axis=0), [low, high], atol=0.06 * draws.std(0).max())
+
+
+def test_its_last_layer_is_sampled_and_that_of_the_mean_integrated_out(varying):
+    kernel = fs.fSGHMC(varying.model)
+    block = kernel._integrated_out(varying.posterior_.args, {})
+    assert {site.split(".")[0] for site in block} == {"f"}
+
+
+def test_a_stored_estimator_has_its_noise(varying, noisy, tmp_path):
+    save_estimator(varying, tmp_path)
+    again, _ = load_estimator(tmp_path)
+    np.testing.assert_array_equal(again.predict_quantiles(noisy[0]), varying.predict_quantiles(noisy[0]))
+
+
+def test_constant_noise_stays_constant(noisy):
+    X, _, _ = noisy
+    y = np.sin(X[:, 1]) + 0.3 * np.random.default_rng(1).normal(size=300)
+    gp, kernel = train_gp(X, y[:, None], kernel="auto", key=jax.random.key(0))
+    assert fit_noise(kernel, gp.params, gp.noise_variance, X, y[:, None]).gain < MIN_GAIN
+    with pytest.raises(ValueError, match="noise='same' is unknown"):
+        fs.Regressor(noise="same").fit(X, y)
+
+
+def test_the_bound_is_the_evidence_where_the_noise_hardly_varies(x64):
+    """With a variance of 1e-8 of g it is log N(y; 0, K + s²I) in closed form; with more it stays below a Monte Carlo
+    estimate of the evidence over 4000 draws of g."""
+    generator = np.random.default_rng(0)
+    x, y = generator.uniform(-1.0, 1.0, (12, 1)), generator.normal(size=12)
+    params = {"f": {"variance": 1.0, "lengthscale": np.ones(1)}, "center": 0.3}
+
+    def bound(variance):
+        logs = jax.tree.map(np.log, params | {"g": {"variance": variance, "lengthscale": np.ones(1)}})
+        sites = np.full(12, 0.5), np.zeros(12)
+        for _ in range(100):
+            value, after = _bound("squared_exponential", logs, x, y, sites)
+            sites = tuple(a + 0.3 * (b - a) for a, b in zip(sites, after, strict=True))
+        return float(value)
+
+    covariance = np.exp(-0.5 * (x - x.T) ** 2)
+    exact = stats.multivariate_normal(np.zeros(12), covariance + 0.3 * np.eye(12)).logpdf(y)
+    np.testing.assert_allclose(bound(1e-8), exact, atol=1e-5)
+    g = generator.multivariate_normal(np.zeros(12), covariance, 4000)
+    noise = 0.3 * np.exp(g)
+    found = [stats.multivariate_normal(np.zeros(12), covariance + np.diag(n)).logpdf(y) for n in noise]
+    evidence = np.log(np.mean(np.exp(found)))
+    assert evidence - 1.0 < bound(1.0) < evidence + 0.1
+
+
+# ---- numbers of any size -------------------------------------------------------------------------------------
+
+
+def test_means_and_spreads_of_numbers_of_any_size():
+    values = np.array([1.0, 2.0, 4.0])[:, None] * [1.0, 1e300, 1e-300, 0.0] + [0.0, 0.0, 0.0, 7.0]
+    mean, spread = mean_and_spread(values)
+    np.testing.assert_allclose(mean, np.array([7.0 / 3.0] * 3 + [7.0]) * [1.0, 1e300, 1e-300, 1.0])
+    np.testing.assert_allclose(spread, np.std([1.0, 2.0, 4.0]) * np.array([1.0, 1e300, 1e-300, 0.0]) + [0, 0, 0, 1.0])
+
+
+@pytest.mark.parametrize("size", [1e300, 1e-300])
+def test_targets_whose_variance_is_no_number_are_refused(line, size):
+    X, y = line
+    with pytest.raises(ValueError, match=r"y has a standard deviation of .* give y / "):
+        fs.Regressor(**SMALL).fit(X, y / y.std() * size)
+
+
+def test_inputs_that_single_precision_does_not_hold_are_named(regressor):
+    with pytest.raises(ValueError, match=r"X\[1, 0\]=1e\+300 is so far from the training rows"):
+        regressor.predict([[2005.0, 2005.0], [1e300, 2005.0]])
+
+
+@pytest.mark.slow
+def test_inputs_and_targets_of_extreme_size_give_the_same_predictions(line, regressor):
+    X, y = line
+    again = fs.Regressor(**SMALL | {"num_samples": 50}).fit((X - 2000.0) * [1e300, 1e-300], y * 1e100)
+    np.testing.assert_allclose(again.predict((X - 2000.0) * [1e300, 1e-300]) / 1e100, regressor.predict(X), rtol=1e-2)
 
 
 @pytest.mark.slow

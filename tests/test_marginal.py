@@ -19,7 +19,7 @@ from support.laws import gaussian_p_values
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.gaussian_marginal import log_marginal
-from numpyro_fspace.model.marginal import MarginalPotential, block_of, why_not_marginal
+from numpyro_fspace.model.marginal import MarginalPotential, find_block
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.run_model import run_model
 
@@ -63,8 +63,9 @@ def linear(x, y=None):
 def potentials(model, *args):
     """The potential of all sites, and that of those which are left."""
     full = ModelPotential(model, args, key=jax.random.key(0))
-    assert why_not_marginal(full) is None
-    return full, MarginalPotential(model, args, block=block_of(full.trace), key=jax.random.key(0))
+    block, why = find_block(full)
+    assert block and why is None
+    return full, MarginalPotential(model, args, block=block, key=jax.random.key(0))
 
 
 def as_linear(model, potential, *args):
@@ -212,12 +213,12 @@ def of_kind(kind):
         elif kind == "scaled":
             with handlers.scale(scale=0.5):
                 numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1), obs=y)
-        elif kind == "two scales":
+        elif kind == "both scales":
             log_sd = gp("g")
-            numpyro.sample("y", dist.Normal(f(x)[:, 0], jnp.exp(log_sd(x)[:, 0])), obs=y)
-        elif kind == "product":
+            numpyro.sample("y", dist.Normal(0.0, jnp.exp(f(x)[:, 0] + log_sd(x)[:, 0])), obs=y)
+        elif kind == "square of a sum":
             other = gp("g")
-            numpyro.sample("y", dist.Normal(f(x)[:, 0] * other(x)[:, 0], 0.1), obs=y)
+            numpyro.sample("y", dist.Normal((f(x)[:, 0] + other(x)[:, 0]) ** 2, 0.1), obs=y)
         elif kind in ("functional prior", "dependent site", "factor"):
             numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1), obs=y)
         else:
@@ -234,9 +235,9 @@ REFUSED = {
     "scaled": "not a plain Normal",
     "factor": "not a plain Normal",
     "exp": "not affine",
-    "product": "not affine",
+    "square of a sum": "not affine",
     "scale": "depends on a function",
-    "two scales": "depends on a function",
+    "both scales": "depends on a function",
     "dependent site": "depends on a function",
     "minibatch": "minibatches",
     "functional prior": "functional_prior",
@@ -289,6 +290,37 @@ def test_two_functions_that_are_added_are_both_integrated_out(x64):
     jacobian, mean, values = quick_jit(as_linear(additive, marginal, X, Y))(z)
     exact = marginal.prior_potential(z) - exact_log_density(jacobian, Y - mean, jnp.full(8, values["sigma"]))
     np.testing.assert_allclose(quick_jit(lambda z: marginal(z, None)[0])(z), exact, rtol=1e-6)
+
+
+def mean_and_noise(x, y=None):
+    """The noise comes first in the program, and both depend on it."""
+    log_sd = gp("g", prior=fs.GPPrior(0.3 * tinygp.kernels.ExpSquared(0.9)))
+    f, sigma = gp(), numpyro.sample("sigma", dist.LogNormal(jnp.log(NOISE), 0.3))
+    numpyro.sample("y", dist.Normal(f(x)[:, 0], sigma * jnp.exp(log_sd(x)[:, 0])), obs=y)
+
+
+def product(x, y=None):
+    """Affine in either, not in both: the first one is integrated out."""
+    f, g = gp(), gp("g")
+    numpyro.sample("y", dist.Normal(f(x)[:, 0] * g(x)[:, 0], 0.1), obs=y)
+
+
+@pytest.mark.parametrize("model", [mean_and_noise, product])
+def test_of_two_functions_the_one_that_is_affine_is_integrated_out(model, x64):
+    full, marginal = potentials(model, X, Y)
+    assert {name.split(".")[0] for name in marginal.block} == {"f"}
+    assert {"g.values", "g.last_layer", "g.residual"} <= set(marginal.latents)
+    moved = {k: v + 0.3 * jnp.cos(jnp.arange(v.size)).reshape(v.shape) for k, v in marginal.init_params().items()}
+    jacobian, mean, values = quick_jit(as_linear(model, marginal, X, Y))(moved)
+    trace = run_model(model, (X, Y), key=jax.random.key(0), substitute=values | zeros_of(marginal))
+    noise = jnp.broadcast_to(trace["y"]["fn"].scale, 8)
+    exact = marginal.prior_potential(moved) - exact_log_density(jacobian, Y - mean, noise)
+    np.testing.assert_allclose(quick_jit(lambda z: marginal(z, None)[0])(moved), exact, rtol=1e-5)
+    assert set(marginal.completed(moved)) == set(full.latents)
+
+
+def zeros_of(marginal):
+    return {k: jnp.zeros_like(marginal.trace[k]["value"]) for k in marginal.block}
 
 
 @pytest.mark.slow

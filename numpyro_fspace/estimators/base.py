@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.estimators.network_model import KERNELS, NetworkModel, ard_kernel
+from numpyro_fspace.estimators.kernels import KERNELS, ard_kernel, by_products
+from numpyro_fspace.estimators.network_model import NetworkModel
 from numpyro_fspace.mcmc import MCMC, fSGHMC, fSGLD
 from numpyro_fspace.posterior import Posterior, Predictive
 from numpyro_fspace.priors import GPFit, GPPrior, fit_gp, median_start
@@ -82,7 +82,15 @@ class NetworkEstimator(BaseEstimator):
 
     def _scaled(self, X):
         with np.errstate(over="ignore"):
-            return ((X - self.x_mean_) / self.x_scale_).astype(jax.dtypes.canonicalize_dtype(float))
+            x = ((X - self.x_mean_) / self.x_scale_).astype(jax.dtypes.canonicalize_dtype(float))
+        if not np.isfinite(x).all():
+            row, column = np.argwhere(~np.isfinite(x))[0]
+            raise ValueError(
+                f"X[{row}, {column}]={X[row, column]:.2g} is so far from the training rows, whose mean is "
+                f"{self.x_mean_[column]:.2g} and whose standard deviation {self.x_scale_[column]:.2g}, that {x.dtype} "
+                "does not hold the ratio: correct the value, or leave the row out."
+            )
+        return x
 
     def _check_settings(self):
         if self.method not in METHODS:
@@ -101,7 +109,7 @@ class NetworkEstimator(BaseEstimator):
 
         Trains the Gaussian process on ``targets`` [N, K], of which the mean is zero.
         """
-        self.x_mean_, self.x_scale_ = X.mean(0), spread(X)
+        self.x_mean_, self.x_scale_ = mean_and_spread(X)
         x = self._scaled(X)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         key_rows, key_gp, key = jax.random.split(jax.random.key(seed), 3)
@@ -138,8 +146,8 @@ class NetworkEstimator(BaseEstimator):
         self.posterior_ = posterior
         self._predictive = Predictive(posterior)
 
-    def _functions(self, X) -> np.ndarray:
-        """Draws [S, N, K] of the functions at inputs X [N, D], in units of the model."""
+    def _functions(self, X) -> dict[str, np.ndarray]:
+        """Draws [S, N, K] of the functions by name at inputs X [N, D], in units of the model."""
         check_is_fitted(self)
         return self._evaluate(self.standardize(X))
 
@@ -150,7 +158,8 @@ class NetworkEstimator(BaseEstimator):
         padded = np.concatenate([x, np.broadcast_to(x[:1], (num - len(x), x.shape[1]))])
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "At these inputs R-hat", RuntimeWarning)  # fit has warned
-            return self._predictive(jax.random.key(0), padded)["f"][:, : len(x)]
+            found = self._predictive(jax.random.key(0), padded)
+        return {name: found[name][:, : len(x)].astype(float) for name in ("f", "log_noise") if name in found}
 
     def _site(self, name: str) -> np.ndarray:
         """Draws [S, 1, 1] or [S, 1, K] of a parameter."""
@@ -175,9 +184,12 @@ class NetworkEstimator(BaseEstimator):
             self._set_posterior(state["posterior_"])
 
 
-def spread(values) -> np.ndarray:
-    """Standard deviations of columns, 1 for constant ones."""
-    return np.where(np.ptp(values, 0) > 0, values.std(0), 1.0)
+def mean_and_spread(values) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard deviations [D] of columns, 1 for constant ones, of numbers of any size."""
+    size = np.abs(values).max(0)
+    size = np.where(size > 0, size, 1.0)
+    parts = values / size
+    return size * parts.mean(0), np.where(np.ptp(parts, 0) > 0, size * parts.std(0), 1.0)
 
 
 def train_gp(x, y, *, kernel: str, key) -> tuple[GPFit, str]:
@@ -196,25 +208,7 @@ def train_gp(x, y, *, kernel: str, key) -> tuple[GPFit, str]:
     settings = {"num_steps": GP_STEPS, "learning_rate": GP_RATE, "max_points": MAX_TRAINING, "key": key}
     start = median_start(x, y if y.ndim == 2 else y[:, None])
     names = KERNELS if kernel == "auto" else (kernel,)
-    found = {name: fit_gp(partial(_by_products, name), x, y, params=start, **settings) for name in names}
+    found = {name: fit_gp(partial(by_products, name), x, y, params=start, **settings) for name in names}
     best = min(found, key=lambda name: np.nanmin(found[name].losses))
     fit = found[best]
     return replace(fit, prior=GPPrior(ard_kernel(best, fit.params), num_outputs=fit.prior.num_outputs)), best
-
-
-def _by_products(name: str, params: dict):
-    """The kernel of ``ard_kernel`` by matrix products, which take a fraction of the time where there are many inputs.
-
-    Differences of squares lose digits that float64, in which a process is trained, has to spare.
-    """
-
-    def kernel(a, b):
-        a, b = a / params["lengthscale"], b / params["lengthscale"]
-        square = jnp.sum(a**2, -1)[:, None] + jnp.sum(b**2, -1) - 2 * a @ b.T
-        square = jnp.maximum(square, 1e-14)
-        if name == "squared_exponential":
-            return params["variance"] * jnp.exp(-0.5 * square)
-        distance = jnp.sqrt(5.0 * square)
-        return params["variance"] * (1.0 + distance + distance**2 / 3.0) * jnp.exp(-distance)
-
-    return kernel

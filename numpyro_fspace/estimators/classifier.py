@@ -13,7 +13,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from numpyro_fspace.estimators.base import MAX_TRAINING, NetworkEstimator
-from numpyro_fspace.estimators.network_model import ClassificationModel, ard_kernel
+from numpyro_fspace.estimators.kernels import ard_kernel
+from numpyro_fspace.estimators.network_model import ClassificationModel
 from numpyro_fspace.posterior.decomposition import Decomposition, of_classes
 from numpyro_fspace.priors import GPFit, GPPrior, dirichlet_targets
 
@@ -135,7 +136,7 @@ class Classifier(ClassifierMixin, NetworkEstimator):
 
     def _probabilities(self, X):
         """Probabilities [S, N, K] at each draw."""
-        return softmax(self._functions(X).astype(float), -1)
+        return softmax(self._functions(X)["f"], -1)
 
 
 def calibrated_gp(x, labels, kernel: str, fit: GPFit, key) -> tuple[GPFit, float]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpyro_fspace.estimators.base import METHODS
 from numpyro_fspace.estimators.classifier import Classifier
 from numpyro_fspace.estimators.figures import partial_dependence_figure, predicted_observed_figure
-from numpyro_fspace.estimators.regressor import Regressor
+from numpyro_fspace.estimators.regressor import NOISES, Regressor
 from numpyro_fspace.estimators.saved import SETTINGS, load_estimator, save_estimator
 from numpyro_fspace.estimators.scores import classification_scores, regression_scores, text_table
 from numpyro_fspace.estimators.table import MIN_ROWS, Design, read_csv, read_design
@@ -38,6 +38,7 @@ class FitSettings:
     Attributes:
         target: name of the target's column.
         method: ``"fsghmc"`` or ``"fsgld"``.
+        noise: of numbers, as for ``fs.Regressor``.
         test_fraction: share of the rows that is held out, at random; 0 holds out none.
         categorical: names of columns of numbers that are levels.
         drop: names of columns to leave out.
@@ -51,6 +52,7 @@ class FitSettings:
 
     target: str
     method: str = "fsghmc"
+    noise: str = "constant"
     test_fraction: float = 0.2
     categorical: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
@@ -66,6 +68,8 @@ class FitSettings:
             raise ValueError(f"--test-fraction {self.test_fraction} must be at least 0 and less than 1.")
         if self.method not in METHODS:
             raise ValueError(f"--method {self.method} is unknown; choose from {', '.join(METHODS)}.")
+        if self.noise not in NOISES:
+            raise ValueError(f"--noise {self.noise} is unknown; choose from {', '.join(NOISES)}.")
 
 
 def fit_table(path: str | Path, out: str | Path, settings: FitSettings) -> None:
@@ -87,6 +91,8 @@ def fit_table(path: str | Path, out: str | Path, settings: FitSettings) -> None:
     frame = read_csv(path, settings.decimal)
     options: dict[str, Any] = {"categorical": settings.categorical, "drop": settings.drop, "classes": settings.classes}
     design, x, y, numbers = read_design(frame, settings.target, **options)
+    if design.is_classes and settings.noise != "constant":
+        raise ValueError(f"--noise {settings.noise} is for numbers, but {settings.target!r} is a class: leave it out.")
     train, test = _split(x, y, numbers, settings, design.is_classes)
     if out.exists() and any(out.iterdir()) and not (out / SETTINGS).exists():
         raise ValueError(f"--out {out} is a folder with other files in it: name a new one.")
@@ -99,9 +105,12 @@ def fit_table(path: str | Path, out: str | Path, settings: FitSettings) -> None:
         "num_chains": settings.chains,
     }
     kind = Classifier if design.is_classes else Regressor
+    common |= {} if design.is_classes else {"noise": settings.noise}
     estimator = kind(method=settings.method, random_state=settings.seed, progress=settings.progress, **common)
     print("Training a Gaussian process, and sampling a network with its distribution ...", flush=True)
     estimator.fit(*train[:2])
+    if getattr(estimator, "noise_", None) == "varying":
+        print("The noise varies with the inputs.")
     lines = [str(report(estimator.mcmc_, *estimator.posterior_.args)), ""]
     held_out = "held-out rows" if len(test[0]) else "training rows, as none were held out"
     rows = test if len(test[0]) else train

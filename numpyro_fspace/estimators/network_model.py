@@ -13,24 +13,15 @@ import numpyro.distributions as dist
 from flax import linen as nn
 
 from numpyro_fspace._checks import one_line
+from numpyro_fspace.estimators.kernels import ard_kernel
 from numpyro_fspace.model import gp_network
 from numpyro_fspace.priors import GPPrior, dirichlet_targets
 
-__all__ = ["KERNELS", "ClassificationModel", "NetworkModel", "RegressionModel", "ard_kernel"]
-
-#: Kernels by name; inputs are in units of their lengthscales.
-KERNELS = ("squared_exponential", "matern52")
+__all__ = ["ClassificationModel", "NetworkModel", "RegressionModel"]
 
 
-def ard_kernel(name: str, params: dict):
-    """A tinygp kernel with a lengthscale per input; ``params`` has ``"variance"`` and ``"lengthscale"`` [D]."""
-    from tinygp import kernels, transforms
-
-    unit = {
-        "squared_exponential": kernels.ExpSquared(),
-        "matern52": kernels.Matern52(distance=kernels.distance.L2Distance()),
-    }[name]
-    return params["variance"] * transforms.Linear(1.0 / params["lengthscale"], unit)
+#: Standard deviation of log σ around log σ₀, and most points of the noise's function.
+LOG_NOISE_SD, NUM_NOISE_POINTS = 0.3, 100
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,13 +52,24 @@ class NetworkModel:
     @property
     def prior(self) -> GPPrior:
         """The Gaussian process of the functions."""
-        params = {"variance": self.variance, "lengthscale": np.asarray(self.lengthscale)}
-        return GPPrior(ard_kernel(self.kernel, params), num_outputs=self.num_outputs if self.num_outputs > 1 else None)
+        return self._process(self.kernel, self.variance, self.lengthscale)
+
+    def _process(self, kernel, variance, lengthscale, constant: float = 0.0) -> GPPrior:
+        """The process of a named kernel, plus a constant of this standard deviation."""
+        from tinygp import kernels
+
+        found = ard_kernel(kernel, {"variance": variance, "lengthscale": np.asarray(lengthscale)})
+        found = found + kernels.Constant(constant**2) if constant else found
+        return GPPrior(found, num_outputs=self.num_outputs if self.num_outputs > 1 else None)
 
     def function(self):
-        """The random function: standardized inputs [N, D] to values [N, K]."""
+        """The random function f: standardized inputs [N, D] to values [N, K]."""
+        return gp_network("f", self.network(), self.prior, self.points)
+
+    def network(self):
+        """A network with K outputs."""
         hidden = [part for width in self.widths for part in (nn.Dense(width), nn.tanh)]
-        return gp_network("f", nn.Sequential([*hidden, nn.Dense(self.num_outputs)]), self.prior, self.points)
+        return nn.Sequential([*hidden, nn.Dense(self.num_outputs)])
 
     def rows(self, num: int):
         """The plate of the data."""
@@ -85,7 +87,7 @@ class NetworkModel:
     @classmethod
     def from_dict(cls, settings: dict[str, Any]):
         """The model of ``to_dict``."""
-        arrays = {f.name for f in fields(cls) if "ndarray" in str(f.type)}
+        arrays = {f.name for f in fields(cls) if "ndarray" in str(f.type) and settings.get(f.name) is not None}
         points = np.asarray(settings["points"], np.float32)
         others = {k: np.asarray(v) if k in arrays else v for k, v in settings.items() if k != "points"}
         return cls(points, **others | {"widths": tuple(settings["widths"])})
@@ -98,10 +100,18 @@ class RegressionModel(NetworkModel):
     .. math:: f \sim \text{gp\_network}, \qquad \log \sigma \sim N(\log \sigma_0, 0.3^2), \qquad
               y \sim N(f(x), \sigma^2)
 
-    σ₀ is the noise of the trained Gaussian process. Several targets have functions and noises of their own.
+    σ₀ is the noise of the trained Gaussian process. Several targets have functions and noises of their own. With noise
+    that varies with the inputs a second function takes the place of σ. Its process has a squared exponential kernel
+    plus the constant 0.3², and holds at up to 100 of the points, as it is smoother than f:
+
+    .. math:: g \sim \text{gp\_network}, \qquad y \sim N\big(f(x),\, \sigma_0^2 e^{2 g(x)}\big) .
+
+    ``fs.fSGHMC`` then integrates out the last layer of f and samples that of g.
 
     Attributes:
         noise: σ₀.
+        log_noise_variance: variance of the process of g; None is constant noise.
+        log_noise_lengthscale: its lengthscales [D].
 
     Example:
         >>> import jax, numpy as np, numpyro
@@ -114,19 +124,42 @@ class RegressionModel(NetworkModel):
 
     _: KW_ONLY
     noise: float
+    log_noise_variance: float | None = None
+    log_noise_lengthscale: np.ndarray | None = None
+
+    @property
+    def has_varying_noise(self) -> bool:
+        """Whether the noise is a function of the inputs."""
+        return self.log_noise_variance is not None
+
+    @property
+    def log_noise_prior(self) -> GPPrior:
+        """The Gaussian process of g."""
+        given = self.log_noise_variance, self.log_noise_lengthscale
+        return self._process("squared_exponential", *given, constant=LOG_NOISE_SD)
 
     def __call__(self, x, y=None):
         """The model of standardized inputs x [N, D] and targets y [N] or [N, K]."""
-        f = self.function()
-        center = dist.LogNormal(math.log(self.noise), 0.3)
+        f, sd = self.function(), self._noise()
         several = self.num_outputs > 1
-        sigma = numpyro.sample("sigma", center.expand([self.num_outputs]).to_event(1) if several else center)
         with self.rows(x.shape[0]):
             xb = numpyro.subsample(x, event_dim=1)
             yb = None if y is None else numpyro.subsample(y, event_dim=int(several))
-            mean = f(xb)
-            law = dist.Normal(mean, sigma).to_event(1) if several else dist.Normal(mean.squeeze(-1), sigma)
+            law = dist.Normal(f(xb), sd(xb))
+            law = law.to_event(1) if several else dist.Normal(law.loc.squeeze(-1), law.scale.squeeze(-1))
             numpyro.sample("y", law, obs=yb)
+
+    def _noise(self):
+        """The random standard deviation of the noise, a function of standardized inputs."""
+        if self.has_varying_noise:
+            some = self.points[:: -(-len(self.points) // NUM_NOISE_POINTS)]
+            g = gp_network("log_noise", self.network(), self.log_noise_prior, some)
+            return lambda x: self.noise * jnp.exp(g(x))
+        center = dist.LogNormal(math.log(self.noise), LOG_NOISE_SD)
+        sigma = numpyro.sample(
+            "sigma", center.expand([self.num_outputs]).to_event(1) if self.num_outputs > 1 else center
+        )
+        return lambda x: jnp.broadcast_to(sigma, (len(x), self.num_outputs))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import jax
 import numpy as np
 from scipy.special import ndtr
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from numpyro_fspace.estimators.base import NetworkEstimator, spread
+from numpyro_fspace.estimators.base import MAX_TRAINING, NetworkEstimator, mean_and_spread
 from numpyro_fspace.estimators.network_model import RegressionModel
+from numpyro_fspace.estimators.varying_noise import fit_noise
 from numpyro_fspace.posterior.decomposition import Decomposition
 
 __all__ = ["Regressor"]
 
 #: Halvings of the interval that holds a quantile.
 NUM_HALVINGS = 40
+NOISES = ("auto", "constant", "varying")
+#: ``noise="auto"`` takes noise that varies from this number of rows and this gain of the evidence (in nats) on.
+MIN_VARYING, MIN_GAIN = 100, 5.0
+#: A spread of y whose square float64 holds, with room for the square of its inverse.
+SMALLEST, LARGEST = 1e-150, 1e150
 
 
 class Regressor(RegressorMixin, NetworkEstimator):
@@ -25,7 +33,9 @@ class Regressor(RegressorMixin, NetworkEstimator):
     ``fit`` standardizes inputs and targets, trains a Gaussian process with a lengthscale per input by marginal
     likelihood on up to 500 rows, and samples the NumPyro model ``estimator.model`` by ``fs.fSGHMC``: ``fs.gp_network``
     with that process at up to ``num_points`` training rows, and a noise around the trained one
-    (``fs.estimators.RegressionModel``). Up to 3000 rows the full data are used, and minibatches of 500 beyond.
+    (``fs.estimators.RegressionModel``). The noise may vary with the inputs: then its logarithm is a second network with
+    a process of its own, and both processes are trained together by a variational bound of the evidence. Up to 3000
+    rows the full data are used, and minibatches of 500 beyond.
 
     It follows scikit-learn's protocol: it works in a ``Pipeline``, in ``cross_val_score`` and in a search of
     parameters. The defaults are for a table of about a thousand rows in about a minute; for results to publish raise
@@ -33,6 +43,8 @@ class Regressor(RegressorMixin, NetworkEstimator):
     of doubtful draws come from ``fit``.
 
     Args:
+        noise: ``"constant"``; ``"varying"``, a function of the inputs; or ``"auto"``, which is ``"varying"`` if there
+            are at least 100 rows and it raises the evidence by at least 5 nats.
         widths: hidden widths of the network.
         kernel: ``"squared_exponential"``, ``"matern52"``, or ``"auto"``, the one with the larger marginal likelihood.
         num_points: how many training rows at most are points at which the network has the process's distribution.
@@ -47,12 +59,15 @@ class Regressor(RegressorMixin, NetworkEstimator):
     Attributes:
         posterior_: the draws with their model, a ``fs.Posterior``.
         mcmc_: the ``fs.MCMC`` that has run (not kept by ``pickle``).
-        gp_: the trained Gaussian process, a result of ``fs.fit_gp``, in standardized units.
+        gp_: the trained Gaussian process with constant noise, a result of ``fs.fit_gp``, in standardized units.
+        noise_: ``"constant"`` or ``"varying"``, which noise the model has.
         x_mean_, x_scale_, y_mean_, y_scale_: the units of the model.
         n_features_in_, feature_names_in_: as in all of scikit-learn.
 
     Raises:
-        ValueError: in ``fit``, for settings out of range and for data that scikit-learn refuses (missing values, text).
+        ValueError: in ``fit``, for settings out of range, for data that scikit-learn refuses (missing values, text) and
+            for a spread of y whose square float64 does not hold; in ``predict`` and its like, for inputs so far from
+            the training rows that single precision does not hold them.
         ImportError: without scikit-learn 1.6 or newer.
 
     Example:
@@ -65,6 +80,35 @@ class Regressor(RegressorMixin, NetworkEstimator):
         (40, 2)
     """
 
+    def __init__(
+        self,
+        *,
+        noise: str = "constant",
+        widths: tuple[int, ...] = (50, 50),
+        kernel: str = "auto",
+        num_points: int = 300,
+        method: str = "fsghmc",
+        num_warmup: int = 200,
+        num_samples: int = 200,
+        num_chains: int = 2,
+        batch_size: int | None = None,
+        random_state: Any = None,
+        progress: bool = False,
+    ):
+        super().__init__(
+            widths=widths,
+            kernel=kernel,
+            num_points=num_points,
+            method=method,
+            num_warmup=num_warmup,
+            num_samples=num_samples,
+            num_chains=num_chains,
+            batch_size=batch_size,
+            random_state=random_state,
+            progress=progress,
+        )
+        self.noise = noise
+
     def fit(self, X, y):
         """Train the process and sample the network.
 
@@ -76,17 +120,39 @@ class Regressor(RegressorMixin, NetworkEstimator):
             The estimator.
         """
         self._check_settings()
+        if self.noise not in NOISES:
+            raise ValueError(f"noise={self.noise!r} is unknown; choose from {', '.join(NOISES)}.")
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, multi_output=True, ensure_min_samples=2)
         y = np.asarray(y, float)
         self._is_flat = y.ndim == 1
         y = y[:, None] if self._is_flat else y
-        self.y_mean_, self.y_scale_ = y.mean(0), spread(y)
+        self.y_mean_, self.y_scale_ = mean_and_spread(y)
+        _check_squares(self.y_scale_)
         targets = (y - self.y_mean_) / self.y_scale_
         x, points, key, settings = self._prepare(X, targets)
-        noise = math.sqrt(float(self.gp_.noise_variance))
-        model = RegressionModel(points, num_outputs=y.shape[1], noise=noise, **settings)
+        settings |= self._noise(x, targets, settings, key)
+        model = RegressionModel(points, num_outputs=y.shape[1], **settings)
         targets = targets[:, 0] if y.shape[1] == 1 else targets
         return self._sample(model, key, x, targets.astype(x.dtype))
+
+    def _noise(self, x, targets, settings, key) -> dict:
+        """The settings of the model's noise; with noise that varies those of the mean's process too."""
+        constant = {"noise": math.sqrt(float(self.gp_.noise_variance))}
+        self.noise_ = "constant"
+        if self.noise == "constant" or (self.noise == "auto" and len(x) < MIN_VARYING):
+            return constant
+        rows = np.asarray(jax.random.permutation(key, len(x)))[:MAX_TRAINING]
+        fit = fit_noise(settings["kernel"], self.gp_.params, constant["noise"] ** 2, x[rows], targets[rows])
+        if self.noise == "auto" and fit.gain < MIN_GAIN:
+            return constant
+        self.noise_ = "varying"
+        return {
+            "variance": float(fit.params["variance"]),
+            "lengthscale": fit.params["lengthscale"],
+            "noise": fit.noise,
+            "log_noise_variance": float(fit.noise_params["variance"]),
+            "log_noise_lengthscale": fit.noise_params["lengthscale"],
+        }
 
     def predict(self, X, return_std: bool = False):
         """The predictive mean.
@@ -122,7 +188,7 @@ class Regressor(RegressorMixin, NetworkEstimator):
         levels = np.atleast_1d(np.asarray(quantiles, float))
         if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
             raise ValueError(f"quantiles={quantiles!r} must be numbers between 0 and 1, such as (0.05, 0.5, 0.95).")
-        f, sigma = self._functions(X).astype(float), self._site("sigma")
+        f, sigma = self._mean_and_noise(X)
         low, high = (f - 10 * sigma).min(0), (f + 10 * sigma).max(0)
         found = []
         for level in levels:
@@ -146,20 +212,28 @@ class Regressor(RegressorMixin, NetworkEstimator):
         Returns:
             [num, N] or [num, N, K].
         """
-        f = self._functions(X).astype(float)
+        f, sigma = self._mean_and_noise(X)
         rows, generator = self._random_draws(num, random_state)
         f = f[rows]
         if noise:
-            f = f + self._site("sigma")[rows] * generator.normal(size=f.shape)
+            f = f + sigma[rows] * generator.normal(size=f.shape)
         return self._in_units(f)
 
     def _parts(self, X) -> Decomposition:
-        f, variance = self._functions(X).astype(float), self._site("sigma") ** 2
+        f, sigma = self._mean_and_noise(X)
         square = self.y_scale_**2
-        aleatoric = np.broadcast_to(square * variance.mean(0), f.shape[1:])
+        aleatoric = square * (sigma**2).mean(0)
         flat = (lambda a: a[:, 0]) if self._is_flat else np.array
         parts = (self.y_mean_ + self.y_scale_ * f.mean(0), square * f.var(0), aleatoric)
         return Decomposition("variance", *map(flat, parts))
+
+    def _mean_and_noise(self, X):
+        """Draws of f and of the standard deviation of the noise, [S, N, K] each, in units of the model."""
+        found = self._functions(X)
+        f, model = found["f"], self.posterior_.model
+        if "log_noise" in found:
+            return f, model.noise * np.exp(found["log_noise"])
+        return f, np.broadcast_to(self._site("sigma"), f.shape)
 
     def _in_units(self, values):
         """Values [..., K] of the model in units of y, [...] for one target."""
@@ -171,3 +245,13 @@ class Regressor(RegressorMixin, NetworkEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def _check_squares(scale):
+    """A spread whose square, the variance of predictions, float64 does not hold is refused."""
+    bad = scale[~((scale > SMALLEST) & (scale < LARGEST))]
+    if len(bad):
+        raise ValueError(
+            f"y has a standard deviation of {bad[0]:.2g}, whose square float64 does not hold: give y / {bad[0]:.0e}, "
+            "and multiply the predictions by that number."
+        )

@@ -29,7 +29,7 @@ def regression_scores(estimator: Regressor, train: tuple, test: tuple) -> dict[s
     x, y = test
     low, high = np.moveaxis(estimator.predict_quantiles(x, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2)), -1, 0)
     scale, center = float(estimator.y_scale_[0]), float(estimator.y_mean_[0])
-    f, sigma = estimator._functions(x)[..., 0], estimator._site("sigma")[:, 0, 0]
+    f, sigma = (draws[..., 0] for draws in estimator._mean_and_noise(x))
     network = {
         "RMSE": metrics.rmse(y, estimator.predict(x)),
         "lpd": metrics.gaussian_mixture_lpd((y - center) / scale, f, sigma) - float(np.log(scale)),

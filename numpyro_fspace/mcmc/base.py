@@ -23,7 +23,7 @@ from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.model._numpyro import active_handlers
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays
 from numpyro_fspace.model.checks import checked_arguments, known_values
-from numpyro_fspace.model.marginal import MarginalPotential, block_of, why_not_marginal
+from numpyro_fspace.model.marginal import MarginalPotential, find_block
 from numpyro_fspace.model.potential import ModelPotential, check_gradient
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 
@@ -260,10 +260,11 @@ class SGMCMCKernel(MCMCKernel):
             potential = ModelPotential(
                 self._model, args, kwargs, key=jax.random.key(0), init_strategy=self.init_strategy
             )
-            why = why_not_marginal(potential) if self.temperature == 1.0 else f"temperature={self.temperature} is not 1"
+            is_cold = self.temperature != 1.0
+            block, why = ((), f"temperature={self.temperature} is not 1") if is_cold else find_block(potential)
             if why is not None and self.marginalize:
                 raise ValueError(f"marginalize=True, but {why}: leave marginalize out, or change that.")
-            found["block"] = () if why is not None else block_of(potential.trace)
+            found["block"] = block
         return found["block"]
 
     def _settings(self):

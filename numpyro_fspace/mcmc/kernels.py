@@ -54,8 +54,9 @@ class SGLD(SGMCMCKernel):
             points, no random numbers in the model) and ε is a number. True raises an error elsewhere.
         marginalize: whether the last layers of ``fs.gp_network`` are integrated out, so that the chain moves by the
             density of all other sites and the last layers are drawn exactly for each draw that is kept. None does so
-            wherever it is possible: full data, Normal likelihoods whose means are affine in the function, T = 1. True
-            requires that. ``init_params`` may then leave these sites out.
+            wherever it is possible: full data, Normal likelihoods whose means are affine in the function and whose
+            scales do not depend on it, T = 1. Of several functions those are integrated out for which that holds. True
+            requires that there is one. ``init_params`` may then leave these sites out.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start. By default networks start from their own initializer.
 
@@ -150,8 +151,9 @@ class SGHMC(SGMCMCKernel):
             error elsewhere.
         marginalize: whether the last layers of ``fs.gp_network`` are integrated out, so that the chain moves by the
             density of all other sites and the last layers are drawn exactly for each draw that is kept. None does so
-            wherever it is possible: full data, Normal likelihoods whose means are affine in the function, T = 1. True
-            requires that. ``init_params`` may then leave these sites out.
+            wherever it is possible: full data, Normal likelihoods whose means are affine in the function and whose
+            scales do not depend on it, T = 1. Of several functions those are integrated out for which that holds. True
+            requires that there is one. ``init_params`` may then leave these sites out.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
         init_strategy: where chains start. By default networks start from their own initializer.
 

@@ -85,25 +85,31 @@ class full_plates(Messenger):
 
 
 class given_last_layers(Messenger):
-    """Runs a model with the last layers of its ``gp_network`` functions computed from white parameters.
+    """Runs a model with the last layers of some ``gp_network`` functions computed from white parameters.
 
-    The last layers then have no latent sites. After the run, ``distributions`` holds their ``LastLayerPrior`` objects.
+    These last layers then have no latent sites. After the run, ``distributions`` holds their ``LastLayerPrior``
+    objects.
 
     Args:
         fn: the model.
-        white: white parameters of all last layers together, in the order of the program.
+        white: white parameters of these last layers together, in the order of the program.
+        which: for each network, in the order of the program, whether its last layer is one of them.
     """
 
-    def __init__(self, fn, white):
+    def __init__(self, fn, white, which: tuple[bool, ...]):
         super().__init__(fn)
-        self.white, self.distributions = white, []
+        self.white, self.which, self.num_seen = white, which, 0
+        self.distributions: list = []
 
     def __enter__(self):
-        self.distributions = []
+        self.num_seen, self.distributions = 0, []
         return super().__enter__()
 
     def process_message(self, msg):
         if msg["type"] != "last_layer" or msg["value"] is not None:
+            return
+        self.num_seen += 1
+        if not self.which[self.num_seen - 1]:
             return
         start = sum(one.size for one in self.distributions)
         self.distributions.append(msg["distribution"]())

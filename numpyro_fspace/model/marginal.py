@@ -36,7 +36,7 @@ from numpyro_fspace.model.sites import (
 )
 from numpyro_fspace.priors._lapack import times
 
-__all__ = ["MarginalPotential", "block_of", "why_not_marginal"]
+__all__ = ["MarginalPotential", "find_block"]
 
 #: Maximum number of white parameters of all last layers together, and maximum number of entries of J.
 MAX_PARAMETERS, MAX_ENTRIES = 512, 2**22
@@ -46,7 +46,7 @@ class MarginalPotential(ModelPotential):
     """The potential of the remaining sites when last layers are integrated out.
 
     Attributes:
-        block: names of the sites that are integrated out, those of the last layers of ``gp_network``.
+        block: names of the sites that are integrated out, those of last layers of ``gp_network`` (``find_block``).
     """
 
     def __init__(self, model, args=(), kwargs=None, *, block: tuple[str, ...], **settings):
@@ -65,7 +65,7 @@ class MarginalPotential(ModelPotential):
     def prior_potential(self, z):
         """-log p(z), without the likelihood and the sites that are integrated out."""
         model = without_data(fresh_draws(self.model, self._key_scale))
-        return potential_energy(given_last_layers(model, jnp.zeros(self.size)), self.args, self.kwargs, z)
+        return potential_energy(self._given(jnp.zeros(self.size), model), self.args, self.kwargs, z)
 
     def data_potential(self, z, key, model=None):
         """U(z); a model with a marginal potential has no functional priors."""
@@ -87,11 +87,11 @@ class MarginalPotential(ModelPotential):
         key_white, key_rest = jax.random.split(_key_of(z))
         _, mean, inverse = log_marginal(*self._linear(z))
         white = mean + times(inverse, jax.random.normal(key_white, mean.shape, mean.dtype))
-        model = given_last_layers(self.model, jnp.zeros(self.size))
+        model = self._given(jnp.zeros(self.size))
         run_model(model, self.args, self.kwargs, key=self._key_fresh, substitute=self._values(z))
         values: dict = {}
         start = 0
-        for i, (name, one) in enumerate(zip(_last_layers(self.trace), model.distributions, strict=True)):
+        for i, (name, one) in enumerate(zip(self._names, model.distributions, strict=True)):
             part, start = white[start : start + one.size], start + one.size
             found = one.latents(part, jax.random.fold_in(key_rest, i))
             values |= {f"{name}.{site}": value for site, value in found.items()}
@@ -99,8 +99,19 @@ class MarginalPotential(ModelPotential):
 
     @property
     def size(self) -> int:
-        """R, the number of white parameters of all last layers."""
-        return sum(_last_layers(self.trace).values())
+        """R, the number of white parameters of the last layers that are integrated out."""
+        sizes = _last_layers(self.trace)
+        return sum(sizes[name] for name in self._names)
+
+    @property
+    def _names(self) -> list[str]:
+        """The networks whose last layers are integrated out, in the order of the program."""
+        return [name for name in _last_layers(self.trace) if set(_sites(name)) <= set(self.block)]
+
+    def _given(self, white, model=None):
+        """The model with these last layers computed from white parameters."""
+        which = tuple(name in self._names for name in _last_layers(self.trace))
+        return given_last_layers(self.model if model is None else model, white, which)
 
     def _values(self, z):
         """Constrained values of the remaining sites."""
@@ -111,7 +122,7 @@ class MarginalPotential(ModelPotential):
         values = self._values(z)
 
         def means(white):
-            model = given_last_layers(self.model, white)
+            model = self._given(white)
             normals = _normals(run_model(model, self.args, self.kwargs, key=self._key_fresh, substitute=values))
             loc, *others = (jnp.concatenate(parts) for parts in zip(*normals, strict=True))
             return loc, others
@@ -121,10 +132,42 @@ class MarginalPotential(ModelPotential):
         return jacobian, y - loc, sd
 
 
-def why_not_marginal(potential: ModelPotential) -> str | None:
-    """Why the last layers of a model cannot be integrated out; None if they can."""
+def find_block(potential: ModelPotential) -> tuple[tuple[str, ...], str | None]:
+    """The sites of the last layers that can be integrated out together, and if there are none, why.
+
+    These are all last layers where that is possible. Otherwise the networks are taken in the order of the program, each
+    if the observations stay affine in it and in those before it: of a mean and a noise that depends on the inputs it is
+    the mean.
+    """
     trace = potential.trace
     sizes = _last_layers(trace)
+    why = _why_no_last_layer(potential, sizes)
+    if why is not None:
+        return (), why
+    num = sum(jnp.size(site["value"]) for site in observed_sites(trace, factors=True, weights=True).values())
+
+    def why_not(names):
+        block = tuple(site for name in names for site in _sites(name))
+        if not set(potential.latents) - set(block):
+            return "there is no other site to sample"
+        if not all(_is_standard(trace[k]) for k in block):
+            return "a site of the last layer is observed or has another prior"
+        size = sum(sizes[name] for name in names)
+        if size > MAX_PARAMETERS or size * num > MAX_ENTRIES:
+            return f"{size} last-layer parameters and {num} observations are too many for one factor"
+        return _why_not_affine(potential, block)
+
+    names, why = list(sizes), why_not(list(sizes))
+    if why is not None:
+        names = []
+        for name in sizes if len(sizes) > 1 else ():
+            names += [name] if why_not([*names, name]) is None else []
+    return tuple(site for name in names for site in _sites(name)), None if names else why
+
+
+def _why_no_last_layer(potential, sizes) -> str | None:
+    """Why no last layer of a model can be integrated out, whichever it is; None if this remains to be seen."""
+    trace = potential.trace
     if not sizes:
         return "the model has no fs.gp_network"
     if potential.is_random:
@@ -133,27 +176,17 @@ def why_not_marginal(potential: ModelPotential) -> str | None:
         return "the model has a functional_prior too"
     if any(has_dynamic_support(trace[k]) for k in potential.latents):
         return "the support of a site depends on other sites"
-    block = block_of(trace)
-    if not set(potential.latents) - set(block):
-        return "there is no other site to sample"
-    if not all(_is_standard(trace[k]) for k in block):
-        return "a site of the last layer is observed or has another prior"
     check_observations(trace)  # names what would broadcast
-    data = observed_sites(trace, factors=True, weights=True).values()
-    for site in data:
+    for site in observed_sites(trace, factors=True, weights=True).values():
         plain = site["scale"] is None or is_identically_one(site["scale"])
         if not (plain and _is_normal(site["fn"])):
             return f"{site['name']!r} is not a plain Normal likelihood"
-    size = sum(sizes.values())
-    num = sum(jnp.size(site["value"]) for site in data)
-    if size > MAX_PARAMETERS or size * num > MAX_ENTRIES:
-        return f"{size} last-layer parameters and {num} observations are too many for one factor"
-    return _why_not_affine(potential, block)
+    return None
 
 
-def block_of(trace) -> tuple[str, ...]:
-    """The sites of the last layers in a trace."""
-    return tuple(f"{name}.{site}" for name in _last_layers(trace) for site in LastLayerPrior.sites)
+def _sites(name: str) -> tuple[str, ...]:
+    """The sites of a network's last layer."""
+    return tuple(f"{name}.{site}" for site in LastLayerPrior.sites)
 
 
 def _last_layers(trace) -> dict:
