@@ -324,6 +324,32 @@ def zeros_of(marginal):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
+def test_posterior_of_a_mean_and_a_noise_is_that_of_nuts():
+    """The mean's last layer is integrated out, the noise's is sampled. NUTS has 10 000 effective draws of each."""
+    x = np.sort(np.random.default_rng(0).uniform(-1.0, 1.0, 40)).astype(np.float32)[:, None]
+    noise = np.exp(-1.5 + x[:, 0]) * np.random.default_rng(1).normal(size=40)
+    y = (np.sin(3.0 * x[:, 0]) + noise).astype(np.float32)
+    prior, network = fs.GPPrior(tinygp.kernels.ExpSquared(0.6)), nn.Sequential([nn.Dense(8), nn.tanh, nn.Dense(1)])
+
+    def model(x, y=None):
+        f, g = (gp(name, network, prior, tolerance=0.1, hidden_scale=None)(x)[:, 0] for name in "fg")
+        numpyro.sample("y", dist.Normal(f, jnp.exp(-1.5 + g)), obs=y)
+
+    def moments(kernel, **numbers):
+        mcmc = fs.MCMC(kernel, num_chains=4, chain_method="vectorized", progress_bar=False, **numbers)
+        mcmc.run(jax.random.key(1), x, y)
+        draws = fs.predict(mcmc, jax.random.key(2), x)
+        return np.array([[draws[name].mean(0), draws[name].std(0)] for name in "fg"])[..., 0]
+
+    kernel = fs.fSGHMC(model)
+    found = moments(kernel, num_warmup=2000, num_samples=6000, thinning=2)
+    assert set(kernel._integrated_out((x, y), {})) == {"f.last_layer", "f.values", "f.residual"}
+    wanted = moments(NUTS(model), num_warmup=1500, num_samples=4000)
+    np.testing.assert_array_less(np.abs(found[:, 0] - wanted[:, 0]), 0.1 * wanted[:, 1])
+    np.testing.assert_allclose(found[:, 1], wanted[:, 1], rtol=0.06)
+
+
 def test_dependent_outputs_are_integrated_out_beside_independent_ones(x64):
     """Velocities in the plane under a Helmholtz kernel, with a drift that has a process of its own."""
     kernel = fs.priors.Helmholtz(tinygp.kernels.ExpSquared(0.8), 0.5 * tinygp.kernels.ExpSquared(0.5))

@@ -15,7 +15,7 @@ from numpyro import handlers
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.functions import function_inputs
-from numpyro_fspace.posterior import evaluator, mapping
+from numpyro_fspace.posterior import draw_batches, evaluator
 from numpyro_fspace.posterior.evaluator import log_likelihood
 
 KEY = jax.random.key(0)
@@ -283,7 +283,7 @@ def test_the_largest_array_bounds_the_number_of_draws_at_a_time(monkeypatch, on_
     x = np.linspace(0.0, 1.0, 40, dtype=np.float32)[:, None]
     given = fs.OnDemand(x) if on_demand else x
     whole = fs.predict(DRAWS, KEY, given, model=model, inputs={})
-    monkeypatch.setattr(mapping, "CHUNK", 2 * 40 * 7)
+    monkeypatch.setattr(draw_batches, "CHUNK", 2 * 40 * 7)
     parts = fs.predict(DRAWS, KEY, given, model=model, inputs={})
     assert calls == [6, 2, 2, 2]
     np.testing.assert_allclose(parts["y"], whole["y"], rtol=1e-6)
@@ -351,7 +351,7 @@ def line_at(x):
     ids=["precisions and lengths", "integers and NaN", "keys", "no arrays"],
 )
 def test_arrays_are_shared_that_can_be_exchanged(arrays, first):
-    shared = mapping.share_equal(arrays)
+    shared = draw_batches.share_equal(arrays)
     assert [next(j for j, b in enumerate(arrays) if a is b) for a in shared] == first
 
 
@@ -367,7 +367,7 @@ def test_rows_are_cut_where_one_draw_would_make_too_large_an_array(monkeypatch):
     x = np.linspace(0.0, 1.0, 40, dtype=np.float32)[:, None]
     whole = fs.predict(DRAWS, KEY, x, model=model, inputs=x)
     assert traced == [40, 40]  # one trace tells the sites, one the size, and is run
-    monkeypatch.setattr(mapping, "CHUNK", 10 * 7)
+    monkeypatch.setattr(draw_batches, "CHUNK", 10 * 7)
     parts = fs.predict(DRAWS, KEY, x, model=model, inputs=x)
     # ten rows and five of them are tried, and then a program of ten rows of all draws, then of one
     assert traced == [40, 40, 40, 40, 10, 5, 10, 10, 10]
@@ -399,7 +399,7 @@ def test_sites_of_all_rows_are_not_made_of_batches(monkeypatch):
     draws = {"slope": jnp.arange(3.0)}
     with pytest.raises(ValueError, match=r"input_batch_size=2: \['mean', 'size'\] cannot be put together from"):
         fs.predict(draws, KEY, NEW, model=of_all_rows, inputs=NEW, input_batch_size=2)
-    monkeypatch.setattr(mapping, "CHUNK", 4)
+    monkeypatch.setattr(draw_batches, "CHUNK", 4)
     values = fs.predict(draws, KEY, NEW + 1.0, model=of_all_rows, inputs=NEW + 1.0)
     np.testing.assert_allclose(values["mean"], np.arange(3.0) * (NEW + 1.0).mean(), rtol=1e-5)
 
