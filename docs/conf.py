@@ -15,12 +15,15 @@ author = "The numpyro_fspace authors"
 copyright = f"2026, {author}"
 release = version = numpyro_fspace.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "myst_parser"]
+#: MathJax is part of the pages, so that equations are set without a network.
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx-mathjax-offline", "myst_parser"]
 exclude_patterns = ["_build"]
 default_role = "py:obj"
 
 html_theme = "furo"
 html_title = f"numpyro_fspace {release}"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
