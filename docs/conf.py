@@ -16,7 +16,13 @@ copyright = f"2026, {author}"
 release = version = numpyro_fspace.__version__
 
 #: MathJax is part of the pages, so that equations are set without a network.
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx-mathjax-offline", "myst_parser"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",
+    "myst_parser",
+]
 exclude_patterns = ["_build"]
 default_role = "py:obj"
 

@@ -327,13 +327,14 @@ def zeros_of(marginal):
 @pytest.mark.nightly
 def test_posterior_of_a_mean_and_a_noise_is_that_of_nuts():
     """The mean's last layer is integrated out, the noise's is sampled. NUTS has 10 000 effective draws of each."""
-    x = np.sort(np.random.default_rng(0).uniform(-1.0, 1.0, 40)).astype(np.float32)[:, None]
-    noise = np.exp(-1.5 + x[:, 0]) * np.random.default_rng(1).normal(size=40)
-    y = (np.sin(3.0 * x[:, 0]) + noise).astype(np.float32)
-    prior, network = fs.GPPrior(tinygp.kernels.ExpSquared(0.6)), nn.Sequential([nn.Dense(8), nn.tanh, nn.Dense(1)])
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.uniform(-1.0, 1.0, 40))[:, None].astype(np.float32)
+    y = (np.sin(3.0 * x[:, 0]) + np.exp(-1.5 + x[:, 0]) * rng.normal(size=40)).astype(np.float32)
+    prior, points = fs.GPPrior(tinygp.kernels.ExpSquared(0.6)), fs.measurement.space_filling(-1.0, 1.0, 10)
+    network = nn.Sequential([nn.Dense(8), nn.tanh, nn.Dense(1)])
 
     def model(x, y=None):
-        f, g = (gp(name, network, prior, tolerance=0.1, hidden_scale=None)(x)[:, 0] for name in "fg")
+        f, g = (fs.gp_network(name, network, prior, points, tolerance=0.1)(x)[:, 0] for name in "fg")
         numpyro.sample("y", dist.Normal(f, jnp.exp(-1.5 + g)), obs=y)
 
     def moments(kernel, **numbers):

@@ -19,6 +19,7 @@ from numpyro import handlers
 from numpyro_fspace.model.handlers import function_hook
 from numpyro_fspace.model.weight_priors import FanIn, sample_weight
 from numpyro_fspace.priors._cholesky import is_traced
+from numpyro_fspace.priors.gaussian_process import NO_SHARE
 from numpyro_fspace.priors.tolerance import amplitude
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Scales", "find_scales"]
 
 #: Candidates.
-HIDDEN_SCALES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.5, 8.0, 11.0)
+HIDDEN_SCALES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.5, 8.0, 11.0, 16.0, 22.0)
 TOLERANCES = (0.001, 0.003, 0.01, 0.03, 0.1)
 #: Values if the covariance is traced (its kernel has random parameters).
 DEFAULT_HIDDEN_SCALE, DEFAULT_TOLERANCE = 2.0, 0.01
@@ -54,7 +55,8 @@ class Scales(NamedTuple):
         tolerance: τ, in units of the process's standard deviation.
         last_layer: c; before the correction, the last layer is N(0, c²/fan-in) times the variance of the process. With
             this c the mean variance of the network at the points is that of the process.
-        share: share of the variance of the process at the points that the features can represent.
+        share: share of the variance of the process at the points that the features can represent. Of a sum of kernels
+            or several outputs this is that of the worst part, as are the errors.
         error: root mean square error of the covariance at the points, relative to its root mean square.
         error_between: the same at places between the points.
     """
@@ -100,12 +102,12 @@ def find_scales(name, layer: LastLayer, prior, x, rows_of, *, hidden_scale, tole
     def search():
         points = np.asarray(x)
         places = _places(points, np.random.default_rng(0), only_points=layer.takes_integers)
-        covariances = None if is_random else _correlations(prior, points, np.concatenate([points, *places]))
+        parts = None if is_random else _correlations(prior, points, np.concatenate([points, *places]))
         digest = blake2b(settings.encode() + points.tobytes() + rows.tobytes())
-        digest.update(b"" if covariances is None else covariances.tobytes())
+        digest.update(b"" if parts is None else b"".join(np.ascontiguousarray(part).tobytes() for part in parts))
         key = digest.digest()
         if key not in _CHOSEN:
-            _keep(_CHOSEN, key, _search(layer, covariances, points, places, rows_of, hidden_scale, tolerance))
+            _keep(_CHOSEN, key, _search(layer, parts, points, places, rows_of, hidden_scale, tolerance))
         return (np.array(_CHOSEN[key]),)
 
     with jax.ensure_compile_time_eval():
@@ -127,8 +129,8 @@ def _keep(memory, key, value):
     memory[key] = value
 
 
-def _search(layer, covariances, x, places, rows_of, hidden_scale, tolerance) -> Scales:
-    """The best candidate; without covariances, the first one, for which only c is computed."""
+def _search(layer, parts, x, places, rows_of, hidden_scale, tolerance) -> Scales:
+    """The best candidate; without ``parts`` of the process, the first one, for which only c is computed."""
     drawn = _drawn_features(layer, jnp.asarray(rows_of(np.concatenate([x, *places]))))
     hiddens = HIDDEN_SCALES if hidden_scale is None else (float(hidden_scale),)
     size = min(len(x), layer.num_features)
@@ -143,10 +145,10 @@ def _search(layer, covariances, x, places, rows_of, hidden_scale, tolerance) -> 
             tried.append(Scales(hidden, DEFAULT_TOLERANCE, np.nan, 0.0, np.inf, np.inf))
             continue
         taus = TOLERANCES if tolerance is None else (float(tolerance),)
-        if covariances is None:
+        if parts is None:
             tried.append(Scales(hidden, taus[0], 1.0 / size))
             continue
-        compared = _compare(features / size, covariances, len(x), len(places[0]), taus)
+        compared = _compare(features / size, parts, len(x), len(places[0]), taus)
         tried += [Scales(hidden, tau, 1.0 / size, *one) for tau, one in zip(taus, compared, strict=True)]
     least = min(scales.error + scales.error_between for scales in tried)
     good = [scales for scales in tried if scales.error + scales.error_between <= (1 + SLACK) * least + MIN_SLACK]
@@ -171,8 +173,20 @@ def _places(x, rng, *, only_points=False):
     return some, 0.5 * (some + np.array(near)), pairs.mean(0)
 
 
-def _correlations(prior, x, everywhere):
-    """Covariances of some outputs at all places [K, A, A], in units of their mean variance at the points."""
+def _correlations(prior, x, everywhere) -> tuple[np.ndarray, np.ndarray]:
+    """The covariances [J, A, A] of the parts of a process at all places, and the shares [J] of the parts.
+
+    The parts are the summands of the process and some of its outputs. Their covariances are in units of their mean
+    variance at the points, and their shares are those of this variance in that of the output.
+    """
+    found, variances = zip(*(_outputs(part, x, everywhere) for part in prior.summands()), strict=True)
+    shares = np.array(variances) / np.sum(variances, 0)
+    is_present = shares > NO_SHARE
+    return np.stack(found)[is_present], shares[is_present]
+
+
+def _outputs(prior, x, everywhere):
+    """Covariances of some outputs at all places [K, A, A], in units of their mean variances at the points [K]."""
     covariance = np.asarray(prior._covariance(everywhere), np.float64)
     num = len(everywhere)
     if covariance.shape[-1] != num:
@@ -181,7 +195,7 @@ def _correlations(prior, x, everywhere):
         covariance = np.stack([blocks[:, k, :, k] for k in range(width)])
     covariance = covariance[:NUM_OUTPUTS]
     variance = np.diagonal(covariance[:, : len(x), : len(x)], axis1=-2, axis2=-1).mean(-1)
-    return covariance / variance[:, None, None]
+    return covariance / np.where(variance > 0, variance, 1.0)[:, None, None], variance
 
 
 def _drawn_features(layer, inputs):
@@ -199,13 +213,16 @@ def _drawn_features(layer, inputs):
     return draw
 
 
-def _compare(features, covariances, num_points, num_same, taus) -> np.ndarray:
+def _compare(features, parts, num_points, num_same, taus) -> np.ndarray:
     """``(share, error at the points, error between them)`` of each tolerance, for features [S, A, H].
 
+    They are those of the part of the process that the network follows worst: of a trend with a small season the season.
+
     Given the features Ψ at the points, the network's covariance is that of its last layer, I - GΨ + G(K + τ²I)Gᵀ with
-    G = Ψᵀ(ΨΨᵀ + τ²I)⁻¹. All tolerances share the eigenvectors of ΨᵀΨ, or of ΨΨᵀ where this is smaller.
+    G = Ψᵀ(ΨΨᵀ + τ²I)⁻¹. For a part with the share s of the variance, the terms without K are divided by s. All
+    tolerances share the eigenvectors of ΨᵀΨ, or of ΨΨᵀ where this is smaller.
     """
-    total = np.zeros((len(taus), 3))
+    total = np.zeros((len(parts[1]), len(taus), 3))
     for psi in features:
         at, there = psi[:num_points], psi[num_points:]
         is_dual = num_points < psi.shape[1]
@@ -215,20 +232,19 @@ def _compare(features, covariances, num_points, num_same, taus) -> np.ndarray:
         blocks = [slice(0, num_same), slice(num_same, None)]
         own = [there[block] @ there[block].T for block in blocks]
         weight = np.ones_like(values) if is_dual else values
-        for covariance in covariances:
+        for j, (covariance, part) in enumerate(zip(*parts, strict=True)):
             given = covariance[:num_points, :num_points]
             projected = basis.T @ given @ basis
             wanted = [covariance[num_points:, num_points:][block, block] for block in blocks]
             for i, tau in enumerate(taus):
                 shrink = 1.0 / (values + tau**2)
-                inner = np.outer(shrink, shrink) * projected + np.diag(weight * (tau**2 * shrink**2 - shrink))
+                inner = np.outer(shrink, shrink) * projected + np.diag(weight * (tau**2 * shrink**2 - shrink)) / part
                 scores = [np.sum(shrink * np.diagonal(projected) * (values if is_dual else 1.0)) / np.trace(given)]
                 for block, mine, right in zip(blocks, own, wanted, strict=True):
-                    scores.append(_relative(mine + turned[block] @ inner @ turned[block].T - right, right) ** 2)
-                total[i] += scores
-    mean = total / (len(features) * len(covariances))
-    mean[:, 1:] = np.sqrt(mean[:, 1:])
-    return mean
+                    scores.append(_relative(mine / part + turned[block] @ inner @ turned[block].T - right, right) ** 2)
+                total[j, i] += scores
+    mean = total / len(features)
+    return np.concatenate([mean[..., :1].min(0), np.sqrt(mean[..., 1:].max(0))], -1)
 
 
 def _relative(wrong, wanted):
@@ -240,9 +256,10 @@ def _warn(name, layer, scales):
     if scales.error > MAX_ERROR:
         message = (
             f"the network's {layer.num_features} features make {scales.share:.0%} of the process's variance at the "
-            f"points, so that its covariance differs from the process's there by {scales.error:.0%} (root mean "
-            "square). Widen the last hidden layer (one of sines and cosines needs the fewest units), give the layers "
-            "biases, give the kernel a larger lengthscale, or pass neither hidden_scale nor tolerance."
+            "points (of a sum of kernels: of the summand that they follow worst), so that its covariance differs from "
+            f"the process's there by {scales.error:.0%} (root mean square). Widen the last hidden layer (one of sines "
+            "and cosines needs the fewest units), give the layers biases, give the kernel a larger lengthscale, or "
+            "pass neither hidden_scale nor tolerance."
         )
     elif scales.error_between > MAX_ERROR_BETWEEN:
         message = (
