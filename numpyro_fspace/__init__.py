@@ -100,6 +100,8 @@ def __dir__():
 
 
 def __getattr__(name: str):
+    if name == "estimators":  # imports scikit-learn
+        return importlib.import_module(f"{__name__}.estimators")
     if name in _LAZY:
         return getattr(importlib.import_module(f"{__name__}.estimators"), name)
     if name not in _MOVED:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import linen as nn
+from flax import nnx
 from jax import lax
 from numpy.testing import assert_allclose
 
@@ -87,3 +88,9 @@ def test_flax_layers_take_it():
     assert_allclose(ours.apply(params, x), theirs.apply(params, x), rtol=1e-5, atol=1e-5)
     low = nn.Conv(5, (3, 3), dtype=jnp.bfloat16, conv_general_dilated=fs.model.conv_general_dilated)
     assert low.apply(params, x).dtype == jnp.bfloat16
+
+
+def test_nnx_layers_take_it():
+    x = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
+    layers = [nnx.Conv(3, 5, (3, 3), conv_general_dilated=conv, rngs=nnx.Rngs(0)) for conv in CONVOLUTIONS]
+    assert_allclose(layers[0](x), layers[1](x), rtol=1e-5, atol=1e-5)

@@ -355,7 +355,9 @@ def test_fit_and_predict_a_table(kind, tmp_path, capsys):
     rows.loc[1, "color"], rows.loc[2, "size"] = "pink", None
     rows.to_csv(new, index=False)
     assert main(["predict", str(out), str(new), "--out", str(tmp_path / "found.csv")]) == 0
-    assert "Wrote 2 predictions" in capsys.readouterr().out
+    printed, doubts = capsys.readouterr().out, json.loads((out / "estimator.json").read_text())["doubts"]
+    assert "Wrote 2 predictions" in printed and ("The fit has doubts" in printed) == bool(doubts)
+    assert ("A longer run: --draws 100" in (out / "report.txt").read_text()) == bool(doubts)
     found = pd.read_csv(tmp_path / "found.csv")
     assert found.isna().all(axis=1).tolist() == [False, True, True, False]
     estimator, _ = load_estimator(out)

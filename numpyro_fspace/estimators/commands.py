@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -108,10 +109,15 @@ def fit_table(path: str | Path, out: str | Path, settings: FitSettings) -> None:
     common |= {} if design.is_classes else {"noise": settings.noise}
     estimator = kind(method=settings.method, random_state=settings.seed, progress=settings.progress, **common)
     print("Training a Gaussian process, and sampling a network with its distribution ...", flush=True)
+    begin = time.perf_counter()
     estimator.fit(*train[:2])
     if getattr(estimator, "noise_", None) == "varying":
         print("The noise varies with the inputs.")
-    lines = [str(report(estimator.mcmc_, *estimator.posterior_.args)), ""]
+    minutes = math.ceil(5 * (time.perf_counter() - begin) / 60)
+    judged = report(estimator.mcmc_, *estimator.posterior_.args)
+    lines = [str(judged), ""]
+    if judged.advice:
+        lines.insert(1, f"A longer run: --draws {5 * settings.draws} (up to {minutes} minutes).")
     held_out = "held-out rows" if len(test[0]) else "training rows, as none were held out"
     rows = test if len(test[0]) else train
     scores = (classification_scores if design.is_classes else regression_scores)(estimator, train[:2], rows[:2])
@@ -119,7 +125,7 @@ def fit_table(path: str | Path, out: str | Path, settings: FitSettings) -> None:
     print("\n".join(lines))
     (out / "report.txt").write_text("\n".join(lines) + "\n")
 
-    save_estimator(estimator, out, design=design.to_dict(), decimal=settings.decimal)
+    save_estimator(estimator, out, design=design.to_dict(), decimal=settings.decimal, doubts=list(judged.advice))
     _scores_frame(scores).to_csv(out / "scores.csv")
     found = predictions(estimator, rows[0])
     found.insert(0, "row", rows[2])
@@ -159,6 +165,8 @@ def predict_table(folder: str | Path, path: str | Path, out: str | Path) -> None
         found.insert(0, "observed", frame[design.target])
     found.to_csv(out, index=False)
     print(f"Wrote {complete.sum()} predictions to {out}.")
+    if entries.get("doubts"):
+        print(f"The fit has doubts, and so have its predictions (report.txt in {folder}): {entries['doubts'][0]}")
     if not complete.all():
         print(f"{np.sum(~complete)} rows lack an input, or have a level that the training rows did not have: empty.")
 

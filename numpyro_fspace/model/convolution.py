@@ -29,6 +29,7 @@ def conv_general_dilated(
     batch_group_count: int = 1,
     precision=None,
     preferred_element_type=None,
+    out_sharding=None,
 ) -> Float[Array, ...]:
     """``jax.lax.conv_general_dilated``, fast in the loops of samplers and optimizers on a CPU.
 
@@ -48,6 +49,8 @@ def conv_general_dilated(
         batch_group_count: number of groups of images.
         precision: precision of the product.
         preferred_element_type: type of the result.
+        out_sharding: how the result is spread over devices, as flax nnx passes it; JAX's own convolution is called for
+            it.
 
     Returns:
         Images with L channels, equal to those of JAX's convolution up to rounding.
@@ -66,7 +69,9 @@ def conv_general_dilated(
     last = (0, rank + 1, *(1 + axis for axis in spatial))
     channels_last = numbers == lax.ConvDimensionNumbers(last, (rank + 1, rank, *spatial), last)
     dilated = lhs_dilation is not None and any(step != 1 for step in lhs_dilation)
-    if jax.default_backend() != "cpu" or not channels_last or dilated or feature_group_count * batch_group_count != 1:
+    is_grouped = feature_group_count * batch_group_count != 1
+    if jax.default_backend() != "cpu" or not channels_last or dilated or is_grouped or out_sharding is not None:
+        more = {} if out_sharding is None else {"out_sharding": out_sharding}  # which older versions do not know
         return lax.conv_general_dilated(
             lhs,
             rhs,
@@ -79,6 +84,7 @@ def conv_general_dilated(
             batch_group_count,
             precision,
             preferred_element_type,
+            **more,
         )
     window, holes = rhs.shape[:rank], rhs_dilation or (1,) * rank
     reach = [(size - 1) * hole + 1 for size, hole in zip(window, holes, strict=True)]

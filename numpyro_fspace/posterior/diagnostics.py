@@ -242,17 +242,22 @@ def doubts(found: Sequence[FunctionDiagnostics], still: np.ndarray) -> list[str]
         )
     if np.nanmax(rhat, initial=0.0) > RHAT_LIMIT:
         lines.append(
-            f"R-hat of {_label(names[np.nanargmax(rhat)])} reaches {np.nanmax(rhat):.2f}: {_not_met(num_chains)}. "
-            "Run longer (num_samples, or num_steps for more steps per draw), discard more (num_warmup), and do not "
-            "read its spread."
+            f"R-hat of {_label(names[np.nanargmax(rhat)])} reaches {_above_limit(np.nanmax(rhat))}: "
+            f"{_not_met(num_chains)}. Run longer (num_samples, or num_steps for more steps per draw), discard more "
+            "(num_warmup), and do not read its spread."
         )
     elif np.nanmin(ess, initial=np.inf) < ESS_LIMIT * num_chains:
         lines.append(
-            f"the effective sample size of {_label(names[np.nanargmin(ess)])} falls to {np.nanmin(ess):.0f} "
-            f"({ESS_LIMIT} per chain are wanted): means are rough and quantiles rougher. Run longer, or raise "
-            "num_steps."
+            f"the effective sample size of {_label(names[np.nanargmin(ess)])} falls to {np.nanmin(ess):.0f}, where "
+            f"{ESS_LIMIT * num_chains} are wanted ({ESS_LIMIT} per chain): means are rough and quantiles rougher. Run "
+            "longer, or raise num_steps."
         )
     return lines
+
+
+def _above_limit(rhat: float) -> str:
+    """An R-hat in as many digits as tell it from the limit."""
+    return f"{rhat:.3f}" if f"{rhat:.2f}" == f"{RHAT_LIMIT:.2f}" else f"{rhat:.2f}"
 
 
 def _label(name: str) -> str:

@@ -73,10 +73,6 @@ class GaussianProcess(ABC):
         del x
         return np.ones(1)
 
-    def summands(self) -> list[GaussianProcess]:
-        """Independent processes whose sum this one is; itself unless it is a sum of functions."""
-        return [self]
-
     def log_prob(self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]) -> Float[Array, ""]:
         """log N(f; m(x), k(x, x) + nugget · I), summed over outputs.
 
