@@ -617,6 +617,7 @@ def test_the_exact_prior_is_the_gps(capsys):
     assert record["w2_gp"] < 0.1 and abs(record["sd"] / record["gp_sd"] - 1) < 0.1
 
 
+@pytest.mark.slow
 def test_quick_records_of_calibration(capsys):
     status, out, _ = run(capsys, "run", "calibration", "--method", "gp", "fsghmc", "--quick")
     gp, ours = [json.loads(text) for text in out.splitlines()]

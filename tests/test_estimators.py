@@ -156,6 +156,7 @@ def varying(noisy):
     return fs.Regressor(noise="auto", **SMALL | {"num_warmup": 100, "num_samples": 50}).fit(*noisy[:2])
 
 
+@pytest.mark.slow
 def test_noise_that_varies_is_found(varying, noisy):
     X, _, sd = noisy
     assert varying.noise_ == "varying"
@@ -170,18 +171,21 @@ def test_noise_that_varies_is_found(varying, noisy):
     np.testing.assert_allclose(np.quantile(draws, (0.1, 0.9), axis=0), [low, high], atol=0.06 * draws.std(0).max())
 
 
+@pytest.mark.slow
 def test_its_last_layer_is_sampled_and_that_of_the_mean_integrated_out(varying):
     kernel = fs.fSGHMC(varying.model)
     block = kernel._integrated_out(varying.posterior_.args, {})
     assert {site.split(".")[0] for site in block} == {"f"}
 
 
+@pytest.mark.slow
 def test_a_stored_estimator_has_its_noise(varying, noisy, tmp_path):
     save_estimator(varying, tmp_path)
     again, _ = load_estimator(tmp_path)
     np.testing.assert_array_equal(again.predict_quantiles(noisy[0]), varying.predict_quantiles(noisy[0]))
 
 
+@pytest.mark.slow
 def test_constant_noise_stays_constant(noisy):
     X, _, _ = noisy
     y = np.sin(X[:, 1]) + 0.3 * np.random.default_rng(1).normal(size=300)

@@ -235,6 +235,7 @@ def test_gp_network_with_a_frozen_backbone_keeps_the_prior():
     assert np.linalg.norm(np.cov(draws.T) - COVARIANCE) / np.linalg.norm(COVARIANCE) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["known", "random"])
 def test_gp_network_with_a_frozen_backbone_is_sampled(noise):
     """Also where nothing is left to move once the last layer is integrated out."""

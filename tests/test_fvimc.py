@@ -389,6 +389,7 @@ def test_three_stages_stay_at_the_exact_posterior():
     np.testing.assert_allclose(sampled.functions[..., 0], draws, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_guide_goes_on_where_it_was():
     first, *_, last = three_stages().result.stages
     assert np.mean(last.losses[:5]) < first.losses[0] - 0.9 * (first.losses[0] - first.losses[-1])
@@ -447,6 +448,7 @@ def test_transformations_see_the_points_of_several_steps():
     np.testing.assert_array_equal(np.sort(np.asarray(seen.x).ravel()), np.sort(POINTS.ravel()))
 
 
+@pytest.mark.slow
 def test_divergences_by_draws_run():
     fvimc = run(batched, num_stages=1, num_updates=5, divergence=fs.variational.SpectralSteinKL(num_draws=10))
     assert np.all(np.isfinite(fvimc.result.stages[0].losses))

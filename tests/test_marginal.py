@@ -305,6 +305,7 @@ def product(x, y=None):
     numpyro.sample("y", dist.Normal(f(x)[:, 0] * g(x)[:, 0], 0.1), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [mean_and_noise, product])
 def test_of_two_functions_the_one_that_is_affine_is_integrated_out(model, x64):
     full, marginal = potentials(model, X, Y)
@@ -351,6 +352,7 @@ def test_posterior_of_a_mean_and_a_noise_is_that_of_nuts():
     np.testing.assert_allclose(found[:, 1], wanted[:, 1], rtol=0.06)
 
 
+@pytest.mark.slow
 def test_dependent_outputs_are_integrated_out_beside_independent_ones(x64):
     """Velocities in the plane under a Helmholtz kernel, with a drift that has a process of its own."""
     kernel = fs.priors.Helmholtz(tinygp.kernels.ExpSquared(0.8), 0.5 * tinygp.kernels.ExpSquared(0.5))

@@ -152,6 +152,7 @@ def test_narrow_network_warns_once():
         scales_of(network(5), prior, x, name="other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width, is_exact", [(50, False), (100, True)])
 def test_the_warning_says_how_far_the_covariance_is_off(width, is_exact):
     """The error that it states is the mean over hidden weights, a little more than that of the mean covariance."""

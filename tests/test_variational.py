@@ -103,6 +103,7 @@ def test_exact_posterior_is_the_optimum(x64, guide_kind):
     assert gradient_size(tempered, make(tempered), params, divergence) > 0.1, "scale forgotten"
 
 
+@pytest.mark.slow
 def test_broken_divergences_are_noticed(x64, monkeypatch):
     """No log determinant, no trace, no mean: each leaves a gradient at the exact optimum."""
     make, params = optimum("mean-field")
