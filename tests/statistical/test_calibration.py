@@ -35,7 +35,7 @@ import numpyro_fspace as fs
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal
 
 #: Some of 400 runs warn, of heat or of few effective draws, and those of broken samplers more. All of them count.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("Runtime", "User")]
 
 X = np.linspace(-1.0, 1.0, 10, dtype=np.float32)[:, None]
 X_NEW = np.array([[-1.2], [0.1], [0.8]], np.float32)
