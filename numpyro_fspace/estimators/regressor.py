@@ -80,7 +80,7 @@ class Regressor(RegressorMixin, NetworkEstimator):
         (40, 2)
     """
 
-    def __init__(
+    def __init__(  # scikit-learn reads the settings from this signature
         self,
         *,
         noise: str = "constant",

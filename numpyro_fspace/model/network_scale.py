@@ -179,8 +179,7 @@ def _correlations(prior, x, everywhere) -> tuple[np.ndarray, np.ndarray]:
     The parts are the summands of the process and some of its outputs. Their covariances are in units of their mean
     variance at the points, and their shares are those of this variance in that of the output.
     """
-    parts = prior.summands() if hasattr(prior, "summands") else [prior]
-    found, variances = zip(*(_outputs(part, x, everywhere) for part in parts), strict=True)
+    found, variances = zip(*(_outputs(part, x, everywhere) for part in prior.summands()), strict=True)
     shares = np.array(variances) / np.sum(variances, 0)
     is_present = shares > NO_SHARE
     return np.stack(found)[is_present], shares[is_present]

@@ -40,6 +40,7 @@ from numpyro_fspace.model.sites import (
     active_functional_priors,
     is_functional_prior,
     latent_sites,
+    log_density_of,
     observed_sites,
     subsampled_plates,
 )
@@ -180,7 +181,7 @@ class ModelPotential:
             values = constrain_fn(fresh_draws(self.model, key), self.args, self.kwargs, z)
             settings = {"substitute": values, "full_plates": False, "density": True}
             trace = run_model(fresh_draws(self.model, key), self.args, self.kwargs, **settings)
-            return {k: jnp.all(jnp.isfinite(_log_density(s))) for k, s in trace.items() if s["type"] == "sample"}
+            return {k: jnp.all(jnp.isfinite(log_density_of(s))) for k, s in trace.items() if s["type"] == "sample"}
 
         found = [finite(key) for key in jax.random.split(key, 10)]
         return [k for k in found[0] if not all(one[k] for one in found)]
@@ -284,10 +285,6 @@ def check_plates(model, args, kwargs, init_strategy=init_to_network):
 
     program = jax.make_jaxpr(evaluate)(jax.random.key(0), 0)
     check_indices(program, (None, None), plates, named_leaves(args, kwargs), part=1)
-
-
-def _log_density(site):
-    return site["fn"].log_factor if is_functional_prior(site) else site["fn"].log_prob(site["value"])
 
 
 def _in_minibatch(site, trace):

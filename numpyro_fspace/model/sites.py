@@ -19,6 +19,7 @@ __all__ = [
     "is_weight",
     "last_layer",
     "latent_sites",
+    "log_density_of",
     "module_weights",
     "note",
     "observed_sites",
@@ -90,6 +91,11 @@ class FunctionalPriorSite(dist.Distribution):
 def is_functional_prior(site) -> bool:
     """Whether a site of a trace was made by ``functional_prior``."""
     return isinstance(site.get("fn"), FunctionalPriorSite)
+
+
+def log_density_of(site):
+    """The log density of a sample site's value, one number for each batch; of a functional prior its factor."""
+    return site["fn"].log_factor if is_functional_prior(site) else site["fn"].log_prob(site["value"])
 
 
 def base_distribution(distribution):

@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from numpyro_fspace._checks import warn
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sites import base_distribution, is_functional_prior
+from numpyro_fspace.model.sites import base_distribution, log_density_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,8 +54,7 @@ def _log_densities(model: Callable, args: tuple, kwargs: Mapping, draws: Sequenc
         settings = {"key": jax.random.key(0), "points": True, "density": True, "isolated": True}
         trace = run_model(model, args, kwargs, substitute=partial(value, draw), **one_row, **settings)
         sites = [site for site in trace.values() if site["type"] == "sample"]
-        parts = [s["fn"].log_factor if is_functional_prior(s) else s["fn"].log_prob(s["value"]) for s in sites]
-        return sum((jnp.sum(part) for part in parts), jnp.zeros(()))
+        return sum((jnp.sum(log_density_of(site)) for site in sites), jnp.zeros(()))
 
     try:
         arrays, _, join = split_arrays((args, kwargs))

@@ -73,6 +73,10 @@ class GaussianProcess(ABC):
         del x
         return np.ones(1)
 
+    def summands(self) -> list[GaussianProcess]:
+        """Independent processes whose sum this one is; itself alone unless it is a sum of functions."""
+        return [self]
+
     def log_prob(self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]) -> Float[Array, ""]:
         """log N(f; m(x), k(x, x) + nugget · I), summed over outputs.
 
@@ -163,8 +167,7 @@ class GaussianProcess(ABC):
         """This process at the points of a pool, as a function of row numbers [M, 1] instead of inputs [M, D].
 
         Mean and covariance of the whole pool are computed once, in the precision used for fixed points, and looked up
-        by row number. The result is None if they depend on traced values (a random lengthscale) or have more than 2²³
-        entries.
+        by row number. The result is None if they depend on traced values or have more than 2²³ entries.
         """
         pool = as_inputs(pool)
         if is_traced(pool) or jax.eval_shape(lambda a: self.covariance_function(a, a), pool).size > MAX_TABLE:
@@ -183,10 +186,7 @@ class GaussianProcess(ABC):
     def whitened_square(
         self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"], noise: Float[ArrayLike, "*shape"] | None = None
     ) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
-        """(f - m)ᵀ Σ⁻¹ (f - m) and log |Σ| / 2 of each output, with Σ = k(x, x) + nugget (or noise) · I.
-
-        For dependent outputs, there is one number for all values together, and K = 1.
-        """
+        """(f - m)ᵀ Σ⁻¹ (f - m) and log |Σ| / 2 by output (dependent ones: together), Σ = k(x, x) + nugget (noise) I."""
         x = as_inputs(x)
         f = jnp.asarray(as_values(f, len(x), self.num_outputs, "f" if noise is None else "y"))
         factor = self._factor(x, noise)

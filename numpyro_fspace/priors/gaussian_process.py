@@ -226,8 +226,7 @@ class GPPrior(GaussianProcess):
 
         return at_compile_time(share, x, exact=self.exact)
 
-    def summands(self) -> list[GPPrior]:
-        """Independent processes whose sum this one is: one for each summand of a kernel that all outputs share."""
+    def summands(self):
         if isinstance(self.kernel, list | tuple) or len(self._summands[0]) == 1:
             return [self]
         return [GPPrior(part, num_outputs=self.num_outputs) for part in _summands(self.kernel)]
