@@ -206,7 +206,7 @@ def test_a_run_that_goes_on_is_numpyros_and_compiles_nothing(num_chains):
             mcmc.run(jax.random.key(i), X, Y)
         np.testing.assert_allclose(ours.get_samples()["w"], theirs.get_samples()["w"], rtol=1e-4, atol=1e-4)
     (loop,) = ours._loops.values()
-    assert loop._program._cache_size() == 1
+    assert all(program._cache_size() == 1 for program in loop._programs.values())
 
 
 def test_after_warmup_alone_there_are_no_draws():

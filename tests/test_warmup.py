@@ -16,6 +16,7 @@ from flax import linen as nn
 from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
+from numpyro_fspace.mcmc import chain
 from numpyro_fspace.mcmc.warmup import stability
 from numpyro_fspace.mcmc.warmup.friction import MAX_KICK, MAX_NOISE_EXCESS, Noise, friction_for, steadying
 from numpyro_fspace.mcmc.warmup.optimizer import Descent, adam, descend
@@ -289,6 +290,42 @@ def test_an_anchor_keeps_a_random_scale_from_following_the_mode(key):
         mcmc.run(key, x, jnp.sin(3.0 * x[:, 0]))
         kept.append(float(jnp.mean(mcmc.get_samples()["scale"])))
     assert kept[0] < 0.75 < 1.0 < kept[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_random"), [({}, False), ({"metropolis": False}, False), ({"step_size": 0.01}, False), ({}, True)]
+)
+def test_every_draw_and_calibration_belongs_to_one_phase_however_a_run_is_cut(settings, is_random):
+    def model(x):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", 20, subsample_size=5 if is_random else 20):
+            numpyro.sample("y", dist.Normal(w, 0.3), obs=numpyro.subsample(x, 0))
+
+    plan = fs.SGHMC(model, **settings).prepare((np.linspace(0.0, 1.0, 20),), {}, 40)
+    assert bool(plan.interruptions) == ("step_size" not in settings)
+    for parts in ([60], [1] * 60, [7, 5, 28, 1, 19], [12, 28, 20]):
+        draws, calibrations, start = [], [], 0
+        for num in parts:
+            for phase in chain.phases(plan, start, start + num):
+                if phase.update is chain.calibrate:
+                    calibrations.append((phase.start, len(draws)))
+                    continue
+                draws += [(draw, phase.update) for draw in range(phase.start, phase.stop)]
+                assert phase.keeps or phase.stop <= 40
+            start += num
+        assert [draw for draw, _ in draws] == list(range(60))
+        assert {draw for draw, update in draws if update is chain.warm_start} == set(range(12))
+        assert calibrations == [(draw, draw) for draw in plan.interruptions]  # each right before its draw
+        assert {update for _, update in draws[40:]} == {chain.sample if plan.measures else chain.burn_in}
+
+
+def test_the_state_of_the_sampling_phase_has_nothing_of_the_optimizer(key):
+    mcmc = fs.MCMC(fs.SGHMC(two_scales), num_warmup=10, num_samples=2, progress_bar=False)
+    mcmc.run(key, np.float32(0.3))
+    assert mcmc.last_state.warmup.optimizer == () == mcmc.last_state.warmup.anchor
+    mcmc.warmup(key, np.float32(0.3))
+    mcmc.run(key, np.float32(0.3))
+    assert mcmc.last_state.warmup.optimizer == ()
 
 
 def two_scales(y=None):

@@ -214,17 +214,21 @@ class SGMCMCKernel(MCMCKernel):
         """Raise a ValueError if a chain's first draw left it at ``start``, where the potential is not finite."""
         check_start(self, start, state, model_args, model_kwargs)
 
-    @one_at_a_time
     def sample(self, state, model_args, model_kwargs):
+        return self.updated(chain.draw, state, model_args, model_kwargs)
+
+    @one_at_a_time
+    def updated(self, update, state, model_args, model_kwargs):
+        """``state``, of one chain or several, after one of the updates in ``chain``."""
         with checked_arguments(model_args, model_kwargs) as trouble:  # NumPyro's driver may go on with other data
             if trouble is not None:
                 check_gradient(self._model, model_args, model_kwargs, self.init_strategy)
         plan = self._plan_of(state, model_args, model_kwargs)
         target = self._target(plan, model_args, model_kwargs)
         if is_prng_key(state.rng_key):
-            return chain.draw(target, state.i, state)
+            return update(target, state.i, state)
         # The draw index is the same for all chains: unbatched, so that phases are branches, not selects.
-        draw = jax.vmap(lambda one: chain.draw(target, state.i[0], one))
+        draw = jax.vmap(lambda one: update(target, state.i[0], one))
         num = len(state.i)
         num_together = chains_together(num, plan.largest_array)
         if num_together == num:
@@ -283,16 +287,6 @@ class SGMCMCKernel(MCMCKernel):
     def _target(self, plan: Plan, args, kwargs, key=None) -> Target:
         """A model with these arguments, and the plan of a run on it."""
         return Target(self._model_potential(args, kwargs, key, is_known=True), plan)
-
-    def _why_untested(self, potential) -> str | None:
-        """Why a Metropolis test does not apply to this potential and these settings; None if it does."""
-        if callable(self.step_size):
-            return "step_size is a schedule"
-        return (
-            "minibatches, random measurement points or the model's own random numbers change it at every step"
-            if potential.is_random
-            else None
-        )
 
     def _compiled(self, fn, static, *key, options=None):
         """``jax.jit(fn)``, or what it was when it was first asked for with such arguments and under this key."""

@@ -1,12 +1,21 @@
-"""One chain of a kernel: its start, and its draws in warm-up and after."""
+"""One chain of a kernel: its start, and the updates that the phases of a run consist of.
+
+``warm_start``, ``calibrate``, ``burn_in`` and ``sample`` take the target, the number of a draw and the state before it,
+and return the updated state. ``phases`` says which of them makes which draws, for a driver that compiles each as a
+program of its own; ``draw`` is all of them in one program, for a driver that knows nothing of phases.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace.mcmc.dynamics import Target
+from numpyro_fspace.mcmc.plan import Plan
 from numpyro_fspace.mcmc.state import Averages, DrawInfo, KernelState
 from numpyro_fspace.mcmc.warmup import adapt
 from numpyro_fspace.mcmc.warmup.friction import friction_for
@@ -15,7 +24,7 @@ from numpyro_fspace.mcmc.warmup.state import WarmupState
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate
 from numpyro_fspace.sgmcmc.samplers import Given
 
-__all__ = ["draw", "start"]
+__all__ = ["Phase", "draw", "phases", "start"]
 
 
 def start(target: Target, key, init_params) -> KernelState:
@@ -43,32 +52,87 @@ def start(target: Target, key, init_params) -> KernelState:
     )
 
 
+class Phase(NamedTuple):
+    """A part of a run that one program makes.
+
+    Attributes:
+        update: the update, a function of this module.
+        start, stop: its draws; a calibration makes none, and precedes draw ``start``.
+        keeps: whether the program is that of the sampling phase, whose draws are kept.
+    """
+
+    update: Callable
+    start: int
+    stop: int
+    keeps: bool
+
+    @property
+    def num_updates(self) -> int:
+        """Number of updates."""
+        return max(1, self.stop - self.start)
+
+
+def phases(plan: Plan, start: int, stop: int) -> Iterator[Phase]:
+    """The phases of the draws ``start`` to ``stop`` - 1, in their order.
+
+    Burn-in that measures nothing is made by the program of the sampling phase.
+    """
+    warm, end = plan.schedule.num_optimizing, plan.num_warmup
+    if start < min(stop, warm):
+        yield Phase(warm_start, start, min(stop, warm), keeps=False)
+    start = max(start, warm)
+    limits = {*plan.interruptions, end, stop}
+    for limit in sorted(draw for draw in limits if start <= draw <= stop):
+        if start < limit:
+            is_last = start >= end or not plan.measures
+            yield Phase(sample if start >= end and plan.measures else burn_in, start, limit, keeps=is_last)
+        if limit in plan.interruptions and limit < stop:
+            yield Phase(calibrate, limit, limit, keeps=False)
+        start = limit
+
+
 def draw(target: Target, i, state: KernelState) -> KernelState:
-    """Draw number ``i``: an update of the warm start or a sample, after a calibration if one is due."""
-    num_optimizing = target.plan.schedule.num_optimizing
-    if num_optimizing == 0:
-        return _calibrate_and_sample(target, i, state)
-    return jax.lax.cond(
-        i < num_optimizing,
-        lambda state: adapt.warm_start(target, state),
-        lambda state: _calibrate_and_sample(target, i, state),
-        state,
-    )
+    """Draw number ``i``, of whatever phase, after the calibration that is due."""
+
+    def calibrated(state):
+        due = jnp.array(target.plan.interruptions)
+        if due.size:
+            state = jax.lax.cond(jnp.any(due == i), lambda s: calibrate(target, i, s), lambda s: s, state)
+        return burn_in(target, i, state)
+
+    if not target.plan.schedule.num_optimizing or state.warmup.is_started:
+        return calibrated(state)
+    is_starting = i < target.plan.schedule.num_optimizing
+    return jax.lax.cond(is_starting, lambda state: warm_start(target, i, state), calibrated, state)
 
 
-def _calibrate_and_sample(target, i, state):
-    every = target.plan.control_every
-    if every is not None:
-        is_time = (i - target.plan.schedule.num_optimizing) % every == 0
-        state = jax.lax.cond(is_time, target.renew_control, lambda s: s, state)
-    if not target.plan.calibrates:
-        return _sample(target, i, state)
-    state = _sample(target, i, adapt.before_draw(target, i, state))
-    return adapt.after_draw(target, i, state)
+def warm_start(target: Target, i, state: KernelState) -> KernelState:
+    """An update of the warm start."""
+    return adapt.warm_start(target, state)
 
 
-def _sample(target, i, state):
+def calibrate(target: Target, i, state: KernelState) -> KernelState:
+    """The calibration before draw ``i``."""
+    return adapt.before_draw(target, i, state)
+
+
+def burn_in(target: Target, i, state: KernelState) -> KernelState:
+    """A draw, and what warm-up learns from it; after the end of warm-up nothing."""
+    state, gradient = _sampled(target, i, state)
+    return adapt.after_draw(target, i, state, gradient) if target.plan.calibrates else state
+
+
+def sample(target: Target, i, state: KernelState) -> KernelState:
+    """A draw after warm-up."""
+    return _sampled(target, i, state)[0]
+
+
+def _sampled(target, i, state):
+    """``state`` after draw ``i`` of the sampler, and the last gradient."""
     plan = target.plan
+    if plan.control_every is not None:
+        is_time = (i - plan.schedule.num_optimizing) % plan.control_every == 0
+        state = jax.lax.cond(is_time, target.renew_control, lambda s: s, state)
     is_adapting = i < plan.num_warmup
     dynamics = target.dynamics(state)
     key, key_steps = jax.random.split(state.rng_key)
@@ -83,7 +147,7 @@ def _sample(target, i, state):
         step, drawn = adapt.judged(plan, is_adapting, state, drawn)
     position, momentum, info = drawn
     starts = jnp.array([0, *plan.schedule.calibrations, plan.num_warmup])
-    return state._replace(
+    state = state._replace(
         i=state.i + 1,
         z=dynamics.unravel(position),
         momentum=momentum,
@@ -102,6 +166,7 @@ def _sample(target, i, state):
         warmup=state.warmup._replace(step=step),
         rng_key=key,
     )
+    return state, info.gradient
 
 
 def _averaged(old, info, begins, is_adapting):

@@ -15,7 +15,7 @@ from numpyro_fspace.model.checks import checked_arguments
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import check_modules, check_observations
 from numpyro_fspace.posterior.run_files import folder_of
-from numpyro_fspace.priors._cholesky import is_traced
+from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors.base import as_real
 
 __all__ = [

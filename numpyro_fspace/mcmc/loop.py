@@ -1,23 +1,31 @@
-"""The loop over draws as one compiled program, which makes the parts of a run of any length."""
+"""The loop over draws: a compiled program for each phase of a run, which makes parts of it of any length."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from numpyro.util import nested_attrgetter
 
 from numpyro_fspace._xla import UNDIVIDED, is_nested
+from numpyro_fspace.mcmc import chain
 from numpyro_fspace.mcmc.plan import one_at_a_time
+from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.model.functions import depends_on, function_inputs, function_values, some_rows
 from numpyro_fspace.model.joint_evaluation import points_in_data
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.model.sharding import CHAINS
 
-__all__ = ["Loop"]
+__all__ = ["Loop", "started"]
 
 #: Number of inputs at which the bar judges functions.
 NUM_PROBES = 10
+#: How arrays are spread over the devices of a mesh: not, by their axis of chains, or by that axis of their slots.
+ALL, EACH, BY_CHAIN = PartitionSpec(), PartitionSpec(CHAINS), PartitionSpec(None, CHAINS)
 
 
 class Loop:
@@ -43,20 +51,14 @@ class Loop:
     ):
         self.sampler, self.fields, self.join = sampler, fields, join
         self.num_chains, self.thinning, self.constrain, self.mesh = num_chains, thinning, constrain, mesh
-        draw, shardings = self._draw, None
-        if mesh is not None:  # every device runs its own chains
-            by_chain, each, all_ = PartitionSpec(None, CHAINS), PartitionSpec(CHAINS), PartitionSpec()
-            specs = {"in_specs": (each, by_chain, *(all_,) * 5), "out_specs": (each, by_chain)}
-            draw = jax.shard_map(draw, mesh=mesh, axis_names={CHAINS}, check_vma=False, **specs)
-            shardings = NamedSharding(mesh, by_chain)
         self.options = None if is_divided else UNDIVIDED
-        self._draws = draw
-        self._program = jax.jit(draw, donate_argnums=1, compiler_options=self.options)
+        self._programs: dict = {}
+        shardings = None if mesh is None else NamedSharding(mesh, BY_CHAIN)
         self._slots = jax.jit(self._make_slots, static_argnums=0, out_shardings=shardings)
 
     def slots(self, num: int, state, arrays, inputs):
         """Slots for ``num`` draws, [num, (C,) …]: the fields, and the functions at ``inputs`` by name."""
-        return self._slots(num, state, arrays, inputs)
+        return self._slots(num, started(state), arrays, inputs)
 
     def __call__(self, state, draws, start: int, stop: int, arrays, *, inputs, first: int):
         """``(state, draws)`` after the draws number ``start`` to ``stop`` - 1.
@@ -64,8 +66,18 @@ class Loop:
         From number ``first`` on, the last of every ``thinning`` draws is written to the next slot. Earlier draws are
         not kept.
         """
-        draw = self._draws if is_nested() else self._program  # part of another program, which has its own options
-        return draw(state, draws, start, stop, first, arrays, inputs)
+        if not isinstance(state, KernelState):
+            return self._program(None, keeps=True)(state, draws, start, stop, first, arrays, inputs)
+        offset = _draws_made(state, start) - start  # a run that goes on is past its warm-up
+        for phase in chain.phases(state.plan, start + offset, stop + offset):
+            if phase.update is not chain.warm_start:
+                state = started(state)
+            program = self._program(phase.update, keeps=phase.keeps)
+            if phase.keeps:
+                state, draws = program(state, draws, phase.start - offset, phase.stop - offset, first, arrays, inputs)
+            else:
+                state = program(state, phase.num_updates, arrays)
+        return state, draws
 
     def by_chain(self, draws, num: int) -> dict:
         """The fields of the first ``num`` draws, [C, S, …]."""
@@ -88,16 +100,37 @@ class Loop:
         kept = jax.eval_shape(lambda state, arrays: self._kept(state, *self.join(arrays)[:3], inputs), state, arrays)
         return jax.tree.map(lambda spec: _empty(spec, num), kept)
 
+    def _program(self, update, *, keeps: bool):
+        """The program that makes draws and keeps them, or only updates a state, by one of the updates in ``chain``."""
+        key = update, keeps, is_nested()
+        if key not in self._programs:
+            program: Callable = partial(self._draw if keeps else self._advance, update)
+            if self.mesh is not None:  # every device runs its own chains
+                in_specs = (EACH, BY_CHAIN, *(ALL,) * 5) if keeps else (EACH, ALL, ALL)
+                specs = {"in_specs": in_specs, "out_specs": (EACH, BY_CHAIN) if keeps else EACH}
+                program = jax.shard_map(program, mesh=self.mesh, axis_names={CHAINS}, check_vma=False, **specs)
+            if not is_nested():  # otherwise it is part of another program, which has its own options
+                program = jax.jit(program, donate_argnums=1 if keeps else (), compiler_options=self.options)
+            self._programs[key] = program
+        return self._programs[key]
+
     @one_at_a_time
-    def _draw(self, state, draws, start, stop, first, arrays, inputs):
+    def _advance(self, update, state, num, arrays):
+        *_, points = self.join(arrays)
+
+        def step(_, state):
+            return self._updated(update, state, points, arrays)
+
+        return jax.lax.fori_loop(0, num, step, state)
+
+    @one_at_a_time
+    def _draw(self, update, state, draws, start, stop, first, arrays, inputs):
         *given, points = self.join(arrays)
-        args, kwargs, _ = given
         one_each = jax.tree.map(lambda slots: jax.ShapeDtypeStruct(slots.shape[1:], slots.dtype), draws)
 
         def step(i, carry):
             state, draws = carry
-            with points_in_data(points, arrays):
-                state = self.sampler.sample(state, args, kwargs)
+            state = self._updated(update, state, points, arrays)
             slot = jnp.maximum(i - first, 0) // self.thinning
             is_kept = (i >= first) & ((i - first) % self.thinning == self.thinning - 1)
             kept = jax.lax.cond(  # zeros are overwritten by the draw that belongs to the slot
@@ -106,6 +139,13 @@ class Loop:
             return state, jax.tree.map(lambda all_, one: all_.at[slot].set(one), draws, kept)
 
         return jax.lax.fori_loop(start, stop, step, (state, draws))
+
+    def _updated(self, update, state, points, arrays):
+        args, kwargs, *_ = self.join(arrays)
+        with points_in_data(points, arrays):
+            if update is None:
+                return self.sampler.sample(state, args, kwargs)
+            return self.sampler.updated(update, state, args, kwargs)
 
     def _kept(self, state, args, kwargs, functions_at, inputs):
         constrain = self.constrain or self.sampler.postprocess_fn(args, kwargs)
@@ -126,6 +166,16 @@ class Loop:
         kept = draws if functions_at is None else over_chains(in_place_of_weights)(draws)
         values[self.sampler.sample_field] = kept
         return values, over_chains(probes)(draws) if inputs else ()
+
+
+def started(state):
+    """A state after the warm start, without what only the warm start needs."""
+    return state._replace(warmup=state.warmup.started()) if isinstance(state, KernelState) else state
+
+
+def _draws_made(state, default: int) -> int:
+    """The number of draws that a state counts; the default inside another program, where it is not known."""
+    return default if is_nested() else int(np.ravel(state.i.addressable_shards[0].data)[0])
 
 
 def _empty(spec, *num):

@@ -75,6 +75,28 @@ class Plan:
         """Whether warm-up has anything to calibrate."""
         return bool(self.schedule.calibrations) and (self.finds_step_size or self.preconditioner.adapts)
 
+    @property
+    def is_shortened(self) -> bool:
+        """Whether further measurements of the curvature may shorten the step, which no Metropolis test corrects."""
+        return self.finds_step_size and not self.sampler.metropolis
+
+    @property
+    def measures(self) -> bool:
+        """Whether a draw of burn-in is followed by measurements that cost more gradients."""
+        return self.calibrates and (self.friction is None or self.preconditioner.is_dense)
+
+    @property
+    def interruptions(self) -> tuple[int, ...]:
+        """The draws that are preceded by a calibration."""
+        if not self.calibrates:
+            return ()
+        draws = {*self.schedule.calibrations}
+        if self.is_shortened:
+            draws |= {*self.schedule.shortenings, self.num_warmup}
+        if self.friction is None:
+            draws |= {self.schedule.directions_found, self.num_warmup}
+        return tuple(sorted(draws))
+
     def _key(self):
         """The fields that determine all others."""
         return self.num_warmup, self.largest_array, self.settings, self.arguments, self.contents

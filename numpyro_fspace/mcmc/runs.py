@@ -12,6 +12,7 @@ import numpy as np
 from numpyro_fspace._xla import is_nested
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.checkpoint import Checkpoint, flat, plain_fields
+from numpyro_fspace.mcmc.loop import started
 from numpyro_fspace.mcmc.progress import Interruption, Progress, is_watched
 from numpyro_fspace.model.sharding import CHAINS, gathered, place
 
@@ -106,13 +107,13 @@ class Run:
         shapes = jax.eval_shape(lambda draws: flat(plain_fields(loop.by_chain(draws, 1))), slots)
         specs = {k: [str(a.dtype), [loop.num_chains, self.num_kept, *a.shape[2:]]] for k, a in shapes.items()}
         files = Checkpoint(folder, description | {"arrays": specs})
-        saved = files.load(state)
+        saved = files.load(state, started(state))
         if saved is None:  # a start that is refused leaves no files
             first, slots = loop(state, slots, 0, 1, arrays, inputs={}, first=1)
             self._check_start(state, first)
         if saved is None or saved[1] < self.total:
             with files:
-                num_kept, done, state = files.load(state) or (0, 0, state)
+                num_kept, done, state = files.load(state, started(state)) or (0, 0, state)
                 if loop.mesh is not None:
                     state = place(state, loop.mesh, CHAINS)
                 saved = self._write_draws(slots, arrays, files, every, (num_kept, done, state))

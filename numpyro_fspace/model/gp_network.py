@@ -31,7 +31,8 @@ from numpyro_fspace.model.networks import check_input_shape, check_inputs, check
 from numpyro_fspace.model.ridge import LastLayerPrior, ridge_solver
 from numpyro_fspace.model.sites import last_layer, note
 from numpyro_fspace.model.weight_priors import FanIn, prior_of_each, sample_array, sample_weight
-from numpyro_fspace.priors._cholesky import as_columns, as_rows, is_traced
+from numpyro_fspace.priors._cholesky import as_columns, as_rows
+from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors._lapack import times
 from numpyro_fspace.priors.gaussian import GaussianProcess
 from numpyro_fspace.priors.tolerance import amplitude as amplitude_of

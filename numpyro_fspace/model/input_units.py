@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.priors._cholesky import is_traced
+from numpyro_fspace.priors._concrete import closes_over_traced, is_traced
 
 if TYPE_CHECKING:
     from numpyro_fspace.priors.gaussian import GaussianProcess
@@ -39,7 +39,7 @@ def input_units(prior: GaussianProcess, x) -> tuple[np.ndarray, np.ndarray]:
     x = np.asarray(x, np.float64)
     center, spread = x.mean(0), x.std(0)
     spread = np.where(spread > 0, spread, 1.0)
-    if is_traced(prior._covariance(x[:1])):
+    if closes_over_traced(lambda a: prior.covariance_function(a, a), x[:1]):
         return center, spread
     (unit,) = prior._memory.once(("lengthscales", x), lambda: (lengthscales(prior, x),))
     size = np.sqrt(np.mean(((x - center) / unit) ** 2))

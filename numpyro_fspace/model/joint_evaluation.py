@@ -16,7 +16,7 @@ from jax.extend.core import get_opaque_trace_state
 from numpyro.primitives import Messenger
 
 from numpyro_fspace.model.sites import is_functional_prior
-from numpyro_fspace.priors._cholesky import is_traced
+from numpyro_fspace.priors._concrete import is_traced
 
 __all__ = ["Found", "OnePass", "matching_rows", "points_in_data", "rows_found"]
 

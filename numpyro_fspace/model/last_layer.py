@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_fspace.model.arguments import frozen
 from numpyro_fspace.model.functions import depends_on, vanishes_with
-from numpyro_fspace.priors._cholesky import is_traced
+from numpyro_fspace.priors._concrete import evaluated, is_traced
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -147,8 +147,7 @@ def find_last_layer(name: str, network: Network, shape: tuple[int, ...]) -> Last
     text = re.sub(r" at 0x[0-9a-f]+", "", str(program))
     signature = str((text, frozen(list(program.consts)), tuple(weights), network.outputs_first))
     if signature not in _FOUND:
-        with jax.ensure_compile_time_eval():
-            found = _find(name, layer, program, weights, x)
+        found = _find(name, layer, program, weights, x)
         while len(_FOUND) >= MAX_FOUND:
             del _FOUND[next(iter(_FOUND))]
         _FOUND[signature] = {"paths": found.paths, "has_offset": _has_offset(found, weights, x)}
@@ -218,16 +217,14 @@ def _affine_in(network, weights, x, start, order) -> tuple[str, ...]:
     chosen: tuple[str, ...] = ()
     for path in (start, *(path for path in order if path != start)):
         some = (path, *chosen)
+        rest = {k: v for k, v in weights.items() if k not in some}
+        values = {k: weights[k] for k in some}
 
-        def slope(values):
-            rest = {k: v for k, v in weights.items() if k not in values}
+        def slope(values, rest=rest):
+            ones = jax.tree.map(jnp.ones_like, values)
+            return jax.jvp(lambda values: network.apply(rest | values, x), (values,), (ones,))[1]
 
-            def output(values):
-                return network.apply(rest | values, x)
-
-            return jax.jvp(output, (values,), (jax.tree.map(jnp.ones_like, values),))[1]
-
-        if not depends_on(slope, {k: weights[k] for k in some}):
+        if not depends_on(slope, values):
             chosen = some
         if not chosen:
             return ()
@@ -248,7 +245,7 @@ def _wrong_columns(layer, weights, x) -> str | None:
         rebuilt = layer.features(hidden, x) @ jnp.concatenate(columns) + layer.offset(hidden, x)
         return jnp.max(jnp.abs(rebuilt - out)) / (1.0 + jnp.max(jnp.abs(out)))
 
-    found = jax.jit(error)({path: jnp.asarray(value) for path, value in weights.items()})
-    if is_traced(found) or found <= TOLERANCE:
+    found = evaluated(error, weights)
+    if found is None or found <= TOLERANCE:
         return None
     return f"the outputs of the last layer {layer.paths} do not share their features"

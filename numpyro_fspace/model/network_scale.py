@@ -18,7 +18,7 @@ from numpyro import handlers
 
 from numpyro_fspace.model.handlers import function_hook
 from numpyro_fspace.model.weight_priors import FanIn, sample_weight
-from numpyro_fspace.priors._cholesky import is_traced
+from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors.gaussian_process import NO_SHARE
 from numpyro_fspace.priors.tolerance import amplitude
 

@@ -72,18 +72,19 @@ class RunFiles:
         """What the run is."""
         return self._run
 
-    def load(self, state):
-        """``(draws kept, draws made, state)``; ``state`` gives the structure. None if nothing was saved."""
+    def load(self, *states):
+        """``(draws kept, draws made, state)``, in the structure of one of ``states``. None if nothing was saved."""
         saved = self._saved()
         if saved is None:
             return None
-        path, (leaves, tree) = self.directory / "state.npz", jax.tree.flatten(state)
-        names = [f"leaf_{i}" for i in range(len(leaves))]
-        shapes = [plain(leaf).shape for leaf in leaves]
-        if saved.keys() != {*names, *COUNTS} or [saved[name].shape for name in names] != shapes:
-            raise ValueError(f"{path} holds the state of another model; give another directory.")
-        arrays = [like(saved[name], leaf) for name, leaf in zip(names, leaves, strict=True)]
-        return int(saved["num_kept"]), int(saved["num_made"]), jax.tree.unflatten(tree, arrays)
+        for leaves, tree in map(jax.tree.flatten, states):
+            names = [f"leaf_{i}" for i in range(len(leaves))]
+            shapes = [plain(leaf).shape for leaf in leaves]
+            if saved.keys() == {*names, *COUNTS} and [saved[name].shape for name in names] == shapes:
+                arrays = [like(saved[name], leaf) for name, leaf in zip(names, leaves, strict=True)]
+                return int(saved["num_kept"]), int(saved["num_made"]), jax.tree.unflatten(tree, arrays)
+        path = self.directory / "state.npz"
+        raise ValueError(f"{path} holds the state of another model; give another directory.")
 
     def draws(self) -> dict:
         """The draws that the state counts, by field of the state, [C, S, …]: read-only arrays that lie on disk."""

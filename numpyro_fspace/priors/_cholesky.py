@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors._lapack import cholesky, solve_lower
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ __all__ = [
     "as_columns",
     "as_moments",
     "as_rows",
-    "at_compile_time",
     "factorize",
-    "is_traced",
     "product",
     "warn_of_indefinite",
 ]
@@ -46,32 +44,6 @@ KERNEL_CURE = (
 )
 #: A negative eigenvalue of this size, relative to the sum of all eigenvalues, is not a rounding error.
 INDEFINITE = 1e-6
-
-
-def is_traced(value) -> bool:
-    """Whether an array, or any leaf of a pytree, is abstract: an argument of jit, grad or vmap."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
-
-
-def at_compile_time(fn: Callable, x: Float[AnyArray, "M D"], *, exact: bool = True) -> AnyArray:
-    """``fn(x)``, evaluated immediately, even while an outer function is traced, unless it depends on traced values.
-
-    Args:
-        fn: function of x that returns one array.
-        x: inputs.
-        exact: evaluate in float64; otherwise in JAX's default precision.
-
-    Returns:
-        A float64 NumPy array; or a JAX array of the outer graph if x or a value that ``fn`` closes over is traced.
-    """
-    if is_traced(x):
-        return fn(x)
-    with jax.enable_x64(True) if exact else contextlib.nullcontext():
-        # A separate jaxpr does not leak into the outer trace. Its constants are the values that fn closes over.
-        if not is_traced(jax.make_jaxpr(fn)(x).consts):
-            with jax.ensure_compile_time_eval():
-                return np.asarray(jax.jit(fn)(x), np.float64)
-    return fn(jnp.asarray(x))
 
 
 @dataclass(frozen=True, eq=False)

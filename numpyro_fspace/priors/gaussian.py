@@ -17,12 +17,11 @@ from numpyro_fspace.priors._cholesky import (
     as_columns,
     as_moments,
     as_rows,
-    at_compile_time,
     factorize,
-    is_traced,
     product,
     warn_of_indefinite,
 )
+from numpyro_fspace.priors._concrete import at_compile_time, is_traced
 from numpyro_fspace.priors._nugget import as_diagonal, default_nugget
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values, deprecated_law
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.priors._cholesky import at_compile_time
+from numpyro_fspace.priors._concrete import at_compile_time
 from numpyro_fspace.priors.base import as_real
 from numpyro_fspace.priors.gaussian import GaussianProcess
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import one_line
-from numpyro_fspace.priors._cholesky import at_compile_time
+from numpyro_fspace.priors._concrete import at_compile_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable

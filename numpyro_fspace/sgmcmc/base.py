@@ -49,6 +49,7 @@ class Info(NamedTuple):
         aux: the auxiliary output of the potential that belongs to ``potential_energy``.
         accept_prob: the acceptance probability of the Metropolis test, averaged over the tests of the transition; 1
             without a test.
+        gradient: the last gradient; None from the functions in BlackJAX's form, whose reports are often stacked.
     """
 
     potential_energy: jax.Array
@@ -58,6 +59,7 @@ class Info(NamedTuple):
     is_diverging: jax.Array
     aux: Any
     accept_prob: jax.Array
+    gradient: Any = None
 
 
 class Dynamics(NamedTuple):

@@ -167,7 +167,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
                 if integrator == "euler":
                     momentum = add(momentum, jnp.sqrt(2.0 * friction * epsilon * temperature), noise)
                 kinetic = kinetic + squared_norm(momentum) / (size * num_steps)
-                return (position, momentum, kinetic, value, squared_norm(gradient), epsilon), None
+                return (position, momentum, kinetic, value, gradient, epsilon), None
 
             return jax.lax.scan(step, carry, (draws, first + jnp.arange(refresh_every)))[0]
 
@@ -209,19 +209,19 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
             rejected = state.position, jax.tree.map(jnp.negative, momentum), old_value, old_gradient
             position, momentum, value, gradient = select(accepted, (position, new_momentum, value, gradient), rejected)
             good = ~jnp.isnan(gain)
-            squared_gradient = squared_norm(gradient)
         else:
             fresh = _fresh_momentum(key_momentum, state.position, temperature)
             momentum = state.momentum
             if integrator == "euler":
                 momentum = select(resample_momentum, fresh, momentum)
-            start = (state.position, momentum, zero, potential.zeros, zero, zero)
+            start = (state.position, momentum, zero, potential.zeros, state.position, zero)
             end = scan_with_draws(leapfrogs, start, key_scan, *blocks)
-            position, momentum, kinetic, value, squared_gradient, epsilon = end
+            position, momentum, kinetic, value, gradient, epsilon = end
             good = finite(position, momentum, value) & (kinetic < MAX_TEMPERATURE)
             position, momentum = select(good, (position, momentum), (state.position, fresh))
             probability = jnp.ones((), dtype)
-        info = Info(value[0], jnp.sqrt(squared_gradient), kinetic, epsilon, ~good, value[1], probability)
+        norm = jnp.sqrt(squared_norm(gradient))
+        info = Info(value[0], norm, kinetic, epsilon, ~good, value[1], probability, gradient)
         return SGHMCState(position, momentum, state.count + num_steps), info
 
     return kernel
@@ -284,6 +284,7 @@ def as_top_level_api(
     }
 
     def step_fn(rng_key, state):
-        return kernel(rng_key, state, potential_fn, step_size, **settings)
+        state, info = kernel(rng_key, state, potential_fn, step_size, **settings)
+        return state, info._replace(gradient=None)
 
     return as_sampling_algorithm(init_fn, step_fn)

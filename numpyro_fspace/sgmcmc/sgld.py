@@ -84,7 +84,7 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
             value, gradient = gradient_fn(position, [stacked[0] for stacked in draws])
             good &= finite(value, gradient)
             position, _, more, epsilon = propose(position, gradient, noise, t)
-            return position, displaced + more, good, squared_norm(gradient), epsilon
+            return position, displaced + more, good, gradient, epsilon
 
         def tested_step(carry, draws, noise, t):
             (position, value, gradient), displaced, good, probability, _ = carry
@@ -107,15 +107,15 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
             start = ((position, value, gradient), zero, good, zero, zero)
             end = scan_with_draws(tested_step, start, key, num_steps, position, draw)
             (position, value, gradient), displaced, good, probability, epsilon = end
-            squared_gradient = squared_norm(gradient)
         else:
-            start = (position, zero, jnp.ones((), bool), zero, zero)
+            start = (position, zero, jnp.ones((), bool), position, zero)
             end = scan_with_draws(step, start, key, num_steps, position, draw)
-            position, displaced, good, squared_gradient, epsilon = end
+            position, displaced, good, gradient, epsilon = end
             value, probability = potential.value(position, draw(key_end)), jnp.ones((), dtype)
             good &= finite(position, value)
             position = select(good, position, state.position)
-        info = Info(value[0], jnp.sqrt(squared_gradient), displaced, epsilon, ~good, value[1], probability)
+        norm = jnp.sqrt(squared_norm(gradient))
+        info = Info(value[0], norm, displaced, epsilon, ~good, value[1], probability, gradient)
         return SGLDState(position, state.count + num_steps), info
 
     return kernel
@@ -162,6 +162,7 @@ def as_top_level_api(
 
     def step_fn(rng_key, state):
         settings = {"num_steps": num_steps, "temperature": temperature, "metric": metric}
-        return kernel(rng_key, state, potential_fn, step_size, **settings)
+        state, info = kernel(rng_key, state, potential_fn, step_size, **settings)
+        return state, info._replace(gradient=None)
 
     return as_sampling_algorithm(init_fn, step_fn)

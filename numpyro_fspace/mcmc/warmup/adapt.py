@@ -59,30 +59,30 @@ def warm_start(target, state):
 
 
 def before_draw(target, i, state):
-    """``state`` after the calibrations that are due before draw ``i``."""
+    """``state`` after the calibrations that precede draw ``i``, one of ``plan.interruptions``."""
     plan = target.plan
     draws = plan.schedule.calibrations
-    is_untested = plan.finds_step_size and not plan.sampler.metropolis
-    if is_untested and plan.sampler.has_momentum:
+    if plan.control_every is not None:
+        state = target.renew_control(state)
+    if plan.is_shortened and plan.sampler.has_momentum:
         state = _cool(plan, (i == draws[3]) | (i == plan.num_warmup), state)
-    is_time = jnp.any(jnp.array(draws) == i)
-    may_lengthen = i < (draws[3] if plan.preconditioner.adapts else draws[2])
-    state = jax.lax.cond(is_time, lambda s: _calibrate(target, may_lengthen, s), lambda s: s, state)
-    if is_untested:
-        is_time = jnp.any(jnp.array(plan.schedule.shortenings) == i)
-        again = functools.partial(_calibrate, target, False, num_iterations=NUM_POWER_ITERATIONS // 4)
-        state = jax.lax.cond(is_time, again, lambda s: s, state)
+    is_main = jnp.any(jnp.array(draws) == i)
+    is_time = is_main | jnp.any(jnp.array(plan.schedule.shortenings) == i) if plan.is_shortened else is_main
+    may_lengthen = is_main & (i < (draws[3] if plan.preconditioner.adapts else draws[2]))
+    num_iterations = jnp.where(is_main, NUM_POWER_ITERATIONS, NUM_POWER_ITERATIONS // 4)
+    calibrate = functools.partial(_calibrate, target, may_lengthen, num_iterations)
+    state = jax.lax.cond(is_time, calibrate, lambda s: s, state)
     return state if plan.friction is not None else _learn_noise(plan, i, state)
 
 
-def after_draw(target, i, state):
-    """``state`` after the measurements that are due at the end of draw ``i``."""
+def after_draw(target, i, state, gradient):
+    """``state`` after the measurements that are due at the end of draw ``i``, whose last gradient is given."""
     plan = target.plan
     draws = plan.schedule.calibrations
     if plan.preconditioner.adapts:
         every = -(-state.warmup.scale.size // 16) if plan.preconditioner.is_dense else 1
         is_learning = (i >= draws[0]) & (i < draws[2]) & ((i - draws[0]) % every == 0)
-        state = jax.lax.cond(is_learning, lambda s: _collect_square(target, s), lambda s: s, state)
+        state = jax.lax.cond(is_learning, lambda s: _collect_square(target, gradient, s), lambda s: s, state)
     if plan.friction is None:
         is_measuring = (i >= draws[1]) & (i < plan.num_warmup)
         state = jax.lax.cond(is_measuring, lambda s: _measure_noise(target, i, s), lambda s: s, state)
@@ -178,7 +178,7 @@ def _learn_squares(plan, state):
     return state._replace(warmup=warmup._replace(learned=learned, squares=squares))
 
 
-def _calibrate(target, may_lengthen, state, num_iterations=NUM_POWER_ITERATIONS):
+def _calibrate(target, may_lengthen, num_iterations, state):
     """``state`` with its preconditioner renewed, and the step size for it at this position."""
     plan, state = target.plan, _learn_squares(target.plan, state)
     if not plan.finds_step_size:
@@ -247,18 +247,14 @@ def _measure_noise(target, i, state):
     return state._replace(warmup=state.warmup._replace(noise=noise))
 
 
-def _collect_square(target, state):
+def _collect_square(target, gradient, state):
     """Add one squared gradient in prior scales, or one Hessian, to the sums for the preconditioner."""
-    dynamics, (total, num) = target.dynamics(state), state.warmup.squares
-    key, key_potential = jax.random.split(state.rng_key)
-
-    def energy(w):
-        return dynamics.potential(w, key_potential)[0]
-
+    (total, num), key = state.warmup.squares, state.rng_key
     if target.plan.preconditioner.is_dense:
-        square = hessian(energy, dynamics.position, dynamics.metric)
+        dynamics, (key, key_potential) = target.dynamics(state), jax.random.split(key)
+        square = hessian(lambda w: dynamics.potential(w, key_potential)[0], dynamics.position, dynamics.metric)
     else:
-        square = (state.warmup.scale * jax.grad(energy)(dynamics.position)) ** 2
+        square = (state.warmup.scale * gradient) ** 2
     good = jnp.all(jnp.isfinite(square)) & ~state.info.diverging
     squares = Squares(total + jnp.where(good, square, 0.0), num + good)
     return state._replace(warmup=state.warmup._replace(squares=squares), rng_key=key)

@@ -32,8 +32,8 @@ class WarmupState(NamedTuple):
 
     Attributes:
         scale: prior standard deviations [P].
-        anchor: the start of the chain [P] for an anchored warm start; empty [0] without one.
-        optimizer: state of Adam.
+        anchor: the start of the chain [P] for an anchored warm start; empty [0] without one, ``()`` after it.
+        optimizer: state of Adam; ``()`` after the warm start.
         step: the step size.
         learned: estimates that the preconditioner is built from.
         squares: sums from which these are renewed.
@@ -41,7 +41,7 @@ class WarmupState(NamedTuple):
     """
 
     scale: jax.Array
-    anchor: jax.Array
+    anchor: Any
     optimizer: Any
     step: StepSize
     learned: Learned
@@ -53,10 +53,19 @@ class WarmupState(NamedTuple):
         """The current step size."""
         return self.step.size
 
+    @property
+    def is_started(self) -> bool:
+        """Whether this is a state after the warm start, without what only the warm start needs."""
+        return self.optimizer == ()
+
+    def started(self) -> WarmupState:
+        """This after the warm start."""
+        return self._replace(anchor=(), optimizer=())
+
     @classmethod
     def start(cls, key, position, scale, plan) -> WarmupState:
         """The initial state, for flat ``position`` [P] with prior standard deviations ``scale`` [P]."""
-        return cls(
+        start = cls(
             scale=scale,
             anchor=position if plan.warmup.anchored else position[:0],
             optimizer=adam(1).init(position),
@@ -65,3 +74,4 @@ class WarmupState(NamedTuple):
             squares=Squares(plan.preconditioner.nothing_seen(position), jnp.zeros((), int)),
             noise=Noise.start(position, NUM_DIRECTIONS if plan.absorbs_noise else 0),
         )
+        return start if plan.schedule.num_optimizing else start.started()

@@ -37,7 +37,7 @@ class StepSize(NamedTuple):
         return cls(zero, zero, jnp.zeros((), int), direction)
 
 
-def largest_curvature(energy, position, direction, metric, *, num_iterations: int = NUM_POWER_ITERATIONS):
+def largest_curvature(energy, position, direction, metric, *, num_iterations=NUM_POWER_ITERATIONS):
     """Largest |eigenvalue| of Sᵀ ∇²U S at ``position`` [P], by power iteration from ``direction`` [P].
 
     ``energy(w)`` is U for one minibatch and one set of measurement points.
@@ -48,13 +48,15 @@ def largest_curvature(energy, position, direction, metric, *, num_iterations: in
 
     _, hessian_times = jax.linearize(jax.grad(energy), position)
 
-    def step(direction, _):
+    def step(_, carry):
+        direction, _ = carry
         product = metric.scale_gradient(hessian_times(metric.scale(direction)))
         norm = jnp.linalg.norm(product)
         return product / jnp.where(norm > 0, norm, 1.0), norm
 
-    direction, norms = jax.lax.scan(step, direction / jnp.linalg.norm(direction), length=num_iterations)
-    return norms[-1], direction
+    start = direction / jnp.linalg.norm(direction), jnp.zeros((), direction.dtype)
+    direction, norm = jax.lax.fori_loop(0, num_iterations, step, start)
+    return norm, direction
 
 
 def calibrated(step: StepSize, curvature, direction, *, sampler, is_dense: bool, may_lengthen) -> StepSize:
