@@ -288,6 +288,10 @@ class SGMCMCKernel(MCMCKernel):
         """A model with these arguments, and the plan of a run on it."""
         return Target(self._model_potential(args, kwargs, key, is_known=True), plan)
 
+    def _why_untested(self) -> str | None:
+        """Why a Metropolis test does not apply to these settings; None if it does."""
+        return "step_size is a schedule" if callable(self.step_size) else None
+
     def _compiled(self, fn, static, *key, options=None):
         """``jax.jit(fn)``, or what it was when it was first asked for with such arguments and under this key."""
         return kept(self._programs, static, key, jax.jit(fn, compiler_options=options))

@@ -252,10 +252,8 @@ class SGHMC(SGMCMCKernel):
             integrator=self.integrator,
         )
 
-    def _why_untested(self, potential):
-        return (
-            "integrator='euler' is not reversible" if self.integrator == "euler" else super()._why_untested(potential)
-        )
+    def _why_untested(self):
+        return "integrator='euler' is not reversible" if self.integrator == "euler" else super()._why_untested()
 
 
 class fSGLD(SGLD):

@@ -75,7 +75,7 @@ def _first_evaluation(kernel, args, kwargs, key):
             f"{name} needs a model that declares a prior over functions, by fs.gp_network(...) or "
             f"fs.functional_prior(...); this one has none. Add it, or sample with fs.{name[1:]}."
         )
-    why = _why_untested(kernel, potential)
+    why = kernel._why_untested() or _why_random(potential)
     if kernel.metropolis and why:
         raise ValueError(f"metropolis=True needs the exact density, but {why}: leave metropolis out, or change that.")
     potential.check_data()
@@ -97,13 +97,10 @@ def _first_evaluation(kernel, args, kwargs, key):
     return params, facts
 
 
-def _why_untested(kernel, potential) -> str | None:
-    """Why a Metropolis test does not apply to this potential under this kernel; None if it does."""
-    if callable(kernel.step_size):
-        return "step_size is a schedule"
-    if potential.is_random:
-        return "minibatches, random measurement points or the model's own random numbers change it at every step"
-    return None
+def _why_random(potential) -> str | None:
+    """Why a Metropolis test does not apply to a random potential; None for one that is known exactly."""
+    cause = "minibatches, random measurement points or the model's own random numbers change it at every step"
+    return cause if potential.is_random else None
 
 
 def _control_every(kernel, batches: float) -> int | None:
