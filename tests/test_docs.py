@@ -101,6 +101,9 @@ def check_models(names):
     )
     assert np.ptp(names["noise_sd"]) > 0  # the noise depends on the inputs
     assert names["several"].get_samples()["sigma"].shape == (10, 2)
+    assert names["probability"].shape == (50, 1) and names["probabilities"].shape == (50, 3)
+    np.testing.assert_allclose(names["probabilities"].sum(-1), 1.0, rtol=1e-5)
+    assert np.all(names["low"] < names["high"])
 
 
 def check_variational(names):

@@ -1,4 +1,8 @@
-"""Doubts about a run and their cures: the lines of the report's advice and of the run's warnings."""
+"""Doubts about the sampler of a run and their cures: lines of the report's advice and of the run's warnings.
+
+Those about convergence are in ``posterior/diagnostics.py``, those about a product of priors in
+``posterior/product_priors.py``.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from numpyro_fspace.mcmc.loop import Loop
 from numpyro_fspace.mcmc.numpyro_arguments import NumPyroArguments
 from numpyro_fspace.mcmc.numpyro_runs import judge
 from numpyro_fspace.mcmc.runs import Run
-from numpyro_fspace.mcmc.start import check_init_params, continued
+from numpyro_fspace.mcmc.start_checks import check_init_params, continued
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.mcmc.summary import print_functions
 from numpyro_fspace.model.arguments import kept, split_arrays
@@ -65,7 +65,7 @@ class MCMC(NumPyroMCMC):
     process is killed, the same call (same kernel, numbers, key and data) continues after the last part that was written
     and gives the draws of an undisturbed run, bit for bit on the same machine. A finished run is read. A folder that
     holds another run is refused and not changed; the error names what differs. Kernel, settings, key, data, other
-    arguments and the shapes of draws and state are compared, but not the model's code. Every draw is checked against
+    arguments, shapes, and the model's log density at a draw from its prior are compared. Every draw is checked against
     its checksum, so that damaged or mixed files are refused. Only one part is held in memory while the run goes.
     ``get_samples`` then returns read-only NumPy arrays that are mapped from disk, and
     ``fs.Posterior.from_checkpoint`` opens them without the run, also while it goes.

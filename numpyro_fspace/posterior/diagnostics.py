@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numpyro_fspace.posterior.convergence import convergence
-from numpyro_fspace.posterior.limits import ESS_LIMIT, RHAT_LIMIT
+from numpyro_fspace.posterior.limits import ESS_LIMIT, RHAT_LIMIT, STANDSTILL_SHARE
 from numpyro_fspace.posterior.stacking import Stacking, stack_chains
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def doubts(found: Sequence[FunctionDiagnostics], still: np.ndarray) -> list[str]
     ess = np.concatenate([np.minimum(part.ess_bulk, part.ess_tail) for part in found])
     num_chains, num_draws = found[0].num_chains, found[0].num_draws
     lines = []
-    broken, frozen = np.isnan(mean), np.flatnonzero(still >= max(ESS_LIMIT, num_draws // 10))
+    broken, frozen = np.isnan(mean), np.flatnonzero(still >= max(ESS_LIMIT, int(STANDSTILL_SHARE * num_draws)))
     same = np.isnan(rhat) & ~broken
     if broken.any():
         lines.append(

@@ -18,12 +18,15 @@ __all__ = [
     "MIN_RUN",
     "NUM_ERRORS",
     "RHAT_LIMIT",
+    "STANDSTILL_SHARE",
     "kinetic_margin",
 ]
 
 #: R-hat is to be at most the first, bulk and tail effective sample sizes at least the second for each chain. 50
 #: effective draws make a mean good to a seventh of a standard deviation.
 RHAT_LIMIT, ESS_LIMIT = 1.05, 50
+#: Draws in a row in which a chain may stand still, as a share of all, and at least ``ESS_LIMIT``.
+STANDSTILL_SHARE = 0.1
 #: Draws of each chain that have to be kept before a warning is given. With fewer, chance alone exceeds the limits.
 MIN_DRAWS = 100
 #: Draws of each chain that make a run which is judged at its end. Fewer make a trial.

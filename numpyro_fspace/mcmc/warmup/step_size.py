@@ -1,4 +1,7 @@
-"""The step size, from the largest curvature of the potential in the preconditioner's coordinates."""
+"""The step size, from the largest curvature of the potential in the preconditioner's coordinates.
+
+Which step is stable for a curvature is the sampler's own (``stable_step_size`` in ``sgmcmc/samplers.py``).
+"""
 
 from __future__ import annotations
 

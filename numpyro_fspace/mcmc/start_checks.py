@@ -1,4 +1,7 @@
-"""Where chains start: initial parameters, the state of an earlier run, and a potential that is finite there."""
+"""Checks of where chains start (initial parameters, a finite potential), and runs that continue from a state.
+
+The values themselves come from the potential (``model/potential.py``, ``init_params``).
+"""
 
 from __future__ import annotations
 
