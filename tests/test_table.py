@@ -65,7 +65,7 @@ def test_months_are_no_dates(tmp_path):
 def test_missing_rows_are_left_out_and_said(tmp_path):
     columns = table(b=[""] * 3 + list(range(ROWS - 3)))
     columns["y"][5] = ""
-    columns["a"][7] = "inf"
+    columns["a"][7] = ""
     design, x, y = design_of(written(tmp_path, columns))
     assert len(x) == len(y) == ROWS - 5 and np.isfinite(x).all()
     said = " ".join(design.said)
@@ -73,6 +73,36 @@ def test_missing_rows_are_left_out_and_said(tmp_path):
         "1 rows lack the target" in said
         and "4 rows with missing inputs are left out; most are missing in b (3)" in said
     )
+
+
+@pytest.mark.parametrize("column", ["a", "y"])
+def test_infinite_numbers_are_refused(column, tmp_path):
+    columns = table()
+    columns[column][7] = "-inf"
+    with pytest.raises(ValueError, match=f"column '{column}' holds -inf in line 9 .*leave it empty"):
+        design_of(written(tmp_path, columns))
+
+
+@pytest.mark.parametrize(("line", "num"), [("1,2", 2), ("1", 1), ("1,2,3,4", 4), ('1,"2,3"', 2)])
+def test_lines_of_other_lengths_are_refused(line, num, tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("a,b,y\n" + "1,2,3\n" * 4 + "\n" + line + "\n" + "1,2,3\n" * 40)
+    with pytest.raises(ValueError, match=f"line 7 has {num} fields between ',', and the first line names 3 columns"):
+        read_csv(path)
+    path.write_text("a,b,y\n" + "1,2,3,,\n" * 4 + "\n")  # trailing separators are harmless
+    assert read_csv(path).shape == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "is_left_out"), [("", 0, True), ("id", 1, True), ("t", 0, False), ("id", 7, True)]
+)
+def test_a_first_column_that_numbers_the_rows_is_left_out(name, start, is_left_out, tmp_path):
+    columns = {name: list(range(start, start + ROWS))} | table()
+    design, *_ = design_of(written(tmp_path, columns))
+    assert (len(design.columns) == 1) == is_left_out
+    assert any("numbers the rows and is left out" in text for text in design.said) == is_left_out
+    shuffled = {name: [*range(start, start + ROWS)][::-1]} | table()
+    assert len(design_of(written(tmp_path, shuffled))[0].columns) == 2
 
 
 def test_targets_that_are_classes(tmp_path):

@@ -113,7 +113,7 @@ class NetworkEstimator(BaseEstimator):
         x = self._scaled(X)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         key_rows, key_gp, key = jax.random.split(jax.random.key(seed), 3)
-        self.gp_, kernel = train_gp(x, targets, kernel=self.kernel, key=key_gp)
+        self.gp_, kernel = train_gp(x, targets, kernel=self.kernel, key=key_gp, progress=self.progress)
         distinct = np.unique(x, axis=0, return_index=True)[1]
         order = np.asarray(jax.random.permutation(key_rows, len(distinct)))[: self.num_points]
         batch = self.batch_size if self.batch_size is not None else BATCH if len(x) > FULL_BATCH else None
@@ -192,7 +192,7 @@ def mean_and_spread(values) -> tuple[np.ndarray, np.ndarray]:
     return size * parts.mean(0), np.where(np.ptp(parts, 0) > 0, size * parts.std(0), 1.0)
 
 
-def train_gp(x, y, *, kernel: str, key) -> tuple[GPFit, str]:
+def train_gp(x, y, *, kernel: str, key, progress: bool = False) -> tuple[GPFit, str]:
     """The Gaussian process with the named kernel, or with that of the largest marginal likelihood for ``"auto"``.
 
     Args:
@@ -200,12 +200,14 @@ def train_gp(x, y, *, kernel: str, key) -> tuple[GPFit, str]:
         y: targets [N, K] with mean zero; the outputs share kernel and noise.
         kernel: a name in ``KERNELS``, or ``"auto"``.
         key: of the random rows.
+        progress: whether to show a bar for each kernel.
 
     Returns:
         The trained process, and the name of its kernel.
     """
     y = y[:, 0] if y.shape[1] == 1 else y
     settings = {"num_steps": GP_STEPS, "learning_rate": GP_RATE, "max_points": MAX_TRAINING, "key": key}
+    settings["progress"] = progress
     start = median_start(x, y if y.ndim == 2 else y[:, None])
     names = KERNELS if kernel == "auto" else (kernel,)
     found = {name: fit_gp(partial(by_products, name), x, y, params=start, **settings) for name in names}

@@ -14,8 +14,17 @@ SOME_DATE = r"\d[-/. ]\w{1,9}[-/. ,]*\d"
 
 def check_numbers(values) -> None:
     """Numbers with errors among them are refused, with the first line that holds one."""
+    import numpy as np
+
     known = values.dropna()
-    bad = known[as_numbers(known).isna()]
+    numbers = as_numbers(known)
+    infinite = known[np.isinf(numbers.to_numpy(float, na_value=np.nan))]
+    if len(infinite):
+        raise ValueError(
+            f"column {str(values.name)!r} holds {infinite.iloc[0]} in line {int(infinite.index[0]) + 2} "
+            f"({len(infinite)} such rows): correct it, or leave it empty if it is missing."
+        )
+    bad = known[numbers.isna()]
     if len(bad):
         line, example = int(bad.index[0]) + 2, bad.iloc[0]
         raise ValueError(

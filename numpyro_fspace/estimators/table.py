@@ -26,6 +26,8 @@ __all__ = ["Column", "Design", "read_csv", "read_design"]
 
 #: Most levels of a text column that is one-hot, and least rows that a fit needs.
 MAX_LEVELS, MIN_ROWS = 20, 20
+#: Names of a first column that may be the number of the row.
+INDEX_NAMES = {"index", "id", "row", "rownames", "row_id", "unnamed: 0", "no", "nr", "#"}
 
 
 @dataclass(frozen=True)
@@ -140,16 +142,30 @@ def read_csv(path: str | Path, decimal: str = ".") -> pd.DataFrame:
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
         raise ValueError(f"{path} names the columns {twice} twice: give each column a name of its own.")
+    options: dict[str, Any] = {"sep": separator, "encoding": "utf-8-sig", "decimal": decimal, "skipinitialspace": True}
     try:
-        frame = pd.read_csv(
-            path, sep=separator, encoding="utf-8-sig", decimal=decimal, skipinitialspace=True, index_col=False
-        )
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        _check_fields(path, separator, len(names))
+        frame = pd.read_csv(path, index_col=False, usecols=range(len(names)), **options)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read: {str(error).strip()} (fields between {separator!r}).") from error
     frame.columns = [name or f"column {i + 1}" for i, name in enumerate(names)]
     if not len(frame):
         raise ValueError(f"{path} has a first line with names, and no rows.")
     return frame
+
+
+def _check_fields(path: Path, separator: str, num: int) -> None:
+    """A line with more or fewer fields than the first is refused, as its values may be in the wrong columns."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=separator, skipinitialspace=True)
+        for fields in reader:
+            is_short = 0 < len(fields) < num and fields != [""]  # an empty line
+            if is_short or any(field.strip() for field in fields[num:]):
+                raise ValueError(
+                    f"{path}: line {reader.line_num} has {len(fields)} fields between {separator!r}, and the first "
+                    f"line names {num} columns: correct it. A missing value is an empty field, and text with "
+                    f"{separator!r} in it stands in double quotes."
+                )
 
 
 def read_design(
@@ -182,7 +198,10 @@ def read_design(
     is_classes = _is_classes(frame[target], classes)
     if not is_classes:
         check_numbers(frame[target])
-    columns = []
+    columns, index = [], _row_numbers(frame)
+    if index is not None and index not in (target, *drop, *categorical):
+        said.append(f"{index!r} numbers the rows and is left out; as an input it needs another name.")
+        drop = (*drop, index)
     for name in frame.columns:
         if name != target and name not in drop:
             column = _column(frame[name], name in categorical, said)
@@ -206,6 +225,15 @@ def read_design(
             + " Leave columns out with --drop, or fill them."
         )
     return design, x[complete], y[complete], np.flatnonzero(complete) + 1
+
+
+def _row_numbers(frame) -> str | None:
+    """The name of the first column if it numbers the rows: it has no name, or one in ``INDEX_NAMES``."""
+    name, values = frame.columns[0], frame.iloc[:, 0]
+    is_index = name == "column 1" or name.lower() in INDEX_NAMES
+    if not is_index or values.dtype.kind not in "iu":
+        return None
+    return name if len(frame) > 1 and (np.diff(values.to_numpy()) == 1).all() else None
 
 
 def _is_classes(values, classes: bool | None) -> bool:
