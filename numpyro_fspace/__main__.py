@@ -104,6 +104,12 @@ def _parser():
     )
     run.set_defaults(run=_run)
 
+    reproduce = commands.add_parser("reproduce", help="the runs behind all tables of the documentation, resumable")
+    reproduce.add_argument("names", nargs="*", metavar="NAME", help="experiments (default: all)")
+    reproduce.add_argument("--quick", action="store_true", help="a few tiny runs, to see that everything works")
+    reproduce.add_argument("--out", type=_file, default="fspace-results", metavar="FOLDER", help="of the files")
+    reproduce.set_defaults(run=_reproduce)
+
     table = commands.add_parser("table", help="records as a table in Markdown, beside the published figures")
     table.add_argument("experiment", choices=NAMES)
     table.add_argument("records", nargs="+", metavar="FILE", help="what fspace run wrote with --out")
@@ -267,6 +273,14 @@ def _run(args):
         name = f"{record['method']} on {record['dataset']}, split {record['split']}, seed {record['seed']}"
         for line in record.get("advice") or []:
             print(f"fspace: {name}: {line}", file=sys.stderr)
+    return 0
+
+
+def _reproduce(args):
+    from numpyro_fspace.experiments.reproduce import PLAN, reproduce
+
+    for line in reproduce(args.names or list(PLAN), args.out, quick=args.quick, progress=sys.stderr.isatty()):
+        print(line, flush=True)
     return 0
 
 

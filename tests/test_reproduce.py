@@ -1,0 +1,59 @@
+"""``fspace reproduce``: its plan, its files, and that it goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from numpyro_fspace import __version__
+from numpyro_fspace.__main__ import main
+from numpyro_fspace.experiments.catalog import NAMES, find
+from numpyro_fspace.experiments.records import run_of
+from numpyro_fspace.experiments.reproduce import PLAN, planned
+
+
+def test_the_plan_has_all_experiments_and_fits_into_half_a_day():
+    assert tuple(PLAN) == NAMES
+    minutes = {name: len(planned(name)) * find(name).minutes for name in PLAN}
+    assert sum(minutes.values()) < 13 * 60, minutes
+    assert all(len(planned(name, quick=True)) == len(PLAN[name]) for name in PLAN)
+
+
+def test_no_run_is_planned_twice():
+    for name in PLAN:
+        runs = [(job.method, job.dataset, job.split, job.seed, job.config) for job in planned(name)]
+        assert len(set(runs)) == len(runs), name
+
+
+@pytest.mark.slow
+def test_files_and_a_second_call(capsys, tmp_path):
+    command = ["reproduce", "calibration", "--quick", "--out", str(tmp_path)]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "calibration.jsonl").read_text().splitlines()]
+    assert len({run_of(line) for line in lines}) == len(PLAN["calibration"])
+    for line in lines:
+        assert line["version"] == __version__ and line["seconds"] > 0 and "cores" in line["machine"]
+    assert (tmp_path / "calibration.md").read_text().strip() in said and "| data set | method |" in said
+    assert main(command) == 0  # every run has a record
+    assert "calibration: " not in capsys.readouterr().out
+    assert len((tmp_path / "calibration.jsonl").read_text().splitlines()) == len(lines)
+
+
+def test_what_cannot_be_run_is_said_and_the_rest_is_run(capsys, monkeypatch, tmp_path):
+    """An experiment without its data is named at the end."""
+    from numpyro_fspace.experiments import reproduce
+
+    monkeypatch.setattr(reproduce, "run", failing)
+    assert main(["reproduce", "ocean", "coverage", "--quick", "--out", str(tmp_path)]) == 2
+    out, error = capsys.readouterr()
+    assert "coverage: gp on" in out and "some experiments are not complete: ocean (no data)" in error
+    assert main(["reproduce", "nothing", "--out", str(tmp_path)]) == 2
+    assert "'nothing'" in capsys.readouterr().err
+
+
+def failing(name, todo, done):
+    if name == "ocean":
+        raise OSError("no data")
+    yield {"experiment": name, "method": "gp", "dataset": "prior", "split": 0, "seed": 0, "rmse": 1.0}
