@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser():
     from numpyro_fspace import __version__
-    from numpyro_fspace.benchmarks.ess import ESS_METHODS
+    from numpyro_fspace.benchmarks.ess import ESS_DATASETS, ESS_METHODS
     from numpyro_fspace.benchmarks.problems import SIZES
     from numpyro_fspace.experiments.catalog import NAMES, parse_setting
 
@@ -130,6 +130,8 @@ def _parser():
     bench.add_argument(
         "--size", nargs="+", choices=tuple(SIZES), default=list(SIZES), help="problem sizes of loop, memory and steps"
     )
+    bench.add_argument("--dataset", nargs="+", choices=ESS_DATASETS, default=["boston"], help="data sets of ess")
+    bench.add_argument("--exact", action="store_true", help="the functional prior of ess as a gp_network")
     bench.add_argument("--repeats", type=_count, default=1, metavar="R")
     bench.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
     bench.add_argument("--out", type=_file, metavar="FILE", help="append records to FILE instead of printing them")
@@ -237,7 +239,10 @@ def _bench(args):
         check(args.out)  # raises an error before the first benchmark
     runs = {
         "chains": [bench_chains],
-        "ess": [functools.partial(bench_ess, method) for method in args.method],
+        "ess": [
+            functools.partial(bench_ess, method, dataset=dataset, exact=args.exact)
+            for dataset, method in itertools.product(args.dataset, args.method)
+        ],
         "loop": [functools.partial(bench_loop, size) for size in args.size],
         "memory": [functools.partial(bench_memory, size) for size in args.size],
         "rows": [functools.partial(bench_rows, num_rows) for num_rows in (NUM_ROWS[:1] if args.quick else NUM_ROWS)],

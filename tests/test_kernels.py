@@ -395,8 +395,10 @@ def test_warm_start_moves_and_can_be_switched_off():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_step_size_fits_the_curvature_and_freezes(kernel):
-    """λ is the largest eigenvalue of S (I + ΦᵀΦ/σ² + Φ_MᵀΦ_M/s²) S. Warm-up may shorten the step; a Metropolis test tunes
-    it from there to its acceptance."""
+    """λ is the largest eigenvalue of S (I + ΦᵀΦ/σ² + Φ_MᵀΦ_M/s²) S. Warm-up may shorten the step.
+
+    With a Metropolis test it tunes the step from there to its acceptance.
+    """
     features, at_points = (np.stack([np.ones(len(x)), x[:, 0]], 1) for x in (X, POINTS))
     hessian = np.eye(2) + features.T @ features / NOISE**2 + at_points.T @ at_points / 0.5**2
     scale = np.array([0.5, 2.0])

@@ -1,44 +1,48 @@
-"""Effective draws of f per gradient and per second on one real problem."""
+"""Effective draws of f per gradient and per second on real problems."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import jax
 import numpy as np
 import optax
 from numpyro.infer import NUTS
 
+from numpyro_fspace.benchmarks.microcanonical import microcanonical
 from numpyro_fspace.experiments.methods import KERNELS
 from numpyro_fspace.experiments.regression import build_model
 from numpyro_fspace.experiments.uci import CONFIG, prepare
-from numpyro_fspace.mcmc import MCMC, Warmup, fSGLD, report
+from numpyro_fspace.mcmc import MCMC, SGHMC, Warmup, fSGLD, report
 from numpyro_fspace.metrics import rmse
 from numpyro_fspace.model import init_to_network
-from numpyro_fspace.posterior import predict
+from numpyro_fspace.posterior import Posterior, predict
 from numpyro_fspace.posterior.diagnostics import function_diagnostics
 from numpyro_fspace.sgmcmc.preconditioners import identity
 
-__all__ = ["ESS_METHODS", "bench_ess"]
+__all__ = ["ESS_DATASETS", "ESS_METHODS", "bench_ess"]
 
-ESS_METHODS = ("fsghmc", "sghmc", "fsgld", "sgld", "fsgld_paper", "nuts")
-DATASET, SPLIT = "boston", 0
+ESS_METHODS = ("fsghmc", "sghmc", "fsgld", "sgld", "fsgld_paper", "nuts", "mclmc", "adjusted_mclmc")
+ESS_DATASETS = ("boston", "yacht", "energy", "concrete")
 NUM_NUTS = (200, 200)
 
 
-def bench_ess(method: str, repeat: int = 0, *, quick: bool = False) -> dict:
+def bench_ess(method: str, repeat: int = 0, *, dataset: str = "boston", exact: bool = False, quick: bool = False):
     """One record: the number of effective draws of f at the test inputs per gradient and per second.
 
-    The problem is a 2×50 tanh network on boston, split 0, with the functional prior of ``fspace run uci`` and four
-    vectorized chains. Samplers use their defaults. ``fsgld_paper`` uses the papers' schedule (10⁻³, times 0.9 every
+    The problem is a 2×50 tanh network on split 0 of a UCI set, with the functional prior of ``fspace run uci`` (with
+    ``exact`` as ``gp_network``) and four vectorized chains. Samplers use their defaults. ``mclmc`` and
+    ``adjusted_mclmc`` are BlackJAX's, with its own tuners, on the density of ``nuts`` and with the gradients of
+    ``fsghmc``. ``fsgld_paper`` uses the papers' schedule (10⁻³, times 0.9 every
     5000 steps, in units of the weights), divided by ten until no draw diverges and a Metropolis test would accept half
     of the steps, because larger steps sample a different distribution. ``nuts`` uses NumPyro's defaults and trees of at
     most 255 steps. ``rmse`` and the mean standard deviations of f and of the noise show whether the distributions
     agree. Gradients are those of one chain including warm-up. Seconds are those of a second run, in which NumPyro
     compiles ``nuts`` again.
     """
-    config = CONFIG.quick() if quick else CONFIG
-    problem = prepare(DATASET, SPLIT, 0, config.num_gp_steps)
+    config = replace(CONFIG.quick() if quick else CONFIG, exact=exact)
+    problem = prepare(dataset, 0, 0, config.num_gp_steps)
     data, functional = problem.data, method not in ("sghmc", "sgld")
     model = build_model(config, problem.gp, problem.points, functional=functional)
     key = jax.random.fold_in(jax.random.key(0), repeat)
@@ -50,20 +54,31 @@ def bench_ess(method: str, repeat: int = 0, *, quick: bool = False) -> dict:
         # Steps of the warm-up are not recorded; its draws are assumed to cost as much as later ones.
         per_draw = float(np.mean(mcmc.get_extra_fields()["num_steps"]))
         num_gradients = round(per_draw * (num_warmup + num_samples))
+    elif method in ("mclmc", "adjusted_mclmc"):
+        num_gradients = SGHMC(model).num_steps * (config.num_warmup + config.num_samples)
+        is_adjusted = method == "adjusted_mclmc"
+        settings = {"num_steps": num_gradients // 4, "num_draws": config.num_samples, "adjusted": is_adjusted}
+        sample = microcanonical(model, train, num_chains=config.num_chains, **settings)
+        draws, num_gradients, seconds = _timed_call(sample, key)
+        mcmc = Posterior(
+            model, {k: a.reshape(-1, *a.shape[2:]) for k, a in draws.items()}, num_chains=config.num_chains, args=train
+        )
     elif method == "fsgld_paper":
         mcmc, seconds, step_size = _paper_schedule(model, config, key, train)
     else:
         kernel = KERNELS[method](model)
         mcmc, seconds = _timed(_mcmc(kernel, config.num_warmup, config.num_samples), key, train)
-    if method != "nuts":
+    if method not in ("nuts", "mclmc", "adjusted_mclmc"):
         num_gradients = mcmc.sampler.num_steps * (config.num_warmup + config.num_samples)
     f = predict(mcmc, key, data.x_test)["net"][..., 0]
-    noise = mcmc.get_samples()["sigma"]
-    found = function_diagnostics(f.reshape(CONFIG.num_chains, -1, f.shape[-1]))
+    noise = (mcmc.samples if isinstance(mcmc, Posterior) else mcmc.get_samples())["sigma"]
+    found = function_diagnostics(f.reshape(config.num_chains, -1, f.shape[-1]))
     ess = float(np.median(found.ess_bulk))
     return {
         "benchmark": "ess",
         "method": method,
+        "dataset": dataset,
+        "exact": exact,
         "repeat": repeat,
         "ess_bulk_median": ess,
         "rhat_median": float(np.median(found.rhat)),
@@ -78,6 +93,14 @@ def bench_ess(method: str, repeat: int = 0, *, quick: bool = False) -> dict:
         "noise_sd": float(noise.mean()),
         "device": jax.devices()[0].device_kind,
     }
+
+
+def _timed_call(sample, key):
+    """The draws and gradients of the second call, and its seconds; the first call compiles."""
+    jax.block_until_ready(sample(key))
+    start = time.perf_counter()
+    draws, num_gradients = jax.block_until_ready(sample(key))
+    return draws, round(num_gradients), time.perf_counter() - start
 
 
 def _timed(mcmc, key, train, extra_fields=()):
