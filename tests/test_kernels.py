@@ -395,27 +395,17 @@ def test_warm_start_moves_and_can_be_switched_off():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_step_size_fits_the_curvature_and_freezes(kernel):
-    """λ is the largest eigenvalue of S (I + ΦᵀΦ/σ² + Φ_MᵀΦ_M/s²) S. Warm-up may shorten the step.
-
-    With a Metropolis test it tunes the step from there to its acceptance.
-    """
+    """λ is the largest eigenvalue of S (I + ΦᵀΦ/σ² + Φ_MᵀΦ_M/s²) S; warm-up may shorten the step, not lengthen it."""
     features, at_points = (np.stack([np.ones(len(x)), x[:, 0]], 1) for x in (X, POINTS))
     hessian = np.eye(2) + features.T @ features / NOISE**2 + at_points.T @ at_points / 0.5**2
     scale = np.array([0.5, 2.0])
     curvature = np.linalg.eigvalsh(scale[:, None] * hessian * scale)[-1]
-    settings = {"num_steps": 5, "warmup": None, "preconditioner": fs.preconditioners.diagonal(scale)}
+    made = KERNELS[kernel](step_size=None, num_steps=5, warmup=None, preconditioner=fs.preconditioners.diagonal(scale))
+    mcmc = run(made, num_warmup=20, num_samples=5, extra_fields=("step_size",))
+    steps = np.asarray(mcmc.get_extra_fields()["step_size"])
     stable = {"SGHMC": 1.0 / np.sqrt(curvature), "SGLD": 0.4 / curvature}[kernel]
-    for metropolis in (False, True):
-        made = KERNELS[kernel](step_size=None, metropolis=metropolis, **settings)
-        num_warmup, num_samples = (300, 150) if metropolis else (20, 5)
-        mcmc = run(made, num_warmup=num_warmup, num_samples=num_samples, extra_fields=("step_size", "accept_prob"))
-        steps, accepted = (np.asarray(mcmc.get_extra_fields()[k]) for k in ("step_size", "accept_prob"))
-        assert len(set(steps.tolist())) == 1
-        if metropolis:
-            assert 0.8 < accepted.mean() < 0.97
-        else:
-            untested = stable if kernel == "SGHMC" else 0.5 * stable
-            assert 0.4 * untested < steps[0] < 1.01 * untested
+    assert len(set(steps.tolist())) == 1
+    assert 0.4 * stable < steps[0] < 1.01 * stable
 
 
 def test_a_model_s_own_length_scale_is_sampled():

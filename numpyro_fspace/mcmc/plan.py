@@ -86,18 +86,11 @@ class Plan:
         return self.calibrates and (self.friction is None or self.preconditioner.is_dense)
 
     @property
-    def last_renewal(self) -> int:
-        """The draw of the last calibration that may renew the preconditioner or lengthen the step."""
-        return self.schedule.calibrations[2 if self.preconditioner.adapts else 1]
-
-    @property
     def interruptions(self) -> tuple[int, ...]:
         """The draws that are preceded by a calibration."""
         if not self.calibrates:
             return ()
         draws = {*self.schedule.calibrations}
-        if self.sampler.metropolis and self.finds_step_size:  # the acceptance tunes the step after the last renewal
-            draws -= {draw for draw in draws if draw > self.last_renewal}
         if self.is_shortened:
             draws |= {*self.schedule.shortenings, self.num_warmup}
         if self.friction is None:

@@ -16,8 +16,7 @@ Its phases are counted in draws (each of ``num_steps`` gradient steps):
    since the last calibration (a dense one from Hessians), at the second and third. Once it is fixed the step size can
    only be shortened, by half at most. Without a Metropolis test, the curvature is measured at six more
    positions of the chain, and the smallest step is kept. With a test, the step is tuned to a mean
-   acceptance of 0.9 after each calibration, and there is none at three quarters: a stiff position that the chain only
-   passes does not shorten the step for good.
+   acceptance of 0.9, below the limit from the curvature.
 3. **Burn-in** in between (``stability.py``): the sampler itself. A draw at a higher temperature than chance allows
    loses the excess. If it gained energy, the step is too long and is shortened by a tenth; a draw that diverges, or
    exceeds twice what chance allows and gained energy or a much higher potential, is undone and halves the step. A

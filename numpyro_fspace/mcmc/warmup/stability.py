@@ -68,7 +68,7 @@ def tuning(accept_prob, num_tuned):
 
     This is a stochastic approximation [Robbins and Monro 1951] of the logarithm.
     """
-    return jnp.exp((num_tuned + 1.0) ** -0.6 * (accept_prob - TARGET_ACCEPT_PROB))
+    return jnp.exp(0.5 * (num_tuned + 1.0) ** -0.6 * (accept_prob - TARGET_ACCEPT_PROB))
 
 
 def cooled(momentum, temperature):

@@ -18,18 +18,13 @@ NUM_POWER_ITERATIONS = 40
 DENSE_MARGIN = 4.0
 
 
-#: How many times as long as the curvature allows tuning to an acceptance may make a step. The largest curvature at one
-#: position may be that of a few stiff directions which the chain leaves.
-MOST_LENGTHENING = 10.0
-
-
 class StepSize(NamedTuple):
     """The step size that warm-up adapts.
 
     Attributes:
         size: the current step size; 0 before the first calibration.
-        longest: its upper limit under a Metropolis test, ``MOST_LENGTHENING`` times that of the last calibration.
-        num_tuned: draws since the last calibration; tuning to the acceptance probability becomes finer with them.
+        longest: its upper limit, the step size from the last calibration.
+        num_tuned: draws since then; tuning to the acceptance probability becomes finer with them.
         direction: estimate of the direction of largest curvature [P].
     """
 
@@ -81,11 +76,13 @@ def calibrated(step: StepSize, curvature, direction, *, sampler, is_dense: bool,
     if is_dense and not sampler.metropolis:
         curvature = DENSE_MARGIN * curvature
     found = jnp.where(good, sampler.stable_step_size(curvature), 0.5 * step.size)
-    # λ belongs to one minibatch and one set of points; a step that has been stable is not cut by more than half.
-    shortened = jnp.clip(found, 0.5 * step.size, step.size)
+    # λ belongs to one minibatch and one set of points; a step that has been stable is not cut by more than half. With
+    # a Metropolis test, tuning to the acceptance probability replaces measurements of curvature elsewhere.
+    least = 0.0 if sampler.metropolis else 0.5 * step.size
+    shortened = jnp.clip(found, least, step.size)
     return StepSize(
         size=jnp.where(may_lengthen | (step.size == 0), found, shortened),
-        longest=MOST_LENGTHENING * found,
+        longest=found,
         num_tuned=jnp.zeros_like(step.num_tuned),
         direction=jnp.where(good, direction, step.direction),
     )
