@@ -28,7 +28,9 @@ ESS_DATASETS = ("boston", "yacht", "energy", "concrete")
 NUM_NUTS = (200, 200)
 
 
-def bench_ess(method: str, repeat: int = 0, *, dataset: str = "boston", exact: bool = False, quick: bool = False):
+def bench_ess(
+    method: str, repeat: int = 0, *, dataset: str = "boston", exact: bool = False, quick: bool = False
+) -> dict:
     """One record: the number of effective draws of f at the test inputs per gradient and per second.
 
     The problem is a 2×50 tanh network on split 0 of a UCI set, with the functional prior of ``fspace run uci`` (with
