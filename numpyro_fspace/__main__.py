@@ -35,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser():
     from numpyro_fspace import __version__
+    from numpyro_fspace.benchmarks.device import DEVICE_PARTS
     from numpyro_fspace.benchmarks.ess import ESS_DATASETS, ESS_METHODS
     from numpyro_fspace.benchmarks.problems import SIZES
     from numpyro_fspace.experiments.catalog import NAMES, parse_setting
@@ -123,15 +124,18 @@ def _parser():
 
     bench = commands.add_parser(
         "bench",
-        help="speed: effective draws per second; times of a step (beside other libraries), a start, chains, rows",
+        help="speed: effective draws per second; times of a step (beside other libraries), a start, chains; a GPU",
     )
-    bench.add_argument("benchmark", choices=("chains", "ess", "loop", "memory", "rows", "start", "steps", "svi"))
+    bench.add_argument(
+        "benchmark", choices=("chains", "device", "ess", "loop", "memory", "rows", "start", "steps", "svi")
+    )
     bench.add_argument("--method", nargs="+", choices=ESS_METHODS, default=list(ESS_METHODS), help="methods of ess")
     bench.add_argument(
         "--size", nargs="+", choices=tuple(SIZES), default=list(SIZES), help="problem sizes of loop, memory and steps"
     )
     bench.add_argument("--dataset", nargs="+", choices=ESS_DATASETS, default=["boston"], help="data sets of ess")
     bench.add_argument("--exact", action="store_true", help="the functional prior of ess as a gp_network")
+    bench.add_argument("--part", nargs="+", choices=tuple(DEVICE_PARTS), default=list(DEVICE_PARTS), help="of device")
     bench.add_argument("--repeats", type=_count, default=1, metavar="R")
     bench.add_argument("--quick", action="store_true", help="a tiny run, to see that everything works")
     bench.add_argument("--out", type=_file, metavar="FILE", help="append records to FILE instead of printing them")
@@ -229,6 +233,7 @@ def _records(args):
 
 
 def _bench(args):
+    from numpyro_fspace.benchmarks.device import bench_device
     from numpyro_fspace.benchmarks.ess import bench_ess
     from numpyro_fspace.benchmarks.scale import NUM_ROWS, bench_chains, bench_memory, bench_rows, bench_start
     from numpyro_fspace.benchmarks.steps import bench_loop, bench_steps
@@ -239,6 +244,7 @@ def _bench(args):
         check(args.out)  # raises an error before the first benchmark
     runs = {
         "chains": [bench_chains],
+        "device": [functools.partial(bench_device, part) for part in args.part],
         "ess": [
             functools.partial(bench_ess, method, dataset=dataset, exact=args.exact)
             for dataset, method in itertools.product(args.dataset, args.method)

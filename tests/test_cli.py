@@ -533,6 +533,34 @@ def test_benchmark_of_first_runs(capsys):
     assert all(line[f"{name}_seconds"] > 0.0 for name in ("cold", "warm", "import"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["card", "cnn", "predict"])
+def test_benchmark_of_an_accelerator(capsys, part):
+    status, out, _ = run(capsys, "bench", "device", "--quick", "--part", part)
+    line = json.loads(out)
+    assert status == 0
+    assert (line["part"], line["device"]) == (part, jax.devices()[0].device_kind)
+    if part == "card":
+        assert set(line["tflops"]) == {"float32", "float32_highest", "bfloat16"}
+    if part == "cnn":
+        ms = line["ms"]["float32"]
+        assert line["throughput_of_sgd"]["float32"]["fsghmc"] == pytest.approx(ms["sgd"] / ms["fsghmc"])
+    if part == "predict":
+        seconds = line["predict_seconds"]
+        assert line["over_passes"] == pytest.approx(seconds["predict"] / seconds["passes"])
+
+
+@pytest.mark.slow
+def test_benchmark_of_chains_divides_them_among_devices():
+    """Two devices in the place of one: 64 chains are 32 on each."""
+    two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    code = "from numpyro_fspace.__main__ import main; main(['bench', 'device', '--quick', '--part', 'chains'])"
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | two, capture_output=True, text=True)
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert line["num_devices"] == 2
+    assert line["ms_per_step"]["fsghmc"].keys() == {"1", "64"}
+
+
 def test_settings_change_the_config(capsys):
     argv = ["run", "extrapolation", "--method", "bbb", "--quick", "--set", "noise_factor=10", "activation=relu"]
     status, out, _ = run(capsys, *argv)

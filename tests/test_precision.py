@@ -1,4 +1,4 @@
-"""A network in half precision: weights, prior and dynamics stay in float32, and functions keep their law."""
+"""Priors and dynamics compute in full precision on every device; a network in half precision keeps its law."""
 
 import flax.linen as nn
 import jax
@@ -8,6 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import tinygp
+from jax.extend.core import subjaxprs
 
 import numpyro_fspace as fs
 
@@ -39,3 +40,64 @@ def test_half_precision_moves_functions_by_little_of_their_spread():
     sd = exact.std(0)
     assert np.max(np.abs(half.mean(0) - exact.mean(0)) / sd) < 1 / 6
     assert np.max(np.abs(half.std(0) / sd - 1.0)) < 1 / 7
+
+
+def reduced(fn, *args):
+    """The products of matrices in a program whose precision a GPU would reduce."""
+
+    def products(program):
+        for equation in program.eqns:
+            if equation.primitive.name == "dot_general":
+                yield equation.params["precision"]
+        for inner in subjaxprs(program):
+            yield from products(inner)
+
+    highest = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+    found = list(products(jax.make_jaxpr(fn)(*args).jaxpr))
+    return [precision for precision in found if precision != highest], len(found)
+
+
+LINE = jnp.linspace(-1.0, 1.0, 6)[:, None]
+PLANE = jnp.stack([LINE[:, 0], LINE[::-1, 0] ** 2], 1)
+GP = fs.GPPrior(tinygp.kernels.ExpSquared(0.5))
+PRIORS = {
+    "gp": (GP, LINE),
+    "products within a kernel": (fs.GPPrior(tinygp.kernels.DotProduct() + 0.1), PLANE),
+    "transformed inputs": (
+        fs.GPPrior(tinygp.transforms.Linear(jnp.array([[1.0, 0.5], [0.0, 1.0]]), tinygp.kernels.Matern32())),
+        PLANE,
+    ),
+    "student": (fs.priors.StudentTPrior(tinygp.kernels.Matern52(0.5), df=5.0), LINE),
+    "posterior": (
+        fs.GPPrior(tinygp.kernels.ExpSquared(0.5)).condition(LINE, LINE[:, 0], noise_variance=0.1),
+        LINE + 0.1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_priors_multiply_in_full_precision(name):
+    """On a GPU JAX's default would round each factor to 10 bits, and a GP's density to several units."""
+    prior, x = PRIORS[name]
+    f = jnp.zeros((len(x), 1))
+    wrong, num = reduced(jax.value_and_grad(lambda f, x: jnp.sum(prior.log_prob(x, f))), f, x)
+    assert not wrong and num > 0
+
+
+@pytest.mark.parametrize("preconditioner", [fs.preconditioners.dense, fs.preconditioners.rmsprop])
+@pytest.mark.parametrize("batch_size", [None, 5])
+def test_dynamics_multiply_in_full_precision(preconditioner, batch_size):
+    """The model has no product of its own, so that all are those of warm-up, of the sampler and of its prior."""
+    prior, points = fs.GPPrior(tinygp.kernels.ExpSquared(0.5)), fs.measurement.uniform(-1.0, 1.0, 4)
+    net = (lambda key, x: jnp.ones(3), lambda w, x: w[0] * x + w[1] * jnp.tanh(x) + w[2])
+
+    def model(x, y):
+        f = fs.functional_prior("f", fs.random_module("net", net, input_shape=(1,)), prior, points)
+        with numpyro.plate("data", len(x), subsample_size=batch_size):
+            rows, targets = numpyro.subsample(x, event_dim=1), numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(f(rows)[:, 0], 0.2), obs=targets)
+
+    kernel = fs.fSGHMC(model, preconditioner=preconditioner())
+    state = kernel.init(jax.random.key(0), 20, None, (X, Y), {})
+    wrong, num = reduced(lambda state: kernel.sample(state, (X, Y), {}), state)
+    assert not wrong and num > 5

@@ -86,7 +86,7 @@ def implicit_process(name: str, draw, num_functions: int, key):
                 f"{len(x)} rows of x; got shape {functions.shape[1:]}."
             )
         mean = functions.mean(0)
-        return mean + jnp.tensordot(coefficients, functions - mean, 1) / num_functions**0.5
+        return mean + jnp.tensordot(coefficients, functions - mean, 1, precision="highest") / num_functions**0.5
 
     f = current_engine().function(name, f, is_network=True)
     note("network", name, f, ("coefficients",))

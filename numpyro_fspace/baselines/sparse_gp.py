@@ -12,6 +12,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_fspace._checks import check_count, check_positive, one_line
+from numpyro_fspace._xla import times
 from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
 from numpyro_fspace.priors.fit import NOISE_FLOOR
@@ -211,7 +212,7 @@ class _Bound:
         @jax.jit
         def part(x, y):
             weights = solve_triangular(factor, kernel(inducing, x), lower=True)
-            return weights @ weights.T / noise, weights @ y / noise
+            return times(weights, weights.T) / noise, times(weights, y) / noise
 
         parts = [part(x[i : i + CHUNK], y[i : i + CHUNK]) for i in range(0, len(x), CHUNK)]
         precision = jnp.eye(len(factor)) + sum(gram for gram, _ in parts)
@@ -262,5 +263,5 @@ def _marginals(kernel, factor, inducing, q, x):
     """Mean [B, K] and variance [B] of f(x) under q = (mean, root)."""
     mean, root = q
     weights = solve_triangular(factor, kernel(inducing, x), lower=True)
-    variance = kernel(x) - jnp.sum(weights**2, 0) + jnp.sum((root.T @ weights) ** 2, 0)
-    return weights.T @ mean, variance
+    variance = kernel(x) - jnp.sum(weights**2, 0) + jnp.sum(times(root.T, weights) ** 2, 0)
+    return times(weights.T, mean), variance

@@ -21,7 +21,7 @@ import optax
 from numpyro_fspace.benchmarks.problems import NUM_STEPS, STEP_SIZE, Size, likelihood, network, params, sampler
 from numpyro_fspace.experiments.methods import KERNELS
 
-__all__ = ["contenders", "num_draws"]
+__all__ = ["contenders", "num_draws", "peer"]
 
 #: Gradient steps of a transition of SGHMC, BlackJAX's default.
 NUM_INTEGRATION_STEPS = 10
@@ -35,13 +35,19 @@ def num_draws(name: str, problem: Size) -> int:
 def contenders(problem: Size, x, y) -> dict[str, Callable]:
     """Runs by name: the kernels of this package, BlackJAX, posteriors (PyTorch) if it is installed, and SGD."""
     runs = {name: sampler(kernel, problem, x, y) for name, kernel in KERNELS.items()}
-    runs |= {f"blackjax_{name}": _blackjax(name, problem, x, y) for name in ("sgld", "sghmc")}
+    names = ["blackjax_sgld", "blackjax_sghmc", "sgd"]
     if find_spec("posteriors") is not None:
-        runs |= {f"posteriors_{name}": _posteriors(name, problem, x, y) for name in ("sgld", "sghmc")}
-    return runs | {"sgd": _sgd(problem, x, y)}
+        names[2:2] = ["posteriors_sgld", "posteriors_sghmc"]
+    return runs | {name: peer(name, problem, x, y) for name in names}
 
 
-def _sgd(problem: Size, x, y) -> Callable:
+def peer(name: str, problem: Size, x, y) -> Callable:
+    """The run of one that is not of this package, such as ``"blackjax_sghmc"`` or ``"sgd"``."""
+    library, _, method = name.partition("_")
+    return _PEERS[library](method, problem, x, y)
+
+
+def _sgd(_, problem: Size, x, y) -> Callable:
     """optax's SGD, a lower bound: a gradient and an update without noise."""
     log_density, optimizer = _log_density(problem), optax.sgd(STEP_SIZE)
 
@@ -149,3 +155,6 @@ def _posteriors(name, problem, x, y):
             draws.append({k: w.clone() for k, w in state.params.items()})
 
     return run
+
+
+_PEERS: dict[str, Callable] = {"blackjax": _blackjax, "posteriors": _posteriors, "sgd": _sgd}

@@ -157,8 +157,12 @@ def compiled_afresh():
     """Disable JAX's persistent cache of compiled programs.
 
     On a CPU a program from the cache runs on one thread, while a newly compiled program may use several. If only some
-    programs were in the cache, a benchmark would compare different numbers of threads.
+    programs were in the cache, a benchmark would compare different numbers of threads. On other devices this does
+    nothing.
     """
+    if jax.default_backend() != "cpu":
+        yield
+        return
     before = jax.config.jax_enable_compilation_cache
     try:
         jax.config.update("jax_enable_compilation_cache", False)
@@ -169,10 +173,12 @@ def compiled_afresh():
         compilation_cache.reset_cache()
 
 
-def turns(runs: dict[Any, Callable], repeat: int, *, quick: bool) -> tuple[dict, dict, dict]:
-    """By name: seconds of the first run, and median wall-clock and CPU seconds of seven rounds A B C A B C …"""
+def turns(
+    runs: dict[Any, Callable], repeat: int, *, quick: bool, num_turns: int = NUM_TURNS
+) -> tuple[dict, dict, dict]:
+    """By name: seconds of the first run, and median wall-clock and CPU seconds of rounds A B C A B C …"""
     times: dict[str, list] = {name: [] for name in runs}
-    num_turns = 2 if quick else NUM_TURNS
+    num_turns = 2 if quick else num_turns
     with tqdm(total=len(runs) * (1 + num_turns), disable=None, leave=False) as bar:
 
         def timed(name, key):

@@ -8,7 +8,7 @@ from numpyro_fspace.benchmarks.peers import contenders, num_draws
 from numpyro_fspace.benchmarks.problems import NUM_STEPS, SIZES, data, fixed_kernel, params, sampler, turns
 from numpyro_fspace.experiments.methods import KERNELS
 
-__all__ = ["bench_loop", "bench_steps"]
+__all__ = ["bench_loop", "bench_steps", "scanned"]
 
 
 def bench_steps(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
@@ -55,7 +55,7 @@ def bench_loop(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
     x, y = data(problem)
     seconds = {}
     for name, kernel in KERNELS.items():
-        runs = {"mcmc": sampler(kernel, problem, x, y, progress_bar=True), "scan": _scan(kernel, problem, x, y)}
+        runs = {"mcmc": sampler(kernel, problem, x, y, progress_bar=True), "scan": scanned(kernel, problem, x, y)}
         seconds[name] = turns(runs, repeat, quick=quick)[1]
     return {
         "benchmark": "loop",
@@ -68,7 +68,7 @@ def bench_loop(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
     }
 
 
-def _scan(kernel, problem, x, y):
+def scanned(kernel, problem, x, y):
     """``run(key)``: draws of a kernel by a plain scan from a chain that was started before; the key is not used."""
     kernel = fixed_kernel(kernel, problem)
     start = kernel.init(jax.random.key(0), 0, None, (x, y), {})

@@ -20,12 +20,12 @@ from numpyro_fspace.experiments.figures import with_curves
 from numpyro_fspace.experiments.function_posterior import convergence
 from numpyro_fspace.experiments.image_problems import ANGLES, NUM_CLASSES, OOD_SETS, POINTS, measurement_points, prepare
 from numpyro_fspace.experiments.methods import VARIATIONAL, fit
-from numpyro_fspace.experiments.networks import NETWORKS
+from numpyro_fspace.experiments.networks import DTYPES, NETWORKS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENT", "Config"]
+__all__ = ["EXPERIMENT", "Config", "classifier"]
 
 #: Number of measurement points of a variational method, which needs the Jacobian there (GFSVI's number).
 NUM_VARIATIONAL = 10
@@ -38,6 +38,7 @@ class Config(regression.Config):
     Attributes:
         network: ``"mlp"`` (hidden ``widths``), ``"cnn"`` (three convolutions of 16, 32 and 64 channels with
             max-pooling between them, and a layer of 128) or ``"resnet18"`` (with group norm instead of batch norm).
+        dtype: type in which the network computes, ``"float32"`` or ``"bfloat16"``.
         points: measurement points: ``"train"`` (training images), ``"kmnist"`` (images that are not scored), or
             ``"random"`` (half training images, half uniform pixels on twice the range of the data).
         num_points: number of measurement points of a gradient step.
@@ -72,6 +73,7 @@ class Config(regression.Config):
     num_updates: int = 5000
     num_gp_steps: int = 50
     network: str = "mlp"
+    dtype: str = "float32"
     points: str = "train"
     num_points: int = 40
     num_train: int | None = None
@@ -81,7 +83,7 @@ class Config(regression.Config):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, known in (("network", tuple(NETWORKS)), ("points", POINTS)):
+        for name, known in (("network", tuple(NETWORKS)), ("dtype", DTYPES), ("points", POINTS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(known)}.")
         if self.friction is not None:
@@ -113,7 +115,7 @@ def run(job: Job[Config]) -> dict:
         np.concatenate(where),
         points=points,
         key=key_fit,
-        build=_builder(problem.shape),
+        build=classifier(problem.shape),
         progress=job.progress,
     )
     assert posterior.f is not None, "all methods of this experiment return draws"
@@ -148,8 +150,8 @@ def run(job: Job[Config]) -> dict:
     }
 
 
-def _builder(shape):
-    """The argument ``build`` of ``fit`` for classifiers of images of this shape."""
+def classifier(shape):
+    """The argument ``build`` of ``methods.fit``, for classifiers of images of this shape."""
 
     def build(config: Config, gp, points, *, functional: bool):
         network = NETWORKS[config.network](shape, NUM_CLASSES, config)

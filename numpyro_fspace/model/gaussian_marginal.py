@@ -11,7 +11,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.priors._lapack import root_and_inverse, times
+from numpyro_fspace._xla import times
+from numpyro_fspace.priors._lapack import root_and_inverse
 
 __all__ = ["log_marginal"]
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_fspace._checks import as_numbers, check_positive
+from numpyro_fspace._xla import times
 from numpyro_fspace.model.engine import current_engine
 from numpyro_fspace.model.frozen_weights import freeze
 from numpyro_fspace.model.input_units import units_of
@@ -33,7 +34,6 @@ from numpyro_fspace.model.sites import last_layer, note
 from numpyro_fspace.model.weight_priors import FanIn, prior_of_each, sample_array, sample_weight
 from numpyro_fspace.priors._cholesky import as_columns, as_rows
 from numpyro_fspace.priors._concrete import is_traced
-from numpyro_fspace.priors._lapack import times
 from numpyro_fspace.priors.gaussian import GaussianProcess
 from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
 from numpyro_fspace.priors.tolerance import tolerant_factor

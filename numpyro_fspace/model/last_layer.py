@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace._xla import times
 from numpyro_fspace.model.arguments import frozen
 from numpyro_fspace.model.functions import depends_on, vanishes_with
 from numpyro_fspace.priors._concrete import evaluated, is_traced
@@ -242,7 +243,7 @@ def _wrong_columns(layer, weights, x) -> str | None:
         hidden = {path: weights[path] for path in layer.hidden}
         columns = [layer._to_columns(weights[path][None])[0] for path in layer.paths]
         out = layer.network.apply(weights, x).reshape(len(x), num)
-        rebuilt = layer.features(hidden, x) @ jnp.concatenate(columns) + layer.offset(hidden, x)
+        rebuilt = times(layer.features(hidden, x), jnp.concatenate(columns)) + layer.offset(hidden, x)
         return jnp.max(jnp.abs(rebuilt - out)) / (1.0 + jnp.max(jnp.abs(out)))
 
     found = evaluated(error, weights)

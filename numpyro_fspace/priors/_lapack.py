@@ -2,9 +2,9 @@
 
 On a CPU, jaxlib 0.10 to 0.11.1 distribute a batch of matrices over the threads of XLA's pool, and each call waits in
 one of these threads for the others. If there are as many such batches as threads, they wait forever. With several
-chains every matrix is a batch, so two functional priors at random points can deadlock on two cores. The functions below
-process one matrix after another. This is necessary as long as jaxlib below 0.11.2 is supported; with newer versions
-``cholesky`` and ``solve_lower`` are JAX's own.
+chains every matrix is a batch, so two functional priors at random points can deadlock on two cores. On a CPU the
+functions below therefore process one matrix after another. This is necessary as long as jaxlib below 0.11.2 is
+supported; with newer versions ``cholesky`` and ``solve_lower`` are JAX's own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ import jaxlib.version
 from jax.custom_batching import sequential_vmap
 from jax.scipy.linalg import solve_triangular
 
+from numpyro_fspace._xla import times
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jaxtyping import Array, Float
 
-__all__ = ["cholesky", "root_and_inverse", "solve_lower", "times", "triangular_root"]
+__all__ = ["cholesky", "root_and_inverse", "solve_lower", "triangular_root"]
 
 
 def batches_may_deadlock() -> bool:
@@ -28,9 +32,9 @@ def batches_may_deadlock() -> bool:
     return (0, 10) <= jaxlib.version.__version_info__ < (0, 11, 2) and jax.default_backend() == "cpu"
 
 
-def times(left: Array, right: Array) -> Array:
-    """The matrix product in the full precision of its type, which GPUs reduce by default."""
-    return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
+def one_by_one(fn: Callable) -> Callable:
+    """``fn``, which under ``vmap`` processes one matrix after another on a CPU, and all at once on other devices."""
+    return sequential_vmap(fn) if jax.default_backend() == "cpu" else fn
 
 
 def cholesky(covariance: Float[Array, "B M M"]) -> Float[Array, "B M M"]:
@@ -53,19 +57,19 @@ def _solve(triangular, columns, transposed):
 def _solve_one(triangular, columns, transposed):
     """``_solve`` with one call for each matrix, differentiable any number of times."""
 
-    def times(x):
-        return (triangular.T if transposed else triangular) @ x
+    def applied(x):
+        return times(triangular.T if transposed else triangular, x)
 
     def solver(transposed):
-        one_by_one = sequential_vmap(lambda l, r: _solve(l, r, transposed))
-        return lambda _, r: one_by_one(triangular, r)
+        solve = one_by_one(lambda l, r: _solve(l, r, transposed))
+        return lambda _, r: solve(triangular, r)
 
-    return jax.lax.custom_linear_solve(times, columns, solver(transposed), solver(not transposed))
+    return jax.lax.custom_linear_solve(applied, columns, solver(transposed), solver(not transposed))
 
 
 @jax.custom_jvp
 def _cholesky(covariance):
-    return sequential_vmap(jnp.linalg.cholesky)(covariance)
+    return one_by_one(jnp.linalg.cholesky)(covariance)
 
 
 @_cholesky.defjvp
@@ -74,7 +78,7 @@ def _cholesky_jvp(primals, tangents):
     factor = _cholesky(*primals)
     half = _solve_one(factor, 0.5 * (tangents[0] + tangents[0].T), False)
     white = _solve_one(factor, half.T, False)
-    return factor, factor @ (jnp.tril(white) - 0.5 * jnp.diag(jnp.diagonal(white)))
+    return factor, times(factor, jnp.tril(white) - 0.5 * jnp.diag(jnp.diagonal(white)))
 
 
 def root_and_inverse(matrix: Float[Array, "M H"]) -> tuple[Float[Array, "H H"], Float[Array, "H H"]]:
@@ -88,13 +92,12 @@ def root_and_inverse(matrix: Float[Array, "M H"]) -> tuple[Float[Array, "H H"], 
 
 
 @jax.custom_jvp
-@sequential_vmap
 def triangular_root(matrix: Float[Array, "M H"]) -> Float[Array, "H H"]:
     """The upper triangular R with a positive diagonal and RᵀR = AᵀA, for a matrix A of full column rank.
 
     R comes from the QR factorization of A, so the condition number of the problem is that of A and not its square.
     """
-    root = jnp.linalg.qr(matrix, mode="r")
+    root = one_by_one(lambda a: jnp.linalg.qr(a, mode="r"))(matrix)
     signs = jnp.where(jnp.diagonal(root) < 0, -1.0, 1.0).astype(root.dtype)
     return signs[:, None] * root
 
@@ -111,9 +114,8 @@ def _triangular_root_jvp(primals, tangents):
 
 
 @jax.custom_jvp
-@sequential_vmap
 def _inverse(triangular):
-    return solve_triangular(triangular, jnp.eye(len(triangular), dtype=triangular.dtype))
+    return one_by_one(lambda r: solve_triangular(r, jnp.eye(len(r), dtype=r.dtype)))(triangular)
 
 
 @_inverse.defjvp

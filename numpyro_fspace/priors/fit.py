@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import check_count, check_positive, one_line
+from numpyro_fspace._xla import times
 from numpyro_fspace.priors._cholesky import KERNEL_CURE, as_columns, warn_of_indefinite
 from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
@@ -209,10 +210,10 @@ def _evidence_and_gradient(covariance, y):
     cholesky = jnp.linalg.cholesky(covariance)
     identity = jnp.broadcast_to(jnp.eye(covariance.shape[-1]), covariance.shape)
     inverse = jax.scipy.linalg.cho_solve((cholesky, True), identity)
-    alpha = inverse @ y
+    alpha = times(inverse, y)
     half_log_det = jnp.log(jnp.diagonal(cholesky, axis1=-2, axis2=-1)).sum() * y.shape[-1]
     value = 0.5 * jnp.sum(y * alpha) + half_log_det + 0.5 * y.size * math.log(2 * math.pi)
-    return value, (0.5 * (y.shape[-1] * inverse - alpha @ alpha.mT), alpha)
+    return value, (0.5 * (y.shape[-1] * inverse - times(alpha, alpha.mT)), alpha)
 
 
 def _scale_gradient(gradients, cotangent):

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["GPPrior", "on_rows"]
 
 
+#: Kernels multiply matrices too, which a GPU does in reduced precision by default.
+full_precision = jax.default_matmul_precision("highest")
 #: A summand with a smaller share of the variance is ignored.
 NO_SHARE = 1e-6
 
@@ -130,6 +132,7 @@ def _called(name: str, fn, x, *others, cure: str):
     return array
 
 
+@full_precision
 def _block(kernel, x1, x2):
     """The values of a kernel."""
     cure = (
@@ -217,6 +220,7 @@ class GPPrior(GaussianProcess):
         if all(len(parts) == 1 for parts in self._summands):
             return np.ones(1)
 
+        @full_precision
         def share(x):
             variances = [
                 jnp.stack([part(x).mean() for part in parts]) if parts[1:] else jnp.ones(1) for parts in self._summands

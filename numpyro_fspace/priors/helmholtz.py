@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import one_line
+from numpyro_fspace._xla import times
 from numpyro_fspace.priors._concrete import at_compile_time
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Helmholtz:
 
         def covariance(a, b):
             rotation = jnp.array(ROTATION, a.dtype)
-            return _mixed(self.potential, a, b) + rotation @ _mixed(self.stream, a, b) @ rotation.T
+            return _mixed(self.potential, a, b) + times(times(rotation, _mixed(self.stream, a, b)), rotation.T)
 
         blocks = jax.vmap(jax.vmap(covariance, (None, 0)), (0, None))(x1, x2)
         return blocks.swapaxes(1, 2)

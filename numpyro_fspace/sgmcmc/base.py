@@ -103,7 +103,7 @@ def squared_norm(tree):
 
 def dot(x, y):
     """Σ x y over all leaves."""
-    return sum(map(jnp.vdot, jax.tree.leaves(x), jax.tree.leaves(y)))
+    return sum(jnp.vdot(a, b, precision="highest") for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True))
 
 
 def size_and_dtype(tree):

@@ -25,6 +25,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from numpyro_fspace._xla import times
+
 __all__ = ["GradientNoise"]
 
 #: g: friction along a direction of the noise, over the friction that would balance this noise alone.
@@ -52,7 +54,7 @@ class GradientNoise(NamedTuple):
         With friction γ in every direction they then raise the temperature as the given rows do with γ_q.
         """
         factor = jnp.sqrt(friction / self.friction(step_size, friction, temperature))
-        return rows + ((factor - 1.0) * (rows @ self.basis.T)) @ self.basis
+        return rows + times((factor - 1.0) * times(rows, self.basis.T), self.basis)
 
     def correction(self, momentum, noise, step_size, friction, temperature, num_kicks):
         """The difference that the noise makes to O (``ornstein_uhlenbeck``, same arguments) before ``num_kicks`` kicks.
@@ -67,4 +69,4 @@ class GradientNoise(NamedTuple):
         fresh = jnp.sqrt(jnp.maximum(-temperature * jnp.expm1(-2.0 * along) - share * kicks, 0.0))
         keep -= jnp.exp(-decay)
         fresh -= jnp.sqrt(-temperature * jnp.expm1(-2.0 * decay))
-        return (keep * (self.basis @ momentum) + fresh * (self.basis @ noise)) @ self.basis
+        return times(keep * times(self.basis, momentum) + fresh * times(self.basis, noise), self.basis)

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace._xla import times
+
 __all__ = [
     "Dense",
     "Diagonal",
@@ -70,11 +72,11 @@ class Dense(NamedTuple):
 
     def scale(self, u):
         """S u."""
-        return self.s @ u
+        return times(self.s, u)
 
     def scale_gradient(self, gradient):
         """Sᵀ ∇U."""
-        return gradient @ self.s
+        return times(gradient, self.s)
 
 
 class Learned(NamedTuple):
@@ -197,10 +199,10 @@ def whitened(factor, hessian):
 
     Returns ``factor`` if the new S would not be finite.
     """
-    values, vectors = jnp.linalg.eigh(hessian + factor.T @ factor / MAX_WIDTH**2)
+    values, vectors = jnp.linalg.eigh(hessian + times(factor.T, factor) / MAX_WIDTH**2)
     values = jnp.abs(values)
     values = jnp.maximum(values, MIN_EIGENVALUE * jnp.max(values))
-    new = factor @ (vectors * values**-0.5) @ vectors.T
+    new = times(times(factor, vectors * values**-0.5), vectors.T)
     return jnp.where(jnp.all(jnp.isfinite(new)), new, factor)
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_fspace._checks import check_positive
+from numpyro_fspace._xla import times
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -87,7 +88,7 @@ class PushforwardKL:
         jacobian = pushforward.jacobian(x)
         num_points, num_outputs, _ = jacobian.shape
         flat = self.prior_scale * jnp.swapaxes(jacobian, 0, 1).reshape(num_outputs * num_points, -1)
-        difference = jnp.einsum("mkp,p->km", jacobian, pushforward.loc).reshape(-1, 1)
+        difference = jnp.einsum("mkp,p->km", jacobian, pushforward.loc, precision="highest").reshape(-1, 1)
         root = jnp.swapaxes(pushforward.root(x), 0, 1).reshape(num_outputs * num_points, 1, -1)
         covariance = gram(flat)
         unit = jax.lax.stop_gradient(jnp.diagonal(covariance).mean()) if self.gamma is None else 1.0
@@ -116,7 +117,7 @@ class Wasserstein2:
         difference, root, prior_covariance = _differences(self, pushforward, prior, x)
         root = jnp.swapaxes(root, 0, 1)
         factor = jnp.linalg.cholesky(prior_covariance)
-        flat = (factor.mT @ root).reshape(-1, root.shape[-1])
+        flat = times(factor.mT, root).reshape(-1, root.shape[-1])
         values = jnp.linalg.eigvalsh(gram(flat))
         eps = jnp.finfo(difference.dtype).eps
         floor = eps * jnp.max(values)  # below it eigenvalues are rounding, and the root is steep
@@ -154,10 +155,10 @@ def default_gamma(gamma: float | None, dtype) -> float:
 @jax.custom_vjp
 def gram(rows: Float[Array, "M P"]) -> Float[Array, "M M"]:
     """A Aᵀ, with a gradient that takes one product with A. The gradient of ``A @ A.T`` takes two."""
-    return rows @ rows.T
+    return times(rows, rows.T)
 
 
-gram.defvjp(lambda rows: (gram(rows), rows), lambda rows, g: ((g + g.T) @ rows,))
+gram.defvjp(lambda rows: (gram(rows), rows), lambda rows, g: (times(g + g.T, rows),))
 
 
 def regularized_kl(
@@ -175,11 +176,11 @@ def regularized_kl(
     eye = jnp.eye(num_points, dtype=covariance.dtype)
     factor = jnp.linalg.cholesky(covariance + jitter * eye)
     whitener = solve_triangular(factor, jnp.broadcast_to(eye, factor.shape), lower=True)
-    white_difference = jnp.einsum("kmn,nk->km", whitener, difference)
+    white_difference = jnp.einsum("kmn,nk->km", whitener, difference, precision="highest")
     whole = gram(jnp.swapaxes(root, 0, 1).reshape(num_outputs * num_points, -1))
     whole += jitter * jnp.eye(len(whole), dtype=whole.dtype)
     blocks = jnp.einsum("kmkn->kmn", whole.reshape(num_outputs, num_points, num_outputs, num_points))
-    trace = jnp.sum((whitener.mT @ whitener) * blocks)
+    trace = jnp.sum(times(whitener.mT, whitener) * blocks)
     log_ratio = 2.0 * jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)).sum() - log_det(whole)
     return 0.5 * (jnp.sum(white_difference**2) + trace + log_ratio - num_outputs * num_points)
 
@@ -197,7 +198,7 @@ def _log_det(matrix):
 
 def _inverse(factor, g):
     whitener = solve_triangular(factor, jnp.eye(len(factor), dtype=factor.dtype), lower=True)
-    return (g * (whitener.T @ whitener),)
+    return (g * times(whitener.T, whitener),)
 
 
 log_det.defvjp(_log_det, _inverse)

@@ -261,4 +261,4 @@ def _collect_square(target, gradient, state):
 
 
 def _kinetic(momentum):
-    return 0.5 * jnp.vdot(momentum, momentum)
+    return 0.5 * jnp.vdot(momentum, momentum, precision="highest")

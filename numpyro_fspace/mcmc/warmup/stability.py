@@ -73,5 +73,5 @@ def tuning(accept_prob, num_tuned):
 
 def cooled(momentum, temperature):
     """``momentum``, shortened to the mean square ``temperature`` if it is longer."""
-    square = jnp.vdot(momentum, momentum)
+    square = jnp.vdot(momentum, momentum, precision="highest")
     return momentum * jnp.sqrt(jnp.minimum(1.0, temperature * momentum.size / jnp.where(square > 0, square, 1.0)))
