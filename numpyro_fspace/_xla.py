@@ -1,4 +1,4 @@
-"""Compiler options, and forms of programs, that make XLA fast on a CPU and exact on a GPU."""
+"""Compiler options, and forms of programs, that make XLA fast on a CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ __all__ = [
     "is_worth_dividing",
     "largest_array",
     "one_blas_thread",
-    "times",
 ]
 
 #: Options of the compiler for programs that run once: optimizing them takes longer than running them.
@@ -103,11 +102,3 @@ def one_blas_thread(fn):
             return fn(*args, **kwargs)
 
     return limited
-
-
-def times(left, right):
-    """The matrix product in the full precision of its type, which GPUs and TPUs reduce by default.
-
-    Priors and dynamics multiply by this function. Networks use JAX's default.
-    """
-    return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)

@@ -16,6 +16,7 @@ import numpy as np
 import numpyro
 import optax
 import tinygp
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from numpyro_fspace import measurement
@@ -35,7 +36,6 @@ from numpyro_fspace.experiments.images import Config, classifier
 from numpyro_fspace.experiments.networks import DTYPES, NETWORKS
 from numpyro_fspace.mcmc import SGHMC, Warmup, fSGHMC
 from numpyro_fspace.model import fan_in, random_module
-from numpyro_fspace.model.network_adapters import by_path
 from numpyro_fspace.posterior import Predictive
 from numpyro_fspace.priors import GPPrior
 from numpyro_fspace.sgmcmc.preconditioners import identity
@@ -230,14 +230,14 @@ def _predict(repeat, quick):
             numpyro.sample("y", likelihood(problem, f(x)), obs=y)
 
     shapes = jax.eval_shape(net.init, jax.random.key(0), x[:1])["params"]
-    weights, rebuild = by_path(shapes)
+    weights = flatten_dict(shapes, sep=".")
     keys = jax.random.split(jax.random.key(repeat), len(weights))
     draws = {
         path: jax.random.normal(key, (num_draws, *leaf.shape)) / (leaf.shape[0] if leaf.ndim > 1 else 1) ** 0.5
         for key, (path, leaf) in zip(keys, weights.items(), strict=True)
     }
     predictive = Predictive({f"f.{path}": value for path, value in draws.items()}, model=model, inputs=x)
-    passes = jax.jit(lambda w: jax.lax.map(lambda one: net.apply({"params": rebuild(one)}, x), w))
+    passes = jax.jit(lambda w: jax.lax.map(lambda one: net.apply({"params": unflatten_dict(one, sep=".")}, x), w))
     runs: dict[str, Callable] = {
         "predict": lambda key: predictive(key, x[:1]),
         "passes": lambda _: np.asarray(passes(draws)),

@@ -11,8 +11,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace._xla import times
 from numpyro_fspace.priors._lapack import root_and_inverse
+from numpyro_fspace.sgmcmc.base import times
 
 __all__ = ["log_marginal"]
 

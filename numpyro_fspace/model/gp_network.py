@@ -20,7 +20,6 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_fspace._checks import as_numbers, check_positive
-from numpyro_fspace._xla import times
 from numpyro_fspace.model.engine import current_engine
 from numpyro_fspace.model.frozen_weights import freeze
 from numpyro_fspace.model.input_units import units_of
@@ -37,6 +36,7 @@ from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors.gaussian import GaussianProcess
 from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
 from numpyro_fspace.priors.tolerance import tolerant_factor
+from numpyro_fspace.sgmcmc.base import times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._xla import times
 from numpyro_fspace.model.arguments import frozen
 from numpyro_fspace.model.functions import depends_on, vanishes_with
 from numpyro_fspace.priors._concrete import evaluated, is_traced
+from numpyro_fspace.sgmcmc.base import times
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float

@@ -19,7 +19,6 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.util import is_identically_one
 from numpyro.infer.util import potential_energy
 
-from numpyro_fspace._xla import times
 from numpyro_fspace.model.functions import depends_on
 from numpyro_fspace.model.gaussian_marginal import log_marginal
 from numpyro_fspace.model.handlers import fresh_draws, given_last_layers, without_data
@@ -35,6 +34,7 @@ from numpyro_fspace.model.sites import (
     latent_sites,
     observed_sites,
 )
+from numpyro_fspace.sgmcmc.base import times
 
 __all__ = ["MarginalPotential", "find_block"]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace._xla import times
 from numpyro_fspace.priors._lapack import root_and_inverse
+from numpyro_fspace.sgmcmc.base import times
 
 if TYPE_CHECKING:
     from collections.abc import Callable

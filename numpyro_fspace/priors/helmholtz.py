@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import one_line
-from numpyro_fspace._xla import times
 from numpyro_fspace.priors._concrete import at_compile_time
+from numpyro_fspace.sgmcmc.base import times
 
 if TYPE_CHECKING:
     from collections.abc import Callable

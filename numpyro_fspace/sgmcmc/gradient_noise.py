@@ -25,7 +25,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace._xla import times
+from numpyro_fspace.sgmcmc.base import times
 
 __all__ = ["GradientNoise"]
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._xla import times
+from numpyro_fspace.sgmcmc.base import times
 
 __all__ = [
     "Dense",

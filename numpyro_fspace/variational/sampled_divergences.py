@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_fspace._checks import check_count, check_not_negative, check_positive
-from numpyro_fspace._xla import times
+from numpyro_fspace.sgmcmc.base import times
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Key

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._xla import times
+from numpyro_fspace.sgmcmc.base import times
 from numpyro_fspace.sgmcmc.preconditioners import Dense, whitened
 
 __all__ = ["approach", "hessian"]
