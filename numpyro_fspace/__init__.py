@@ -7,7 +7,20 @@ import warnings
 from typing import TYPE_CHECKING
 
 from numpyro_fspace import baselines, datasets, metrics, model, priors, sgmcmc, variational
-from numpyro_fspace.mcmc import MCMC, SGHMC, SGLD, Warmup, fHMC, fMALA, fSGHMC, fSGLD, plot_report, report
+from numpyro_fspace.mcmc import (
+    MCLMC,
+    MCMC,
+    SGHMC,
+    SGLD,
+    Warmup,
+    fHMC,
+    fMALA,
+    fMCLMC,
+    fSGHMC,
+    fSGLD,
+    plot_report,
+    report,
+)
 from numpyro_fspace.model import OnDemand, fan_in, functional_prior, gp_network, measurement, random_module
 from numpyro_fspace.posterior import (
     Posterior,
@@ -31,6 +44,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "FVIMC",
+    "MCLMC",
     "MCMC",
     "SGHMC",
     "SGLD",
@@ -47,6 +61,7 @@ __all__ = [
     "dirichlet_targets",
     "fHMC",
     "fMALA",
+    "fMCLMC",
     "fSGHMC",
     "fSGLD",
     "fan_in",

@@ -427,7 +427,7 @@ def test_uci_record_beside_the_gp(capsys, data_dir):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # 100 draws of warm-up are few
-@pytest.mark.parametrize("method", ["fsghmc", "nuts", "mclmc"])
+@pytest.mark.parametrize("method", ["fsghmc", "nuts", "blackjax_mclmc", "fmclmc"])
 def test_benchmark_of_effective_draws(capsys, data_dir, method):
     status, out, _ = run(capsys, "bench", "ess", "--quick", "--method", method)
     (line,) = [json.loads(text) for text in out.splitlines()]

@@ -40,6 +40,8 @@ OBJECTS = [
     (fs.fSGLD(model, temperature=0.5), ["fSGLD(model=model", "temperature=0.5", "fs.preconditioners.automatic"]),
     (fs.fSGHMC(model, refresh_every=4), ["fSGHMC(model=model", "refresh_every=4", "init_strategy=init_to_network"]),
     (fs.fHMC(model, num_steps=7), ["fHMC(model=model", "num_steps=7", "target_accept_prob=0.8"]),
+    (fs.MCLMC(model, friction=0.2), ["MCLMC(model=model", "friction=0.2", "metropolis=False"]),
+    (fs.fMCLMC(model, num_steps=8), ["fMCLMC(model=model", "num_steps=8"]),
     (fs.fMALA(model, target_accept_prob=0.6), ["fMALA(model=model", "num_steps=1", "target_accept_prob=0.6"]),
     (fs.MCMC(fs.SGLD(model), **SETTINGS), ["MCMC(sampler=SGLD(model=model", "num_warmup=5", "'vectorized'"]),
     (fs.MCMC(NUTS(model), **SETTINGS), ["MCMC(sampler=<numpyro.infer.hmc.NUTS object>", "num_samples=6"]),

@@ -110,7 +110,7 @@ def test_a_chain_that_comes_to_where_its_step_is_too_long_is_warned_of(key):
         numpyro.sample("y", dist.Normal(w, precision**-0.5).to_event(1), obs=jnp.zeros(100))
 
     def make(num_warmup):
-        kernel = fs.SGHMC(model, preconditioner=fs.preconditioners.prior_scale(), metropolis=False)
+        kernel = fs.SGHMC(model, preconditioner=fs.preconditioners.prior_scale(), friction=1.0, metropolis=False)
         return fs.MCMC(kernel, num_warmup=num_warmup, num_samples=20, progress_bar=False)
 
     warm, mcmc = make(100), make(0)

@@ -11,7 +11,7 @@ import optax
 from numpyro.infer import NUTS
 
 from numpyro_fspace.benchmarks.microcanonical import microcanonical
-from numpyro_fspace.experiments.methods import KERNELS
+from numpyro_fspace.experiments.methods import SAMPLERS
 from numpyro_fspace.experiments.regression import build_model
 from numpyro_fspace.experiments.uci import CONFIG, prepare
 from numpyro_fspace.mcmc import MCMC, SGHMC, Warmup, fSGLD, report
@@ -23,7 +23,7 @@ from numpyro_fspace.sgmcmc.preconditioners import identity
 
 __all__ = ["ESS_DATASETS", "ESS_METHODS", "bench_ess"]
 
-ESS_METHODS = ("fsghmc", "sghmc", "fsgld", "sgld", "fsgld_paper", "nuts", "mclmc", "adjusted_mclmc")
+ESS_METHODS = (*SAMPLERS, "fsgld_paper", "nuts", "blackjax_mclmc", "blackjax_adjusted_mclmc")
 ESS_DATASETS = ("boston", "yacht", "energy", "concrete")
 NUM_NUTS = (200, 200)
 
@@ -34,18 +34,18 @@ def bench_ess(
     """One record: the number of effective draws of f at the test inputs per gradient and per second.
 
     The problem is a 2×50 tanh network on split 0 of a UCI set, with the functional prior of ``fspace run uci`` (with
-    ``exact`` as ``gp_network``) and four vectorized chains. Samplers use their defaults. ``mclmc`` and
-    ``adjusted_mclmc`` are BlackJAX's, with its own tuners, on the density of ``nuts`` and with the gradients of
-    ``fsghmc``. ``fsgld_paper`` uses the papers' schedule (10⁻³, times 0.9 every
-    5000 steps, in units of the weights), divided by ten until no draw diverges and a Metropolis test would accept half
-    of the steps, because larger steps sample a different distribution. ``nuts`` uses NumPyro's defaults and trees of at
+    ``exact`` as ``gp_network``) and four vectorized chains. Samplers use their defaults. ``blackjax_mclmc``
+    and ``blackjax_adjusted_mclmc`` are BlackJAX's, with its own tuners, on the density of ``nuts`` and with the
+    gradients of ``fsghmc``. ``fsgld_paper`` uses the papers' schedule (10⁻³, times 0.9 every 5000 steps, in units of
+    the weights), divided by ten until no draw diverges and a Metropolis test would accept half of the steps, because
+    larger steps sample a different distribution. ``nuts`` uses NumPyro's defaults and trees of at
     most 255 steps. ``rmse`` and the mean standard deviations of f and of the noise show whether the distributions
     agree. Gradients are those of one chain including warm-up. Seconds are those of a second run, in which NumPyro
     compiles ``nuts`` again.
     """
     config = replace(CONFIG.quick() if quick else CONFIG, exact=exact)
     problem = prepare(dataset, 0, 0, config.num_gp_steps)
-    data, functional = problem.data, method not in ("sghmc", "sgld")
+    data, functional = problem.data, method not in ("sghmc", "sgld", "mclmc")
     model = build_model(config, problem.gp, problem.points, functional=functional)
     key = jax.random.fold_in(jax.random.key(0), repeat)
     train, step_size = (data.x_train, data.y_train), None
@@ -56,9 +56,9 @@ def bench_ess(
         # Steps of the warm-up are not recorded; its draws are assumed to cost as much as later ones.
         per_draw = float(np.mean(mcmc.get_extra_fields()["num_steps"]))
         num_gradients = round(per_draw * (num_warmup + num_samples))
-    elif method in ("mclmc", "adjusted_mclmc"):
+    elif method.startswith("blackjax"):
         num_gradients = SGHMC(model).num_steps * (config.num_warmup + config.num_samples)
-        is_adjusted = method == "adjusted_mclmc"
+        is_adjusted = "adjusted" in method
         settings = {"num_steps": num_gradients // 4, "num_draws": config.num_samples, "adjusted": is_adjusted}
         sample = microcanonical(model, train, num_chains=config.num_chains, **settings)
         draws, num_gradients, seconds = _timed_call(sample, key)
@@ -68,9 +68,9 @@ def bench_ess(
     elif method == "fsgld_paper":
         mcmc, seconds, step_size = _paper_schedule(model, config, key, train)
     else:
-        kernel = KERNELS[method](model)
+        kernel = SAMPLERS[method](model)
         mcmc, seconds = _timed(_mcmc(kernel, config.num_warmup, config.num_samples), key, train)
-    if method not in ("nuts", "mclmc", "adjusted_mclmc"):
+    if method != "nuts" and not method.startswith("blackjax"):
         num_gradients = mcmc.sampler.num_steps * (config.num_warmup + config.num_samples)
     f = predict(mcmc, key, data.x_test)["net"][..., 0]
     noise = (mcmc.samples if isinstance(mcmc, Posterior) else mcmc.get_samples())["sigma"]

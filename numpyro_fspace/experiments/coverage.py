@@ -16,7 +16,7 @@ from numpyro_fspace import measurement
 from numpyro_fspace.datasets import extrapolation
 from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.function_posterior import FunctionPosterior, convergence
-from numpyro_fspace.experiments.methods import KERNELS, METHODS, driver, fit, sampler
+from numpyro_fspace.experiments.methods import METHODS, SAMPLERS, driver, fit, sampler
 from numpyro_fspace.experiments.regression import Config, build_model, known_gp
 from numpyro_fspace.posterior import predict
 
@@ -102,7 +102,7 @@ def _draw_set(prior, key, grid):
 
 def _fitter(method, config, gp, points):
     """``(x, y, x_new, key) -> FunctionPosterior``; a sampler is compiled only once, for the first data set."""
-    if method not in KERNELS:
+    if method not in SAMPLERS:
         return lambda x, y, x_new, key: fit(method, config, gp, (x, y), x_new, points=points, key=key)
     kernel = sampler(method, build_model(config, gp, points, functional=method.startswith("f")), config)
     mcmc = driver(kernel, config)

@@ -17,7 +17,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro_fspace.baselines import ensemble, fit_svgp, laplace
 from numpyro_fspace.experiments.function_posterior import FunctionPosterior
 from numpyro_fspace.experiments.regression import Config, build_model
-from numpyro_fspace.mcmc import MCMC, SGHMC, SGLD, Warmup, fSGHMC, fSGLD, report
+from numpyro_fspace.mcmc import MCLMC, MCMC, SGHMC, SGLD, Warmup, fMCLMC, fSGHMC, fSGLD, report
 from numpyro_fspace.model import init_to_network
 from numpyro_fspace.posterior import predict
 from numpyro_fspace.priors import GPFit
@@ -35,9 +35,20 @@ from numpyro_fspace.variational import (
     svi_posterior,
 )
 
-__all__ = ["KERNELS", "METHODS", "VARIATIONAL", "VARIATIONAL_NUGGET", "driver", "fit", "sampler", "works_by_draws"]
+__all__ = [
+    "KERNELS",
+    "METHODS",
+    "SAMPLERS",
+    "VARIATIONAL",
+    "VARIATIONAL_NUGGET",
+    "driver",
+    "fit",
+    "sampler",
+    "works_by_draws",
+]
 
 KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
+SAMPLERS = KERNELS | {"mclmc": MCLMC, "fmclmc": fMCLMC}
 #: Divergences of the functional bound; None means NumPyro's bound, with the KL to the prior of the weights.
 DIVERGENCES: dict[str, Callable | None] = {
     "gfsvi": RegularizedKL(),
@@ -55,13 +66,12 @@ VARIATIONAL = (*DIVERGENCES, *HYBRIDS)
 #: Nugget of their functional prior, relative to the variance of the process. These methods have no other prior, so that
 #: the nugget is as small as float32 allows.
 VARIATIONAL_NUGGET = 1e-3
-METHODS = (*KERNELS, "nuts", *VARIATIONAL, "laplace", "ensemble", "vip", "svgp", "gp")
+METHODS = (*SAMPLERS, "nuts", *VARIATIONAL, "laplace", "ensemble", "vip", "svgp", "gp")
 #: Maximum number of test inputs in the report of a run.
 MAX_REPORTED = 100
 #: Trees of NUTS have at most 2^8 - 1 steps.
 NUTS_DEPTH = 8
-#: FVIMC: number of V- and M-stages; share of the gradients that M-stages take; gradient steps of a draw, which are few
-#: because T-stages need many draws.
+#: FVIMC: number of V- and M-stages; share of the gradients in M-stages; gradient steps of a draw (T-stages need many).
 NUM_STAGES, SAMPLING_SHARE, HYBRID_STEPS = 5, 0.4, 4
 #: Members of an ensemble; functions of an implicit process (the paper's number); inducing points.
 NUM_MEMBERS, NUM_FUNCTIONS, NUM_INDUCING = 10, 20, 100
@@ -110,7 +120,7 @@ def fit(
     if method == "svgp":
         return _sparse(config, data, x_new, key)
     task = _Task(method, config, functools.partial(build, gp=gp, points=points), data, key, progress)
-    if method in (*KERNELS, "nuts"):
+    if method in (*SAMPLERS, "nuts"):
         return _sample(task, x_new)
     start = time.perf_counter()
     key_fit, key_predict = jax.random.split(key)
@@ -137,11 +147,11 @@ def _squeeze(f):
 
 def sampler(method, model, config):
     """The kernel of a method with the settings of a config; settings that are None keep the kernel's defaults."""
-    names = ["num_steps", "step_size"] + ["friction"] * issubclass(KERNELS[method], SGHMC)
+    names = ["num_steps", "step_size"] + ["friction"] * issubclass(SAMPLERS[method], SGHMC)
     settings = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
     preconditioner = getattr(preconditioners, config.preconditioner)()
     warmup = Warmup(warm_start=config.warm_start, anchored=config.anchored)
-    return KERNELS[method](model, preconditioner=preconditioner, warmup=warmup, **settings)
+    return SAMPLERS[method](model, preconditioner=preconditioner, warmup=warmup, **settings)
 
 
 def driver(kernel, config, *, progress: bool = False) -> MCMC:

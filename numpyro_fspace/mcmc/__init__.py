@@ -3,12 +3,14 @@
 from numpyro_fspace.mcmc.driver import MCMC
 from numpyro_fspace.mcmc.hmc import fHMC, fMALA
 from numpyro_fspace.mcmc.kernels import SGHMC, SGLD, fSGHMC, fSGLD
+from numpyro_fspace.mcmc.mclmc import MCLMC, fMCLMC
 from numpyro_fspace.mcmc.plot_report import plot_report
 from numpyro_fspace.mcmc.reporting import Report, report
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.mcmc.warmup import Warmup
 
 __all__ = [
+    "MCLMC",
     "MCMC",
     "Report",
     "SGHMC",
@@ -16,6 +18,7 @@ __all__ = [
     "KernelState",
     "Warmup",
     "fHMC",
+    "fMCLMC",
     "fMALA",
     "fSGHMC",
     "fSGLD",

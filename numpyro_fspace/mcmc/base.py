@@ -40,6 +40,7 @@ class SGMCMCKernel(MCMCKernel):
     sample_field = "z"
     friction: float | None = 0.0  # None is found in warm-up
     needs_functional_prior = False
+    needs_exact_density = False  # even without a Metropolis test
     has_momentum = False
 
     def __init__(

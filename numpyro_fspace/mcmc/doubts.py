@@ -104,12 +104,15 @@ def sampler_doubts(kernel, state, num_samples: int) -> Iterator[str]:
             'value), or jax.config.update("jax_enable_x64", True) before anything else.'
         )
     accept_prob = np.asarray(state.mean_accept_prob)
+    is_tested = kernel.metropolis is not False and np.any(accept_prob != 1.0)
     if np.any(accept_prob < MIN_ACCEPT_PROB):
+        found = "accepts" if is_tested else "would accept"
+        result = "the chain hardly moves" if is_tested else "the draws may have another spread than the posterior"
         yield (
-            f"the Metropolis test accepts {100 * np.min(accept_prob):.0f} % of the steps, so the chain hardly moves. "
+            f"the Metropolis test {found} {100 * np.min(accept_prob):.0f} % of the steps, so {result}. "
             "Use a smaller step_size, or leave it None for warm-up to find it."
         )
-    is_tested = np.any(accept_prob != 1.0)  # then the draws have the right distribution, whatever the temperature
+    # With a test the draws have the right distribution, whatever the temperature.
     temperature = np.max(np.asarray(state.mean_temperature)) / kernel.temperature
     limit = KINETIC_LIMIT + kinetic_margin(state.scale.shape[-1], max(1, num_samples))
     if kernel.has_momentum and not is_tested and temperature > limit:

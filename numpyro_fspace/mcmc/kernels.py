@@ -125,12 +125,13 @@ class SGHMC(SGMCMCKernel):
     Args:
         model: a NumPyro model with continuous global latent sites.
         step_size: ε, a number or an optax schedule of the gradient step. None lets warm-up choose it: 1/√λ for the
-            largest curvature λ (2/√λ is the stability bound), or at most that with a Metropolis test.
+            largest curvature λ (2/√λ is the stability bound), or at most 1.5/√λ with a Metropolis test.
         num_steps: gradient steps per draw.
-        friction: γ > 0, relative to the mass, per unit of time. None is 1, or more if warm-up chooses the step size
-            and gradients are noisy. With ``integrator="baoab"`` up to eight directions with the most noise then get
-            the friction that balances it. All directions get enough friction that the remaining noise should raise the
-            temperature of none above 1.3 times that of the others.
+        friction: γ > 0, relative to the mass, per unit of time. None is 1 if the step size is given. If warm-up
+            chooses it, None is 0.3 for gradients without noise, and 1 or more for noisy ones. With
+            ``integrator="baoab"`` up to eight directions with the most noise then get the friction that balances it.
+            All directions get enough friction that the remaining noise should raise the temperature of none above 1.3
+            times that of the others.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. The mass matrix is (S Sᵀ)⁻¹. None
             is ``automatic()`` if warm-up chooses the step size (``dense()`` for few parameters without a network, else

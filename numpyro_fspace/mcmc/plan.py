@@ -77,8 +77,8 @@ class Plan:
 
     @property
     def is_shortened(self) -> bool:
-        """Whether further measurements of the curvature may shorten the step, which no Metropolis test corrects."""
-        return self.finds_step_size and not self.sampler.metropolis
+        """Whether further measurements of the curvature may shorten the step, which is not tuned to an acceptance."""
+        return self.finds_step_size and not self.sampler.is_tuned
 
     @property
     def measures(self) -> bool:

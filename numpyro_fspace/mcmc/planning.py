@@ -21,6 +21,9 @@ from numpyro_fspace.model.potential import check_gradient, check_plates
 
 __all__ = ["make_plan", "structure_of"]
 
+#: Friction by default for gradients without noise, which no friction has to balance.
+EXACT_FRICTION = 0.3
+
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,6 +79,8 @@ def _first_evaluation(kernel, args, kwargs, key):
             f"fs.functional_prior(...); this one has none. Add it, or sample with fs.{name[1:]}."
         )
     why = kernel._why_untested() or _why_random(potential)
+    if kernel.needs_exact_density and why:
+        raise ValueError(f"{name} needs the exact density, but {why}: sample with fs.fSGHMC or fs.SGHMC.")
     if kernel.metropolis and why:
         raise ValueError(f"metropolis=True needs the exact density, but {why}: leave metropolis out, or change that.")
     potential.check_data()
@@ -86,7 +91,7 @@ def _first_evaluation(kernel, args, kwargs, key):
     facts = Facts(
         {
             "sampler": kernel._sampler(not why if kernel.metropolis is None else kernel.metropolis),
-            "friction": kernel.friction if kernel.friction is not None or potential.is_random else 1.0,
+            "friction": kernel.friction if kernel.friction is not None or potential.is_random else EXACT_FRICTION,
             "preconditioner": preconditioner,
             "control_every": None if potential.has_own_noise else _control_every(kernel, potential.batches()),
             "held": tuple(k for k in potential.latents if potential.is_scale(k)),

@@ -128,7 +128,7 @@ def _judged(mcmc, kernel, args, kwargs, *, inputs, key) -> Report:
     plan = kernel._plan_of(state, args, kwargs)
     target, is_tested = kernel._target(plan, args, kwargs), plan.sampler.metropolis
     acceptance, noise_share, weighted_noise_share = _probe(target, state, key)
-    if is_tested:
+    if plan.sampler.is_tuned:
         acceptance = float(np.mean(state.mean_accept_prob))
     shortfall, chance = _shortfall(target, state, key)
     has_momentum = kernel.has_momentum

@@ -1,4 +1,4 @@
-"""SGLD and SGHMC with their settings, as chains on flat positions use them."""
+"""SGLD, SGHMC and MCLMC with their settings, as chains on flat positions use them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 
-from numpyro_fspace.sgmcmc import sghmc, sgld
+from numpyro_fspace.sgmcmc import mclmc, sghmc, sgld
 from numpyro_fspace.sgmcmc.base import Dynamics
 from numpyro_fspace.sgmcmc.gradient_noise import GradientNoise
 
-__all__ = ["Given", "Hamiltonian", "Langevin", "Sampler"]
+__all__ = ["Given", "Hamiltonian", "Langevin", "Microcanonical", "Sampler"]
+
+
+#: The longest tuned step for a largest curvature of 1; from 2 on, leapfrog steps are unstable.
+LONGEST = 1.5
 
 
 class Given(NamedTuple):
@@ -19,7 +23,7 @@ class Given(NamedTuple):
 
     Attributes:
         step_size: a number, or a schedule of the gradient step.
-        friction: γ of SGHMC.
+        friction: γ of SGHMC and MCLMC.
         gradient_noise: the noise of gradients, for a sampler whose thermostat takes account of it.
     """
 
@@ -35,6 +39,7 @@ class Sampler(Protocol):
         num_steps: gradient steps per draw.
         temperature: T.
         metropolis: whether steps, or draws, pass a Metropolis test.
+        is_tuned: whether warm-up tunes the step size to the acceptance probability of draws.
         has_momentum: whether the state of a chain has a momentum.
         absorbs_noise: whether friction can take up the noise of gradients in the directions where it is largest.
     """
@@ -45,6 +50,8 @@ class Sampler(Protocol):
     def temperature(self) -> float: ...
     @property
     def metropolis(self) -> bool: ...
+    @property
+    def is_tuned(self) -> bool: ...
     @property
     def has_momentum(self) -> bool: ...
     @property
@@ -76,6 +83,11 @@ class Langevin:
 
     has_momentum = False
     absorbs_noise = False
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether warm-up tunes the step size to the acceptance probability."""
+        return self.metropolis
 
     def initial_momentum(self, key, position):
         """An empty momentum."""
@@ -123,6 +135,11 @@ class Hamiltonian:
     has_momentum = True
 
     @property
+    def is_tuned(self) -> bool:
+        """Whether warm-up tunes the step size to the acceptance probability."""
+        return self.metropolis
+
+    @property
     def absorbs_noise(self) -> bool:
         """Whether the thermostat takes account of the noise of gradients."""
         return self.integrator == "baoab"
@@ -150,5 +167,50 @@ class Hamiltonian:
         return state.position, state.momentum, info
 
     def stable_step_size(self, curvature):
-        """The step size for a largest curvature λ in the preconditioner's coordinates."""
-        return 1.0 / jnp.sqrt(curvature)
+        """The step size for a largest curvature λ in the preconditioner's coordinates; a tuned one may be longer."""
+        return (LONGEST if self.is_tuned else 1.0) / jnp.sqrt(curvature)
+
+
+@dataclass(frozen=True)
+class Microcanonical:
+    """MCLMC.
+
+    Attributes:
+        num_steps: gradient steps per draw.
+        temperature: T.
+        metropolis: whether each draw is tested.
+        refresh_every: steps between partial refreshes of the momentum.
+    """
+
+    num_steps: int
+    temperature: float
+    metropolis: bool
+    refresh_every: int
+
+    is_tuned = True
+    has_momentum = True
+    absorbs_noise = False
+
+    def initial_momentum(self, key, position):
+        """A uniform direction, of length √P, flat [P]."""
+        return mclmc.init(position, key).momentum
+
+    def transition(self, key, dynamics: Dynamics, momentum, count, given: Given):
+        """``num_steps`` gradient steps: ``(position, momentum, Info)``."""
+        kernel = mclmc.build_kernel(has_aux=True, metropolis=self.metropolis)
+        state, info = kernel(
+            key,
+            mclmc.MCLMCState(dynamics.position, momentum, count),
+            dynamics.potential,
+            given.step_size,
+            num_steps=self.num_steps,
+            friction=given.friction,
+            temperature=self.temperature,
+            metric=dynamics.metric,
+            refresh_every=self.refresh_every,
+        )
+        return state.position, state.momentum, info
+
+    def stable_step_size(self, curvature):
+        """The longest step size for a largest curvature λ in the preconditioner's coordinates."""
+        return LONGEST / jnp.sqrt(curvature)

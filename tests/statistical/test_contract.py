@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 from support.compilation import quick_jit
 
-from numpyro_fspace.sgmcmc import sghmc, sgld
+from numpyro_fspace.sgmcmc import mclmc, sghmc, sgld
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity
 
-KERNELS = ["sgld", "baoab", "baoab, resampled", "euler, resampled"]
+KERNELS = ["sgld", "baoab", "baoab, resampled", "euler, resampled", "mclmc"]
 
 
 def make(name, potential_fn, step_size=0.1, num_steps=4, **options):
     """``(init(position, key), step(key, state))`` of an algorithm in BlackJAX's form."""
     if name == "sgld":
         return sgld.as_top_level_api(potential_fn, step_size, num_steps=num_steps, **options)
+    if name == "mclmc":
+        return mclmc.as_top_level_api(potential_fn, step_size, num_steps=num_steps, **options)
     integrator, resample = name.split(",")[0], "resampled" in name
     return sghmc.as_top_level_api(
         potential_fn, step_size, num_steps=num_steps, integrator=integrator, resample_momentum=resample, **options
@@ -54,6 +56,7 @@ def test_a_kernel_and_its_form_for_blackjax_have_the_documented_defaults(key):
     for module, settings in (
         (sgld, {"num_steps": 1, "temperature": 1.0}),
         (sghmc, {"num_steps": 10, "temperature": 1.0, "friction": 1.0, "resample_momentum": False, "refresh_every": 1}),
+        (mclmc, {"num_steps": 10, "temperature": 1.0, "friction": 1.0, "refresh_every": 1}),
     ):
         state = module.as_top_level_api(potential, 0.1).init(start, key_init)
         kernel = module.build_kernel()

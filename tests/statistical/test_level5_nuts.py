@@ -66,8 +66,9 @@ def compare(f, oracle, bias):
 
 
 @pytest.mark.slow
-def test_fsghmc_agrees_with_nuts(oracle):
-    mean_error, sd_error = compare(functions(fs.fSGHMC(model), 200, 800, 10), oracle, bias=0.03)
+@pytest.mark.parametrize("kernel", [fs.fSGHMC, fs.fMCLMC])
+def test_it_agrees_with_nuts(oracle, kernel):
+    mean_error, sd_error = compare(functions(kernel(model), 200, 800, 10), oracle, bias=0.03)
     assert mean_error < 1
     assert sd_error < 1
 

@@ -99,7 +99,7 @@ def judged(plan, is_adapting, state, drawn: Drawn):
         state: the chain's state before the draw.
         drawn: the result of the sampler.
     """
-    return (_tuned if plan.sampler.metropolis else _steadied)(plan, is_adapting, state, drawn)
+    return (_tuned if plan.sampler.is_tuned else _steadied)(plan, is_adapting, state, drawn)
 
 
 def _tuned(plan, is_adapting, state, drawn):

@@ -73,12 +73,12 @@ def calibrated(step: StepSize, curvature, direction, *, sampler, is_dense: bool,
         may_lengthen: whether the step may become longer.
     """
     good = jnp.isfinite(curvature) & (curvature > 0)
-    if is_dense and not sampler.metropolis:
+    if is_dense and not sampler.is_tuned:
         curvature = DENSE_MARGIN * curvature
     found = jnp.where(good, sampler.stable_step_size(curvature), 0.5 * step.size)
-    # λ belongs to one minibatch and one set of points; a step that has been stable is not cut by more than half. With
-    # a Metropolis test, tuning to the acceptance probability replaces measurements of curvature elsewhere.
-    least = 0.0 if sampler.metropolis else 0.5 * step.size
+    # λ belongs to one minibatch and one set of points; a step that has been stable is not cut by more than half. Tuning
+    # to the acceptance probability replaces measurements of curvature elsewhere.
+    least = 0.0 if sampler.is_tuned else 0.5 * step.size
     shortened = jnp.clip(found, least, step.size)
     return StepSize(
         size=jnp.where(may_lengthen | (step.size == 0), found, shortened),
