@@ -29,7 +29,7 @@ class MCLMC(SGMCMCKernel):
     (`figures <../performance.html>`_).
 
     **Target.** exp(-U/T) as ε → 0 for the model's own potential U, which must be known exactly: no minibatches, no
-    random points. Second moments are off by O(ε²). Warm-up chooses a step at which a Metropolis test would accept 0.9
+    random points. Second moments are off by O(ε²). Warm-up chooses a step at which a Metropolis test would accept 0.8
     of the draws, and the configurational temperature of the run shows if the draws are too wide. With
     ``metropolis=True`` the target is exact.
 

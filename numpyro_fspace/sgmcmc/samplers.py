@@ -40,6 +40,7 @@ class Sampler(Protocol):
         temperature: T.
         metropolis: whether steps, or draws, pass a Metropolis test.
         is_tuned: whether warm-up tunes the step size to the acceptance probability of draws.
+        target_accept_prob: that acceptance probability.
         has_momentum: whether the state of a chain has a momentum.
         absorbs_noise: whether friction can take up the noise of gradients in the directions where it is largest.
     """
@@ -52,6 +53,8 @@ class Sampler(Protocol):
     def metropolis(self) -> bool: ...
     @property
     def is_tuned(self) -> bool: ...
+    @property
+    def target_accept_prob(self) -> float: ...
     @property
     def has_momentum(self) -> bool: ...
     @property
@@ -83,6 +86,7 @@ class Langevin:
 
     has_momentum = False
     absorbs_noise = False
+    target_accept_prob = 0.9
 
     @property
     def is_tuned(self) -> bool:
@@ -133,6 +137,7 @@ class Hamiltonian:
     integrator: str
 
     has_momentum = True
+    target_accept_prob = 0.9
 
     @property
     def is_tuned(self) -> bool:
@@ -190,6 +195,11 @@ class Microcanonical:
     is_tuned = True
     has_momentum = True
     absorbs_noise = False
+
+    @property
+    def target_accept_prob(self) -> float:
+        """Without a test, rejections cost nothing, and a longer step of more error pays."""
+        return 0.9 if self.metropolis else 0.8
 
     def initial_momentum(self, key, position):
         """A uniform direction, of length √P, flat [P]."""

@@ -12,8 +12,6 @@ __all__ = ["Drawn", "cooled", "cooling", "is_hot", "shortening", "tuning"]
 
 #: Excess of the mean kinetic temperature over 1, beyond chance, after which burn-in shortens the step permanently.
 MAX_STRETCH_EXCESS = 0.05
-#: Acceptance probability for which a Metropolis-tested step is tuned.
-TARGET_ACCEPT_PROB = 0.9
 
 
 class Drawn(NamedTuple):
@@ -63,12 +61,12 @@ def cooling(temperature, size: int):
     return jnp.where(excess > MAX_STRETCH_EXCESS + kinetic_margin(size), limited, 1.0)
 
 
-def tuning(accept_prob, num_tuned):
-    """Factor on the step size after draw number ``num_tuned`` since a calibration, for a mean acceptance of 0.9.
+def tuning(accept_prob, num_tuned, target: float):
+    """Factor on the step size after draw number ``num_tuned`` since a calibration, for a mean acceptance of ``target``.
 
     This is a stochastic approximation [Robbins and Monro 1951] of the logarithm.
     """
-    return jnp.exp(0.5 * (num_tuned + 1.0) ** -0.6 * (accept_prob - TARGET_ACCEPT_PROB))
+    return jnp.exp(0.5 * (num_tuned + 1.0) ** -0.6 * (accept_prob - target))
 
 
 def cooled(momentum, temperature):
