@@ -11,7 +11,7 @@ from numpyro.infer import NUTS, SVI
 
 import numpyro_fspace as fs
 
-KERNELS = {"fsghmc": fs.fSGHMC, "fsgld": fs.fSGLD, "nuts": NUTS}
+KERNELS = {"fsghmc": fs.fSGHMC, "fsgld": fs.fSGLD, "fmclmc": fs.fMCLMC, "nuts": NUTS}
 
 
 def draws_by_chain(name, kernel, *, num_warmup, num_samples):
@@ -39,7 +39,7 @@ def test_converges_under_fsghmc(name):
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("kernel", ["fsghmc", "fsgld"])
+@pytest.mark.parametrize("kernel", ["fsghmc", "fsgld", "fmclmc"])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "ordered_classes"])
 def test_agrees_with_nuts(name, kernel):
     """Mean of f within a quarter of its standard deviation, standard deviation within a fifth, medians over inputs."""

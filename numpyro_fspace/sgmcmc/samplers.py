@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +17,10 @@ __all__ = ["Given", "Hamiltonian", "Langevin", "Microcanonical", "Sampler"]
 
 #: The longest tuned step for a largest curvature of 1; from 2 on, leapfrog steps are unstable.
 LONGEST = 1.5
+#: Acceptance probability for which warm-up tunes the step of a tested sampler.
+ACCEPT_PROB = 0.9
+#: Variance per parameter of the energy error of an untested draw; the smallest acceptance that may result.
+ERROR, MIN_ACCEPT_PROB = 7e-5, 0.8
 
 
 class Given(NamedTuple):
@@ -40,7 +45,6 @@ class Sampler(Protocol):
         temperature: T.
         metropolis: whether steps, or draws, pass a Metropolis test.
         is_tuned: whether warm-up tunes the step size to the acceptance probability of draws.
-        target_accept_prob: that acceptance probability.
         has_momentum: whether the state of a chain has a momentum.
         absorbs_noise: whether friction can take up the noise of gradients in the directions where it is largest.
     """
@@ -54,8 +58,6 @@ class Sampler(Protocol):
     @property
     def is_tuned(self) -> bool: ...
     @property
-    def target_accept_prob(self) -> float: ...
-    @property
     def has_momentum(self) -> bool: ...
     @property
     def absorbs_noise(self) -> bool: ...
@@ -65,6 +67,9 @@ class Sampler(Protocol):
 
     def transition(self, key, dynamics: Dynamics, momentum, count, given: Given):
         """One draw: ``(position, momentum, Info)``."""
+
+    def target_accept_prob(self, size: int) -> float:
+        """The acceptance probability of draws of ``size`` parameters that warm-up tunes the step size for."""
 
     def stable_step_size(self, curvature):
         """The step size for a largest curvature λ in the preconditioner's coordinates."""
@@ -86,7 +91,6 @@ class Langevin:
 
     has_momentum = False
     absorbs_noise = False
-    target_accept_prob = 0.9
 
     @property
     def is_tuned(self) -> bool:
@@ -110,6 +114,10 @@ class Langevin:
             metric=dynamics.metric,
         )
         return state.position, momentum, info
+
+    def target_accept_prob(self, size: int) -> float:
+        """The acceptance probability that warm-up tunes the step size for."""
+        return ACCEPT_PROB
 
     def stable_step_size(self, curvature):
         """The step size for a largest curvature λ in the preconditioner's coordinates."""
@@ -137,7 +145,6 @@ class Hamiltonian:
     integrator: str
 
     has_momentum = True
-    target_accept_prob = 0.9
 
     @property
     def is_tuned(self) -> bool:
@@ -171,6 +178,10 @@ class Hamiltonian:
         )
         return state.position, state.momentum, info
 
+    def target_accept_prob(self, size: int) -> float:
+        """The acceptance probability that warm-up tunes the step size for."""
+        return ACCEPT_PROB
+
     def stable_step_size(self, curvature):
         """The step size for a largest curvature λ in the preconditioner's coordinates; a tuned one may be longer."""
         return (LONGEST if self.is_tuned else 1.0) / jnp.sqrt(curvature)
@@ -196,11 +207,6 @@ class Microcanonical:
     has_momentum = True
     absorbs_noise = False
 
-    @property
-    def target_accept_prob(self) -> float:
-        """Without a test, rejections cost nothing, and a longer step of more error pays."""
-        return 0.9 if self.metropolis else 0.8
-
     def initial_momentum(self, key, position):
         """A uniform direction, of length √P, flat [P]."""
         return mclmc.init(position, key).momentum
@@ -220,6 +226,16 @@ class Microcanonical:
             refresh_every=self.refresh_every,
         )
         return state.position, state.momentum, info
+
+    def target_accept_prob(self, size: int) -> float:
+        """The acceptance probability that warm-up tunes the step size for.
+
+        Without a test it is that of an energy error of variance ``ERROR`` times P in a draw: the error of the
+        distribution is that of each direction, not that of the sum over all.
+        """
+        if self.metropolis:
+            return ACCEPT_PROB
+        return max(MIN_ACCEPT_PROB, math.erfc(math.sqrt(ERROR * size / 8.0)))
 
     def stable_step_size(self, curvature):
         """The longest step size for a largest curvature λ in the preconditioner's coordinates."""

@@ -109,7 +109,8 @@ def _tuned(plan, is_adapting, state, drawn):
     mass would lose it only slowly.
     """
     step, info = state.warmup.step, drawn.info
-    factor = stability.tuning(info.accept_prob, step.num_tuned, plan.sampler.target_accept_prob).astype(step.size.dtype)
+    target = plan.sampler.target_accept_prob(state.warmup.scale.size)
+    factor = stability.tuning(info.accept_prob, step.num_tuned, target).astype(step.size.dtype)
     size = jnp.minimum(step.size * factor, step.longest)
     step = step._replace(size=jnp.where(is_adapting, size, step.size), num_tuned=step.num_tuned + 1)
     temperature = plan.sampler.temperature

@@ -73,7 +73,7 @@ def calibrated(step: StepSize, curvature, direction, *, sampler, is_dense: bool,
         may_lengthen: whether the step may become longer.
     """
     good = jnp.isfinite(curvature) & (curvature > 0)
-    if is_dense and not sampler.metropolis:
+    if is_dense and not sampler.is_tuned:
         curvature = DENSE_MARGIN * curvature
     found = jnp.where(good, sampler.stable_step_size(curvature), 0.5 * step.size)
     # λ belongs to one minibatch and one set of points; a step that has been stable is not cut by more than half. Tuning
