@@ -285,7 +285,7 @@ def test_an_anchor_keeps_a_random_scale_from_following_the_mode(key):
     x = jnp.linspace(-1.0, 1.0, 20)[:, None]
     kept = []
     for anchored in (False, True):
-        kernel = fs.SGHMC(deep, warmup=fs.Warmup(anchored=anchored), metropolis=False)
+        kernel = fs.SGHMC(deep, warmup=fs.Warmup(anchored=anchored), friction=1.0, metropolis=False)
         mcmc = fs.MCMC(kernel, num_warmup=60, num_samples=10, progress_bar=False)
         mcmc.run(key, x, jnp.sin(3.0 * x[:, 0]))
         kept.append(float(jnp.mean(mcmc.get_samples()["scale"])))
