@@ -25,7 +25,7 @@ class MCLMC(SGMCMCKernel):
               du = -\frac{\sqrt P}{P - 1} (I - u u^\top) S^\top \nabla U / T\, dt + \text{noise}, \qquad |u| = 1
 
     The momentum only turns, so the chain keeps its speed. Without a Metropolis test, which would turn it around at each
-    rejection, it has up to three times as many effective draws of a network per gradient as ``SGHMC``
+    rejection, it has 1.5 to 4 times as many effective draws of a network per gradient as ``SGHMC``
     (`figures <../performance.html>`_).
 
     **Target.** exp(-U/T) as ε → 0 for the model's own potential U, which must be known exactly: no minibatches, no
