@@ -227,3 +227,15 @@ def test_warning_names_the_caller():
     with pytest.warns(RuntimeWarning, match="'mine'") as caught:
         handlers.seed(model, KEY)()
     assert caught[0].filename == __file__
+
+
+def test_a_process_without_covariance_in_float32_is_refused():
+    """Squares of 1e-30 are zero there, and the variance 0/0 is no number."""
+    tiny = 1e-30 * np.linspace(-1.0, 1.0, 6)[:, None]
+
+    def model():
+        net = nn.Sequential([nn.Dense(30), nn.tanh, nn.Dense(1)])
+        fs.gp_network("f", net, fs.GPPrior(ExpSquared(1e-30)), tiny)
+
+    with pytest.raises(ValueError, match="no covariance at the points that float32 represents: rescale x"):
+        Predictive(model, num_samples=2)(jax.random.key(0))

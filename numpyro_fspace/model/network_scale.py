@@ -103,6 +103,11 @@ def find_scales(name, layer: LastLayer, prior, x, rows_of, *, hidden_scale, tole
         points = np.asarray(x)
         places = _places(points, np.random.default_rng(0), only_points=layer.takes_integers)
         parts = None if is_random else _correlations(prior, points, np.concatenate([points, *places]))
+        if parts is not None and not len(parts[1]):
+            raise ValueError(
+                f"gp_network({name!r}): the prior has no covariance at the points that {points.dtype} represents: "
+                "rescale x together with the lengthscale, or the kernel's variance."
+            )
         digest = blake2b(settings.encode() + points.tobytes() + rows.tobytes())
         digest.update(b"" if parts is None else b"".join(np.ascontiguousarray(part).tobytes() for part in parts))
         key = digest.digest()
