@@ -43,7 +43,8 @@ def check_positive(value, name: str):
     """``value`` must be a positive, finite number."""
     if isinstance(value, jax.core.Tracer):
         return
-    if not isinstance(value, int | float | np.number | jax.Array | np.ndarray) or jnp.ndim(value) != 0:
+    is_number = isinstance(value, int | float | np.number | jax.Array | np.ndarray) and not isinstance(value, bool)
+    if not is_number or jnp.ndim(value) != 0:
         raise TypeError(f"{name} must be a positive number, got {value!r}.")
     if not 0 < float(value) < np.inf:
         raise ValueError(f"{name}={value} must be positive and finite.")

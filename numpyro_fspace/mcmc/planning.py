@@ -80,7 +80,8 @@ def _first_evaluation(kernel, args, kwargs, key):
         )
     why = kernel._why_untested() or _why_random(potential)
     if kernel.needs_exact_density and why:
-        raise ValueError(f"{name} needs the exact density, but {why}: sample with fs.fSGHMC or fs.SGHMC.")
+        cure = "give a number, or leave it None" if callable(kernel.step_size) else "sample with fs.fSGHMC or fs.SGHMC"
+        raise ValueError(f"{name} needs the exact density, but {why}: {cure}.")
     if kernel.metropolis and why:
         raise ValueError(f"metropolis=True needs the exact density, but {why}: leave metropolis out, or change that.")
     potential.check_data()

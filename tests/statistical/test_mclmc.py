@@ -242,6 +242,7 @@ def test_what_it_cannot_sample_is_refused(kernel, arguments, reason):
     [
         ({"friction": 0.0}, ValueError, "friction"),
         ({"refresh_every": 3}, ValueError, "must divide num_steps=20"),
+        ({"step_size": True}, TypeError, "step_size must be a positive number, got True"),
         ({"metropolis": None}, TypeError, "metropolis must be True or False"),
     ],
 )
