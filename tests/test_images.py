@@ -261,7 +261,7 @@ def test_networks(network, shape, num_weights):
     assert jax.eval_shape(net.apply, variables, x).shape == (2, NUM_CLASSES)
 
 
-@pytest.mark.parametrize("settings", [{"network": "vgg"}, {"points": "noise"}])
+@pytest.mark.parametrize("settings", [{"network": "vgg"}, {"points": "noise"}, {"chain_method": "parallel"}])
 def test_unknown_settings(settings):
     with pytest.raises(ValueError, match="is unknown; choose from"):
         experiment.Config(**settings)
@@ -305,11 +305,16 @@ def quick(capsys, method, *argv):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # 20 draws of warm-up are few
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("fsghmc", "points=kmnist"), ("gfsvi", "points=random"), ("ensemble", "")],
+    [
+        ("fsghmc", "points=kmnist"),
+        ("fsghmc", "exact=True points=kmnist chain_method=sequential num_chains=2"),
+        ("gfsvi", "points=random"),
+        ("ensemble", ""),
+    ],
 )
 def test_blocks_are_told_apart(folder, capsys, method, settings):
     """Linearly separable classes are learned (chance is 90 % of errors), noise is out of distribution."""
-    line = quick(capsys, method, *(["--set", settings] if settings else []))
+    line = quick(capsys, method, *(["--set", *settings.split()] if settings else []))
     assert line["error"] <= 5.0
     assert line["gibbs"] <= line["lpd"] < 0.0
     assert line["num_train"] == 300

@@ -47,7 +47,7 @@ def reduced(fn, *args):
 
     def products(program):
         for equation in program.eqns:
-            if equation.primitive.name == "dot_general":
+            if equation.primitive.name in ("dot_general", "conv_general_dilated"):
                 yield equation.params["precision"]
         for inner in subjaxprs(program):
             yield from products(inner)
@@ -101,4 +101,28 @@ def test_dynamics_multiply_in_full_precision(preconditioner, batch_size):
     kernel = fs.fSGHMC(model, preconditioner=preconditioner())
     state = kernel.init(jax.random.key(0), 20, None, (X, Y), {})
     wrong, num = reduced(lambda state: kernel.sample(state, (X, Y), {}), state)
+    assert not wrong and num > 5
+
+
+@pytest.mark.parametrize("convolution", [fs.model.conv_general_dilated, jax.lax.conv_general_dilated])
+def test_networks_with_an_exact_prior_multiply_in_full_precision(convolution):
+    """Their last layers can be so large that rounded features would move the values at the points."""
+
+    def init(key, x):
+        return {"convolution": jnp.ones((3, 1, 4)), "kernel": jnp.ones((24, 2)), "bias": jnp.ones(2)}
+
+    def apply(w, x):
+        rows = convolution(x[..., None], w["convolution"], (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"))
+        return jnp.tanh(rows).reshape(len(x), -1) @ w["kernel"] + w["bias"]
+
+    prior, points = fs.GPPrior(tinygp.kernels.ExpSquared(0.5), num_outputs=2), jnp.eye(6)
+
+    def model(x, y):
+        f = fs.gp_network("f", (init, apply), prior, points)
+        numpyro.sample("y", dist.Normal(f(x), 0.2).to_event(), obs=y)
+
+    kernel = fs.fSGHMC(model)
+    data = points + 0.1, jnp.zeros((6, 2))
+    state = kernel.init(jax.random.key(0), 20, None, data, {})
+    wrong, num = reduced(lambda state: kernel.sample(state, data, {}), state)
     assert not wrong and num > 5

@@ -29,6 +29,7 @@ __all__ = ["EXPERIMENT", "Config", "classifier"]
 
 #: Number of measurement points of a variational method, which needs the Jacobian there (GFSVI's number).
 NUM_VARIATIONAL = 10
+CHAIN_METHODS = ("vectorized", "sequential")
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,11 @@ class Config(regression.Config):
         dtype: type in which the network computes, ``"float32"`` or ``"bfloat16"``.
         points: measurement points: ``"train"`` (training images), ``"kmnist"`` (images that are not scored), or
             ``"random"`` (half training images, half uniform pixels on twice the range of the data).
-        num_points: number of measurement points of a gradient step.
+        num_points: number of measurement points of a gradient step, or with ``exact`` of all fixed points.
         num_train, num_test: maximum numbers of training images and of test (and out-of-distribution) images; None
             means all.
         num_gp_points: number of training images on which the kernel is trained.
+        chain_method: ``"vectorized"``, or ``"sequential"``, which suits networks that fill a GPU.
         friction: friction of the Hamiltonian samplers, which counters minibatch noise; None means that warm-up chooses
             it.
     """
@@ -79,11 +81,13 @@ class Config(regression.Config):
     num_train: int | None = None
     num_test: int | None = None
     num_gp_points: int = 200
+    chain_method: str = "vectorized"
     friction: float | None = 50.0
 
     def __post_init__(self):
         super().__post_init__()
-        for name, known in (("network", tuple(NETWORKS)), ("dtype", DTYPES), ("points", POINTS)):
+        choices = {"network": NETWORKS, "dtype": DTYPES, "points": POINTS, "chain_method": CHAIN_METHODS}
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(known)}.")
         if self.friction is not None:
@@ -106,6 +110,8 @@ def run(job: Job[Config]) -> dict:
     problem = prepare(job.dataset, job.seed, **sizes)
     num_points = min(config.num_points, NUM_VARIATIONAL) if job.method in VARIATIONAL else config.num_points
     points = measurement_points(config.points, problem, num_points, key_points)
+    if config.exact:  # a distribution that is exact at its points needs points that stay
+        points = points(key_points)
     where = [problem.x_test, *problem.ood.values(), problem.rotated]
     posterior = fit(
         job.method,

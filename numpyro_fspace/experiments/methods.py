@@ -155,13 +155,13 @@ def sampler(method, model, config):
 
 
 def driver(kernel, config, *, progress: bool = False) -> MCMC:
-    """``MCMC`` with the chains of a config, vectorized."""
+    """``MCMC`` with the chains of a config, vectorized unless the config says otherwise."""
     return MCMC(
         kernel,
         num_warmup=config.num_warmup,
         num_samples=config.num_samples,
         num_chains=config.num_chains,
-        chain_method="vectorized",
+        chain_method=getattr(config, "chain_method", "vectorized"),
         progress_bar=progress,
     )
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpyro_fspace.model.arguments import frozen
 from numpyro_fspace.model.functions import depends_on, vanishes_with
 from numpyro_fspace.priors._concrete import evaluated, is_traced
+from numpyro_fspace.priors.gaussian_process import full_precision
 from numpyro_fspace.sgmcmc.base import times
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class LastLayer:
     φ_v are the same for all outputs.
 
     Attributes:
-        network: the network.
+        network: the network; it multiplies in full precision on every device, as the last layer's columns can be so
+            large that the errors of a GPU's default would exceed what they contribute.
         paths: the weight arrays of the last layer.
         num_outputs: K.
         takes_integers: whether its inputs must be integers, like those of embeddings.
@@ -128,6 +130,7 @@ def find_last_layer(name: str, network: Network, shape: tuple[int, ...]) -> Last
         ValueError: the network's output is not one array [M] or [M, K] of at least float32; it is not affine in any
             layer; or the weights of the layer do not split into one column for each output.
     """
+    network = dataclasses.replace(network, apply=full_precision(network.apply))
     weights, x = _example(network, shape)
     out = jax.eval_shape(network.apply, weights, x)
     if not hasattr(out, "shape") or out.ndim > 2:

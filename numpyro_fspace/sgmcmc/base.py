@@ -110,7 +110,7 @@ def dot(x, y):
 def times(left, right):
     """The matrix product in the full precision of its type, which GPUs and TPUs reduce by default.
 
-    Priors and dynamics multiply by this function; networks use the default.
+    Priors and dynamics multiply by this function; networks use the default, but for those of ``gp_network``.
     """
     return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
