@@ -42,7 +42,7 @@ class Config(regression.Config):
         dtype: type in which the network computes, ``"float32"`` or ``"bfloat16"``.
         points: measurement points: ``"train"`` (training images), ``"kmnist"`` (images that are not scored), or
             ``"random"`` (half training images, half uniform pixels on twice the range of the data).
-        num_points: number of measurement points of a gradient step, or with ``exact`` of all fixed points.
+        num_points: number of measurement points of a gradient step.
         num_train, num_test: maximum numbers of training images and of test (and out-of-distribution) images; None
             means all.
         num_gp_points: number of training images on which the kernel is trained.
@@ -110,8 +110,6 @@ def run(job: Job[Config]) -> dict:
     problem = prepare(job.dataset, job.seed, **sizes)
     num_points = min(config.num_points, NUM_VARIATIONAL) if job.method in VARIATIONAL else config.num_points
     points = measurement_points(config.points, problem, num_points, key_points)
-    if config.exact:  # a distribution that is exact at its points needs points that stay
-        points = points(key_points)
     where = [problem.x_test, *problem.ood.values(), problem.rotated]
     posterior = fit(
         job.method,
@@ -198,7 +196,7 @@ def picture(records: Sequence[Mapping]) -> Figure:
 
     records = with_curves(records)
     groups: dict[tuple, list] = {}
-    for line, label in zip(records, tables.labels(records), strict=True):
+    for line, label in zip(records, tables.labels(EXPERIMENT, records), strict=True):
         groups.setdefault((line["dataset"], label), []).append(line["curves"])
     datasets, labels = (list(dict.fromkeys(parts)) for parts in zip(*groups, strict=True))
     size = (8.4, 2.6 * len(datasets) + 0.6)

@@ -18,6 +18,8 @@ from numpyro_fspace.priors import GPFit, GPPrior
 
 __all__ = ["COLUMNS", "Problem", "judge", "panel"]
 
+#: Number of measurement points of an exact prior, which are spread evenly over the grid.
+NUM_EXACT = 60
 #: Number of draws in a picture.
 NUM_DRAWN = 5
 #: Columns of the table of records.
@@ -74,6 +76,8 @@ def judge(problem: Problem, job: Job[Config], keys) -> dict:
         gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=nugget))
     if job.method == "nuts":  # NUTS needs a fixed density
         points = measurement.fixed(np.asarray(points(jax.random.key(0))))
+    if config.exact:
+        points = measurement.space_filling(grid.min(0), grid.max(0), NUM_EXACT)
     posterior = fit(job.method, config, gp, (x, y), grid, points=points, key=key_fit, progress=job.progress)
     y_test = truth + np.sqrt(gp.noise_variance) * np.asarray(jax.random.normal(key_test, truth.shape))
     result = scores(posterior.at(seen), y_test[seen], key_scores)

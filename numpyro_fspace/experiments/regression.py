@@ -55,8 +55,8 @@ class Config(Settings):
         max_lengthscale: upper bound of the GP's lengthscales, which are the units of the network's inputs.
         calibrated: whether the functional prior is divided by the network's own distribution
             (``fs.priors.CalibratedPrior``); the measurement points must then be fixed.
-        exact: whether the network is a ``fs.gp_network``, whose values at the (fixed) measurement points have the
-            distribution of the functional prior; the settings of the weights' prior are then ignored.
+        exact: whether the network is a ``fs.gp_network``, whose values at the measurement points have the distribution
+            of the functional prior; random points are drawn once, and the settings of the weights' prior are ignored.
         noise_sd: sd of the log-normal prior of the noise, which is centered at the noise of the trained GP.
         noise_factor: factor on this center, for experiments with a wrong prior of the noise.
         num_updates, learning_rate: steps and learning rate of Adam, with a cosine decay, for the variational methods.
@@ -155,7 +155,8 @@ def random_functions(config: Config, network, prior, points, *, functional: bool
     """
 
     if functional and config.exact:
-        return lambda num_inputs: gp_network("net", network, prior, points, input_shape=num_inputs)
+        fixed = points(jax.random.key(0)) if points.is_random else points
+        return lambda num_inputs: gp_network("net", network, prior, fixed, input_shape=num_inputs)
 
     def weights():
         """The prior of the weights, with its random or learned scale."""

@@ -45,6 +45,7 @@ EXACT = {"exact": True}
 PLAN: Mapping[str, tuple[Request, ...]] = {
     "extrapolation": (
         Request(methods=SAMPLERS, num_seeds=5),
+        Request(methods=("fsghmc",), num_seeds=5, settings=EXACT),
         Request(methods=("gp", "svgp", "bbb", "laplace", "ensemble", "vip")),
         Request(methods=("gfsvi", "tfsvi", "gwi", "fvi", "fvimc", "fvimc_kl", "fbnn", "ifbnn"), settings=UPDATES),
     ),
@@ -52,6 +53,7 @@ PLAN: Mapping[str, tuple[Request, ...]] = {
         Request(methods=("gp", "gfsvi", "tfsvi", "bbb", "laplace"), datasets=("rbf", "matern12")),
         Request(methods=("gp", "gfsvi"), datasets=("periodic", "rbf_short", "rbf_long")),
         Request(methods=("fbnn", "fvi"), datasets=("rbf",)),
+        Request(methods=("fsghmc",), datasets=("rbf", "rbf_short", "rbf_long", "matern12", "periodic"), settings=EXACT),
     ),
     "calibration": (
         Request(methods=("fsghmc", "sghmc", "gfsvi"), settings={"widths": (50, 50)}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,7 +17,8 @@ __all__ = ["labels", "table"]
 def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
     """Means ± standard errors over splits and seeds: a row for each data set, method and config.
 
-    The label of a row names settings and package versions that differ between records. If some runs of a row lack a
+    The label of a row names settings that differ between records and from the defaults, and package versions that
+    differ. If some runs of a row lack a
     figure (a chain that never moved has no R-hat), the number of runs that have it is shown. A column with published
     figures is followed by a column of them. Duplicate records of a run count once.
 
@@ -28,7 +31,7 @@ def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
     varied, num_versions = _varied(records), len({line.get("version") for line in records})
     groups: dict[tuple, list[Mapping]] = {}
     for line in records:
-        settings = _settings(line, varied)
+        settings = _settings(line, varied, experiment)
         if num_versions > 1:
             settings += (f"version={line.get('version')}",)
         groups.setdefault((line["dataset"], line["method"], settings), []).append(line)
@@ -60,14 +63,17 @@ def _varied(records):
     return [name for name in names if any(config.get(name) != configs[0].get(name) for config in configs)]
 
 
-def _settings(line, names) -> tuple[str, ...]:
-    return tuple(f"{name}={(line.get('config') or {}).get(name)}" for name in names)
+def _settings(line, names, experiment: Experiment) -> tuple[str, ...]:
+    """The settings of these names that are not the defaults, which are those of a setting that is missing."""
+    config = line.get("config") or {}
+    defaults = json.loads(json.dumps(dataclasses.asdict(experiment.config)))
+    return tuple(f"{name}={config[name]}" for name in names if name in config and config[name] != defaults.get(name))
 
 
-def labels(records: Sequence[Mapping]) -> list[str]:
-    """Labels of records in a picture: the method, and the settings that differ between records."""
+def labels(experiment: Experiment, records: Sequence[Mapping]) -> list[str]:
+    """Labels of records in a picture: the method, and settings that differ between records and from the defaults."""
     varied = _varied(records)
-    return [", ".join([line["method"], *_settings(line, varied)]) for line in records]
+    return [", ".join([line["method"], *_settings(line, varied, experiment)]) for line in records]
 
 
 def _summary(values) -> str:
