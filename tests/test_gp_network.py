@@ -200,3 +200,23 @@ def test_broken_twins_have_another_covariance(key, monkeypatch, twin):
 
     assert find(broken=False) < 1e-5
     assert find(broken=True) > 1e-3
+
+
+def test_a_network_with_features_of_its_own_gets_its_inputs_unchanged():
+    """A function of the time of year has the period of a year, and a prior of this period at its points."""
+    prior = fs.GPPrior(tinygp.kernels.ExpSineSquared(scale=1.0, gamma=1.0))
+    points = fs.measurement.space_filling(0.0, 3.0, 40)
+
+    def on_circle(x):
+        return jnp.concatenate([jnp.cos(2 * jnp.pi * x), jnp.sin(2 * jnp.pi * x)], -1)
+
+    def model(x):
+        net = nn.Sequential([on_circle, nn.Dense(20), nn.tanh, nn.Dense(1)])
+        numpyro.deterministic("values", fs.gp_network("f", net, prior, points)(x))
+
+    x, predictive = jnp.linspace(0.0, 1.0, 11)[:, None], numpyro.infer.Predictive(model, num_samples=4000)
+    draws = predictive(jax.random.key(0), jnp.concatenate([x, x + 1.0]))["values"][..., 0]
+    now, later = draws[:, :11], draws[:, 11:]
+    np.testing.assert_allclose(now, later, atol=1e-3)
+    covariance = np.asarray(prior.covariance_function(x, x)).reshape(11, 11)
+    assert np.abs(np.cov(now.T) - covariance).max() < 0.1

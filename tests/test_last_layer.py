@@ -229,3 +229,51 @@ def test_what_is_added_to_the_last_layer_is_found(kind):
     assert layer.has_offset == has_offset
     expected = np.sin(x) if has_offset else np.zeros((4, layer.num_outputs))
     np.testing.assert_allclose(layer.offset(hidden, x), expected, atol=1e-6)
+
+
+# Features of the inputs
+
+
+def on(transform):
+    """A network whose first layer reads ``transform(x)``."""
+    return nn.Sequential([transform, nn.Dense(6), nn.tanh, nn.Dense(1)])
+
+
+AFFINE = {
+    "nothing": lambda x: x,
+    "units": lambda x: (x - jnp.array([1.0, 2.0])) / jnp.array([3.0, 4.0]),
+    "columns": lambda x: jnp.concatenate([x[:, 1:], 2.0 * x[:, [0]], x[:, ::-1]], -1),
+    "shapes": lambda x: x.reshape(len(x), 1, 2).squeeze(1),
+    "products": lambda x: x @ jnp.array([[1.0, 2.0], [0.0, 1.0]]),
+    "a jitted product": jax.jit(lambda x: 3.0 * x),
+}
+FEATURES = {
+    "sines": lambda x: jnp.concatenate([x, jnp.sin(x)], -1),
+    "squares": lambda x: jnp.concatenate([x, x**2], -1),
+    "interactions": lambda x: jnp.concatenate([x, x[:, :1] * x[:, 1:]], -1),
+    "relu": jax.nn.relu,
+    "a norm": lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True),
+    "the inverse": lambda x: 1.0 / (3.0 + x),
+    "a jitted sine": jax.jit(jnp.sin),
+}
+
+
+@pytest.mark.parametrize("name", [*AFFINE, *FEATURES])
+def test_a_network_that_makes_features_of_its_inputs_is_told_apart(name):
+    network = read_network("f", on((AFFINE | FEATURES)[name]), (2,))
+    assert find_last_layer("f", network, (2,)).makes_features == (name in FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda module, x: nn.Dense(1)(jnp.tanh(nn.Dense(3)(x) ** 2)), False),
+        (lambda module, x: nn.Dense(1)(hidden(x)) + jnp.sin(x[:, :1]), True),  # beside the network
+        (lambda module, x: nn.Dense(1)(hidden(nn.LayerNorm()(x))), True),
+        (skip, False),
+        (attention, False),
+    ],
+)
+def test_features_beside_and_before_layers(fn, expected):
+    network = read_network("f", Module(fn), (2,))
+    assert find_last_layer("f", network, (2,)).makes_features == expected

@@ -57,7 +57,7 @@ EXPERIMENT = Experiment(
     methods=METHODS,
     defaults=("fsghmc", "sghmc"),
     datasets=("extrapolation",),
-    minutes=3,
+    minutes=1,
     columns={
         "w2_gp": "W2 to the GP",
         "mean_error": "error of the mean",

@@ -170,7 +170,7 @@ EXPERIMENT = Experiment(
     defaults=("gp", "fsghmc", "fsgld", "sghmc", "gfsvi", "ensemble"),
     datasets=("co2",),
     files=("timeseries/co2.csv",),
-    minutes=3,
+    minutes=1,
     columns={
         "rmse_raw": "RMSE, ppm",
         "rmse_seen": "RMSE until 1985",

@@ -143,7 +143,7 @@ EXPERIMENT = Experiment(
     methods=METHODS,
     defaults=("gp", "fsghmc"),
     datasets=("gp_draws",),
-    minutes=40,
+    minutes=3,
     columns={
         "coverage90": "coverage",
         "gp_coverage90": "of the GP",

@@ -56,7 +56,7 @@ EXPERIMENT = Experiment(
     methods=tuple(method for method in METHODS if method != "svgp"),  # svgp trains its own kernel
     defaults=("gp", "gfsvi"),
     datasets=tuple(KERNELS),
-    minutes=2,
+    minutes=1,
     columns=COLUMNS,
     picture=lambda records: panels(records, panel, title=lambda line: f"{line['method']}, {line['dataset']}"),
     unused=("num_gp_steps", "max_lengthscale"),

@@ -178,7 +178,7 @@ EXPERIMENT = Experiment(
     methods=("function", *(f"weight{width}" for width in WIDTHS)),
     defaults=("function", *(f"weight{width}" for width in WIDTHS)),
     datasets=tuple(PROBLEMS),
-    minutes=3,
+    minutes=1,
     columns={
         "num_weights": "coordinates",
         "acceptance": "acceptance",

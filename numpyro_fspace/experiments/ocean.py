@@ -213,7 +213,7 @@ EXPERIMENT = Experiment(
     defaults=("gp", "fsghmc", "fsgld", "sghmc", "gfsvi", "tfsvi"),
     datasets=("gulf",),
     files=("drifters/gulfdrifters_gpjax.npz",),
-    minutes=2,
+    minutes=1,
     columns={
         "mse": "MSE",
         "gibbs": "expected log-likelihood",

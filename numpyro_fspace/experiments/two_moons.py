@@ -126,7 +126,7 @@ EXPERIMENT = Experiment(
     methods=tuple(method for method in METHODS if method != "svgp"),
     defaults=("gp", "fsghmc", "gfsvi", "laplace"),
     datasets=("two_moons",),
-    minutes=3,
+    minutes=1,
     columns={
         "accuracy": "accuracy",
         "lpd": "log probability",

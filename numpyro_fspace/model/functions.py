@@ -137,6 +137,10 @@ def sources(fn, values: dict) -> dict:
 PRODUCTS = {"mul", "dot_general", "conv_general_dilated"}
 SUMS = {"add", "add_any", "sub", "neg", "reduce_sum", "reshape", "transpose", "broadcast_in_dim", "squeeze"}
 SUMS |= {"convert_element_type", "concatenate", "slice", "copy"}
+#: Operations that are affine in their first operand if the others are constant.
+MOVES = {"div", "gather", "dynamic_slice", "pad", "rev", "split", "cumsum", "expand_dims"}
+#: Operations that call another program with their operands.
+CALLS = {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call"}
 
 
 def vanishes_with(fn, values) -> bool:
@@ -154,18 +158,58 @@ def _zeros(jaxpr, are_zero) -> list[bool]:
 
     for equation in jaxpr.eqns:
         given = [is_zero(atom) for atom in equation.invars]
-        inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-        inner = getattr(inner, "jaxpr", inner)
         if equation.primitive.name in PRODUCTS:
             found = [any(given)]
         elif equation.primitive.name in SUMS:
             found = [all(given)]
-        elif equation.primitive.name in ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call"):
-            found = _zeros(inner, given)
+        elif equation.primitive.name in CALLS:
+            found = _zeros(_called(equation), given)
         else:
             found = [False] * len(equation.outvars)
         known |= {id(out): one for out, one in zip(equation.outvars, found, strict=True)}
     return [is_zero(out) for out in jaxpr.outvars]
+
+
+def _called(equation):
+    """The program that an equation calls."""
+    inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+    return getattr(inner, "jaxpr", inner)
+
+
+#: What a value in a network's program is made of: constants; an affine function of the inputs; another function of the
+#: inputs; weights.
+CONSTANT, AFFINE, FEATURE, WEIGHTED = range(4)
+
+
+def makes_features(apply, weights, x) -> bool:
+    """Whether the program of ``apply(weights, x)`` transforms x, other than affinely, before weights meet it."""
+    program = jax.make_jaxpr(apply)(weights, x)
+    kinds = [*[WEIGHTED] * len(jax.tree.leaves(weights)), AFFINE]
+    return _kinds(program.jaxpr, kinds)[1]
+
+
+def _kinds(jaxpr, kinds) -> tuple[list[int], bool]:
+    """The kinds of a program's outputs, given those of its inputs, and whether weights meet a feature in it."""
+    known, has_met = dict(zip(map(id, jaxpr.invars), kinds, strict=True)), False
+
+    def kind_of(atom):
+        return CONSTANT if hasattr(atom, "val") else known.get(id(atom), CONSTANT)
+
+    for equation in jaxpr.eqns:
+        name, given = equation.primitive.name, [kind_of(atom) for atom in equation.invars]
+        found = [max(given, default=CONSTANT)] * len(equation.outvars)
+        if name in CALLS:
+            found, has_met_inside = _kinds(_called(equation), given)
+            has_met |= has_met_inside
+        elif WEIGHTED in given:
+            has_met |= FEATURE in given
+        elif AFFINE in found:
+            is_product = name in PRODUCTS and given.count(AFFINE) == 1
+            is_move = name in MOVES and given.index(AFFINE) == 0 and given.count(AFFINE) == 1
+            if not (name in SUMS or is_product or is_move):
+                found = [FEATURE] * len(equation.outvars)
+        known |= {id(out): one for out, one in zip(equation.outvars, found, strict=True)}
+    return [kind_of(out) for out in jaxpr.outvars], has_met
 
 
 def some_rows(x, num: int):

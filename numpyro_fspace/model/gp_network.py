@@ -74,6 +74,8 @@ def gp_network(
 
     **Units.** A network with inputs of shape (D,) receives (x - mean of X_M) / unit. The unit of each input is
     proportional to the lengthscale of the process along it, and scaled such that the points have a mean square of one.
+    A network that computes features of its inputs before its first weights, such as sines of the time of year, receives
+    x unchanged: give these features a mean square of about one.
 
     **Sites.** There is one site ``"{name}.{path}"`` for each array of hidden weights, and there are three sites with
     standard normal priors: ``"{name}.values"`` z [M, K], the values of the process at the points, whitened by the
@@ -147,8 +149,8 @@ def gp_network(
             f"gp_network({name!r}): the network has {layer.num_outputs} output(s) and the prior "
             f"num_outputs={prior.num_outputs}: make them equal."
         )
-    is_vector = len(shape) == 1 and not layer.takes_integers and frozen is None
-    to_units = units_of(prior, x_points) if is_vector else lambda x: x
+    has_units = len(shape) == 1 and not (layer.takes_integers or layer.makes_features) and frozen is None
+    to_units = units_of(prior, x_points) if has_units else lambda x: x
 
     def rows_of(points):
         return to_units(_network_inputs(name, points, shape, layer))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.model.arguments import frozen
-from numpyro_fspace.model.functions import depends_on, vanishes_with
+from numpyro_fspace.model.functions import depends_on, makes_features, vanishes_with
 from numpyro_fspace.priors._concrete import evaluated, is_traced
 from numpyro_fspace.priors.gaussian_process import full_precision
 from numpyro_fspace.sgmcmc.base import times
@@ -50,6 +50,7 @@ class LastLayer:
         takes_integers: whether its inputs must be integers, like those of embeddings.
         program: a text that identifies the network's program; None if the program holds traced values.
         has_offset: whether g may differ from zero.
+        makes_features: whether the network transforms its inputs, other than affinely, before its first weights.
     """
 
     network: Network
@@ -58,6 +59,7 @@ class LastLayer:
     takes_integers: bool = False
     program: str | None = None
     has_offset: bool = True
+    makes_features: bool = False
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -147,14 +149,20 @@ def find_last_layer(name: str, network: Network, shape: tuple[int, ...]) -> Last
     program = jax.make_jaxpr(network.apply)(weights, x)
     layer = LastLayer(network, (), 1 if out.ndim == 1 else out.shape[1], x.dtype.kind == "i")
     if is_traced(program.consts):
-        return _find(name, layer, program, weights, x)
+        return dataclasses.replace(
+            _find(name, layer, program, weights, x), makes_features=makes_features(network.apply, weights, x)
+        )
     text = re.sub(r" at 0x[0-9a-f]+", "", str(program))
     signature = str((text, frozen(list(program.consts)), tuple(weights), network.outputs_first))
     if signature not in _FOUND:
         found = _find(name, layer, program, weights, x)
         while len(_FOUND) >= MAX_FOUND:
             del _FOUND[next(iter(_FOUND))]
-        _FOUND[signature] = {"paths": found.paths, "has_offset": _has_offset(found, weights, x)}
+        _FOUND[signature] = {
+            "paths": found.paths,
+            "has_offset": _has_offset(found, weights, x),
+            "makes_features": makes_features(network.apply, weights, x),
+        }
     return dataclasses.replace(layer, program=signature, **_FOUND[signature])
 
 
