@@ -332,7 +332,7 @@ def test_picture_has_a_line_for_each_method_and_a_row_for_each_set():
     matplotlib.use("agg")
     curves = {"angle": [0, 180], "entropy": [0.1, 1.0], "accuracy": [1.0, 0.5]}
     records = [
-        {"dataset": dataset, "method": method, "curves": curves}
+        {"experiment": "images", "dataset": dataset, "method": method, "curves": curves}
         for dataset in ("mnist", "fashion_mnist")
         for method in ("fsghmc", "sghmc", "ensemble")
     ]

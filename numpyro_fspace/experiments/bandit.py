@@ -132,7 +132,7 @@ def picture(records: Sequence[Mapping]) -> Any:
     size = (4.2 * len(datasets), 3.4)
     figure, axes = plt.subplots(1, len(datasets), figsize=size, squeeze=False, sharex=True, sharey=True)
     records = sorted(records, key=lambda line: list(METHODS).index(line["method"]))
-    labels = tables.labels(EXPERIMENT, records)
+    labels = tables.labels(records)
     for ax, dataset in zip(axes.flat, datasets, strict=True):
         for number, label in enumerate(dict.fromkeys(labels)):
             lines = [

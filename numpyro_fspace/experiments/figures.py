@@ -1,11 +1,14 @@
-"""Pictures of records with one panel for each method."""
+"""Pictures of records with one panel for each method and its settings."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from numpyro_fspace.experiments.tables import labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,15 +32,15 @@ def with_curves(records: Sequence[Mapping]) -> list[Mapping]:
     return found
 
 
-def panels(
-    records: Sequence[Mapping], draw: Callable[[Axes, Mapping], None], *, title: Callable[[Mapping], str] | None = None
-) -> Figure:
-    """A figure with ``draw(axes, curves)`` for each record with curves, and a common legend.
+def panels(records: Sequence[Mapping], draw: Callable[[Axes, Mapping], None]) -> Figure:
+    """A figure with ``draw(axes, curves)`` for each data set, method and config, and a common legend.
+
+    Of several splits and seeds the first is drawn. A title has the method, the settings if the method is there with
+    several, and the data set if there are several.
 
     Args:
         records: records to draw; those without curves are left out.
         draw: draws the curves of one record.
-        title: title of a panel; the method by default.
 
     Raises:
         ValueError: no record has curves.
@@ -45,17 +48,23 @@ def panels(
     import matplotlib.pyplot as plt
 
     records = with_curves(records)
-    num_columns = min(NUM_COLUMNS if len(records) <= MANY else NUM_COLUMNS_MANY, len(records))
-    num_rows = -(-len(records) // num_columns)
+    first: dict[tuple[str, str], Mapping] = {}
+    for line, label in zip(records, labels(records), strict=True):
+        first.setdefault((line["dataset"], label), line)
+    num_columns = min(NUM_COLUMNS if len(first) <= MANY else NUM_COLUMNS_MANY, len(first))
+    num_rows = -(-len(first) // num_columns)
     size = (PANEL[0] * num_columns, PANEL[1] * num_rows)
     figure, axes = plt.subplots(
         num_rows, num_columns, figsize=size, squeeze=False, sharex=True, sharey=True, layout="constrained"
     )
-    for ax, line in zip(axes.flat, records, strict=False):
+    num_labels = Counter((line["dataset"], line["method"]) for line in first.values())
+    num_datasets = len({dataset for dataset, _ in first})
+    for ax, ((dataset, label), line) in zip(axes.flat, first.items(), strict=False):
         draw(ax, {name: np.array(curve) for name, curve in line["curves"].items()})
         ax.locator_params(axis="x", nbins=5)
-        ax.set_title(line["method"] if title is None else title(line))
-    for ax in axes.flat[len(records) :]:
+        name = label if num_labels[dataset, line["method"]] > 1 else line["method"]
+        ax.set_title(f"{name}, {dataset}" if num_datasets > 1 else name)
+    for ax in axes.flat[len(first) :]:
         ax.set_axis_off()
     labeled = {label: part for ax in axes.flat for part, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     if labeled:

@@ -196,7 +196,7 @@ def picture(records: Sequence[Mapping]) -> Figure:
 
     records = with_curves(records)
     groups: dict[tuple, list] = {}
-    for line, label in zip(records, tables.labels(EXPERIMENT, records), strict=True):
+    for line, label in zip(records, tables.labels(records), strict=True):
         groups.setdefault((line["dataset"], label), []).append(line["curves"])
     datasets, labels = (list(dict.fromkeys(parts)) for parts in zip(*groups, strict=True))
     size = (8.4, 2.6 * len(datasets) + 0.6)

@@ -58,6 +58,6 @@ EXPERIMENT = Experiment(
     datasets=tuple(KERNELS),
     minutes=1,
     columns=COLUMNS,
-    picture=lambda records: panels(records, panel, title=lambda line: f"{line['method']}, {line['dataset']}"),
+    picture=lambda records: panels(records, panel),
     unused=("num_gp_steps", "max_lengthscale"),
 )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from numpyro_fspace.experiments.catalog import Experiment
+from numpyro_fspace.experiments.catalog import Experiment, find
 from numpyro_fspace.experiments.records import distinct
 
 __all__ = ["labels", "table"]
@@ -70,9 +70,9 @@ def _settings(line, names, experiment: Experiment) -> tuple[str, ...]:
     return tuple(f"{name}={config[name]}" for name in names if name in config and config[name] != defaults.get(name))
 
 
-def labels(experiment: Experiment, records: Sequence[Mapping]) -> list[str]:
-    """Labels of records in a picture: the method, and settings that differ between records and from the defaults."""
-    varied = _varied(records)
+def labels(records: Sequence[Mapping]) -> list[str]:
+    """Labels of an experiment's records: the method, and settings that differ between records and from the defaults."""
+    experiment, varied = find(records[0]["experiment"]), _varied(records)
     return [", ".join([line["method"], *_settings(line, varied, experiment)]) for line in records]
 
 
