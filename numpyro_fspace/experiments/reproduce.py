@@ -77,8 +77,9 @@ PLAN: Mapping[str, tuple[Request, ...]] = {
         Request(methods=("gfsvi", "tfsvi", "fvi", "fvimc"), settings=UPDATES),
     ),
     "langevin": (
-        Request(methods=("function", "weight20", "weight50", "weight100"), datasets=("n3_depth2",)),
+        Request(methods=("function", *(f"weight{n}" for n in (20, 50, 100, 200, 500))), datasets=("n3_depth2",)),
         Request(methods=("function", "weight20", "weight50"), datasets=("n3_depth3",)),
+        Request(methods=("weight100",), datasets=("n3_depth3",), settings={"num_chains": 200}),
     ),
     "ablations": (
         Request(
