@@ -94,13 +94,14 @@ def test_temperature_of_sites_of_any_support():
     assert found.mean_error < 0.15 and abs(np.log(found.mean)) < 4 * found.mean_error
 
 
-def test_temperature_names_one_hot_direction_of_a_hundred():
+@pytest.mark.parametrize("shape", [(4, 300), (1, 1200)])
+def test_temperature_names_one_hot_direction_of_a_hundred(shape):
     rng = np.random.default_rng(0)
     direction = np.ones(100) / 10.0
     x = (rng.normal(size=(200, 1)) * direction + 0.3 * rng.normal(size=(200, 100))).astype(np.float32)
     y = x @ direction
     precision, mean = posterior(x, y, 0.5)
-    draws = gaussian(precision, mean, (4, 300))
+    draws = gaussian(precision, mean, shape)
 
     def model(x, y):
         w = numpyro.sample("w", dist.Normal().expand([100]).to_event(1))
@@ -115,6 +116,29 @@ def test_temperature_names_one_hot_direction_of_a_hundred():
     assert found.mean < 1.2  # which hides it
     (line,) = advice.temperature_doubts(found)
     assert "in the direction that the data determine best" in line
+
+
+def test_temperature_of_one_chain_that_moves_slowly_in_many_directions():
+    """Oscillators which still know in the second half of the draws where they were in the first; all is right."""
+    num, size = 300, 1000
+    rng, period, memory = np.random.default_rng(0), 60.0, 200.0
+    w = np.empty((num, size), complex)
+    w[0] = rng.normal(size=size) + 1j * rng.normal(size=size)
+    turn = np.exp(2j * np.pi / period - 1.0 / memory)
+    for t in range(1, num):
+        noise = rng.normal(size=size) + 1j * rng.normal(size=size)
+        w[t] = turn * w[t - 1] + np.sqrt(1.0 - abs(turn) ** 2) * noise
+    draws = w.real
+    draws[:, 0] = 0.1 * rng.normal(size=num)
+
+    def model(y):
+        w = numpyro.sample("w", dist.Normal().expand([size]).to_event(1))
+        numpyro.sample("y", dist.Normal(w[0], np.sqrt(1 / 99)), obs=y)
+
+    found = temperature(model, {"w": draws[None]}, jnp.zeros(()))
+    assert abs(np.log(found.mean)) < 4 * found.mean_error
+    assert abs(np.log(found.leading)) < 4 * found.leading_error < 1.0
+    assert advice.temperature_doubts(found) == []
 
 
 def test_temperature_costs_no_more_than_it_may():

@@ -43,6 +43,10 @@ MAX_NUMBERS = 2**25
 REACH = 0.3
 #: Blocks of draws for the standard error.
 NUM_BLOCKS = 16
+#: Gradients of one call of the compiled program.
+NUM_AT_ONCE = 16
+#: Of a single chain: steps of the power iteration for the largest curvature, and draws at which the Hessian is taken.
+NUM_TURNS, NUM_HESSIANS = 4, 4
 
 
 class ConfigurationalTemperature(NamedTuple):
@@ -50,8 +54,9 @@ class ConfigurationalTemperature(NamedTuple):
 
     Attributes:
         mean: over all directions, each weighted by its curvature in the preconditioner's coordinates.
-        leading: in the direction along which the gradient varies most. It is found in one half of the draws and
-            evaluated in the other.
+        leading: in the direction along which the gradient varies most. It is found in one half of the chains and
+            evaluated in the other. With one chain, whose gradients may remember those of its first half for long, it is
+            a direction of the largest curvature.
         mean_error, leading_error: relative standard errors.
         num_draws: the number of draws that these come from.
     """
@@ -123,10 +128,20 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
         return kernel._compiled(partial(gradients, is_whole), static, *key)
 
     def at(rows, offsets, keys, is_whole=True):
-        given = jax.tree.map(lambda a: a[rows], some)
-        points = given, offsets.astype(state.scale.dtype), chain[rows], keys
-        found = compiled(is_whole)(points, state.scale, state.warmup.learned, arrays)
-        return np.asarray(found, np.float64)
+        """Gradients at draws plus offsets [n, P], by a program for ``NUM_AT_ONCE`` of them."""
+        program, found = compiled(is_whole), []
+        for start in range(0, len(rows), NUM_AT_ONCE):
+            part = np.minimum(np.arange(start, start + NUM_AT_ONCE), len(rows) - 1)
+            given = jax.tree.map(lambda a, part=part: a[rows[part]], some)
+            points = given, offsets[part].astype(state.scale.dtype), chain[rows[part]], keys[part]
+            found.append(np.asarray(program(points, state.scale, state.warmup.learned, arrays), np.float64))
+        return np.concatenate(found)[: len(rows)]
+
+    def hessian_times(rows, vectors, reach):
+        """The products of the Hessians at draws with vectors [n, P], by central differences."""
+        offsets = np.concatenate([reach * vectors, -reach * vectors])
+        above, below = np.split(at(np.tile(rows, 2), offsets, jnp.tile(keys[0][rows], 2), not is_cut), 2)
+        return (above - below) / (2 * reach)
 
     keys = jax.random.split(key, (2, len(chain)))
     every = np.arange(len(chain))
@@ -137,15 +152,27 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
         return None
     first, second = np.where(good[:, None], first, 0.0), np.where(good[:, None], second, 0.0)
     fold = _folds(chain, place, len(chains))
-    leading = np.stack([_leading((first + second)[good & (fold != half)]) for half in (0, 1)])[fold]  # [n, P]
+    halves = [np.flatnonzero(good & (fold != half)) for half in (0, 1)]
+    if len(chains) > 1:
+        directions = np.stack([_leading((first + second)[half]) for half in halves])
+    else:
+        few = [half[_even(len(half), NUM_HESSIANS)] for half in halves]
+        which = np.repeat([0, 1], [len(rows) for rows in few])
+        directions = np.stack([_unit(np.random.default_rng(half).choice([-1.0, 1.0], size)) for half in (0, 1)])
+        largest = 1.0  # curvature so far
+        for _ in range(NUM_TURNS):
+            turned = hessian_times(np.concatenate(few), directions[which], _reach(largest))
+            means = [turned[which == half].mean(axis=0) for half in (0, 1)]
+            largest = max(largest, *(np.linalg.norm(mean) for mean in means))
+            directions = np.stack([_unit(mean) for mean in means])
+    leading = directions[fold]  # [n, P]
     squares = np.stack([(first * second).sum(1), (first * leading).sum(1) * (second * leading).sum(1)])
     rows = every if is_cut else every[::PER_CURVATURE][: len(every) // PER_CURVATURE]
     probes = np.random.default_rng(0).choice([-1.0, 1.0], (len(rows), size)), leading[rows]
-    reach = REACH / np.sqrt(np.maximum(np.abs(squares[:, good].mean(axis=1)), 1e-30))
-    offsets = np.concatenate([sign * h * v for h, v in zip(reach, probes, strict=True) for sign in (1, -1)])
-    found = at(np.tile(rows, 4), offsets, jnp.tile(keys[0][rows], 4), not is_cut).reshape(2, 2, len(rows), size)
-    differences = (found[:, 0] - found[:, 1]) / (2 * reach[:, None, None])
-    curvatures = np.stack([(d * v).sum(1) for d, v in zip(differences, probes, strict=True)])
+    products = [
+        hessian_times(rows, vectors, _reach(along[good].mean())) for vectors, along in zip(probes, squares, strict=True)
+    ]
+    curvatures = np.stack([(d * v).sum(1) for d, v in zip(products, probes, strict=True)])
     is_known = good[rows] & np.isfinite(curvatures).all(axis=0)
     block = _blocks(chain, place, num_kept)
     results = [
@@ -192,8 +219,19 @@ def _folds(chain, place, num_chains):
 def _leading(gradients):
     """The unit vector along which gradients [n, P] are largest."""
     _, vectors = np.linalg.eigh(gradients @ gradients.T)
-    direction = vectors[:, -1] @ gradients
-    return direction / max(np.linalg.norm(direction), 1e-30)
+    return _unit(vectors[:, -1] @ gradients)
+
+
+def _unit(vector):
+    return vector / max(np.linalg.norm(vector), 1e-30)
+
+
+def _reach(square):
+    """The length of finite differences along a vector whose products with gradients have this mean square.
+
+    For a unit vector this is the curvature.
+    """
+    return REACH / np.sqrt(max(abs(square), 1e-30))
 
 
 def _blocks(chain, place, num_kept):
