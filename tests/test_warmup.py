@@ -26,14 +26,14 @@ from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity
 
 
+@pytest.mark.parametrize("by_differences", [False, True])
 @pytest.mark.parametrize("scale", [None, [1.0, 0.5, 3.0]])
-def test_largest_curvature_is_that_of_the_preconditioned_hessian(scale, key):
+def test_largest_curvature_is_that_of_the_preconditioned_hessian(scale, by_differences, key):
     hessian = np.array([[4.0, 1.0, 0.0], [1.0, 3.0, 0.5], [0.0, 0.5, 9.0]], np.float32)
     metric = Identity() if scale is None else Diagonal(jnp.array(scale))
     s = np.eye(3) if scale is None else np.diag(scale)
-    found, direction = largest_curvature(
-        lambda w: 0.5 * w @ hessian @ w, jnp.ones(3), jax.random.normal(key, (3,)), metric
-    )
+    start, settings = jax.random.normal(key, (3,)), {"by_differences": by_differences}
+    found, direction = largest_curvature(lambda w: 0.5 * w @ hessian @ w, jnp.ones(3), start, metric, **settings)
     values, vectors = np.linalg.eigh(s @ hessian @ s)
     np.testing.assert_allclose(found, values[-1], rtol=1e-3)
     np.testing.assert_allclose(abs(direction @ vectors[:, -1]), 1.0, rtol=1e-3)
@@ -588,3 +588,25 @@ def test_random_points_are_noise_too():
         assert potential.is_random == is_random
         plan = fs.fSGHMC(model).prepare((x,), {}, 100)
         assert plan.absorbs_noise == is_random and (plan.friction is None) == is_random
+
+
+@pytest.mark.slow
+def test_the_step_of_a_network_with_a_gp_s_distribution_is_not_cut_by_rounding():
+    """Its second derivatives are wrong by factors of hundreds in float32; steps were twenty times too short."""
+    t = np.arange(240, dtype=np.float32)[:, None] / 12
+    y = np.sin(2 * np.pi * t[:, 0]) + 0.2 * np.random.default_rng(0).normal(size=240).astype(np.float32)
+    season = tinygp.kernels.ExpSquared(20.0) * tinygp.kernels.ExpSineSquared(scale=1.0, gamma=1.0)
+    points = fs.measurement.space_filling(0.0, 20.0, 120)
+
+    def on_circle(t):
+        return jnp.concatenate([t / 10.0, jnp.cos(2 * jnp.pi * t), jnp.sin(2 * jnp.pi * t)], -1)
+
+    def model(t, y):
+        net = nn.Sequential([on_circle, nn.Dense(30), nn.tanh, nn.Dense(30), nn.tanh, nn.Dense(1)])
+        f = fs.gp_network("f", net, fs.GPPrior(season + tinygp.kernels.ExpSquared(10.0)), points)
+        numpyro.sample("y", dist.Normal(f(t).squeeze(-1), numpyro.sample("sigma", dist.HalfNormal(1.0))), obs=y)
+
+    mcmc = fs.MCMC(fs.fSGHMC(model), num_warmup=200, num_samples=50, progress_bar=False)
+    mcmc.run(jax.random.key(0), t, y, extra_fields=("accept_prob",))
+    assert 0.6 < mcmc.get_extra_fields()["accept_prob"].mean() < 0.97
+    assert mcmc.last_state.step_size > 0.03

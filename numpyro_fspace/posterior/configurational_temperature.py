@@ -163,7 +163,7 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
         for _ in range(NUM_TURNS):
             turned = hessian_times(np.concatenate(few), directions[which], _reach(largest))
             means = [turned[which == half].mean(axis=0) for half in (0, 1)]
-            largest = max(largest, *(np.linalg.norm(mean) for mean in means))
+            largest = max(largest, *(float(np.linalg.norm(mean)) for mean in means))
             directions = np.stack([_unit(mean) for mean in means])
     leading = directions[fold]  # [n, P]
     squares = np.stack([(first * second).sum(1), (first * leading).sum(1) * (second * leading).sum(1)])

@@ -192,6 +192,7 @@ def _calibrate(target, may_lengthen, num_iterations, state):
         step.direction,
         dynamics.metric,
         num_iterations=num_iterations,
+        by_differences=plan.by_differences,
     )
     step = calibrated(
         step, *found, sampler=plan.sampler, is_dense=plan.preconditioner.is_dense, may_lengthen=may_lengthen

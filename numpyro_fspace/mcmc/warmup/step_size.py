@@ -13,6 +13,8 @@ import jax.numpy as jnp
 __all__ = ["NUM_POWER_ITERATIONS", "StepSize", "calibrated", "largest_curvature"]
 
 NUM_POWER_ITERATIONS = 40
+#: How far differences of gradients go, in posterior standard deviations.
+REACH = 0.3
 #: Factor on the curvature for a dense preconditioner without a Metropolis test. All directions are equally stiff in its
 #: coordinates, so that half the step makes a quarter of the error in each.
 DENSE_MARGIN = 4.0
@@ -40,20 +42,34 @@ class StepSize(NamedTuple):
         return cls(zero, zero, jnp.zeros((), int), direction)
 
 
-def largest_curvature(energy, position, direction, metric, *, num_iterations=NUM_POWER_ITERATIONS):
+def largest_curvature(
+    energy, position, direction, metric, *, num_iterations=NUM_POWER_ITERATIONS, by_differences: bool = False
+):
     """Largest |eigenvalue| of Sᵀ ∇²U S at ``position`` [P], by power iteration from ``direction`` [P].
 
-    ``energy(w)`` is U for one minibatch and one set of measurement points.
+    ``energy(w)`` is U for one minibatch and one set of measurement points. The Hessian's products are derivatives of
+    the gradient or, with ``by_differences``, central differences over ``REACH`` posterior standard deviations.
 
     Returns:
         ``(λ, direction)``.
     """
+    gradient = jax.grad(energy)
+    if by_differences:
 
-    _, hessian_times = jax.linearize(jax.grad(energy), position)
+        def hessian_times(change, curvature):
+            reach = REACH / jnp.sqrt(jnp.maximum(curvature, 1.0))
+            above, below = jax.lax.map(gradient, position + reach * jnp.stack([change, -change]))
+            return (above - below) / (2 * reach)
+
+    else:
+        _, times = jax.linearize(gradient, position)
+
+        def hessian_times(change, curvature):
+            return times(change)
 
     def step(_, carry):
-        direction, _ = carry
-        product = metric.scale_gradient(hessian_times(metric.scale(direction)))
+        direction, curvature = carry
+        product = metric.scale_gradient(hessian_times(metric.scale(direction), curvature))
         norm = jnp.linalg.norm(product)
         return product / jnp.where(norm > 0, norm, 1.0), norm
 
