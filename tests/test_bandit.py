@@ -13,7 +13,7 @@ import scipy.stats
 from numpyro import handlers
 
 from numpyro_fspace.__main__ import main
-from numpyro_fspace.datasets.registry import DATA_ENV
+from numpyro_fspace.datasets.files import DATA_ENV
 from numpyro_fspace.experiments import bandit
 from numpyro_fspace.experiments.bandit_agents import (
     Agent,

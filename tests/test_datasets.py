@@ -22,8 +22,8 @@ import pytest
 import sklearn.datasets
 
 from numpyro_fspace import datasets
-from numpyro_fspace.datasets import co2, drifters, mushroom, registry, uci
-from numpyro_fspace.datasets.registry import ChecksumError, DataNotFoundError, Source, find
+from numpyro_fspace.datasets import co2, drifters, files, mushroom, uci
+from numpyro_fspace.datasets.files import ChecksumError, DataNotFoundError, Source, find
 from numpyro_fspace.datasets.split import make_split
 
 NUM_ROWS = {"yacht": 308, "boston": 506, "concrete": 1030, "energy": 768, "wine_red": 1599, "kin8nm": 8192}
@@ -32,15 +32,15 @@ NUM_ROWS = {"yacht": 308, "boston": 506, "concrete": 1030, "energy": 768, "wine_
 @pytest.fixture
 def data_dir() -> Path:
     """Directory of the real files; tests that need them are skipped where it is not named."""
-    if not os.environ.get(registry.DATA_ENV):
-        pytest.skip(f"{registry.DATA_ENV} is not set")
-    return Path(os.environ[registry.DATA_ENV])
+    if not os.environ.get(files.DATA_ENV):
+        pytest.skip(f"{files.DATA_ENV} is not set")
+    return Path(os.environ[files.DATA_ENV])
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
     """An empty user cache and no data directory; the network is 127.0.0.1."""
-    monkeypatch.delenv(registry.DATA_ENV, raising=False)
+    monkeypatch.delenv(files.DATA_ENV, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "*")
     return tmp_path / "cache" / "numpyro_fspace"
@@ -68,7 +68,7 @@ def test_order_is_data_dir_then_environment_then_cache(cache, tmp_path, monkeypa
     for name, place in places.items():
         (place / "timeseries").mkdir(parents=True)
         (place / source.path).write_text(name)
-    monkeypatch.setenv(registry.DATA_ENV, str(places["named"]))
+    monkeypatch.setenv(files.DATA_ENV, str(places["named"]))
     assert find(source, places["given"]).read_text() == "given"
     assert find(source).read_text() == "named"
     (places["named"] / source.path).unlink()
@@ -98,7 +98,7 @@ def test_cache_falls_back_to_home(monkeypatch, tmp_path):
     monkeypatch.delenv("LOCALAPPDATA", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    assert registry.cache_dir() == tmp_path / ".cache" / "numpyro_fspace"
+    assert files.cache_dir() == tmp_path / ".cache" / "numpyro_fspace"
 
 
 def test_given_data_dir_never_downloads(cache, tmp_path):
@@ -116,7 +116,7 @@ def test_data_dir_must_be_a_directory(cache, tmp_path, value):
 
 
 def test_environment_must_name_a_directory(cache, tmp_path, monkeypatch):
-    monkeypatch.setenv(registry.DATA_ENV, str(tmp_path / "absent"))
+    monkeypatch.setenv(files.DATA_ENV, str(tmp_path / "absent"))
     with pytest.raises(DataNotFoundError, match=r"NUMPYRO_FSPACE_DATA is '.*absent', which is not"):
         find(source_of(tmp_path / "web", a=b"web"))
 
@@ -124,7 +124,7 @@ def test_environment_must_name_a_directory(cache, tmp_path, monkeypatch):
 def test_error_says_what_where_and_what_to_do(cache, tmp_path, monkeypatch):
     named = tmp_path / "named"
     named.mkdir()
-    monkeypatch.setenv(registry.DATA_ENV, str(named))
+    monkeypatch.setenv(files.DATA_ENV, str(named))
     url = (tmp_path / "absent.csv").as_uri()
     with pytest.raises(FileNotFoundError) as caught:
         find(Source("timeseries/a.csv", (url,), "0"))
@@ -172,7 +172,7 @@ def test_failed_write_leaves_no_file(cache, tmp_path, monkeypatch, failing):
             os.close(handle)
         raise OSError("disk is full")
 
-    monkeypatch.setattr(registry.os, failing, fail)
+    monkeypatch.setattr(files.os, failing, fail)
     with pytest.raises(DataNotFoundError, match=r"could not be saved \(OSError: disk is full\)"):
         find(source_of(tmp_path / "web", a=b"one"))
     assert files_under(cache) == []
@@ -186,7 +186,7 @@ def test_file_appears_whole(cache, tmp_path, monkeypatch):
         rename(temporary, path)
 
     rename = os.replace
-    monkeypatch.setattr(registry.os, "replace", replace)
+    monkeypatch.setattr(files.os, "replace", replace)
     find(source_of(tmp_path / "web", a=b"one"))
     assert seen == [(cache / "timeseries", b"one", False)]
 
@@ -260,9 +260,9 @@ def test_http_failures_keep_nothing(cache, server, path, reason):
 )
 def test_downloads_are_bounded_in_size_and_in_time_altogether(cache, server, monkeypatch, tmp_path, path, reason):
     """Of a server that is never silent."""
-    monkeypatch.setattr(registry, "MAX_BYTES", 10**6)
-    monkeypatch.setattr(registry, "PATIENCE", 4)
-    monkeypatch.setattr(registry.tempfile, "tempdir", str(tmp_path / "parts"))
+    monkeypatch.setattr(files, "MAX_BYTES", 10**6)
+    monkeypatch.setattr(files, "PATIENCE", 4)
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path / "parts"))
     (tmp_path / "parts").mkdir()
     start = time.monotonic()
     with pytest.raises(DataNotFoundError, match=reason):
@@ -273,10 +273,10 @@ def test_downloads_are_bounded_in_size_and_in_time_altogether(cache, server, mon
 
 def test_many_files_share_the_time_and_the_size(cache, tmp_path, monkeypatch):
     source = source_of(tmp_path / "web", a=600 * b"a", b=600 * b"b")
-    monkeypatch.setattr(registry, "MAX_BYTES", 1000)
+    monkeypatch.setattr(files, "MAX_BYTES", 1000)
     with pytest.raises(DataNotFoundError, match="more than 1000 bytes"):
         find(source)
-    monkeypatch.setattr(registry, "MAX_BYTES", 1200)
+    monkeypatch.setattr(files, "MAX_BYTES", 1200)
     assert find(source).read_bytes() == 600 * b"a" + 600 * b"b"
 
 
@@ -363,8 +363,8 @@ def test_load_uci_downloads_builds_and_loads(cache, tmp_path, monkeypatch):
     folder = tmp_path / "web" / "yacht" / "data"
     folder.mkdir(parents=True)
     parts = uci_parts()
-    files = ["data", "index_features", "index_target", "index_train_0", "index_train_1"]
-    for file, part in zip(files, parts, strict=True):
+    names = ["data", "index_features", "index_target", "index_train_0", "index_train_1"]
+    for file, part in zip(names, parts, strict=True):
         (folder / f"{file}.txt").write_bytes(part)
     digest = hashlib.sha256(b"".join(parts)).hexdigest()
     monkeypatch.setitem(uci._PUBLISHED, "yacht", ("yacht", 2, digest))

@@ -13,8 +13,8 @@ import pytest
 
 from numpyro_fspace import datasets, metrics
 from numpyro_fspace.__main__ import main
-from numpyro_fspace.datasets import images, registry
-from numpyro_fspace.datasets.registry import DataNotFoundError, Source
+from numpyro_fspace.datasets import files, images
+from numpyro_fspace.datasets.files import DataNotFoundError, Source
 from numpyro_fspace.experiments import image_problems as problems
 from numpyro_fspace.experiments import images as experiment
 from numpyro_fspace.experiments.catalog import find
@@ -53,7 +53,7 @@ def folder(tmp_path, monkeypatch):
             pixels = blocks(labels, random) if name == "mnist" else random.integers(0, 256, (size, 28, 28))
             (place / f"{part}-images-idx3-ubyte.gz").write_bytes(idx(pixels))
             (place / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(labels))
-    monkeypatch.setenv(registry.DATA_ENV, str(tmp_path))
+    monkeypatch.setenv(files.DATA_ENV, str(tmp_path))
     return tmp_path
 
 
@@ -164,7 +164,7 @@ def test_cifar10_is_built_from_its_archive(monkeypatch, tmp_path):
     web.write_bytes(stream.getvalue())
     source = Source("image/cifar10/cifar10.npz", (web.as_uri(),), hashlib.sha256(web.read_bytes()).hexdigest())
     source = Source(source.path, source.urls, source.sha256, images.build_cifar10)
-    monkeypatch.delenv(registry.DATA_ENV, raising=False)
+    monkeypatch.delenv(files.DATA_ENV, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(images, "image_sources", lambda name: {"": source})
     data = datasets.load_images("cifar10")
@@ -198,10 +198,10 @@ def test_sources_have_checksums(name):
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "kmnist", "cifar10_subset", "svhn"])
 def test_real_images(name):
-    if not os.environ.get(registry.DATA_ENV):
-        pytest.skip(f"{registry.DATA_ENV} is not set")
+    if not os.environ.get(files.DATA_ENV):
+        pytest.skip(f"{files.DATA_ENV} is not set")
     for source in images.image_sources(name).values():
-        path = registry.find(source)
+        path = files.find(source)
         if source.build is Source.build and source.sha256:
             assert hashlib.sha256(path.read_bytes()).hexdigest() == source.sha256
     data = datasets.load_images(name)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_fspace.datasets.registry import Source, load
+from numpyro_fspace.datasets.files import Source, load
 from numpyro_fspace.datasets.split import check_dtype
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from numpyro_fspace._checks import one_line
-from numpyro_fspace.datasets.registry import Source, load
+from numpyro_fspace.datasets.files import Source, load
 from numpyro_fspace.datasets.split import check_dtype, read_npz
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numpyro_fspace._checks import renamed_argument
-from numpyro_fspace.datasets.registry import Source, load
+from numpyro_fspace.datasets.files import Source, load
 from numpyro_fspace.datasets.split import Split, check_dtype, check_split, make_split, read_npz
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from numpyro.util import is_prng_key
 from numpyro_fspace._checks import as_numbers, check_count, check_positive, check_step_size, one_line
 from numpyro_fspace._xla import UNOPTIMIZED, chains_together, is_nested
 from numpyro_fspace.mcmc import chain
-from numpyro_fspace.mcmc.dynamics import Target
 from numpyro_fspace.mcmc.numpyro_runs import judge_numpyro_runs
 from numpyro_fspace.mcmc.plan import Plan, one_at_a_time
 from numpyro_fspace.mcmc.planning import make_plan, structure_of
 from numpyro_fspace.mcmc.start_checks import check_init_params, check_start
+from numpyro_fspace.mcmc.target import Target
 from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.model._numpyro import active_handlers
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays

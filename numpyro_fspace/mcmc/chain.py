@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from numpyro_fspace.mcmc.dynamics import Target
 from numpyro_fspace.mcmc.plan import Plan
 from numpyro_fspace.mcmc.state import Averages, DrawInfo, KernelState
+from numpyro_fspace.mcmc.target import Target
 from numpyro_fspace.mcmc.warmup import adapt
 from numpyro_fspace.mcmc.warmup.friction import friction_for
 from numpyro_fspace.mcmc.warmup.stability import Drawn

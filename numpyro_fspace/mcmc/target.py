@@ -1,4 +1,4 @@
-"""The dynamics of a chain: the model's potential in the coordinates of the chain's preconditioner."""
+"""The target of a chain: the potential of its model, and its dynamics in the coordinates of its preconditioner."""
 
 from __future__ import annotations
 
