@@ -196,7 +196,7 @@ def test_picture_has_a_panel_for_each_pattern():
 
     curves = {"interaction": [10, 20], "regret": [30.0, 40.0]}
     lines = [
-        {"dataset": dataset, "method": method, "regret": 40.0, "curves": curves}
+        {"experiment": "bandit", "dataset": dataset, "method": method, "regret": 40.0, "curves": curves}
         for dataset in PATTERNS
         for method in ("fsgld", "bbb")
     ]
