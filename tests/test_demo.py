@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import warnings
 
 import jax
@@ -59,3 +61,15 @@ def test_a_quick_demo_does_not_alarm(data_dir, tmp_path, capsys):
     assert float(rows[2][1]) < 1.0  # ppm, of the exact process
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["co2.nc", "co2.png"]
     assert (tmp_path / "demo" / "co2.png").stat().st_size > 10_000
+
+
+def test_the_command_line_leaves_the_number_of_devices_open():
+    """``fspace demo`` and ``fspace fit`` ask for a device for each chain, which is too late once JAX has started."""
+    code = """
+import contextlib, jax, numpyro_fspace.__main__ as command
+with contextlib.suppress(SystemExit):
+    command.main(["--help"])
+jax.config.update("jax_num_cpu_devices", 2)
+assert jax.device_count() == 2
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

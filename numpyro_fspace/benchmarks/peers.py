@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 
-import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,6 +97,8 @@ def _scanned(step, state, num_draws, num_inner, kept):
 
 
 def _blackjax(name, problem, x, y):
+    import blackjax  # which starts JAX, before fspace can ask for a device for each chain
+
     gradient = jax.grad(_log_density(problem))
     per_step = 1 if name == "sgld" else NUM_INTEGRATION_STEPS
     make = {"sgld": blackjax.sgld, "sghmc": functools.partial(blackjax.sghmc, num_integration_steps=per_step)}[name]
