@@ -161,7 +161,8 @@ def test_code_of_a_guide_runs(page, tmp_path, monkeypatch):
     np.save("y.npy", rng.normal(size=2048).astype(np.float32))
     names = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # chains this short may run hot, and say so
+        warnings.simplefilter("ignore", RuntimeWarning)  # chains this short may run hot, or rest, and say so
+        warnings.filterwarnings("ignore", "f never moves", UserWarning)
         for block in blocks:
             exec(compile(shortened(block), page, "exec"), names)
         GUIDES[page](names)
