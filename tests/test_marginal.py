@@ -140,7 +140,9 @@ def test_the_potential_and_its_derivatives_are_those_of_the_closed_form(x64):
         return marginal.prior_potential(z) - exact_log_density(jacobian, Y - mean, noise)
 
     def derivatives(fn):
-        flat = lambda position: fn(unravel(position))  # noqa: E731
+        def flat(position):
+            return fn(unravel(position))
+
         return flat(position), *jax.jvp(jax.grad(flat), (position,), (direction,))
 
     found = quick_jit(lambda: derivatives(lambda z: marginal(z, None)[0]))()

@@ -79,7 +79,10 @@ def last_layer_prior(psi, roots, tau, center, dtype=float):
 def matrix_of(prior):
     """``(mean, L)`` of the last layer b = mean + L c, for one output or several in the order of ``b.ravel()``."""
     start = jnp.zeros(prior.size, prior.center.dtype)
-    b = lambda white: prior.last_layer(white).ravel()  # noqa: E731
+
+    def b(white):
+        return prior.last_layer(white).ravel()
+
     return (np.asarray(a, np.float64) for a in (b(start), jax.jacfwd(b)(start)))
 
 

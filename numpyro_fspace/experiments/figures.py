@@ -52,7 +52,8 @@ def panels(records: Sequence[Mapping], draw: Callable[[Axes, Mapping], None]) ->
     for line, label in zip(records, labels(records), strict=True):
         first.setdefault((line["dataset"], label), line)
     num_columns = min(NUM_COLUMNS if len(first) <= MANY else NUM_COLUMNS_MANY, len(first))
-    num_columns = 2 if len(first) == 4 else num_columns
+    if len(first) == 4:
+        num_columns = 2
     num_rows = -(-len(first) // num_columns)
     size = (PANEL[0] * num_columns, PANEL[1] * num_rows)
     figure, axes = plt.subplots(

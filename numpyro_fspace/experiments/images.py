@@ -29,6 +29,7 @@ __all__ = ["EXPERIMENT", "Config", "classifier"]
 
 #: Number of measurement points of a variational method, which needs the Jacobian there (GFSVI's number).
 NUM_VARIATIONAL = 10
+#: How several chains are run.
 CHAIN_METHODS = ("vectorized", "sequential")
 
 
