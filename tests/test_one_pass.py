@@ -241,7 +241,6 @@ def test_a_run_knows_which_of_its_data_the_points_are(points, num_others, monkey
         np.testing.assert_allclose(found[name], draws_of(apart, x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:The kinetic temperature")
 def test_data_in_another_order_use_the_same_program():
     mcmc = driver(make(at_data, X[ROWS]))
     for x in (X, X[::-1], jnp.roll(X, 2)):
@@ -281,7 +280,6 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The kinetic temperature")
 @pytest.mark.parametrize("model", [latent_inputs, latent_points, shuffled_points, shuffled_data])
 def test_what_is_equal_when_a_run_begins_may_differ_later(model, monkeypatch):
     start = numpyro.infer.init_to_value(values={"z": X, "w": W})
@@ -339,7 +337,6 @@ def test_a_first_call_without_rows(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The kinetic temperature")
 def test_two_functions_of_one_name_in_two_scopes_have_points_of_their_own(monkeypatch):
     networks: list[Network] = []
     parts = [make(at_data, points, networks=networks) for points in (X[ROWS], X[::2], POINTS)]

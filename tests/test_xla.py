@@ -99,7 +99,6 @@ def test_only_large_arrays_are_divided_among_threads(num_rows, num_chains, is_di
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The kinetic temperature")
 @pytest.mark.parametrize("kernel", [fs.SGLD, fs.SGHMC])
 def test_chains_in_blocks_make_the_draws_of_chains_side_by_side(monkeypatch, kernel):
     x = jnp.linspace(-1, 1, 20)[:, None] ** jnp.arange(1, 4)
