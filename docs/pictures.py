@@ -1,15 +1,19 @@
-"""The pictures of the README: ``python docs/pictures.py`` makes them anew, in a few minutes on two cores.
+"""The pictures of the README and of the tutorial: ``python docs/pictures.py`` makes them, in a few minutes.
 
 ``with_and_without.png`` shows one network with a prior on its weights, and with a prior on its function; the right
 panel is that of the README's program. ``gallery/*.png`` are parts of pictures that the notebooks hold.
+``tutorial/*.png`` are made by the program of the page "Getting started".
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
+import re
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -98,9 +102,21 @@ def gallery_picture(name: str, size: tuple[int, int] = (400, 320)) -> Image.Imag
     return ground
 
 
+def tutorial(folder: Path):
+    """Run the program of "Getting started", which saves its pictures to its working directory."""
+    page = (Path(__file__).parent / "getting-started.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
+        exec(compile("\n".join(blocks), "getting-started.md", "exec"), {})
+        for path in Path(place).glob("*.png"):
+            Image.open(path).convert("RGB").quantize(128).save(folder / path.name, optimize=True)
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parent
-    (folder / "gallery").mkdir(parents=True, exist_ok=True)
+    for part in ("gallery", "tutorial"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
     for name in PARTS:
         gallery_picture(name).quantize(64).save(folder / "gallery" / f"{name}.png", optimize=True)
+    tutorial(folder / "tutorial")
     with_and_without().savefig(folder / "with_and_without.png", dpi=150)

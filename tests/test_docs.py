@@ -44,10 +44,19 @@ def check_readme(names):
 
 
 def check_getting_started(names):
-    assert names["f"].shape == (10, 44, 1) and is_finite(names, "f", "y_new")  # ten draws at the table's test rows
-    assert names["y_new"].shape == (40, 201)
+    assert names["f"].shape == (40, 201) and is_finite(names, "f", "y_new")
+    assert names["of_network"].shape == (10, 201) and names["of_process"].shape == (500, 201)
+    np.testing.assert_array_equal(names["f_again"].squeeze(-1), names["f"])
+    assert all(Path(name).stat().st_size > 10_000 for name in ("prior.png", "functions.png"))
+
+
+def check_large_data(names):
+    assert names["f"].shape == (10, 44) and is_finite(names, "f", "draws")  # ten draws at the table's test rows
+
+
+def check_saving(names):
+    assert names["f"].shape == names["first"].shape == (10, 201, 1) and is_finite(names, "f", "first")
     assert names["inference"].posterior["f"].shape[:2] == (1, 10)
-    assert all(len(draws) == 10 and np.isfinite(draws).all() for draws in names["oracle"].get_samples().values())
 
 
 def check_choosing(names):
@@ -58,6 +67,7 @@ def check_choosing(names):
     mcmc.run(jax.random.key(0), x, labels)
     probabilities = jax.nn.softmax(fs.predict(mcmc, jax.random.key(1), x)["f"])
     assert probabilities.shape == (10, len(x), 2) and np.isfinite(probabilities).all()
+    assert names["f_by_nuts"].shape == (10, 20, 1) and is_finite(names, "f_by_nuts")
 
 
 def check_partly_bayesian(names):
@@ -104,6 +114,8 @@ def check_models(names):
     assert names["probability"].shape == (50, 1) and names["probabilities"].shape == (50, 3)
     np.testing.assert_allclose(names["probabilities"].sum(-1), 1.0, rtol=1e-5)
     assert np.all(names["low"] < names["high"])
+    assert len(names["kept"]) == 80 and names["y_missing"].shape == (10, 20)
+    assert names["beyond"].shape == (10, 100) and is_finite(names, "y_missing", "beyond")
 
 
 def check_variational(names):
@@ -138,6 +150,8 @@ def check_contributing(names):
 GUIDES = {
     "README.md": check_readme,
     "docs/getting-started.md": check_getting_started,
+    "docs/large-data.md": check_large_data,
+    "docs/saving.md": check_saving,
     "docs/tables.md": check_tables,
     "docs/models.md": check_models,
     "docs/choosing.md": check_choosing,
