@@ -20,8 +20,10 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
     "sphinx-mathjax-offline",
     "myst_parser",
+    "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
 default_role = "py:obj"
@@ -30,6 +32,9 @@ html_theme = "furo"
 html_title = f"numpyro_fspace {release}"
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
+#: Copied code leaves out the prompts of docstrings, and their output.
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
