@@ -35,6 +35,8 @@ __all__ = [
     "warn",
 ]
 
+#: Numbers of a random key that is no typed array: of JAX's threefry and rbg generators.
+RAW_KEY_SIZES = (2, 4)
 #: Arrays of at most so many numbers are shown by their values.
 MAX_SHOWN = 4
 
@@ -78,8 +80,9 @@ def check_key(key, name: str, *, single: bool = False):
     """``key`` must be a random key, or several unless ``single``, as JAX makes them."""
     is_array = isinstance(key, np.ndarray | jax.Array)
     is_typed = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not is_typed and not (is_array and key.dtype == np.uint32 and key.ndim):
-        given = f"an array of {key.dtype}" if is_array else repr(key)
+    is_raw = is_array and key.dtype == np.uint32 and key.ndim and key.shape[-1] in RAW_KEY_SIZES
+    if not is_typed and not is_raw:
+        given = f"an array of {key.dtype}, of shape {key.shape}" if is_array else repr(key)
         raise TypeError(f"{name} must be a random key, such as jax.random.key(0), got {given}.")
     if single and (key.ndim if is_typed else key.ndim - 1):
         raise ValueError(f"{name} must be one random key, got several (shape {key.shape}): pass {name}[0].")

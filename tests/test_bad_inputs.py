@@ -73,6 +73,12 @@ def in_plate(make):
     return lambda: handlers.seed(model, KEY)()
 
 
+def in_rows(x, y=None):
+    w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(line(w)(x), NOISE), obs=y)
+
+
 def local_model(x, y=None):
     linear()(x, y)
     with numpyro.plate("rows", 8, subsample_size=2):
@@ -492,6 +498,24 @@ CASES = [
     ("data set unknown", lambda: fs.datasets.load_uci("iris"), ValueError, "'iris'.*yacht"),
     ("split out of range", lambda: fs.datasets.load_uci("yacht", 20), ValueError, "split=20 is out of range.*0 to 19"),
     ("split float", lambda: fs.datasets.load_uci("yacht", 1.5), TypeError, "split must be an integer"),
+    ("kernel that is not symmetric", lambda: evaluate(fs.GPPrior(lambda a, b: ExpSquared()(a, b) * (1 + 0.3 * a)), POINTS), ValueError,
+     r"kernel is not symmetric at x: k\(x, x'\) and k\(x', x\) differ"),
+    ("tolerance below rounding", gp_network(tolerance=1e-8), ValueError, "tolerance=1e-08 is below 5e-07, the smallest"),
+    ("functional prior of a dict", lambda: start(fs.fSGHMC(with_site(prior_model(fn=lambda x: {"mean": x[:, 0]}, points=POINTS)))), ValueError,
+     r"functional_prior\('f'\): its function must return one array \[M\] or \[M, K\], got {'mean': \(\d+,\)}"),
+    ("predict no rows", lambda: fs.predict(DRAWS, KEY, X[:0], model=in_rows), ValueError, "argument 0 of predict is empty"),
+    ("predict inputs number", lambda: fs.predict(DRAWS, KEY, X, model=linear(POINTS), inputs=5.0), ValueError, r"inputs must be an array \[N, D\]"),
+    ("predict inputs None", lambda: fs.predict(DRAWS, KEY, X, model=linear(POINTS), inputs={"f": None}), ValueError,
+     r"inputs\['f'\] must be an array \[N, D\]"),
+    ("predict three integers", lambda: fs.predict(DRAWS, np.arange(3, dtype=np.uint32), X, model=linear(POINTS)), TypeError,
+     r"key must be a random key, .*uint32, of shape \(3,\)"),
+    ("fit_gp key", lambda: fs.fit_gp(None, X, Y, max_points=3, key=3), TypeError, "key must be a random key.*got 3"),
+    ("to_arviz dims text", lambda: fs.to_arviz(fs.Posterior(linear(POINTS), DRAWS, args=(X, Y)), dims={"y": "row"}), TypeError,
+     "dims: 'y' must have a list of names of dimensions, got 'row'"),
+    ("to_arviz dims too many", lambda: fs.to_arviz(fs.Posterior(linear(POINTS), DRAWS, args=(X, Y)), dims={"y": ["a", "b"]}), ValueError,
+     "dims: 'y' has 1 dimensions after chain and draw, got 2 names"),
+    ("to_arviz dims taken", lambda: fs.to_arviz(fs.Posterior(linear(POINTS), DRAWS, args=(X, Y)), dims={"y": ["chain"]}), ValueError,
+     r"dims: \['chain'\] of 'y' are the dimensions of the draws"),
     ("diagnostics rank", lambda: fs.diagnostics.function_diagnostics(Y), ValueError, r"\[chains, draws, \.\.\.\].*f\[None\]"),
 ]  # fmt: skip
 

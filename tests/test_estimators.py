@@ -134,6 +134,18 @@ def test_settings_out_of_range(settings, words, line):
         fs.Regressor(**settings).fit(*line)
 
 
+@pytest.mark.parametrize("estimator", [fs.Regressor, fs.Classifier])
+def test_masked_values_are_refused(estimator, line, regressor):
+    X, y = line
+    masked = np.ma.masked_greater(X, 2008.0)
+    with pytest.raises(TypeError, match="X is a masked array, whose mask would be lost"):
+        estimator(**SMALL).fit(masked, y > y.mean())
+    with pytest.raises(TypeError, match="y is a masked array"):
+        estimator(**SMALL).fit(X, np.ma.masked_greater(y, y.mean()))
+    with pytest.raises(TypeError, match="X is a masked array"):
+        regressor.predict(masked)
+
+
 def test_quantiles_out_of_range(regressor, line):
     with pytest.raises(ValueError, match="between 0 and 1"):
         regressor.predict_quantiles(line[0], (5, 95))

@@ -202,6 +202,32 @@ def test_broken_twins_have_another_covariance(key, monkeypatch, twin):
     assert find(broken=True) > 1e-3
 
 
+@pytest.mark.parametrize("mean", [1e4, lambda x: 100.0 * jnp.sin(20.0 * x[:, 0])], ids=["large", "rough"])
+def test_the_mean_of_the_process_is_added_to_the_network(key, mean):
+    """Also between the points, where a network of its smoothness would not follow it."""
+    x = np.linspace(-1.0, 1.0, 23, dtype=np.float32)[:, None]
+
+    def values(prior):
+        def model():
+            return fs.gp_network("f", network(40), prior, POINTS)(x).squeeze(-1)
+
+        return np.asarray(handlers.seed(model, key)())
+
+    expected = np.broadcast_to(mean(x) if callable(mean) else mean, 23)
+    np.testing.assert_allclose(values(fs.GPPrior(SMOOTH, mean=mean)) - values(GP), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("domain", [jnp.log, jnp.sqrt])
+def test_a_network_of_positive_inputs_is_examined_at_its_points(key, domain):
+    points, num = np.linspace(0.5, 2.0, 6, dtype=np.float32)[:, None], 400
+    net = nn.Sequential([domain, nn.Dense(50), nn.tanh, nn.Dense(1)])
+    values = quick_jit(
+        jax.vmap(lambda key: handlers.trace(handlers.seed(gp_model(net, GP, points), key)).get_trace()["f_M"]["value"])
+    )
+    variance = np.var(values(jax.random.split(key, num)), axis=0)
+    np.testing.assert_allclose(variance, 1.0, atol=5 * np.sqrt(2 / num))
+
+
 def test_a_network_with_features_of_its_own_gets_its_inputs_unchanged():
     """A function of the time of year has the period of a year, and a prior of this period at its points."""
     prior = fs.GPPrior(tinygp.kernels.ExpSineSquared(scale=1.0, gamma=1.0))

@@ -311,6 +311,31 @@ def test_wrong_names_of_dimensions():
         export(two_likelihoods, Y, coords={"rows": [0, 1]})
 
 
+def test_sites_whose_names_would_be_one():
+    def model(x, y=None):
+        a, b = numpyro.sample("a/b", dist.Normal()), numpyro.sample("a.b", dist.Normal())
+        numpyro.sample("y", dist.Normal(a + b * x[:, 0]), obs=y)
+
+    posterior = fs.Posterior(model, {"a/b": np.zeros(6), "a.b": np.ones(6)}, args=(X, Y))
+    with pytest.raises(ValueError, match=r"the sites '.*' and '.*' would both be 'a\.b': rename one"):
+        fs.to_arviz(posterior)
+
+
+def test_a_site_with_the_name_of_a_dimension():
+    def model(x, y=None):
+        numpyro.sample("y", dist.Normal(numpyro.sample("chain", dist.Normal()) * x[:, 0]), obs=y)
+
+    with pytest.raises(ValueError, match=r"\['chain'\] are the names of ArviZ's dimensions of draws"):
+        fs.to_arviz(fs.Posterior(model, {"chain": np.zeros(6)}, args=(X, Y)))
+
+
+def test_coordinates_may_hold_nan():
+    rows = np.where(np.arange(8) < 7, np.arange(8.0), np.nan)
+    data = export(two_likelihoods, Y, coords={"rows": rows})
+    assert data["observed_data"]["a"].dims == ("rows",)
+    np.testing.assert_array_equal(data["observed_data"].coords["rows"], rows)
+
+
 def pinned(prior=None, **data):
     def model(x, y=None):
         f = fs.random_module("net", nn.Dense(1), input_shape=1, prior=prior)

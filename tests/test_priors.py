@@ -423,6 +423,13 @@ def test_student_t_of_outputs_and_its_gaussian_limit():
         np.testing.assert_allclose(wide.log_prob(X, f), TWO.log_prob(X, f), rtol=1e-4)
 
 
+@pytest.mark.parametrize("df", [1.0, 30.0, 1e5, 1e7, 1e10])
+def test_student_t_of_any_degrees_of_freedom_in_single_precision(df):
+    prior = StudentTPrior(ExpSquared(scale=SCALE), df=df, nugget=NUGGET)
+    expected = scipy.stats.multivariate_t(np.zeros(12), sigma(), df=df).logpdf(F)
+    np.testing.assert_allclose(prior.log_prob(X, F), expected, rtol=1e-4)
+
+
 @pytest.mark.parametrize("df, factor", [(1.5, np.inf), (2.0, np.inf), (2.5, 5.0), (2.9, 29 / 9), (10.0, 1.25)])
 def test_student_t_variance(df, factor):
     prior = StudentTPrior(ExpSquared(scale=SCALE), df=df)

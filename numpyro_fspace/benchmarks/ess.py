@@ -52,7 +52,7 @@ def bench_ess(
     if method == "nuts":
         num_warmup, num_samples = (10, 10) if quick else NUM_NUTS
         kernel = NUTS(model, init_strategy=init_to_network, max_tree_depth=4 if quick else 8)
-        mcmc, seconds = _timed(_mcmc(kernel, num_warmup, num_samples), key, train, extra_fields=("num_steps",))
+        mcmc, seconds = _timed_run(_mcmc(kernel, num_warmup, num_samples), key, train, extra_fields=("num_steps",))
         # Steps of the warm-up are not recorded; its draws are assumed to cost as much as later ones.
         per_draw = float(np.mean(mcmc.get_extra_fields()["num_steps"]))
         num_gradients = round(per_draw * (num_warmup + num_samples))
@@ -61,7 +61,8 @@ def bench_ess(
         is_adjusted = "adjusted" in method
         settings = {"num_steps": num_gradients // 4, "num_draws": config.num_samples, "adjusted": is_adjusted}
         sample = microcanonical(model, train, num_chains=config.num_chains, **settings)
-        draws, num_gradients, seconds = _timed_call(sample, key)
+        (draws, num_gradients), seconds = _timed(lambda: sample(key))
+        num_gradients = round(num_gradients)
         mcmc = Posterior(
             model, {k: a.reshape(-1, *a.shape[2:]) for k, a in draws.items()}, num_chains=config.num_chains, args=train
         )
@@ -69,7 +70,7 @@ def bench_ess(
         mcmc, seconds, step_size = _paper_schedule(model, config, key, train)
     else:
         kernel = SAMPLERS[method](model)
-        mcmc, seconds = _timed(_mcmc(kernel, config.num_warmup, config.num_samples), key, train)
+        mcmc, seconds = _timed_run(_mcmc(kernel, config.num_warmup, config.num_samples), key, train)
     if method != "nuts" and not method.startswith("blackjax"):
         num_gradients = mcmc.sampler.num_steps * (config.num_warmup + config.num_samples)
     f = predict(mcmc, key, data.x_test)["net"][..., 0]
@@ -97,21 +98,22 @@ def bench_ess(
     }
 
 
-def _timed_call(sample, key):
-    """The draws and gradients of the second call, and its seconds; the first call compiles."""
-    jax.block_until_ready(sample(key))
+def _timed(call):
+    """The result of the second of two calls, and its seconds; the first call compiles."""
+    jax.block_until_ready(call())
     start = time.perf_counter()
-    draws, num_gradients = jax.block_until_ready(sample(key))
-    return draws, round(num_gradients), time.perf_counter() - start
+    result = jax.block_until_ready(call())
+    return result, time.perf_counter() - start
 
 
-def _timed(mcmc, key, train, extra_fields=()):
-    """The second run and its seconds; the first run compiles."""
-    mcmc.run(key, *train, extra_fields=extra_fields)
-    start = time.perf_counter()
-    mcmc.run(key, *train, extra_fields=extra_fields)
-    jax.block_until_ready(mcmc.last_state.z)
-    return mcmc, time.perf_counter() - start
+def _timed_run(mcmc, key, train, extra_fields=()):
+    """The second of two runs, and its seconds."""
+
+    def run():
+        mcmc.run(key, *train, extra_fields=extra_fields)
+        return mcmc.last_state.z
+
+    return mcmc, _timed(run)[1]
 
 
 def _mcmc(kernel, num_warmup, num_samples):
@@ -131,5 +133,5 @@ def _paper_schedule(model, config, key, train):
         mcmc.run(key, *train)
         if not np.any(mcmc.last_state.num_diverging) and report(mcmc, *train).acceptance >= 0.5:
             break
-    mcmc, seconds = _timed(_mcmc(kernel, config.num_warmup, config.num_samples), key, train)
+    mcmc, seconds = _timed_run(_mcmc(kernel, config.num_warmup, config.num_samples), key, train)
     return mcmc, seconds, step_size

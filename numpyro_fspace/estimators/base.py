@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import numpy as np
 
+from numpyro_fspace._checks import not_numbers
 from numpyro_fspace.estimators.kernels import KERNELS, ard_kernel, by_products
 from numpyro_fspace.estimators.network_model import NetworkModel
 from numpyro_fspace.mcmc import MCMC, fSGHMC, fSGLD
@@ -28,7 +29,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NetworkEstimator", "train_gp"]
+__all__ = ["NetworkEstimator", "train_gp", "validated"]
 
 METHODS: dict[str, Callable] = {"fsghmc": fSGHMC, "fsgld": fSGLD}
 #: Rows on which the Gaussian process is trained at most, its steps of Adam and their rate.
@@ -38,6 +39,14 @@ FULL_BATCH, BATCH = 3000, 500
 #: New inputs are evaluated in numbers of rows that are a power of two times this one, so that few programs are
 #: compiled, and the values of a row do not depend on how many others there are.
 ROWS = 256
+
+
+def validated(estimator, *data, **settings):
+    """X, or X and y, as scikit-learn checks them. It would lose the mask of masked values, which are refused."""
+    for name, array in zip("Xy", data, strict=False):
+        if np.ma.is_masked(array):
+            raise TypeError(f"{name} {not_numbers(array)}.")
+    return validate_data(estimator, *data, dtype=np.float64, **settings)
 
 
 class NetworkEstimator(BaseEstimator):
@@ -77,7 +86,7 @@ class NetworkEstimator(BaseEstimator):
     def standardize(self, X) -> np.ndarray:
         """Inputs as the model takes them, [N, D]: less the mean of the training inputs, over their sd."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
+        X = validated(self, X, reset=False)
         return self._scaled(X)
 
     def _scaled(self, X):

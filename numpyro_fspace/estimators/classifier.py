@@ -10,9 +10,8 @@ import numpy as np
 from scipy.special import softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 
-from numpyro_fspace.estimators.base import MAX_TRAINING, NetworkEstimator
+from numpyro_fspace.estimators.base import MAX_TRAINING, NetworkEstimator, validated
 from numpyro_fspace.estimators.kernels import ard_kernel
 from numpyro_fspace.estimators.network_model import ClassificationModel
 from numpyro_fspace.posterior.decomposition import Decomposition, of_classes
@@ -74,7 +73,7 @@ class Classifier(ClassifierMixin, NetworkEstimator):
             The estimator.
         """
         self._check_settings()
-        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        X, y = validated(self, X, y, ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         num = len(self.classes_)

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from scipy.special import ndtr
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from numpyro_fspace.estimators.base import MAX_TRAINING, NetworkEstimator, mean_and_spread
+from numpyro_fspace.estimators.base import MAX_TRAINING, NetworkEstimator, mean_and_spread, validated
 from numpyro_fspace.estimators.network_model import RegressionModel
 from numpyro_fspace.estimators.varying_noise import fit_noise
 from numpyro_fspace.posterior.decomposition import Decomposition
@@ -122,7 +122,7 @@ class Regressor(RegressorMixin, NetworkEstimator):
         self._check_settings()
         if self.noise not in NOISES:
             raise ValueError(f"noise={self.noise!r} is unknown; choose from {', '.join(NOISES)}.")
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, multi_output=True, ensure_min_samples=2)
+        X, y = validated(self, X, y, y_numeric=True, multi_output=True, ensure_min_samples=2)
         y = np.asarray(y, float)
         self._is_flat = y.ndim == 1
         y = y[:, None] if self._is_flat else y

@@ -55,6 +55,11 @@ def checked_arguments(args: tuple, kwargs: dict, of: str = "run", *, model=None)
         if trouble is not None and isinstance(error, ValueError):
             raise ValueError(trouble) from error
         for name, leaf in named_leaves(args, kwargs):
+            if _is_concrete_array(leaf) and not leaf.size:
+                raise ValueError(
+                    f"{name} of {of} is empty (shape {leaf.shape}), and the model fails with it "
+                    f"({type(error).__name__}: {error})."
+                ) from error
             if is_table(leaf) or is_sparse(leaf):
                 raise TypeError(f"{name} of {of} {_describe_table(leaf)} ({type(error).__name__}: {error})") from error
             if np.iscomplexobj(leaf):

@@ -1,13 +1,14 @@
 r"""``gp_network``: a network whose values at given points have exactly the distribution of a Gaussian process.
 
-A network that is linear in its last layer is :math:`f(x) = g(x) + \varphi_v(x)^\top a` with features φ_v of the hidden
-weights v. Given v everything is Gaussian, so the last layer can be drawn such that f has the prior's distribution at
-the points X_M for every v: draw a₀ from the last layer's own prior and f̃ from the Gaussian process, and correct a₀ by
-the ridge regression of the difference,
+A network that is linear in its last layer is :math:`g(x) + \varphi_v(x)^\top a` with features φ_v of the hidden weights
+v. Given v everything is Gaussian, so the last layer can be drawn such that the network has the distribution of a
+Gaussian process of mean zero at the points X_M for every v: draw a₀ from the last layer's own prior and f̃ from the
+process, and correct a₀ by the ridge regression of the difference,
 
 .. math:: a = a_0 + A \Phi^\top S^{-1} (\tilde f - g - \Phi a_0 - \tau e), \qquad S = \Phi A \Phi^\top + \tau^2 I,
 
-with Φ = φ_v(X_M), a₀ ~ N(0, A), e ~ N(0, I). Then g + Φa + τe' has the distribution of f̃, exactly, for every v.
+with Φ = φ_v(X_M), a₀ ~ N(0, A), e ~ N(0, I). Then g + Φa + τe' has the distribution of f̃, exactly, for every v. The
+mean of a process with another mean is added to the network.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
 __all__ = ["gp_network"]
 
 
+#: The smallest tolerance, in units of the rounding error: with a smaller one the network's values are rounding errors.
+MIN_TOLERANCE = 4.0
+
+
 def gp_network(
     name: str,
     module: Any,
@@ -61,16 +66,16 @@ def gp_network(
 ) -> Callable:
     r"""A random network whose values at the points have exactly the Gaussian process's distribution.
 
-    .. math:: f(x) = g(x) + \varphi_v(x)^\top a, \qquad
-              a = a_0 + A \Phi^\top S^{-1} \big(m + L z - g - \Phi a_0 - \tau e\big), \qquad
+    .. math:: f(x) = m(x) + g(x) + \varphi_v(x)^\top a, \qquad
+              a = a_0 + A \Phi^\top S^{-1} \big(L z - g - \Phi a_0 - \tau e\big), \qquad
               S = \Phi A \Phi^\top + \tau^2 I
 
-    **Distribution.** The hidden weights v have their own prior, N(0, s²/fan-in). For every v, and therefore also after
-    averaging over v, f(X_M) + τe' ~ N(m, k(X_M, X_M) + τ²I), where τe' is the part that the features cannot represent.
-    Between the points f follows the network's own prior given its values at the points. This is a generative model
-    without factors, so prior predictive draws, NUTS, SVI, minibatches and the kernels of this package work as for any
-    NumPyro model. In contrast, ``functional_prior`` *multiplies* the prior of all weights by the density of the
-    process.
+    **Distribution.** f is the mean function m of the process plus the network. The hidden weights v have their own
+    prior, N(0, s²/fan-in). For every v, and therefore also after averaging over v, f(X_M) + τe' ~ N(m, k(X_M, X_M) +
+    τ²I), where τe' is the part that the features cannot represent. Between the points the network follows its own prior
+    given its values at the points. This is a generative model without factors, so prior predictive draws, NUTS, SVI,
+    minibatches and the kernels of this package work as for any NumPyro model. In contrast, ``functional_prior``
+    *multiplies* the prior of all weights by the density of the process.
 
     **Units.** A network with inputs of shape (D,) receives (x - mean of X_M) / unit. The unit of each input is
     proportional to the lengthscale of the process along it, and scaled such that the points have a mean square of one.
@@ -134,6 +139,12 @@ def gp_network(
         check_positive(hidden_scale, "hidden_scale")
     if tolerance is not None:
         check_positive(tolerance, "tolerance")
+        smallest = MIN_TOLERANCE * float(jnp.finfo(jnp.result_type(float)).eps)
+        if not is_traced(tolerance) and tolerance < smallest:
+            raise ValueError(
+                f"gp_network({name!r}): tolerance={tolerance} is below {smallest:.1g}, the smallest for which the last "
+                f"layer can be computed in {jnp.result_type(float)}: leave it None, or enable float64."
+            )
     x_points = _fixed_points(name, points)
     shape = check_input_shape(x_points.shape[1] if input_shape is None else input_shape)
     if math.prod(shape) != x_points.shape[1]:
@@ -143,7 +154,7 @@ def gp_network(
             "the input_shape of a point."
         )
     network = freeze(f"gp_network({name!r})", read_network(name, module, shape, "gp_network"), frozen)
-    layer = _last_layer(name, network, shape, frozen)
+    layer = _last_layer(name, network, shape, frozen, x_points)
     if layer.num_outputs != (prior.num_outputs or 1):
         raise ValueError(
             f"gp_network({name!r}): the network has {layer.num_outputs} output(s) and the prior "
@@ -174,7 +185,7 @@ def gp_network(
     features = layer.features(hidden, rows)
     features = features * jnp.asarray(scale, features.dtype)
     amplitude = jnp.asarray(amplitude, features.dtype)
-    center = (jnp.asarray(prior._mean(x_points), features.dtype) - layer.offset(hidden, rows)) / amplitude
+    center = -layer.offset(hidden, rows) / amplitude
 
     def distribution():
         is_joint = factor.shape[-1] != num_points
@@ -202,17 +213,21 @@ def gp_network(
         check_inputs(name, x, shape, "gp_network")
         if layer.takes_integers and not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"gp_network({name!r}): the network takes integers, but x is {x.dtype}: x.astype(int).")
-        return layer.output(hidden, last, to_units(x))
+        values = layer.output(hidden, last, to_units(x))
+        if prior.has_zero_mean:
+            return values
+        mean = prior._mean(x.reshape(len(x), -1).astype(jnp.result_type(float)))
+        return values + jnp.asarray(mean, values.dtype).reshape(values.shape)
 
     f = current_engine().function(name, f, is_network=True)
     note("network", name, f, (*layer.hidden, *LastLayerPrior.sites), prior=prior, last_layer_size=size)
     return f
 
 
-def _last_layer(name, network, shape, frozen):
+def _last_layer(name, network, shape, frozen, x_points):
     """The last layer of a network of which some weights may be frozen."""
     try:
-        return find_last_layer(f"gp_network({name!r})", network, shape)
+        return find_last_layer(f"gp_network({name!r})", network, shape, x_points)
     except ValueError as error:
         if frozen is None:
             raise

@@ -49,10 +49,12 @@ class OnePass:
         known: points that are known in advance, [P, D]. With ``drawn`` they are a pool. Otherwise they are x itself
             (P = M), with NaN in rows that are not known. None means x.
         drawn: row numbers of x in the pool [M].
+        name: name of the functional prior, for error messages.
     """
 
-    def __init__(self, fn, x, known=None, drawn=None):
-        self.fn, self.x, self.known, self.drawn = fn, x, x if known is None else known, drawn
+    def __init__(self, fn, x, known=None, drawn=None, *, name=""):
+        self.name, self.fn, self.x, self.drawn = name, fn, x, drawn
+        self.known = x if known is None else known
         self._is_there, self._numbers = np.zeros(len(self.known), bool), np.arange(len(self.known))
         self._values, self._trace = None, _current_trace()
         self._assumed, self._arguments = None, ()
@@ -62,15 +64,24 @@ class OnePass:
             return self.fn(x)
         self._match_points(x)
         others, places = self._places()
-        both = self.fn(jnp.concatenate([_rows(self.x, others), jnp.asarray(x)]) if len(others) else x)
+        both = self._array(self.fn(jnp.concatenate([_rows(self.x, others), jnp.asarray(x)]) if len(others) else x))
         self._values = _rows(both, places)
         return both[len(others) :]
 
     def values(self):
         """fn(x) at the measurement points."""
         if self._values is None:
-            self._values = self.fn(self.x)
+            self._values = self._array(self.fn(self.x))
         return self._values
+
+    def _array(self, values):
+        if not hasattr(values, "shape"):
+            kinds = jax.tree.map(lambda part: getattr(part, "shape", part), values)
+            raise ValueError(
+                f"functional_prior({self.name!r}): its function must return one array [M] or [M, K], got {kinds}. Give "
+                "each output a function of its own, lambda x: f(x)[...], with a prior of its own."
+            )
+        return values
 
     def found(self) -> Found | None:
         """Which of the points are rows of the data; None if none are, or if this is not known."""

@@ -118,7 +118,7 @@ class LastLayer:
         return math.prod(self.network.weights[path].shape) // self.num_outputs
 
 
-def find_last_layer(name: str, network: Network, shape: tuple[int, ...]) -> LastLayer:
+def find_last_layer(name: str, network: Network, shape: tuple[int, ...], points=None) -> LastLayer:
     """The last layer of a network.
 
     If the output is affine in several layers, this is the one that the network uses last.
@@ -127,13 +127,14 @@ def find_last_layer(name: str, network: Network, shape: tuple[int, ...]) -> Last
         name: the network's name, for error messages.
         network: the network.
         shape: shape of one input.
+        points: inputs [M, D] for which the network is made, some of which it is examined at; if None at random ones.
 
     Raises:
         ValueError: the network's output is not one array [M] or [M, K] of at least float32; it is not affine in any
             layer; or the weights of the layer do not split into one column for each output.
     """
     network = dataclasses.replace(network, apply=full_precision(network.apply))
-    weights, x = _example(network, shape)
+    weights, x = _example(network, shape, points)
     out = jax.eval_shape(network.apply, weights, x)
     if not hasattr(out, "shape") or out.ndim > 2:
         shapes = jax.tree.map(lambda one: one.shape, out)
@@ -166,11 +167,15 @@ def find_last_layer(name: str, network: Network, shape: tuple[int, ...]) -> Last
     return dataclasses.replace(layer, program=signature, **_FOUND[signature])
 
 
-def _example(network, shape):
+def _example(network, shape, points):
     """Weights and inputs at which the network is examined; the inputs are integers if the network requires them."""
     rng, dtype = np.random.default_rng(SEED), jnp.result_type(float)
     weights = {path: 0.5 * rng.normal(size=leaf.shape).astype(dtype) for path, leaf in network.weights.items()}
-    x = rng.normal(size=(NUM_ROWS, *shape)).astype(dtype)
+    if points is None or is_traced(points):
+        x = rng.normal(size=(NUM_ROWS, *shape)).astype(dtype)
+    else:
+        some = np.linspace(0, len(points) - 1, NUM_ROWS).round().astype(int)
+        x = np.asarray(points)[some].reshape(NUM_ROWS, *shape).astype(dtype)
     try:
         jax.eval_shape(network.apply, weights, x)
     except Exception:

@@ -98,7 +98,7 @@ def functional_prior(
     if not engine.wants_prior:
         _factor(name, FunctionalPriorSite(fn, prior, points, x, jnp.zeros(()), scale), engine)
         return fn
-    one_pass = OnePass(fn, x, known, rows)
+    one_pass = OnePass(fn, x, known, rows, name=name)
 
     def log_factor():
         with handlers.block():

@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Site", "datasets"]
+__all__ = ["Site", "check_names", "clean", "datasets"]
 
 #: The axes before those of a variable.
 AXES = {"observed_data": (), "constant_data": ()}
+#: The axes of draws.
+AXES_OF_DRAWS = {"chain", "draw"}
 #: The groups of the points that count.
 POINTWISE = ("observed_data", "log_likelihood", "posterior_predictive")
 
@@ -36,6 +38,20 @@ class Variable(NamedTuple):
     kept: dict
 
 
+def clean(name: str) -> str:
+    """The name of a site in ArviZ, whose version 1.x refuses '/'."""
+    return name.replace("/", ".")
+
+
+def check_names(names) -> None:
+    """Raise a ValueError if two names of sites have the same ``clean`` name."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(clean(name), name)
+        if other != name:
+            raise ValueError(f"to_arviz: the sites {other!r} and {name!r} would both be {clean(name)!r}: rename one.")
+
+
 def datasets(groups: dict, sites: dict, dims: dict | None, coords: dict | None) -> dict:
     """An ``xarray.Dataset`` for each group that is not empty.
 
@@ -51,7 +67,7 @@ def datasets(groups: dict, sites: dict, dims: dict | None, coords: dict | None) 
     for name, given in {"dims": dims, "coords": coords}.items():
         if given is not None and not isinstance(given, dict):
             raise TypeError(f"to_arviz: {name} must be a dict by name, got {given!r}.")
-    dims, coords = dims or {}, {k: np.asarray(v) for k, v in (coords or {}).items()}
+    dims, coords = _checked_dims(dims or {}), {k: np.asarray(v) for k, v in (coords or {}).items()}
     names = {*sites, *(k for group in groups.values() for k in group)}
     unknown = sorted(set(dims) - names)
     if unknown:
@@ -65,13 +81,31 @@ def datasets(groups: dict, sites: dict, dims: dict | None, coords: dict | None) 
         }
         variables = {k: variable for k, variable in made.items() if variable is not None}
         if variables:
+            taken = sorted(AXES_OF_DRAWS & set(variables))
+            if taken:
+                raise ValueError(f"to_arviz: {taken} are the names of ArviZ's dimensions of draws: rename these sites.")
             found[group] = _dataset(variables, axes, coords)
     return found
+
+
+def _checked_dims(dims: dict) -> dict:
+    """Lists of names of dimensions, by variable."""
+    for name, given in dims.items():
+        is_list = isinstance(given, list | tuple) and all(isinstance(dim, str | None) for dim in given)
+        if not is_list:
+            raise TypeError(f"dims: {name!r} must have a list of names of dimensions, got {given!r}.")
+        taken = sorted(AXES_OF_DRAWS & set(given))
+        if taken:
+            raise ValueError(f"dims: {taken} of {name!r} are the dimensions of the draws: choose other names.")
+    return dims
 
 
 def _variable(group, name, values, *, axes, site, dims) -> Variable | None:
     """None if no point is left."""
     event_dim = 0 if site is None or group == "log_likelihood" else site.event_dim
+    num_own = values.ndim - len(axes)
+    if group != "log_likelihood" and len(dims) > num_own:
+        raise ValueError(f"dims: {name!r} has {num_own} dimensions after chain and draw, got {len(dims)} names {dims}.")
     num_points = values.ndim - len(axes) - event_dim
     names = list(site.plates) if site is not None and len(site.plates) <= num_points else []
     names = [*dims, *names[len(dims) :]] + [None] * values.ndim
@@ -119,11 +153,15 @@ def _dataset(variables: dict, axes, coords: dict):
             if axis >= len(axes) and dim in (*variables, *axes):  # a plate that is called like a variable
                 dim = f"{dim}_dim"
             for other in (dim, f"{dim}_{name}", f"{name}_dim_{axis - len(axes)}"):
-                if other not in names and np.array_equal(indices.setdefault(other, index), index):
+                if other not in names and _are_equal(indices.setdefault(other, index), index):
                     break
             names.append(other)
         arrays[name] = (names, values)
     return xr.Dataset(arrays, indices, {"inference_library": "numpyro_fspace"})
+
+
+def _are_equal(one, other) -> bool:
+    return np.array_equal(one, other, equal_nan=one.dtype.kind in "fcmM" and other.dtype.kind in "fcmM")
 
 
 def _coordinates(dim, values, rows, size):

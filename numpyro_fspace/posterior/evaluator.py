@@ -187,8 +187,15 @@ def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> di
 
 def as_arrays(inputs):
     if isinstance(inputs, dict):
-        return {k: jnp.asarray(as_numbers(x, f"inputs[{k!r}]")) for k, x in inputs.items()}
-    return jnp.asarray(as_numbers(inputs, "inputs"))
+        return {k: _as_inputs(x, f"inputs[{k!r}]") for k, x in inputs.items()}
+    return _as_inputs(inputs, "inputs")
+
+
+def _as_inputs(x, name):
+    array = jnp.asarray(as_numbers(x, name))
+    if not array.ndim:
+        raise ValueError(f"{name} must be an array [N, D] of inputs, got {x!r}.")
+    return array
 
 
 def _is_output(site, draw, weights):

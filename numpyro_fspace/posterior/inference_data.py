@@ -22,7 +22,7 @@ from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior, module_weights, observed_sites
 from numpyro_fspace.posterior.arrays import plain
-from numpyro_fspace.posterior.arviz_groups import Site, datasets
+from numpyro_fspace.posterior.arviz_groups import Site, check_names, clean, datasets
 from numpyro_fspace.posterior.draw_batches import map_draws
 from numpyro_fspace.posterior.evaluator import Evaluator, function_draws, log_likelihood
 from numpyro_fspace.posterior.posterior import as_posterior, functions_run
@@ -92,7 +92,8 @@ def to_arviz(
     Raises:
         ValueError: if ``source`` has not run, or lacks latent sites or arguments that its model needs; ``inputs`` of a
             run that kept its functions elsewhere; a model that draws its own minibatch, unless ``log_lik=False``;
-            ``dims`` of no variable, or ``coords`` of another length than their dimension.
+            ``dims`` of no variable or with too many names, or ``coords`` of another length than their dimension; sites
+            whose names are equal once '/' is '.', or are those of ArviZ's dimensions, ``chain`` and ``draw``.
         TypeError: if it is neither an ``MCMC`` object nor a ``Posterior``.
         ImportError: if ArviZ is missing.
 
@@ -125,11 +126,12 @@ def to_arviz(
             "different draws would not belong together. Take them from a numpyro.plate(..., subsample_size=...), or "
             "pass log_lik=False."
         )
+    check_names(trace)
     networks = tuple(f"{k}." for k, s in trace.items() if s["type"] == "network") + module_weights(trace)
     hidden = set() if weights else {k for k in found.samples if k.startswith(networks)}
-    posterior = {_clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden}
+    posterior = {clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden}
     named = _named_arrays(model, args, kwargs)
-    given = {_clean(k): _as_given(v, named.values()) for k, v in observed.items()}
+    given = {clean(k): _as_given(v, named.values()) for k, v in observed.items()}
     if inputs is None:
         inputs = {k: some_rows(x, num_probes) for k, x in function_inputs(model, found.samples, args, kwargs).items()}
     if log_lik:
@@ -138,7 +140,7 @@ def to_arviz(
         predictions = function_draws(found, args, kwargs, inputs) if len(inputs) else {}
     warn_of_nan(predictions, found.samples)
     functions = {k for k, s in trace.items() if s["type"] == "network" or is_functional_prior(s)}
-    posterior |= {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in functions}
+    posterior |= {clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in functions}
     groups = {
         "posterior": posterior,
         "sample_stats": _stats(found),
@@ -148,11 +150,11 @@ def to_arviz(
     groups["constant_data"] |= _probes(inputs)
     if log_lik and observed:
         pointwise = log_likelihood(found, args, kwargs)
-        groups["log_likelihood"] = {_clean(k): _by_chain(v, chains) for k, v in pointwise.items()}
-        new = {_clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in observed}
+        groups["log_likelihood"] = {clean(k): _by_chain(v, chains) for k, v in pointwise.items()}
+        new = {clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in observed}
         groups["posterior_predictive"] = new
     named = {k: s for k, s in trace.items() if s["type"] in ("sample", "deterministic")}
-    sites = {_clean(k): Site(_plates(s), s["fn"].event_dim if "fn" in s else 0, known.get(k)) for k, s in named.items()}
+    sites = {clean(k): Site(_plates(s), s["fn"].event_dim if "fn" in s else 0, known.get(k)) for k, s in named.items()}
     return _build(datasets(groups, sites, dims, coords))
 
 
@@ -183,7 +185,7 @@ def _groups_of_functions(source):
     """Groups of a run that kept functions at some inputs in place of weights."""
     found = functions_run(source)
     return {
-        "posterior": {_clean(k): _by_chain(np.asarray(v), found.num_chains) for k, v in found.samples.items()},
+        "posterior": {clean(k): _by_chain(np.asarray(v), found.num_chains) for k, v in found.samples.items()},
         "sample_stats": _stats(found),
         "constant_data": _probes(found.functions_at),
     }
@@ -256,9 +258,9 @@ def _plates(site) -> list:
     frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
     if site["type"] == "deterministic":  # which need not have its plates' axes
         sizes = tuple(frame.size for frame in frames)
-        return [_clean(frame.name) for frame in frames] if np.shape(site["value"])[: len(sizes)] == sizes else []
+        return [clean(frame.name) for frame in frames] if np.shape(site["value"])[: len(sizes)] == sizes else []
     shape = site["fn"].batch_shape
-    names = {frame.dim: _clean(frame.name) for frame in frames if shape[frame.dim] == frame.size}
+    names = {frame.dim: clean(frame.name) for frame in frames if shape[frame.dim] == frame.size}
     return [names.get(axis - len(shape)) for axis in range(len(shape))]
 
 
@@ -280,7 +282,7 @@ def _probes(inputs) -> dict:
     first = next(iter(arrays.values()), None)
     if all(_same(x, first) for x in arrays.values()):
         return {} if first is None else {"probe_inputs": first}
-    return {f"probe_inputs_{_clean(k)}": x for k, x in arrays.items()}
+    return {f"probe_inputs_{clean(k)}": x for k, x in arrays.items()}
 
 
 def _as_given(value, arrays):
@@ -294,7 +296,3 @@ def _same(a, b):
 
 def _by_chain(values, chains):
     return values.reshape(chains, len(values) // chains, *values.shape[1:])
-
-
-def _clean(name):
-    return name.replace("/", ".")

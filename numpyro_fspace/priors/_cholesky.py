@@ -45,6 +45,8 @@ KERNEL_CURE = (
 )
 #: A negative eigenvalue of this size, relative to the sum of all eigenvalues, is not a rounding error.
 INDEFINITE = 1e-6
+#: A difference of this size between k(x, x') and k(x', x), relative to the largest covariance, is not one either.
+ASYMMETRIC = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +145,12 @@ def _cholesky(covariance: np.ndarray, diagonal: np.ndarray, what: str) -> np.nda
     """The factor of one concrete covariance, or an error that states its smallest eigenvalue."""
     if not np.isfinite(covariance).all():
         raise ValueError("the prior covariance holds NaN or infinity: check the kernel at these x.")
+    difference, largest = (np.abs(part).max(initial=0.0) for part in (covariance - covariance.T, covariance))
+    if difference > ASYMMETRIC * largest:
+        raise ValueError(
+            f"the kernel is not symmetric at x: k(x, x') and k(x', x) differ by up to {difference:.2g}, where the "
+            f"largest value is {largest:.2g}. Make it symmetric in its two inputs."
+        )
     total = covariance + np.diag(diagonal)
     try:
         lower = np.linalg.cholesky(total)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._checks import check_count, check_positive, one_line
+from numpyro_fspace._checks import check_count, check_key, check_positive, one_line
 from numpyro_fspace.priors._cholesky import KERNEL_CURE, as_columns, warn_of_indefinite
 from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
@@ -155,6 +155,7 @@ def fit_gp(
     if len(x) > max_points:
         if key is None:
             raise ValueError(f"x holds {len(x)} > max_points={max_points} points: pass a key to draw a subset.")
+        check_key(key, "key", single=True)
         rows = np.asarray(jax.random.permutation(key, len(x))[:max_points])
         x, y = x[rows], y[rows]
         noise = noise[rows] if is_known else noise

@@ -51,6 +51,7 @@ class GaussianProcess(ABC):
     """
 
     exact = True  # evaluate concrete means and covariances in float64
+    has_zero_mean = False  # whether the mean is known to be zero everywhere
     law = deprecated_law
     __repr__ = one_line
 

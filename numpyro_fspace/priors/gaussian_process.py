@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.priors._concrete import at_compile_time
+from numpyro_fspace.priors._concrete import at_compile_time, is_traced
 from numpyro_fspace.priors.base import as_real
 from numpyro_fspace.priors.gaussian import GaussianProcess
 
@@ -212,6 +212,7 @@ class GPPrior(GaussianProcess):
                 )
         super().__init__(num_outputs, nugget)
         self.kernel, self.mean = kernel, mean
+        self.has_zero_mean = not (callable(mean) or is_traced(mean)) and not np.any(mean)
         # JAX arrays, because jit may embed NumPy parameters with the precision of its first call.
         self._kernels = tuple(on_rows(jax.tree.map(_as_jax, one)) for one in kernels)
         self._summands = tuple([on_rows(jax.tree.map(_as_jax, part)) for part in _summands(one)] for one in kernels)

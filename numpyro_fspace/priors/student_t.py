@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import gammaln
+from jax.scipy.special import betaln, gammaln
 
 from numpyro_fspace._checks import check_key, check_shape
 from numpyro_fspace.priors.base import as_inputs, as_positive
@@ -76,7 +76,9 @@ class StudentTPrior:
         x = as_inputs(x)
         square, half_log_det = self.gaussian.whitened_square(x, f)
         df, size = jnp.asarray(self.df, square.dtype), len(x) * (self.num_outputs or 1) // len(square)
-        normalizer = gammaln((df + size) / 2) - gammaln(df / 2) - 0.5 * size * jnp.log(df * jnp.pi)
+        # log Γ((df + M) / 2) - log Γ(df / 2), whose terms are large and nearly equal if df is large.
+        ratio = gammaln(size / 2) - betaln(df / 2, size / 2)
+        normalizer = ratio - 0.5 * size * jnp.log(df * jnp.pi)
         return (normalizer - half_log_det - 0.5 * (df + size) * jnp.log1p(square / df)).sum()
 
     def sample(

@@ -20,7 +20,7 @@ LONGEST = 1.5
 #: Acceptance probability for which warm-up tunes the step of a tested sampler.
 ACCEPT_PROB = 0.9
 #: Variance per parameter of the energy error of an untested draw; the smallest acceptance that may result.
-ERROR, MIN_ACCEPT_PROB = 7e-5, 0.8
+ERROR, MIN_TARGET_ACCEPT = 7e-5, 0.8
 
 
 class Given(NamedTuple):
@@ -235,7 +235,7 @@ class Microcanonical:
         """
         if self.metropolis:
             return ACCEPT_PROB
-        return max(MIN_ACCEPT_PROB, math.erfc(math.sqrt(ERROR * size / 8.0)))
+        return max(MIN_TARGET_ACCEPT, math.erfc(math.sqrt(ERROR * size / 8.0)))
 
     def stable_step_size(self, curvature):
         """The longest step size for a largest curvature λ in the preconditioner's coordinates."""
