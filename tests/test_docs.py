@@ -124,7 +124,7 @@ def check_variational(names):
 
 
 def check_migrating(names):
-    assert names["f"].shape == (10, 201) and is_finite(names, "f")
+    assert names["f"].shape == names["f_network"].shape == (10, 201) and is_finite(names, "f", "f_network")
     assert is_finite({"weights": names["state"].position["params"]}, "weights")
 
 
