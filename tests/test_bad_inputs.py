@@ -516,6 +516,7 @@ CASES = [
      "dims: 'y' has 1 dimensions after chain and draw, got 2 names"),
     ("to_arviz dims taken", lambda: fs.to_arviz(fs.Posterior(linear(POINTS), DRAWS, args=(X, Y)), dims={"y": ["chain"]}), ValueError,
      r"dims: \['chain'\] of 'y' are the dimensions of the draws"),
+    ("decompose key", lambda: fs.decompose(DRAWS, KEY, X, model=linear(POINTS)), TypeError, "decompose takes no random key"),
     ("diagnostics rank", lambda: fs.diagnostics.function_diagnostics(Y), ValueError, r"\[chains, draws, \.\.\.\].*f\[None\]"),
 ]  # fmt: skip
 

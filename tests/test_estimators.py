@@ -127,6 +127,7 @@ def test_several_targets(line):
         ({"method": "sgd"}, "method='sgd' is unknown"),
         ({"kernel": "rbf"}, "kernel='rbf' is unknown"),
         ({"num_samples": 0}, "num_samples=0 must be"),
+        ({"batch_size": 0}, "batch_size=0 must be"),
     ],
 )
 def test_settings_out_of_range(settings, words, line):

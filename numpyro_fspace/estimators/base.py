@@ -109,7 +109,8 @@ class NetworkEstimator(BaseEstimator):
         widths = self.widths if isinstance(self.widths, list | tuple) else ()
         if not widths or not all(isinstance(width, int | np.integer) and width > 0 for width in widths):
             raise ValueError(f"widths={self.widths!r} must be positive whole numbers, such as (50, 50).")
-        for name in ("num_points", "num_warmup", "num_samples", "num_chains"):
+        whole = ["num_points", "num_warmup", "num_samples", "num_chains"]
+        for name in whole if self.batch_size is None else [*whole, "batch_size"]:
             if not isinstance(getattr(self, name), int | np.integer) or getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a whole number of at least 1.")
 

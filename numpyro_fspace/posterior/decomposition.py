@@ -120,6 +120,8 @@ def decompose(
     """
     evaluator = _Moments(as_posterior(source, model), site)
     posterior = evaluator.posterior
+    if args and isinstance(args[0], jax.Array) and jnp.issubdtype(args[0].dtype, jax.dtypes.prng_key):
+        raise TypeError("decompose takes no random key, as nothing is drawn: decompose(mcmc, x_new).")
     sizes = {"batch_size": batch_size, "input_batch_size": input_batch_size}
     known = known_values(posterior.model, args, kwargs, "decompose")
     with checked_arguments(args, kwargs, "decompose"), known:

@@ -178,6 +178,8 @@ def warn_of_indefinite(covariance: AnyArray) -> None:
     """Warn if one of the concrete matrices [B, M, M] is not a covariance, even if a nugget or noise hides it."""
     for block in covariance if isinstance(covariance, np.ndarray) else ():
         size = len(block)
+        if not block.any():
+            continue
         try:
             np.linalg.cholesky(block + INDEFINITE * np.trace(block) * np.eye(size))
         except np.linalg.LinAlgError:
