@@ -1,4 +1,4 @@
-"""Weights for chains that have not met, by how well each predicts (stacking)."""
+"""Weights for chains that have not converged, by how well each predicts (stacking)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Stacking:
 @errors_as_themselves
 @one_blas_thread
 def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stacking:
-    r"""Weights for chains that have not met, by their leave-one-out predictions.
+    r"""Weights for chains that have not converged, by their leave-one-out predictions.
 
     Chains that sample different modes get weights by where they started, not by the modes' probabilities. Stacking
     weights them by what they are good for,
@@ -80,7 +80,7 @@ def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stackin
     .. math:: \max_w \sum_n \log \sum_c w_c\, p_c(y_n \mid y_{-n}), \qquad w_c \ge 0, \quad \sum_c w_c = 1,
 
     with the densities of Pareto-smoothed importance sampling (``arviz.loo``) of each chain. The result is a predictive
-    distribution, not the posterior. Where chains have met, the objective hardly depends on w: the weights may then be
+    distribution, not the posterior. Where chains have converged, the objective hardly depends on w: the weights may then be
     anything, and the table says that the gain is small.
 
     Args:
