@@ -17,7 +17,7 @@ from numpyro import handlers
 from numpyro.infer import NUTS, init_to_value
 from scipy import sparse
 from tinygp.kernels import Custom, DotProduct, ExpSquared, Polynomial
-from tinygp.transforms import Linear, Subspace
+from tinygp.transforms import Cholesky, Linear, Subspace
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.arguments import split_arrays
@@ -77,6 +77,16 @@ def in_rows(x, y=None):
     w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
     with numpyro.plate("rows", len(x)):
         numpyro.sample("y", dist.Normal(line(w)(x), NOISE), obs=y)
+
+
+def apart(distance):
+    """The draws of two chains, of which one is far from the data."""
+    draws = np.concatenate([np.zeros(20), np.full(20, distance)])
+
+    def model(y=None):
+        numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal()), 1.0), obs=y)
+
+    return fs.Posterior(model, {"mu": draws}, num_chains=2, args=(np.ones(5),))
 
 
 def local_model(x, y=None):
@@ -517,6 +527,17 @@ CASES = [
     ("to_arviz dims taken", lambda: fs.to_arviz(fs.Posterior(linear(POINTS), DRAWS, args=(X, Y)), dims={"y": ["chain"]}), ValueError,
      r"dims: \['chain'\] of 'y' are the dimensions of the draws"),
     ("decompose key", lambda: fs.decompose(DRAWS, KEY, X, model=linear(POINTS)), TypeError, "decompose takes no random key"),
+    ("lpd masked", lambda: fs.metrics.lpd(np.ma.masked_array([[-1.0], [5.0]], [[0], [1]])), TypeError, "log_lik must be a real .*mask would be lost"),
+    ("lpd dates", lambda: fs.metrics.lpd(np.array([["2020-01-01"]], "datetime64[D]")), TypeError, "log_lik must be a real .*dates"),
+    ("kernel with two factors", lambda: evaluate(fs.GPPrior(Cholesky(np.array([1.0, 2.0]), ExpSquared())), POINTS), ValueError,
+     r"scales of 2 inputs \(tinygp.transforms.Cholesky\), but x has 1"),
+    ("frozen complex", gp_network(DEEP, frozen={"layers_0.kernel": np.full((1, 4), 1j)}), TypeError, "holds complex numbers"),
+    ("uniform too wide", lambda: fs.measurement.uniform(-3e38, 3e38, 3), ValueError, "too wide for float32"),
+    ("to_arviz no rows", lambda: fs.to_arviz(fs.Posterior(linear(POINTS), DRAWS, args=(X, Y)), inputs=X[:0]), ValueError,
+     r"inputs has no rows \(shape \(0, 1\)\)"),
+    ("toy data, key", lambda: fs.datasets.extrapolation(0), TypeError, "key must be a random key.*got 0"),
+    ("two moons, keys", lambda: fs.datasets.two_moons(jax.random.split(KEY)), ValueError, "key must be one random key"),
+    ("stacking not finite", lambda: fs.diagnostics.stack_chains(apart(1e30)), ValueError, r"not finite in draws of the chains \[1\]"),
     ("diagnostics rank", lambda: fs.diagnostics.function_diagnostics(Y), ValueError, r"\[chains, draws, \.\.\.\].*f\[None\]"),
 ]  # fmt: skip
 

@@ -136,7 +136,7 @@ def test_settings_out_of_range(settings, words, line):
 
 
 @pytest.mark.parametrize("estimator", [fs.Regressor, fs.Classifier])
-def test_masked_values_are_refused(estimator, line, regressor):
+def test_what_scikit_learn_would_take_is_refused(estimator, line, regressor):
     X, y = line
     masked = np.ma.masked_greater(X, 2008.0)
     with pytest.raises(TypeError, match="X is a masked array, whose mask would be lost"):
@@ -145,6 +145,15 @@ def test_masked_values_are_refused(estimator, line, regressor):
         estimator(**SMALL).fit(X, np.ma.masked_greater(y, y.mean()))
     with pytest.raises(TypeError, match="X is a masked array"):
         regressor.predict(masked)
+    dates = np.arange(len(y)).astype("datetime64[D]")
+    with pytest.raises(TypeError, match="y holds dates"):
+        estimator(**SMALL).fit(X, dates)
+    with pytest.raises(TypeError, match="X holds dates"):
+        estimator(**SMALL).fit(pd.DataFrame({"day": dates, "number": y}), y > y.mean())
+    with pytest.raises(ValueError, match=r"quantiles=\[\] must be"):
+        regressor.predict_quantiles(X, [])
+    with pytest.raises(ValueError, match="num=-1 must be at least 1"):
+        regressor.sample(X, -1)
 
 
 def test_quantiles_out_of_range(regressor, line):

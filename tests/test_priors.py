@@ -623,3 +623,26 @@ def test_dates_are_refused_wherever_a_prior_takes_numbers(kind):
             call()
     with pytest.raises(TypeError, match=r"holds durations .*as days"):
         prior.moments((np.arange(5)[:, None]).astype("timedelta64[h]"))
+
+
+TRACED = {
+    "moments by targets": lambda y, s: GOOD.condition(X, y, 0.1).moments(X)[0].sum(),
+    "moments by noise": lambda y, s: GOOD.condition(X, F, s).moments(X)[0].sum(),
+    "density by targets": lambda y, s: GOOD.condition(X, y, 0.1).log_prob(X, F),
+    "density by noise": lambda y, s: GOOD.condition(X, F, s).log_prob(X, F),
+    "draws by noise": lambda y, s: GOOD.condition(X, F, s).sample(jax.random.key(0), X).sum(),
+    "mean": lambda y, s: GPPrior(ExpSquared(), mean=lambda x: s * x[:, 0]).marginal(X)[0].sum(),
+    "Student t": lambda y, s: StudentTPrior(ExpSquared(), 3.0, mean=lambda x: s * x[:, 0]).log_prob(X, F),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_inputs_are_concrete_and_another_argument_is_traced(name):
+    """In one program, and its derivative; the inputs are NumPy arrays, which are known in float64."""
+    fn, y, noise = TRACED[name], np.asarray(F, np.float32), 0.2
+    np.testing.assert_allclose(jax.jit(fn)(y, noise), fn(y, noise), rtol=2e-3, atol=1e-3)
+    slopes = jax.grad(fn, argnums=(0, 1))(jnp.asarray(y), noise)
+    step, direction = 1e-2, (np.ones_like(y), 1.0)
+    ahead, behind = (fn(y + sign * step * direction[0], noise + sign * step) for sign in (1, -1))
+    slope = jnp.sum(slopes[0]) + slopes[1]
+    np.testing.assert_allclose(slope, (ahead - behind) / (2 * step), rtol=0.05, atol=0.05)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from numpyro_fspace._checks import check_key
+
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
@@ -41,6 +43,7 @@ def extrapolation(
         fsgmcmc: the one-dimensional extrapolation example.
     """
     _check("num_per_side", num_per_side, 1, noise)
+    check_key(key, "key", single=True)
     key_left, key_right, key_noise = jax.random.split(key, 3)
     left = jax.random.uniform(key_left, (num_per_side, 1), minval=-0.75, maxval=-0.25)
     right = jax.random.uniform(key_right, (num_per_side, 1), minval=0.25, maxval=0.75)
@@ -103,6 +106,7 @@ def sine(key: Array, *, num_per_side: int = 10, noise: float = 0.1) -> tuple[Flo
         gfsvi: appendix A.3.1.
     """
     _check("num_per_side", num_per_side, 1, noise)
+    check_key(key, "key", single=True)
     key_x, key_noise = jax.random.split(key)
     side = jnp.repeat(jnp.array([-1.0, 1.0]), num_per_side)[:, None]
     x = side * jax.random.uniform(key_x, side.shape, minval=0.5, maxval=1.0)
@@ -134,6 +138,7 @@ def two_moons(key: Array, *, num: int = 100, noise: float = 0.1) -> tuple[Float[
         gfsvi: two-dimensional classification.
     """
     _check("num", num, 2, noise)
+    check_key(key, "key", single=True)
     key_angle, key_noise = jax.random.split(key)
     labels = (jnp.arange(num) >= num // 2).astype(int)
     angle = jax.random.uniform(key_angle, (num,), maxval=jnp.pi)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import numpy as np
 
-from numpyro_fspace._checks import not_numbers
+from numpyro_fspace._checks import check_count, not_numbers
 from numpyro_fspace.estimators.kernels import KERNELS, ard_kernel, by_products
 from numpyro_fspace.estimators.network_model import NetworkModel
 from numpyro_fspace.mcmc import MCMC, fSGHMC, fSGLD
@@ -42,10 +42,13 @@ ROWS = 256
 
 
 def validated(estimator, *data, **settings):
-    """X, or X and y, as scikit-learn checks them. It would lose the mask of masked values, which are refused."""
+    """X, or X and y, as scikit-learn checks them, which would lose the mask of masked values and count dates."""
     for name, array in zip("Xy", data, strict=False):
         if np.ma.is_masked(array):
             raise TypeError(f"{name} {not_numbers(array)}.")
+        types = getattr(array, "dtypes", getattr(array, "dtype", None))
+        if any(getattr(one, "kind", "") in "mM" for one in (types if hasattr(types, "__iter__") else [types])):
+            raise TypeError(f"{name} holds dates or durations: encode them as numbers, such as days since the first.")
     return validate_data(estimator, *data, dtype=np.float64, **settings)
 
 
@@ -181,6 +184,7 @@ class NetworkEstimator(BaseEstimator):
         generator = np.random.default_rng(check_random_state(random_state).randint(2**31 - 1))
         size = len(next(iter(self.posterior_.samples.values())))
         num = size if num is None else num
+        check_count(num, "num")
         return generator.choice(size, num, replace=num > size), generator
 
     def __getstate__(self):

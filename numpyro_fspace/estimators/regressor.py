@@ -186,7 +186,7 @@ class Regressor(RegressorMixin, NetworkEstimator):
             [N, Q], or [N, K, Q] for several targets.
         """
         levels = np.atleast_1d(np.asarray(quantiles, float))
-        if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
+        if levels.ndim != 1 or not levels.size or not ((levels > 0) & (levels < 1)).all():
             raise ValueError(f"quantiles={quantiles!r} must be numbers between 0 and 1, such as (0.05, 0.5, 0.95).")
         f, sigma = self._mean_and_noise(X)
         low, high = (f - 10 * sigma).min(0), (f + 10 * sigma).max(0)

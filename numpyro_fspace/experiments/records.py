@@ -161,7 +161,12 @@ def _record(text: bytes) -> dict | None:
         line = json.loads(text.decode())
     except (ValueError, RecursionError):
         return None
-    return line if isinstance(line, dict) and not line.keys().isdisjoint(("method", "benchmark")) else None
+    if not isinstance(line, dict) or line.keys().isdisjoint(("method", "benchmark")):
+        return None
+    texts = [line.get(name, "") for name in ("method", "experiment", *(["dataset"] if "experiment" in line else []))]
+    is_run = "experiment" not in line or "dataset" in line
+    is_whole = all(isinstance(text, str) for text in texts) and isinstance(line.get("config") or {}, dict)
+    return line if is_run and is_whole else None
 
 
 def _plain(value):

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from jaxtyping import ArrayLike
 
 
-def as_finite(value: ArrayLike, name: str) -> np.ndarray:
-    """``value`` in float64; a TypeError if it is not numeric, a ValueError if it is empty, NaN or infinite."""
+def as_real(value: ArrayLike, name: str) -> np.ndarray:
+    """``value`` in float64; a TypeError if it is not numeric."""
     try:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
         trouble = not_numbers(array)
@@ -21,9 +21,14 @@ def as_finite(value: ArrayLike, name: str) -> np.ndarray:
             raise TypeError(f"it {trouble}")
         if array.dtype.kind == "c":
             raise TypeError("it holds complex numbers")
-        array = array.astype(np.float64)
+        return array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a real numeric array, got {type(value).__name__} ({error}).") from error
+
+
+def as_finite(value: ArrayLike, name: str) -> np.ndarray:
+    """``value`` in float64; a TypeError if it is not numeric, a ValueError if it is empty, NaN or infinite."""
+    array = as_real(value, name)
     if array.size == 0:
         raise ValueError(f"{name} is empty (shape {array.shape}); a score needs at least one point.")
     bad = np.count_nonzero(~np.isfinite(array))

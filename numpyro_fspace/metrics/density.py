@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_fspace.metrics.checks import as_draws, as_finite, as_vector, per_point, positive
+from numpyro_fspace.metrics.checks import as_draws, as_finite, as_real, as_vector, per_point, positive
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
@@ -38,7 +38,7 @@ def rmse(y: Float[ArrayLike, " N"], mean: Float[ArrayLike, " N"]) -> float:
 
 def _as_log_lik(log_lik: ArrayLike) -> np.ndarray:
     """Log densities ``[S, N]``. The value -inf is allowed: under that draw the target has density zero."""
-    array = np.asarray(log_lik, dtype=np.float64)
+    array = as_real(log_lik, "log_lik")
     if array.ndim != 2 or array.size == 0:
         raise ValueError(
             f"log_lik must have shape [S, N] (draws first) and not be empty, got {array.shape}; merge chains into one "

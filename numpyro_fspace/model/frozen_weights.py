@@ -168,7 +168,10 @@ def _fixed(owner, path, value, leaf):
             f"{owner}: frozen[{path!r}] has shape {array.shape} and the network needs {tuple(leaf.shape)}. PyTorch and "
             "equinox have the axes of a weight in another order than flax: see fs.model.read_safetensors."
         )
-    array = array.astype(leaf.dtype)
+    if jnp.iscomplexobj(array) and not jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        raise TypeError(f"{owner}: frozen[{path!r}] holds complex numbers ({array.dtype}): pass real ones.")
+    with np.errstate(over="ignore"):
+        array = array.astype(leaf.dtype)
     if not isinstance(array, jax.core.Tracer) and not np.isfinite(np.asarray(array)).all():
-        raise ValueError(f"{owner}: frozen[{path!r}] holds NaN or infinite numbers.")
+        raise ValueError(f"{owner}: frozen[{path!r}] holds NaN or infinite numbers, or some beyond {leaf.dtype}.")
     return array

@@ -99,6 +99,9 @@ def uniform(low: float | Float[ArrayLike, " D"], high: float | Float[ArrayLike, 
     if not is_traced((low, high)) and not (low < high).all():
         raise ValueError(f"low must be below high in every input, got low={low} and high={high}.")
     if not is_traced((low, high)):
+        width = np.asarray(high, np.float64) - np.asarray(low, np.float64)
+        if not (width <= jnp.finfo(jnp.result_type(float)).max).all():
+            raise ValueError(f"the box from low={low} to high={high} is too wide for {jnp.result_type(float)}.")
         _check_precision(np.linspace(low, high, NUM_PLACES), "the box from low to high")
     lower, upper = (jnp.broadcast_to(_constant(corner), size) for corner in (low, high))
     return Uniform(int(num), *size, low=lower, high=upper)

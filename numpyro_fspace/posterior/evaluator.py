@@ -195,6 +195,8 @@ def _as_inputs(x, name):
     array = jnp.asarray(as_numbers(x, name))
     if not array.ndim:
         raise ValueError(f"{name} must be an array [N, D] of inputs, got {x!r}.")
+    if not array.size:
+        raise ValueError(f"{name} has no rows (shape {array.shape}).")
     return array
 
 

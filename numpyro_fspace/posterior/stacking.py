@@ -80,8 +80,8 @@ def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stackin
     .. math:: \max_w \sum_n \log \sum_c w_c\, p_c(y_n \mid y_{-n}), \qquad w_c \ge 0, \quad \sum_c w_c = 1,
 
     with the densities of Pareto-smoothed importance sampling (``arviz.loo``) of each chain. The result is a predictive
-    distribution, not the posterior. Where chains have converged, the objective hardly depends on w: the weights may then be
-    anything, and the table says that the gain is small.
+    distribution, not the posterior. Where chains have converged, the objective hardly depends on w: the weights may
+    then be anything, and the table says that the gain is small.
 
     Args:
         source: an ``MCMC`` object that has run several chains, or a ``fs.Posterior`` of several chains.
@@ -123,6 +123,12 @@ def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stackin
         raise ValueError("stack_chains: the model has no observed site with these arguments; give it the targets.")
     by_draw = np.concatenate(pointwise, 1).astype(np.float64)
     by_draw = by_draw[:, (by_draw != 0).any(0)]  # without points that a mask leaves out
+    bad = [i for i, chain in enumerate(np.split(by_draw, num_chains)) if not np.isfinite(chain).all()]
+    if bad:
+        raise ValueError(
+            f"stack_chains: the log-likelihood is not finite in draws of the chains {bad} (from 0 on): leave these "
+            "chains out of the draws, or check the model and its targets for NaN."
+        )
     found = [_loo(chain) for chain in np.split(by_draw, num_chains)]
     points = np.stack([densities for densities, _ in found])
     unreliable = np.array([np.mean(shapes > PARETO_LIMIT) for _, shapes in found])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.priors._cholesky import AnyArray
 
-__all__ = ["at_compile_time", "closes_over_traced", "evaluated", "is_traced"]
+__all__ = ["at_compile_time", "closes_over_traced", "evaluated", "in_default_precision", "is_traced"]
 
 
 def is_traced(value) -> bool:
@@ -40,7 +40,16 @@ def at_compile_time(fn: Callable, x: Float[AnyArray, "M D"], *, exact: bool = Tr
         return fn(x)
     with jax.enable_x64(True) if exact else contextlib.nullcontext():
         value = evaluated(fn, x)
-    return fn(jnp.asarray(x)) if value is None else value.astype(np.float64)
+    return fn(jnp.asarray(in_default_precision(x))) if value is None else value.astype(np.float64)
+
+
+def in_default_precision(x: AnyArray) -> AnyArray:
+    """A NumPy array as a new one in JAX's default precision; others unchanged.
+
+    JAX remembers an array by its identity, in the precision of the first program that has it as a constant. So one
+    array must not be a constant of programs in float32 and in float64.
+    """
+    return np.array(x, jax.dtypes.canonicalize_dtype(x.dtype)) if isinstance(x, np.ndarray) else x
 
 
 def evaluated(fn: Callable, *arguments: Any) -> np.ndarray | None:
@@ -50,8 +59,12 @@ def evaluated(fn: Callable, *arguments: Any) -> np.ndarray | None:
     leaves = jax.tree.leaves(arguments)
     if is_traced((program.consts, leaves)):
         return None
+    constants = [one if isinstance(one, jax.Array) else np.array(one) for one in program.consts]
+    leaves = [in_default_precision(leaf) for leaf in leaves]
     with jax.ensure_compile_time_eval():
-        (value,) = jax.jit(jaxpr_as_fun(program))(*leaves)
+        (value,) = jax.jit(lambda some, given: jaxpr_as_fun(ClosedJaxpr(program.jaxpr, some))(*given))(
+            constants, leaves
+        )
         return np.asarray(value)
 
 

@@ -21,7 +21,7 @@ from numpyro_fspace.priors._cholesky import (
     product,
     warn_of_indefinite,
 )
-from numpyro_fspace.priors._concrete import at_compile_time, is_traced
+from numpyro_fspace.priors._concrete import at_compile_time, in_default_precision, is_traced
 from numpyro_fspace.priors._nugget import as_diagonal, default_nugget
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values, deprecated_law
 
@@ -256,7 +256,7 @@ class ConditionedGP(GaussianProcess):
 
     def mean_function(self, x):
         self._check_columns(x)
-        cross = self.prior.covariance_function(x, self.x)
+        cross = self.prior.covariance_function(x, in_default_precision(self.x))
         return self.prior.mean_function(x) + as_rows(product(cross, self._weights), len(x))
 
     def _check_columns(self, *inputs):
@@ -267,7 +267,8 @@ class ConditionedGP(GaussianProcess):
 
     def covariance_function(self, x1, x2):
         self._check_columns(x1, x2)
-        white1, white2 = (self._data.whiten(self.prior.covariance_function(self.x, x)) for x in (x1, x2))
+        data = in_default_precision(self.x)
+        white1, white2 = (self._data.whiten(self.prior.covariance_function(data, x)) for x in (x1, x2))
         return self.prior.covariance_function(x1, x2) - product(jnp.swapaxes(white1, -1, -2), white2)
 
 

@@ -83,12 +83,12 @@ def check_columns(kernel, num_columns: int) -> None:
     """
     from tinygp import kernels, transforms
 
-    if isinstance(kernel, transforms.Linear):
-        scale = jnp.shape(kernel.scale)
+    if isinstance(kernel, transforms.Linear | transforms.Cholesky):
+        scale = jnp.shape(kernel.scale if isinstance(kernel, transforms.Linear) else kernel.factor)
         if len(scale) == 1 and scale[0] not in (1, num_columns):
             raise ValueError(
-                f"the kernel has scales of {scale[0]} inputs (tinygp.transforms.Linear), but x has {num_columns}: pass "
-                f"x with {scale[0]} columns, or a kernel of {num_columns} inputs."
+                f"the kernel has scales of {scale[0]} inputs (tinygp.transforms.{type(kernel).__name__}), but x has "
+                f"{num_columns}: pass x with {scale[0]} columns, or a kernel of {num_columns} inputs."
             )
         num_columns = scale[0] if len(scale) == 2 else num_columns
     elif isinstance(kernel, transforms.Subspace):
