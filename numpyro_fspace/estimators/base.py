@@ -47,7 +47,7 @@ def validated(estimator, *data, **settings):
         if np.ma.is_masked(array):
             raise TypeError(f"{name} {not_numbers(array)}.")
         types = getattr(array, "dtypes", getattr(array, "dtype", None))
-        if any(getattr(one, "kind", "") in "mM" for one in (types if hasattr(types, "__iter__") else [types])):
+        if any(getattr(one, "kind", "") in ("m", "M") for one in (types if hasattr(types, "__iter__") else [types])):
             raise TypeError(f"{name} holds dates or durations: encode them as numbers, such as days since the first.")
     return validate_data(estimator, *data, dtype=np.float64, **settings)
 
