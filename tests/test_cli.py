@@ -299,6 +299,7 @@ def test_a_writer_that_is_killed_leaves_whole_records(tmp_path):
     path = tmp_path / "records.jsonl"
     with subprocess.Popen([sys.executable, "-c", WRITER.replace("60", "10**9"), str(path), "a"]) as writer:
         while not path.exists() or path.stat().st_size < 100_000:
+            assert writer.poll() is None
             time.sleep(0.001)
         writer.kill()
     write({"experiment": "uci", "method": "last"}, path)
@@ -364,6 +365,15 @@ def test_a_table_says_how_many_runs_a_figure_is_of():
         for split, rhat in enumerate((1.0, 1.02, math.nan))
     ]
     assert table(find("uci"), lines).splitlines()[2] == "| yacht | fsghmc | 3 | 0.1 | 0.25 | 1.010 ± 0.010 (2 of 3) |"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"experiment": "uci", "method": "gp"}', '{"method": "gp", "config": 3}', '{"method": ["gp"]}']
+)
+def test_a_table_of_incomplete_records_is_an_error(capsys, tmp_path, text):
+    (tmp_path / "records.jsonl").write_text(text + "\n")
+    status, _, err = run(capsys, "table", "uci", str(tmp_path / "records.jsonl"))
+    assert status == 2 and ("no dataset" in err or "is no record of fspace" in err)
 
 
 def test_a_table_keeps_versions_apart():

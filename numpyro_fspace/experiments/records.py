@@ -163,10 +163,8 @@ def _record(text: bytes) -> dict | None:
         return None
     if not isinstance(line, dict) or line.keys().isdisjoint(("method", "benchmark")):
         return None
-    texts = [line.get(name, "") for name in ("method", "experiment", *(["dataset"] if "experiment" in line else []))]
-    is_run = "experiment" not in line or "dataset" in line
-    is_whole = all(isinstance(text, str) for text in texts) and isinstance(line.get("config") or {}, dict)
-    return line if is_run and is_whole else None
+    is_text = all(isinstance(line.get(name, ""), str) for name in ("method", "experiment", "dataset"))
+    return line if is_text and isinstance(line.get("config") or {}, dict) else None
 
 
 def _plain(value):

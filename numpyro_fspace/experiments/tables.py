@@ -23,11 +23,14 @@ def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
     figures is followed by a column of them. Duplicate records of a run count once.
 
     Raises:
-        ValueError: there are no records.
+        ValueError: there are no records, or one has no method or no dataset.
     """
     if not records:
         raise ValueError("there are no records; make some with fspace run ... --out FILE.")
     records = distinct(records)
+    lacking = next((line for line in records if not {"method", "dataset"} <= line.keys()), None)
+    if lacking is not None:
+        raise ValueError(f"a record has no method or no dataset: {str(dict(lacking))[:60]!r}.")
     varied, num_versions = _varied(records), len({line.get("version") for line in records})
     groups: dict[tuple, list[Mapping]] = {}
     for line in records:
