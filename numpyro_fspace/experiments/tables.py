@@ -18,9 +18,8 @@ def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
     """Means ± standard errors over splits and seeds: a row for each data set, method and config.
 
     The label of a row names settings that differ between records and from the defaults, and package versions that
-    differ. If some runs of a row lack a
-    figure (a chain that never moved has no R-hat), the number of runs that have it is shown. A column with published
-    figures is followed by a column of them. Duplicate records of a run count once.
+    differ. If some runs of a row lack a figure (a chain that never moved has no R-hat), the number of runs that have it
+    is shown. A column with published figures is followed by a column of them. Duplicate records of a run count once.
 
     Raises:
         ValueError: there are no records, or one has no method or no dataset.

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Site", "check_names", "clean", "datasets"]
+__all__ = ["Site", "check_dims", "check_names", "clean", "datasets"]
 
-#: The axes before those of a variable.
+#: The axes before those of a variable: those of draws, and none in the groups of data.
+DRAWS = ("chain", "draw")
 AXES = {"observed_data": (), "constant_data": ()}
-#: The axes of draws.
-AXES_OF_DRAWS = {"chain", "draw"}
 #: The groups of the points that count.
 POINTWISE = ("observed_data", "log_likelihood", "posterior_predictive")
 
@@ -44,12 +43,28 @@ def clean(name: str) -> str:
 
 
 def check_names(names) -> None:
-    """Raise a ValueError if two names of sites have the same ``clean`` name."""
+    """Raise a ValueError if two names of sites have the same ``clean`` name, or one has that of an axis of draws."""
+    taken = sorted(set(DRAWS) & set(names))
+    if taken:
+        raise ValueError(f"to_arviz: {taken} are the names of ArviZ's dimensions of draws: rename these sites.")
     seen: dict[str, str] = {}
     for name in names:
         other = seen.setdefault(clean(name), name)
         if other != name:
             raise ValueError(f"to_arviz: the sites {other!r} and {name!r} would both be {clean(name)!r}: rename one.")
+
+
+def check_dims(dims: dict | None, coords: dict | None) -> None:
+    """Raise an error unless ``dims`` has lists of names by variable, other than DRAWS, and ``coords`` is a dict."""
+    for name, given in {"dims": dims, "coords": coords}.items():
+        if given is not None and not isinstance(given, dict):
+            raise TypeError(f"to_arviz: {name} must be a dict by name, got {given!r}.")
+    for name, given in (dims or {}).items():
+        if not isinstance(given, list | tuple) or not all(isinstance(dim, str | None) for dim in given):
+            raise TypeError(f"dims: {name!r} must have a list of names of dimensions, got {given!r}.")
+        taken = sorted(set(DRAWS) & set(given))
+        if taken:
+            raise ValueError(f"dims: {taken} of {name!r} are the dimensions of the draws: choose other names.")
 
 
 def datasets(groups: dict, sites: dict, dims: dict | None, coords: dict | None) -> dict:
@@ -64,52 +79,34 @@ def datasets(groups: dict, sites: dict, dims: dict | None, coords: dict | None) 
     Raises:
         ValueError: for names that are no variables, and coordinates of another length than their dimension.
     """
-    for name, given in {"dims": dims, "coords": coords}.items():
-        if given is not None and not isinstance(given, dict):
-            raise TypeError(f"to_arviz: {name} must be a dict by name, got {given!r}.")
-    dims, coords = _checked_dims(dims or {}), {k: np.asarray(v) for k, v in (coords or {}).items()}
+    dims, coords = dims or {}, {k: np.asarray(v) for k, v in (coords or {}).items()}
     names = {*sites, *(k for group in groups.values() for k in group)}
     unknown = sorted(set(dims) - names)
     if unknown:
         raise ValueError(f"dims: {unknown} are no variables; there are {sorted(names)}.")
     found = {}
     for group, arrays in groups.items():
-        axes = AXES.get(group, ("chain", "draw"))
+        axes = AXES.get(group, DRAWS)
         made = {
             k: _variable(group, k, np.asarray(v), axes=axes, site=sites.get(k), dims=dims.get(k, ()))
             for k, v in arrays.items()
         }
         variables = {k: variable for k, variable in made.items() if variable is not None}
         if variables:
-            taken = sorted(AXES_OF_DRAWS & set(variables))
-            if taken:
-                raise ValueError(f"to_arviz: {taken} are the names of ArviZ's dimensions of draws: rename these sites.")
             found[group] = _dataset(variables, axes, coords)
     return found
-
-
-def _checked_dims(dims: dict) -> dict:
-    """Lists of names of dimensions, by variable."""
-    for name, given in dims.items():
-        is_list = isinstance(given, list | tuple) and all(isinstance(dim, str | None) for dim in given)
-        if not is_list:
-            raise TypeError(f"dims: {name!r} must have a list of names of dimensions, got {given!r}.")
-        taken = sorted(AXES_OF_DRAWS & set(given))
-        if taken:
-            raise ValueError(f"dims: {taken} of {name!r} are the dimensions of the draws: choose other names.")
-    return dims
 
 
 def _variable(group, name, values, *, axes, site, dims) -> Variable | None:
     """None if no point is left."""
     event_dim = 0 if site is None or group == "log_likelihood" else site.event_dim
-    num_own = values.ndim - len(axes)
+    num_own = values.ndim - len(axes)  # dimensions after those of draws
     if group != "log_likelihood" and len(dims) > num_own:
         raise ValueError(f"dims: {name!r} has {num_own} dimensions after chain and draw, got {len(dims)} names {dims}.")
-    num_points = values.ndim - len(axes) - event_dim
+    num_points = num_own - event_dim
     names = list(site.plates) if site is not None and len(site.plates) <= num_points else []
     names = [*dims, *names[len(dims) :]] + [None] * values.ndim
-    names = [n or f"{name}_dim_{i}" for i, n in enumerate(names[: values.ndim - len(axes)])]
+    names = [n or f"{name}_dim_{i}" for i, n in enumerate(names[:num_own])]
     variable = Variable(values, [*axes, *names], {})
     if group not in POINTWISE or site is None or site.known is None or site.known.all():
         return variable

@@ -22,7 +22,7 @@ from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior, module_weights, observed_sites
 from numpyro_fspace.posterior.arrays import plain
-from numpyro_fspace.posterior.arviz_groups import Site, check_names, clean, datasets
+from numpyro_fspace.posterior.arviz_groups import Site, check_dims, check_names, clean, datasets
 from numpyro_fspace.posterior.draw_batches import map_draws
 from numpyro_fspace.posterior.evaluator import Evaluator, function_draws, log_likelihood
 from numpyro_fspace.posterior.posterior import as_posterior, functions_run
@@ -91,9 +91,8 @@ def to_arviz(
 
     Raises:
         ValueError: if ``source`` has not run, or lacks latent sites or arguments that its model needs; ``inputs`` of a
-            run that kept its functions elsewhere; a model that draws its own minibatch, unless ``log_lik=False``;
-            ``dims`` of no variable or with too many names, or ``coords`` of another length than their dimension; sites
-            whose names are equal once '/' is '.', or are those of ArviZ's dimensions, ``chain`` and ``draw``.
+            run that kept its functions elsewhere; a model that draws its own minibatch, unless ``log_lik=False``; wrong
+            ``dims`` or ``coords``; sites whose names are equal once '/' is '.', or are ``chain`` or ``draw``.
         TypeError: if it is neither an ``MCMC`` object nor a ``Posterior``.
         ImportError: if ArviZ is missing.
 
@@ -106,10 +105,13 @@ def to_arviz(
     if trouble is not None:
         raise ValueError(trouble)
     check_count(num_probes, "num_probes")
+    check_dims(dims, coords)
     if getattr(source, "functions_at", None) is not None:
         if inputs is not None:
             raise ValueError("to_arviz: this run kept its functions at functions_at, and has them at no other inputs.")
-        return _build(datasets(_groups_of_functions(source), {}, dims, coords))
+        groups = _groups_of_functions(source)
+        check_names(groups["posterior"])
+        return _build(datasets(groups, {}, dims, coords))
     if isinstance(source, dict):
         raise TypeError("to_arviz needs the MCMC object, or fs.Posterior(model, draws, args=(x, y)), not draws alone.")
     found = as_posterior(source)
@@ -126,7 +128,7 @@ def to_arviz(
             "different draws would not belong together. Take them from a numpyro.plate(..., subsample_size=...), or "
             "pass log_lik=False."
         )
-    check_names(trace)
+    check_names([k for k, s in trace.items() if s["type"] != "plate"])
     networks = tuple(f"{k}." for k, s in trace.items() if s["type"] == "network") + module_weights(trace)
     hidden = set() if weights else {k for k in found.samples if k.startswith(networks)}
     posterior = {clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden}
