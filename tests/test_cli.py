@@ -368,12 +368,20 @@ def test_a_table_says_how_many_runs_a_figure_is_of():
 
 
 @pytest.mark.parametrize(
-    "text", ['{"experiment": "uci", "method": "gp"}', '{"method": "gp", "config": 3}', '{"method": ["gp"]}']
+    ("text", "message"),
+    [
+        ('{"experiment": "uci", "method": "gp"}', "no dataset"),
+        ('{"experiment": "uci", "method": "gp", "dataset": null}', "no dataset"),
+        ('{"experiment": "uci", "method": "gp", "dataset": "yacht", "rmse": "0.1"}', "rmse of a record is '0.1'"),
+        ('{"method": "gp", "config": 3}', "is no record of fspace"),
+        ('{"method": ["gp"]}', "is no record of fspace"),
+        ('{"method": null}', "is no record of fspace"),
+    ],
 )
-def test_a_table_of_incomplete_records_is_an_error(capsys, tmp_path, text):
+def test_a_table_of_incomplete_records_is_an_error(capsys, tmp_path, text, message):
     (tmp_path / "records.jsonl").write_text(text + "\n")
     status, _, err = run(capsys, "table", "uci", str(tmp_path / "records.jsonl"))
-    assert status == 2 and ("no dataset" in err or "is no record of fspace" in err)
+    assert status == 2 and message in err
 
 
 def test_a_table_keeps_versions_apart():

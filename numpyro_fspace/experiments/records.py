@@ -163,8 +163,8 @@ def _record(text: bytes) -> dict | None:
         return None
     if not isinstance(line, dict) or line.keys().isdisjoint(("method", "benchmark")):
         return None
-    is_text = all(isinstance(line.get(name, ""), str) for name in ("method", "experiment", "dataset"))
-    return line if is_text and isinstance(line.get("config") or {}, dict) else None
+    kinds = {"method": str, "experiment": str | None, "dataset": str | None, "config": dict | None}
+    return line if all(isinstance(line[name], kind) for name, kind in kinds.items() if name in line) else None
 
 
 def _plain(value):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from numbers import Real
 
 import numpy as np
 
@@ -22,14 +23,13 @@ def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
     is shown. A column with published figures is followed by a column of them. Duplicate records of a run count once.
 
     Raises:
-        ValueError: there are no records, or one has no method or no dataset.
+        ValueError: there are no records, one has no method or no dataset, or a figure is not a number.
     """
     if not records:
         raise ValueError("there are no records; make some with fspace run ... --out FILE.")
     records = distinct(records)
-    lacking = next((line for line in records if not {"method", "dataset"} <= line.keys()), None)
-    if lacking is not None:
-        raise ValueError(f"a record has no method or no dataset: {str(dict(lacking))[:60]!r}.")
+    for line in records:
+        _check(line, experiment)
     varied, num_versions = _varied(records), len({line.get("version") for line in records})
     groups: dict[tuple, list[Mapping]] = {}
     for line in records:
@@ -56,6 +56,15 @@ def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
     text = [headings, ["---"] * len(headings), *rows]
     note = f"\n\nPublished: {experiment.source}." if known else ""
     return "\n".join("| " + " | ".join(row) + " |" for row in text) + note
+
+
+def _check(line, experiment: Experiment):
+    for key in ("method", "dataset"):
+        if not isinstance(line.get(key), str):
+            raise ValueError(f"a record has no {key}: {str(dict(line))[:60]!r}.")
+    for key in experiment.columns:
+        if not isinstance(line.get(key), Real | None):
+            raise ValueError(f"{key} of a record is {line[key]!r}, which is not a number.")
 
 
 def _varied(records):
