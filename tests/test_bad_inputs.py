@@ -150,6 +150,14 @@ class Sampler:
         return jnp.zeros((*sample_shape, len(x)))
 
 
+class Returning(Sampler):
+    def __init__(self, value):
+        self.value = value
+
+    def log_prob(self, x, f):
+        return self.value
+
+
 class NotSummed(Sampler):
     def log_prob(self, x, f):
         return dist.Normal().log_prob(f)
@@ -264,7 +272,11 @@ CASES = [
     ("fn an array", prior_model(fn=WRONG), TypeError, "fn must be a function.*got float"),
     ("prior a number", prior_model(prior=WRONG), TypeError, r"float is not a prior.*log_prob\(x, f\)"),
     ("prior without log_prob", prior_model(prior=Sampler()), TypeError, r"Sampler is not a prior: it lacks .*log_prob\(x, f\)"),
-    ("prior not summed", lambda: evaluate(NotSummed(), POINTS), ValueError, r"must return a number.*shape \(3,\)"),
+    ("prior not summed", lambda: evaluate(NotSummed(), POINTS), ValueError, r"must return a real number.*float32\[3\]"),
+    *[
+        (f"log_prob {value!r}", lambda value=value: evaluate(Returning(value), POINTS), ValueError, f"must return a real number.*returned {text}")
+        for value, text in ((None, "None"), ("a", "'a'"), (1j, "1j"), ((1.0, 2.0), r"\(1.0, 2.0\)"))
+    ],
     ("prior a class", prior_model(prior=fs.GPPrior), TypeError, "got the class GPPrior: call it"),
     ("points [M]", prior_model(points=POINTS[:, 0]), ValueError, r"points must have shape \[M, D\].*points\[:, None\]"),
     ("points rank 3", prior_model(points=POINTS[None]), ValueError, r"points must have shape \[M, D\], got \[1, 3, 1\]"),
@@ -272,6 +284,15 @@ CASES = [
     ("points NaN", prior_model(points=POINTS * np.nan), ValueError, "points holds NaN"),
     ("points None", prior_model(points=None), TypeError, "points must be an array"),
     ("points text", prior_model(points="grid"), TypeError, "points must be an array"),
+    *[
+        (f"own sampler {value!r}", lambda value=value: evaluate(Independent(), lambda key: value), (TypeError, ValueError), rf"points\(key\) .*{text}")
+        for value, text in ((None, "got None"), ("a", "got str"), ([[np.nan]], "NaN"), ([[1j]], "complex"))
+    ],
+    ("own sampler of two arrays", lambda: evaluate(Independent(), lambda key: (jax.random.normal(key, (3, 1)), 1)), TypeError, r"points\(key\) must be one array"),
+    *[
+        (f"network draw {value!r}", lambda value=value: fs.priors.NetworkPrior(lambda key, x: value, KEY).sample(KEY, POINTS), TypeError, rf"draw\(key, x\).*{text}")
+        for value, text in ((None, "got NoneType"), ("a", "encode it as numbers"), ((1.0, 2.0), "got tuple"))
+    ],
     ("own sampler [M]", lambda: evaluate(Independent(), lambda key: jnp.zeros(3)), ValueError, r"return shape \[M, D\]"),
     ("random points, NUTS", lambda: nuts(random_points()), ValueError, r"Freeze the points: points=fs\.measurement\.fixed"),
     ("gp_network, name", gp_network(name="a/b"), ValueError, "gp_network: name='a/b'"),

@@ -80,6 +80,26 @@ def test_what_is_not_kept_is_not_computed():
     assert len(calls) == 3
 
 
+@pytest.mark.parametrize("points", [None, random_points()], ids=["plain", "functional"])
+def test_a_second_run_compiles_nothing(points):
+    """Neither the sampler nor the check of the draws, whatever the key and the numbers in the data."""
+    kernel = fs.SGHMC if points is None else fs.fSGHMC
+    mcmc = fs.MCMC(kernel(linear(points), num_steps=2), num_warmup=20, num_samples=200, progress_bar=False)
+    compiled = []
+
+    def listen(event, seconds, **details):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(details.get("fun_name"))
+
+    mcmc.run(KEY, X, Y)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        mcmc.run(jax.random.key(4), X + 1.0, Y)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_warmup", [0, 20, 59, 1000])
 def test_a_run_goes_on_in_another_object(num_warmup):

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from scipy.special import log_ndtr, logsumexp
 from sklearn.datasets import load_diabetes
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -154,6 +155,15 @@ def test_what_scikit_learn_would_take_is_refused(estimator, line, regressor):
         regressor.predict_quantiles(X, [])
     with pytest.raises(ValueError, match="num=-1 must be at least 1"):
         regressor.sample(X, -1)
+
+
+def test_quantiles_far_out(regressor, line):
+    """Of a mixture of normals: the level of a quantile is the mean of the draws' levels."""
+    X = line[0][:3]
+    f, sigma = regressor._mean_and_noise(X)
+    found = (regressor.predict_quantiles(X, (1e-300, 1e-20, 0.3, 1 - 1e-12)) - regressor.y_mean_) / regressor.y_scale_
+    logs = logsumexp(log_ndtr((found - f) / sigma), 0) - np.log(len(f))  # f [S, N, 1]
+    np.testing.assert_allclose(logs, np.log([[1e-300, 1e-20, 0.3, 1 - 1e-12]] * 3), rtol=1e-2, atol=1e-9)
 
 
 def test_quantiles_out_of_range(regressor, line):

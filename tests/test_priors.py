@@ -494,6 +494,13 @@ def test_random_function_of_tokens_and_of_nothing():
         random_function(nn.Dense(1), input_shape=1, prior=flat())
 
 
+def test_dirichlet_targets_of_traced_labels():
+    labels = np.array([0, 2, 1, 1])
+    found = jax.jit(lambda labels: dirichlet_targets(labels, 3))(labels)
+    for one, expected in zip(found, dirichlet_targets(labels, 3), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=1e-6)
+
+
 def test_dirichlet_targets_match_the_gamma_moments():
     """exp(ỹ + s e) has the mean α and the variance α of the gamma variable with that shape."""
     labels = np.array([0, 2, 1])

@@ -138,7 +138,7 @@ def sampler(kernel, problem: Size, x, y, **settings) -> Callable:
     def run(key):
         with warnings.catch_warnings():
             # Only the time of the run matters.
-            warnings.filterwarnings("ignore", "The kinetic temperature|.* diverged", RuntimeWarning)
+            warnings.filterwarnings("ignore", "The draws are doubtful|The kinetic temperature|.* diverged", RuntimeWarning)
             mcmc.run(key, x, y)
         jax.block_until_ready(mcmc.last_state.z)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
@@ -189,10 +189,10 @@ class Regressor(RegressorMixin, NetworkEstimator):
         if levels.ndim != 1 or not levels.size or not ((levels > 0) & (levels < 1)).all():
             raise ValueError(f"quantiles={quantiles!r} must be numbers between 0 and 1, such as (0.05, 0.5, 0.95).")
         f, sigma = self._mean_and_noise(X)
-        low, high = (f - 10 * sigma).min(0), (f + 10 * sigma).max(0)
         found = []
         for level in levels:
-            a, b = low, high
+            each = f + ndtri(level) * sigma  # the draws' own quantiles, between which that of their mixture lies
+            a, b = each.min(0), each.max(0)
             for _ in range(NUM_HALVINGS):
                 middle = 0.5 * (a + b)
                 below = ndtr((middle - f) / sigma).mean(0) < level

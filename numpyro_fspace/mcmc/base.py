@@ -239,10 +239,10 @@ class SGMCMCKernel(MCMCKernel):
 
     # ---- parts ---------------------------------------------------------------------------------
 
-    def _model_potential(self, args, kwargs, key=None, *, is_known=False):
+    def _model_potential(self, args, kwargs, key=None, *, is_known=False, block: tuple[str, ...] | None = None):
         key = jax.random.key(0) if key is None else key
         settings = {"key": key, "init_strategy": self.init_strategy}
-        block = self._integrated_out(args, kwargs)
+        block = self._integrated_out(args, kwargs) if block is None else block
         if block:
             return MarginalPotential(self._model, args, kwargs, block=block, is_known=is_known, **settings)
         return ModelPotential(self._model, args, kwargs, is_known=is_known, **settings)
@@ -287,7 +287,7 @@ class SGMCMCKernel(MCMCKernel):
 
     def _target(self, plan: Plan, args, kwargs, key=None) -> Target:
         """A model with these arguments, and the plan of a run on it."""
-        return Target(self._model_potential(args, kwargs, key, is_known=True), plan)
+        return Target(self._model_potential(args, kwargs, key, is_known=True, block=plan.block), plan)
 
     def _why_untested(self) -> str | None:
         """Why a Metropolis test does not apply to these settings; None if it does."""

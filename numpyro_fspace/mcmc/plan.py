@@ -40,6 +40,7 @@ class Plan:
         preconditioner: the one chosen for the model.
         control_every: draws between renewals of the control variate's center; None has no control variate.
         held: names of the latent sites that the optimizer does not move.
+        block: names of the sites that are integrated out.
         params: shapes of the unconstrained parameters, by site.
         by_differences: whether curvatures are differences of gradients. The second derivatives of a ``gp_network``
             pass through the inverse of τ²I + ΦAΦᵀ twice, which float32 cannot represent: they are wrong by factors of
@@ -60,6 +61,7 @@ class Plan:
     preconditioner: Any = None
     control_every: int | None = None
     held: tuple[str, ...] = ()
+    block: tuple[str, ...] = ()
     by_differences: bool = False
     params: dict = dataclasses.field(default_factory=dict)
     points: dict = dataclasses.field(default_factory=dict)

@@ -96,6 +96,7 @@ def _first_evaluation(kernel, args, kwargs, key):
             "preconditioner": preconditioner,
             "control_every": None if potential.has_own_noise else _control_every(kernel, potential.batches()),
             "held": tuple(k for k in potential.latents if potential.is_scale(k)),
+            "block": potential.block,
             "by_differences": potential.has_gp_network,
             "points": potential.points_in_data(),
         },

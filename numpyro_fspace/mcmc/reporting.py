@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from numpyro.distributions import biject_to, transforms
 from numpyro.infer import MCMC
 
 from numpyro_fspace._checks import check_key
-from numpyro_fspace._xla import one_blas_thread
+from numpyro_fspace._xla import flatten, one_blas_thread
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.doubts import report_doubts, sampler_doubts
 from numpyro_fspace.mcmc.report_table import Report
@@ -28,6 +29,7 @@ from numpyro_fspace.posterior.diagnostics import diagnose, doubts
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.product_priors import product_doubts, product_shares
 from numpyro_fspace.posterior.quantities import quantities_of
+from numpyro_fspace.priors._concrete import without_computing
 from numpyro_fspace.priors.base import as_real
 from numpyro_fspace.sgmcmc.integrators import drift, kick
 
@@ -131,6 +133,7 @@ def _judged(mcmc, kernel, args, kwargs, *, inputs, key) -> Report:
     if plan.sampler.is_tuned:
         acceptance = float(np.mean(state.mean_accept_prob))
     shortfall, chance = _shortfall(target, state, key)
+    has_product = without_computing(lambda: bool(kernel._model_potential(args, kwargs).functional_priors))
     has_momentum = kernel.has_momentum
     temperature = np.atleast_1d(state.mean_temperature) / kernel.temperature
     found = Report(
@@ -145,7 +148,7 @@ def _judged(mcmc, kernel, args, kwargs, *, inputs, key) -> Report:
         weighted_noise_share=weighted_noise_share,
         drift=_weight_drift(mcmc, kernel, args, kwargs),
         shortfall=shortfall,
-        product_shares=product_shares(target.model),
+        product_shares=product_shares(kernel._model_potential(args, kwargs)) if has_product else {},
         advice=(),
     )
     lines = report_doubts(
@@ -185,10 +188,14 @@ def _shortfall(target, state, key):
     the variance T²P/2, or T²N/2 if that is less, at most.
     """
     model, states = target.model, by_chain(state)
-    chance = target.plan.sampler.temperature * np.sqrt(0.5 * min(state.scale.shape[-1], model.num_observed()))
-    if states.i.size == 1:  # which needs no data
-        return np.zeros(1), chance
-    found = jax.jit(lambda z: jax.lax.map(lambda z: model.log_likelihood(z, key), z))(states.z)
+    is_alone = states.i.size == 1
+
+    def evaluate(z):
+        found = jnp.zeros(1) if is_alone else jax.lax.map(lambda z: model.log_likelihood(z, key), z)
+        return found, jnp.asarray(model.num_observed())
+
+    found, num_observed = jax.jit(evaluate)(states.z)
+    chance = target.plan.sampler.temperature * np.sqrt(0.5 * min(state.scale.shape[-1], float(num_observed)))
     found = np.nan_to_num(np.asarray(found, np.float64), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
     with np.errstate(invalid="ignore"):  # of minus infinity everywhere
         shortfall = np.where(found == found.max(), 0.0, found.max() - found)
@@ -249,14 +256,25 @@ def _probe(target, state, key):
 
 def _weight_drift(mcmc, kernel, args, kwargs):
     """Mean square of standardized network weights, last quarter of the draws over the first, [C]."""
-    potential = kernel._model_potential(args, kwargs)
-    names = [k for k in potential.latents if "fspace" in potential.trace[k]["infer"]] or potential.latents
-    scale, draws = potential.scale(), mcmc.get_samples(group_by_chain=True)
+
+    def facts():
+        potential = kernel._model_potential(args, kwargs)
+        names = [k for k in potential.latents if "fspace" in potential.trace[k]["infer"]] or potential.latents
+        moved = {k: not isinstance(base_transform(potential.trace[k]), transforms.IdentityTransform) for k in names}
+        return names, [k for k in names if moved[k]]
+
+    def unconstrained(draws):
+        sites = kernel._model_potential(args, kwargs).trace
+        return {k: biject_to(sites[k]["fn"].support).inv(values) for k, values in draws.items()}
+
+    names, moved = without_computing(facts)
+    state, draws = by_chain(mcmc.last_state), mcmc.get_samples(group_by_chain=True)
+    position, scale = jax.tree.map(operator.itemgetter(0), jax.device_get((state.z, state.scale)))
+    scale = flatten(position)[1](scale)  # of unconstrained values
+    draws = draws | jax.jit(unconstrained)({k: draws[k] for k in moved}) if moved else draws
     squares = 0.0
     for name in names:
-        values, site = draws[name], potential.trace[name]
-        if not isinstance(base_transform(site), transforms.IdentityTransform):  # scales are of unconstrained values
-            values = biject_to(site["fn"].support).inv(jnp.asarray(values))
+        values = draws[name]
         weights = np.asarray(values).reshape(*values.shape[:2], -1)  # may lie on disk: nothing is copied
         precision = np.broadcast_to(np.asarray(scale[name], np.float64) ** -2, values.shape[2:]).ravel()
         squares = squares + np.einsum("csp,csp,p->cs", weights, weights, precision, dtype=np.float64)

@@ -67,7 +67,12 @@ def _doubts_of_convergence(mcmc, draws):
 
 def by_chain(state):
     """``state`` with an axis of chains, which the state of a single chain lacks."""
-    return state if state.potential_energy.ndim else jax.tree.map(lambda a: a[None], state)
+    return state if state.potential_energy.ndim else _with_axis(state)
+
+
+@jax.jit
+def _with_axis(state):
+    return jax.tree.map(lambda a: a[None], state)
 
 
 def warn_of_trouble(mcmc):

@@ -82,7 +82,6 @@ def check_indices(
     places = places if part in known and num > 1 else places[:1]
     taking = [step for step in steps if _indices(step) and known.issuperset(_indices(step))]
 
-    @jax.jit
     def taken(place, arrays):
         given = [arrays.get(i, value) for i, value in enumerate(values)]
         if part is not None:
@@ -92,11 +91,11 @@ def check_indices(
     arrays = {i: value for i, value in enumerate(values) if value is not None and np.ndim(value)}
     if not taking:
         return
+    try:
+        found = jax.jit(jax.vmap(taken, in_axes=(0, None))).lower(places, arrays).compile()(places, arrays)
+    except TypeError:  # the model computes row numbers in a precision that is not enabled here
+        return
     with jax.ensure_compile_time_eval():
-        try:
-            found = jax.vmap(taken, in_axes=(0, None))(jnp.asarray(places), arrays)
-        except TypeError:  # the model computes row numbers in a precision that is not enabled here
-            return
         for step, indices in zip(taking, jax.tree.map(np.asarray, found), strict=True):
             array = _evaluate(steps, values, step.inputs[:1])[0] if step.inputs[0] in constant else None
             _check(step, indices, array, plates, arguments)

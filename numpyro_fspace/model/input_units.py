@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.priors._concrete import closes_over_traced, is_traced
+from numpyro_fspace.priors._concrete import closes_over_traced, evaluated, is_traced
 
 if TYPE_CHECKING:
     from numpyro_fspace.priors.gaussian import GaussianProcess
@@ -71,9 +71,8 @@ def lengthscales(prior: GaussianProcess, x: np.ndarray) -> np.ndarray:
         product = sd[:, :size] * sd[:, size:]
         return jnp.mean(jnp.where(product > 0, cross / jnp.where(product > 0, product, 1.0), 0.0))
 
-    with jax.ensure_compile_time_eval():
-        steps = DISTANCES[:, None, None] * np.diag(width)
-        found = jax.jit(lambda steps: jax.lax.map(jax.vmap(correlation), steps))(jnp.asarray(steps, float))
+    steps = DISTANCES[:, None, None] * np.diag(width)
+    found = evaluated(lambda steps: jax.lax.map(jax.vmap(correlation), steps), steps)
     is_far = np.asarray(found) < CORRELATION  # [distances, D]
     first = np.where(is_far.any(0), is_far.argmax(0), len(DISTANCES) - 1)
     return DISTANCES[first] * width

@@ -18,7 +18,7 @@ from numpyro import handlers
 
 from numpyro_fspace.model.handlers import function_hook
 from numpyro_fspace.model.weight_priors import FanIn, sample_weight
-from numpyro_fspace.priors._concrete import is_traced
+from numpyro_fspace.priors._concrete import computed, is_traced
 from numpyro_fspace.priors.gaussian_process import NO_SHARE
 from numpyro_fspace.priors.tolerance import amplitude
 
@@ -115,8 +115,7 @@ def find_scales(name, layer: LastLayer, prior, x, rows_of, *, hidden_scale, tole
             _keep(_CHOSEN, key, _search(layer, parts, points, places, rows_of, hidden_scale, tolerance))
         return (np.array(_CHOSEN[key]),)
 
-    with jax.ensure_compile_time_eval():
-        found = search() if is_random else prior._memory.once((f"scales of {settings}", x), search)
+    found = search() if is_random else prior._memory.once((f"scales of {settings}", x), search)
     scales = Scales(*map(float, found[0]))
     if not np.isfinite(scales.last_layer):
         raise ValueError(
@@ -136,13 +135,16 @@ def _keep(memory, key, value):
 
 def _search(layer, parts, x, places, rows_of, hidden_scale, tolerance) -> Scales:
     """The best candidate; without ``parts`` of the process, the first one, for which only c is computed."""
-    drawn = _drawn_features(layer, jnp.asarray(rows_of(np.concatenate([x, *places]))))
+    drawn = _drawn_features(layer, np.asarray(rows_of(np.concatenate([x, *places]))))
     hiddens = HIDDEN_SCALES if hidden_scale is None else (float(hidden_scale),)
     size = min(len(x), layer.num_features)
     num_draws = NUM_DRAWS if size * len(x) ** 2 <= MAX_PRODUCTS else NUM_DRAWS // 2
-    keys = jax.random.split(jax.random.key(0), num_draws)
-    tried = []
-    features_of = jax.jit(lambda hidden: jax.lax.map(lambda key: drawn(key, hidden), keys))
+
+    def draws(hidden):
+        return jax.lax.map(lambda key: drawn(key, hidden), jax.random.split(jax.random.key(0), num_draws))
+
+    features_of, tried = computed(draws, 1.0), []
+    assert features_of is not None  # because the network's program holds no traced values
     for hidden in hiddens:
         features = np.asarray(features_of(hidden), np.float64) * layer.typical_scale()
         size = float(np.sqrt(np.mean(np.sum(features[:, : len(x)] ** 2, -1))))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_fspace._checks import one_line
+from numpyro_fspace.priors.base import as_real
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,7 +177,9 @@ class Own(Sampler):
         return None
 
     def __call__(self, key):
-        points = jnp.asarray(self.fn(key))
+        points = self.fn(key)
+        as_real(points, "points(key)")
+        points = jnp.asarray(points)
         if points.ndim != 2:
             raise ValueError(f"points(key) must return shape [M, D], got {list(points.shape)}.")
         return points

@@ -65,6 +65,7 @@ class ModelPotential:
     Attributes:
         trace: the trace of the initial run.
         latents: names of the latent sites, all continuous.
+        block: names of the sites that are integrated out (``MarginalPotential``).
         has_own_noise: whether the model itself draws random numbers, over which no full gradient averages.
         is_random: whether U depends on the key, because of minibatches, random points, or random numbers of the model.
 
@@ -72,6 +73,8 @@ class ModelPotential:
         ValueError: the model is seeded, has discrete or no latent sites, ``param`` sites, no observation, or local
             latent variables in a subsampled plate.
     """
+
+    block: tuple[str, ...] = ()
 
     def __init__(self, model, args=(), kwargs=None, *, key, init_strategy=init_to_network, is_known=False):
         self.model, self.args, self.kwargs = model, with_rows(args), with_rows(kwargs or {})
@@ -215,13 +218,13 @@ class ModelPotential:
         """log p(y | z) of all data."""
         return self.prior_potential(z) - self._on_all_data(self.data_potential, z, key)
 
-    def num_observed(self) -> float:
+    def num_observed(self):
         """Number of observed values in all data; infinite if the model has a ``factor``, whose data are unknown."""
         sites = observed_sites(self.trace, factors=True).values()
         if not all(jnp.size(s["value"]) for s in sites):
             return float("inf")
         scales = [1.0 if s["scale"] is None else jnp.max(s["scale"]) for s in sites]
-        return float(sum(jnp.size(s["value"]) * scale for s, scale in zip(sites, scales, strict=True)))
+        return sum(jnp.size(s["value"]) * scale for s, scale in zip(sites, scales, strict=True))
 
     def _on_all_data(self, estimate, z, key):
         """``estimate(z, key, model)`` (``data_potential`` or its gradient) on all data, ``MAX_ROWS`` rows at a time."""

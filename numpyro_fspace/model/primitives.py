@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import TYPE_CHECKING
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 from numpyro import handlers, prng_key
 from numpyro.primitives import apply_stack
 
+from numpyro_fspace._checks import shown
 from numpyro_fspace.model.engine import current_engine
 from numpyro_fspace.model.joint_evaluation import OnePass
 from numpyro_fspace.model.measurement import as_points
@@ -102,13 +104,14 @@ def functional_prior(
 
     def log_factor():
         with handlers.block():
-            log_prob = jnp.asarray(at_points.log_prob(where, one_pass.values()))
-        if log_prob.ndim:
+            log_prob = at_points.log_prob(where, one_pass.values())
+        is_number = isinstance(log_prob, numbers.Real | np.ndarray | jax.Array) and jnp.ndim(log_prob) == 0
+        if not is_number or jnp.iscomplexobj(log_prob):
             raise ValueError(
-                f"functional_prior({name!r}): prior.log_prob(x, f) must return a number, the log density of all values "
-                f"together; {type(prior).__name__} returned shape {log_prob.shape}."
+                f"functional_prior({name!r}): prior.log_prob(x, f) must return a real number, the log density of all "
+                f"values together; {type(prior).__name__} returned {shown(log_prob)}."
             )
-        return scale * log_prob
+        return scale * jnp.asarray(log_prob)
 
     _factor(name, FunctionalPriorSite(fn, prior, points, x, log_factor, scale, one_pass), engine)
     return one_pass if engine.visits_data else fn

@@ -22,6 +22,7 @@ from numpyro_fspace.model.sites import (
     observed_sites,
     weights_of,
 )
+from numpyro_fspace.posterior.arrays import taken
 
 if TYPE_CHECKING:
     from numpyro_fspace.posterior.posterior import Posterior
@@ -47,7 +48,7 @@ def check_complete(posterior: Posterior, args, kwargs, inputs, from_prior=()):
         ValueError: naming the sites and the cure; also for draws whose shape is not that of their site, or that lie
             outside of its bounds.
     """
-    model, draw = posterior.model, {k: v[0] for k, v in posterior.samples.items()}
+    model, draw = posterior.model, taken(posterior.samples, 0)
     trace, hidden = _trace(model, draw, args, kwargs)
     weights = weights_of(trace)
     free = [k for k in latent_sites(trace) if k not in draw] + hidden

@@ -17,7 +17,6 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
@@ -26,6 +25,8 @@ from numpyro_fspace._xla import flatten
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import has_dynamic_support
+from numpyro_fspace.posterior.arrays import like, plain, taken
+from numpyro_fspace.priors._concrete import without_computing
 
 __all__ = ["ConfigurationalTemperature", "configurational_temperature"]
 
@@ -91,23 +92,24 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
         None if there are, or the share affords, fewer than ``FEWEST_DRAWS`` draws, or if the model draws random numbers
         of its own.
     """
-    model = kernel._model_potential(args, kwargs)
+    latents, batches, is_random, has_own_noise = without_computing(
+        lambda: _facts(kernel._model_potential(args, kwargs))
+    )
     num_chains, num_kept = next(iter(draws.values())).shape[:2]
-    is_random = any(distribution.points.is_random for distribution in model.functional_priors.values())
-    num_steps = int(np.sum(state.i)) * kernel.num_steps
-    batches, size = model.batches(), state.scale.shape[-1]
+    num_steps, size = int(np.sum(state.i)) * kernel.num_steps, state.scale.shape[-1]
     is_cut = batches >= PER_CURVATURE
     gradient = batches + NUM_SETS if is_random else batches
     cost = (2 if is_random else 1) * gradient + (4 if is_cut else gradient)
     affordable = max(share * num_steps / cost, min(MIN_DRAWS, LARGEST_SHARE * num_steps / cost))
     num = int(min(MAX_DRAWS, num_chains * num_kept, MAX_NUMBERS // size, affordable))
-    if num < FEWEST_DRAWS or model.has_own_noise or not set(model.latents) <= set(draws):
+    if num < FEWEST_DRAWS or has_own_noise or not set(latents) <= set(draws):
         return None
     chains = _even(num_chains, num)
     places = _even(num_kept, num // len(chains))
     chain, place = (a.ravel() for a in np.meshgrid(chains, places, indexing="ij"))
-    some = {k: np.asarray(draws[k][np.ix_(chains, places)]).reshape(-1, *draws[k].shape[2:]) for k in model.latents}
+    some = taken({k: draws[k] for k in latents}, chain, place)
     arrays, static, join = split_arrays((args, kwargs))
+    kind_of_key = key
 
     def gradients(is_whole, points, scale, learned, arrays):
         args, kwargs = join(arrays)
@@ -115,11 +117,12 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
         preconditioner = kernel.preconditioner.chosen(size, model.is_plain)
 
         def one(given):
-            draw, offset, chain, key = given
+            draw, offset, chain, key = given  # a key by its numbers
             position, unravel = flatten(_unconstrained(model, draw))
             metric = preconditioner.build(scale[chain], jax.tree.map(lambda a: a[chain], learned))
             z = unravel(position + metric.scale(offset))
-            return metric.scale_gradient(ravel_pytree(_gradient(model, z, key, is_random, is_whole))[0])
+            gradient = _gradient(model, z, like(key, kind_of_key), is_random, is_whole)
+            return metric.scale_gradient(ravel_pytree(gradient)[0])
 
         return jax.lax.map(one, points)
 
@@ -132,18 +135,19 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
         program, found = compiled(is_whole), []
         for start in range(0, len(rows), NUM_AT_ONCE):
             part = np.minimum(np.arange(start, start + NUM_AT_ONCE), len(rows) - 1)
-            given = jax.tree.map(lambda a, part=part: a[rows[part]], some)
-            points = given, offsets[part].astype(state.scale.dtype), chain[rows[part]], keys[part]
+            which = rows[part]
+            given = {k: v[which] for k, v in some.items()}
+            points = given, offsets[part].astype(state.scale.dtype), chain[which], keys[part]
             found.append(np.asarray(program(points, state.scale, state.warmup.learned, arrays), np.float64))
         return np.concatenate(found)[: len(rows)]
 
     def hessian_times(rows, vectors, reach):
         """The products of the Hessians at draws with vectors [n, P], by central differences."""
         offsets = np.concatenate([reach * vectors, -reach * vectors])
-        above, below = np.split(at(np.tile(rows, 2), offsets, jnp.tile(keys[0][rows], 2), not is_cut), 2)
+        above, below = np.split(at(np.tile(rows, 2), offsets, np.concatenate([keys[0][rows]] * 2), not is_cut), 2)
         return (above - below) / (2 * reach)
 
-    keys = jax.random.split(key, (2, len(chain)))
+    keys = plain(jax.random.split(key, (2, len(chain))))
     every = np.arange(len(chain))
     first = at(every, np.zeros((len(chain), size)), keys[0])
     second = at(every, np.zeros((len(chain), size)), keys[1]) if is_random else first
@@ -182,6 +186,12 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
     (mean, mean_error), (lead, lead_error) = results
     temperature, num_draws = kernel.temperature, int(good.sum())
     return ConfigurationalTemperature(mean / temperature, lead / temperature, mean_error, lead_error, num_draws)
+
+
+def _facts(model):
+    """The names of the latent sites, minibatches in the data, whether points are random, whether the model draws."""
+    is_random = any(distribution.points.is_random for distribution in model.functional_priors.values())
+    return model.latents, model.batches(), is_random, model.has_own_noise
 
 
 def _even(num: int, most: int):

@@ -18,6 +18,7 @@ from numpyro_fspace.model.functions import evaluate, function_inputs, functions_
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior, subsampled_plates
+from numpyro_fspace.posterior.arrays import taken
 from numpyro_fspace.posterior.draw_batches import compile_chunk, map_compiled
 from numpyro_fspace.posterior.limits import MIN_RUN
 from numpyro_fspace.posterior.model_structure import Structure, likelihood_parameters, structure
@@ -86,7 +87,7 @@ def quantities_of(
     programs = {} if programs is None else programs
     step = -(-_num_draws(draws) // MAX_DRAWS)
     draws = {k: v[:, ::-step][:, ::-1] if step > 1 else v for k, v in draws.items()}
-    plan = structure(model, {k: v[0, 0] for k, v in draws.items()}, args, kwargs)
+    plan = structure(model, taken(draws, 0, 0), args, kwargs)
     latents = {k for k, s in plan.trace.items() if s["type"] == "sample" and not s["is_observed"]}
     missing = sorted(latents - set(draws) - set(plan.priors))
     draws = {k: v for k, v in draws.items() if k in latents}
@@ -102,7 +103,8 @@ def quantities_of(
     if names:
         at = inputs
         if inputs is None:
-            ends = {k: np.stack([v[0, 0], v[-1, -1]]) for k, v in draws.items()}
+            first, last = taken(draws, 0, 0), taken(draws, -1, -1)
+            ends = {k: np.stack([first[k], last[k]]) for k in draws}
             arrays, static, _ = split_arrays((args, kwargs))
             shapes = tuple((a.shape, str(a.dtype)) for a in arrays)
             program = kept(programs, static, ("inputs of functions", shapes), {})

@@ -1,8 +1,9 @@
-"""Values that are known, and computed, while a program that uses them is traced."""
+"""Values that are known, and computed, while a program that uses them is traced; and facts that need no computation."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.priors._cholesky import AnyArray
 
-__all__ = ["at_compile_time", "closes_over_traced", "evaluated", "in_default_precision", "is_traced"]
+__all__ = [
+    "at_compile_time",
+    "closes_over_traced",
+    "computed",
+    "evaluated",
+    "in_default_precision",
+    "is_traced",
+    "without_computing",
+]
 
 
 def is_traced(value) -> bool:
@@ -54,18 +63,39 @@ def in_default_precision(x: AnyArray) -> AnyArray:
 
 def evaluated(fn: Callable, *arguments: Any) -> np.ndarray | None:
     """``fn(*arguments)``, one array, evaluated even while an outer function is traced; None if it is a traced value."""
+    program = computed(fn, *arguments)
+    return None if program is None or is_traced(arguments) else program(*arguments)
+
+
+def computed(fn: Callable, *arguments: Any) -> Callable[..., np.ndarray] | None:
+    """``fn``, which returns one array, as a compiled function of arguments like these; None if it needs traced values.
+
+    It is traced and compiled once, and can be evaluated even while an outer function is traced.
+    """
     # A separate jaxpr does not leak into the outer trace. Its constants are the values that fn closes over.
     program = jax.make_jaxpr(fn)(*arguments)
-    leaves = jax.tree.leaves(arguments)
-    if is_traced((program.consts, leaves)):
+    if is_traced(program.consts):
         return None
     constants = [one if isinstance(one, jax.Array) else np.array(one) for one in program.consts]
-    leaves = [in_default_precision(leaf) for leaf in leaves]
-    with jax.ensure_compile_time_eval():
-        (value,) = jax.jit(lambda some, given: jaxpr_as_fun(ClosedJaxpr(program.jaxpr, some))(*given))(
-            constants, leaves
-        )
-        return np.asarray(value)
+
+    def numbers(arguments):
+        return [in_default_precision(leaf) for leaf in jax.tree.leaves(arguments)]
+
+    # Compiled here and not at a call, where an outer trace would evaluate its operations on constants one by one.
+    function = jax.jit(lambda some, given: jaxpr_as_fun(ClosedJaxpr(program.jaxpr, some))(*given))
+    compiled = function.lower(constants, numbers(arguments)).compile()
+    return lambda *arguments: np.asarray(compiled(constants, numbers(arguments))[0])
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Known:
+    value: Any
+
+
+def without_computing(fn: Callable[[], Any]) -> Any:
+    """``fn()``, whose result does not depend on the values of arrays, without computing any."""
+    return jax.eval_shape(lambda: _Known(fn())).value
 
 
 def closes_over_traced(fn: Callable, *arguments: Any) -> bool:

@@ -70,7 +70,10 @@ def as_real(value, name: str) -> AnyArray:
     if value is None:
         raise TypeError(f"{name} must be an array of real numbers, got None.")
     if is_traced(value):
-        value = jnp.asarray(value)
+        try:
+            value = jnp.asarray(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name} must be one array, got {type(value).__name__}: {error}") from None
         if jnp.issubdtype(value.dtype, jnp.complexfloating):
             raise TypeError(f"{name} must be an array of real numbers, got {value.dtype}: {REAL_CURE}.")
         return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)
@@ -113,6 +116,8 @@ def as_values(f, num_points: int, num_outputs: int | None, name: str = "f") -> F
     Raises:
         ValueError: the shape does not fit the points or the prior's ``num_outputs``.
     """
+    if f is None or isinstance(f, tuple | dict):
+        raise TypeError(f"{name} must be one array, got {type(f).__name__}.")
     f = as_numbers(f, name)
     if jnp.issubdtype(f.dtype, jnp.complexfloating):
         raise TypeError(f"{name} must be real, got {f.dtype}: {REAL_CURE}.")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import as_numbers, check_count
+from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors.base import as_positive
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ def dirichlet_targets(
     Regression with observations ỹ_k ~ N(f_k, s²_k) then approximates classification by a softmax of the functions f_k.
 
     Args:
-        labels: integers from 0 to K - 1.
+        labels: integers from 0 to K - 1; those of a traced array are not checked.
         num_classes: K, at least 2.
         concentration: ε > 0.
 
@@ -46,13 +48,15 @@ def dirichlet_targets(
     """
     check_count(num_classes, "num_classes", 2)
     concentration = float(as_positive(concentration, "concentration"))
-    labels = np.asarray(as_numbers(labels, "labels"))
+    labels = as_numbers(labels, "labels")
+    xp = jnp if is_traced(labels) else np
+    labels = xp.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"labels must be integers [N], got {labels.dtype} of shape {labels.shape}.")
-    if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
+    if xp is np and labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
         raise ValueError(
             f"labels must lie from 0 to num_classes - 1 = {num_classes - 1}, got {labels.min()} to {labels.max()}."
         )
-    alpha = concentration + (labels[:, None] == np.arange(num_classes))
-    variance = np.log1p(1.0 / alpha)
-    return np.log(alpha) - 0.5 * variance, variance
+    alpha = concentration + (labels[:, None] == xp.arange(num_classes))
+    variance = xp.log1p(1.0 / alpha)
+    return xp.log(alpha) - 0.5 * variance, variance
