@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -48,9 +48,9 @@ def dirichlet_targets(
     """
     check_count(num_classes, "num_classes", 2)
     concentration = float(as_positive(concentration, "concentration"))
-    labels = as_numbers(labels, "labels")
-    xp = jnp if is_traced(labels) else np
-    labels = xp.asarray(labels)
+    given = as_numbers(labels, "labels")
+    xp: Any = jnp if is_traced(given) else np
+    labels = xp.asarray(given)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"labels must be integers [N], got {labels.dtype} of shape {labels.shape}.")
     if xp is np and labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
