@@ -64,13 +64,13 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "1d": Size(1, (100, 100), 1, 20, None, 400),
-    "boston": Size(13, (10, 10), 1, 455, 32, 800),
-    "boston455": Size(13, (10, 10), 1, 455, None, 400, at_data=True),
-    "protein64": Size(9, (50, 50), 1, 40_000, 64, 400),
-    "protein1000": Size(9, (50, 50), 1, 40_000, 1000, 100),
-    "mnist": Size(784, (50, 50), 10, 10_000, 125, 100),
-    "million": Size(784, (800, 400), 10, 10_000, 125, 4),
+    "1d": Size(1, (100, 100), 1, 20, None, 1600),
+    "boston": Size(13, (10, 10), 1, 455, 32, 3200),
+    "boston455": Size(13, (10, 10), 1, 455, None, 1600, at_data=True),
+    "protein64": Size(9, (50, 50), 1, 40_000, 64, 1600),
+    "protein1000": Size(9, (50, 50), 1, 40_000, 1000, 200),
+    "mnist": Size(784, (50, 50), 10, 10_000, 125, 200),
+    "million": Size(784, (800, 400), 10, 10_000, 125, 8),
 }
 
 
@@ -138,7 +138,9 @@ def sampler(kernel, problem: Size, x, y, **settings) -> Callable:
     def run(key):
         with warnings.catch_warnings():
             # Only the time of the run matters.
-            warnings.filterwarnings("ignore", "The draws are doubtful|The kinetic temperature|.* diverged", RuntimeWarning)
+            warnings.filterwarnings(
+                "ignore", "The draws are doubtful|The kinetic temperature|.* diverged", RuntimeWarning
+            )
             mcmc.run(key, x, y)
         jax.block_until_ready(mcmc.last_state.z)
 

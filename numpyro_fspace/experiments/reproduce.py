@@ -99,11 +99,8 @@ PLAN: Mapping[str, tuple[Request, ...]] = {
     "co2": (Request(methods=("fsghmc",), settings=EXACT), Request(methods=("gp", "fsghmc", "sghmc"))),
     "images": (Request(methods=("fsghmc", "sghmc", "gfsvi"), datasets=("mnist", "fashion_mnist")),),
     "bandit": (
-        Request(
-            methods=("gp", "sghmc", "fsghmc", "bbb", "greedy", "uniform"),
-            datasets=("p0.4", "p0.5", "p0.6"),
-            num_seeds=2,
-        ),
+        Request(methods=("gp", "sghmc", "fsghmc"), datasets=("p0.4", "p0.5", "p0.6"), num_seeds=2),
+        Request(methods=("bbb", "greedy", "uniform"), datasets=("p0.4", "p0.5", "p0.6")),
     ),
     "tabular_ood": (
         Request(methods=("fsghmc",), datasets=TABLES, settings=EXACT),

@@ -42,6 +42,9 @@ class Plan:
         held: names of the latent sites that the optimizer does not move.
         block: names of the sites that are integrated out.
         params: shapes of the unconstrained parameters, by site.
+        batches: number of minibatches in the data.
+        has_random_points: whether measurement points are drawn anew for each gradient.
+        has_own_noise: whether the model draws random numbers of its own.
         by_differences: whether curvatures are differences of gradients. The second derivatives of a ``gp_network``
             pass through the inverse of τ²I + ΦAΦᵀ twice, which float32 cannot represent: they are wrong by factors of
             hundreds, while its gradients are accurate.
@@ -62,6 +65,9 @@ class Plan:
     control_every: int | None = None
     held: tuple[str, ...] = ()
     block: tuple[str, ...] = ()
+    batches: float = 1.0
+    has_random_points: bool = False
+    has_own_noise: bool = False
     by_differences: bool = False
     params: dict = dataclasses.field(default_factory=dict)
     points: dict = dataclasses.field(default_factory=dict)

@@ -28,13 +28,12 @@ EXACT_FRICTION = 0.3
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
 class Facts:
-    """The fields of a ``Plan`` that the first evaluation of a model determines, by name; whether it has minibatches.
+    """The fields of a ``Plan`` that the first evaluation of a model determines, by name.
 
     It is part of the structure of what that evaluation returns, so that a trace hands it on without side effects.
     """
 
     fields: dict
-    has_minibatches: bool
 
 
 def make_plan(kernel, args: tuple, kwargs: dict, num_warmup: int) -> Plan:
@@ -49,7 +48,7 @@ def make_plan(kernel, args: tuple, kwargs: dict, num_warmup: int) -> Plan:
         _check_plates(kernel, args, kwargs)
         if trouble is not None:
             check_gradient(kernel._model, args, kwargs, kernel.init_strategy)
-    if facts.has_minibatches:
+    if facts.fields["batches"] > 1.0:
         kernel._programs["model"] = ModelOfRows(kernel._model)
     return Plan(
         num_warmup=num_warmup,
@@ -99,8 +98,10 @@ def _first_evaluation(kernel, args, kwargs, key):
             "block": potential.block,
             "by_differences": potential.has_gp_network,
             "points": potential.points_in_data(),
-        },
-        has_minibatches=potential.batches() > 1.0,
+            "batches": potential.batches(),
+            "has_random_points": potential.has_random_points,
+            "has_own_noise": potential.has_own_noise,
+        }
     )
     return params, facts
 

@@ -67,6 +67,7 @@ class ModelPotential:
         latents: names of the latent sites, all continuous.
         block: names of the sites that are integrated out (``MarginalPotential``).
         has_own_noise: whether the model itself draws random numbers, over which no full gradient averages.
+        has_random_points: whether measurement points are drawn for each key.
         is_random: whether U depends on the key, because of minibatches, random points, or random numbers of the model.
 
     Raises:
@@ -104,8 +105,12 @@ class ModelPotential:
         return self._first[1]
 
     @property
+    def has_random_points(self) -> bool:
+        return self._first[2]
+
+    @property
     def is_random(self) -> bool:
-        return self.has_own_noise or self.batches() > 1.0 or self._first[2]
+        return self.has_own_noise or self.batches() > 1.0 or self.has_random_points
 
     @property
     def latents(self) -> list[str]:
@@ -116,11 +121,6 @@ class ModelPotential:
         """Whether the model has neither networks nor functional priors, and U does not depend on the key."""
         has_network = any("fspace" in self.trace[k]["infer"] for k in self.latents)
         return not (has_network or self.functional_priors or self.is_random)
-
-    @property
-    def size(self) -> int:
-        """P, the number of unconstrained parameters."""
-        return sum(v.size for v in jax.eval_shape(self.init_params).values())
 
     @property
     def functional_priors(self) -> dict:

@@ -26,7 +26,6 @@ from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import has_dynamic_support
 from numpyro_fspace.posterior.arrays import like, plain, taken
-from numpyro_fspace.priors._concrete import without_computing
 
 __all__ = ["ConfigurationalTemperature", "configurational_temperature"]
 
@@ -92,9 +91,8 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
         None if there are, or the share affords, fewer than ``FEWEST_DRAWS`` draws, or if the model draws random numbers
         of its own.
     """
-    latents, batches, is_random, has_own_noise = without_computing(
-        lambda: _facts(kernel._model_potential(args, kwargs))
-    )
+    plan = kernel._plan_of(state, args, kwargs)
+    is_random, batches = plan.has_random_points, plan.batches
     num_chains, num_kept = next(iter(draws.values())).shape[:2]
     num_steps, size = int(np.sum(state.i)) * kernel.num_steps, state.scale.shape[-1]
     is_cut = batches >= PER_CURVATURE
@@ -102,12 +100,12 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
     cost = (2 if is_random else 1) * gradient + (4 if is_cut else gradient)
     affordable = max(share * num_steps / cost, min(MIN_DRAWS, LARGEST_SHARE * num_steps / cost))
     num = int(min(MAX_DRAWS, num_chains * num_kept, MAX_NUMBERS // size, affordable))
-    if num < FEWEST_DRAWS or has_own_noise or not set(latents) <= set(draws):
+    if num < FEWEST_DRAWS or plan.has_own_noise or not set(plan.params) <= set(draws):
         return None
     chains = _even(num_chains, num)
     places = _even(num_kept, num // len(chains))
     chain, place = (a.ravel() for a in np.meshgrid(chains, places, indexing="ij"))
-    some = taken({k: draws[k] for k in latents}, chain, place)
+    some = taken({k: draws[k] for k in plan.params}, chain, place)
     arrays, static, join = split_arrays((args, kwargs))
     kind_of_key = key
 
@@ -186,12 +184,6 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
     (mean, mean_error), (lead, lead_error) = results
     temperature, num_draws = kernel.temperature, int(good.sum())
     return ConfigurationalTemperature(mean / temperature, lead / temperature, mean_error, lead_error, num_draws)
-
-
-def _facts(model):
-    """The names of the latent sites, minibatches in the data, whether points are random, whether the model draws."""
-    is_random = any(distribution.points.is_random for distribution in model.functional_priors.values())
-    return model.latents, model.batches(), is_random, model.has_own_noise
 
 
 def _even(num: int, most: int):

@@ -50,13 +50,13 @@ def dirichlet_targets(
     concentration = float(as_positive(concentration, "concentration"))
     given = as_numbers(labels, "labels")
     xp: Any = jnp if is_traced(given) else np
-    labels = xp.asarray(given)
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"labels must be integers [N], got {labels.dtype} of shape {labels.shape}.")
-    if xp is np and labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
+    classes = xp.asarray(given)
+    if classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
+        raise ValueError(f"labels must be integers [N], got {classes.dtype} of shape {classes.shape}.")
+    if xp is np and classes.size and not 0 <= classes.min() <= classes.max() < num_classes:
         raise ValueError(
-            f"labels must lie from 0 to num_classes - 1 = {num_classes - 1}, got {labels.min()} to {labels.max()}."
+            f"labels must lie from 0 to num_classes - 1 = {num_classes - 1}, got {classes.min()} to {classes.max()}."
         )
-    alpha = concentration + (labels[:, None] == xp.arange(num_classes))
+    alpha = concentration + (classes[:, None] == xp.arange(num_classes))
     variance = xp.log1p(1.0 / alpha)
     return xp.log(alpha) - 0.5 * variance, variance
