@@ -14,13 +14,14 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.infer import Predictive
-from tinygp.kernels import ExpSineSquared, ExpSquared
+from tinygp.kernels import Exp, ExpSineSquared, ExpSquared, Matern32
 
 import numpyro_fspace as fs
 from numpyro_fspace.model import network_scale
 from numpyro_fspace.model.last_layer import find_last_layer
 from numpyro_fspace.model.network_adapters import read_network
-from numpyro_fspace.model.network_scale import TOLERANCES, _compare, find_scales
+from numpyro_fspace.model.network_covariance import compare
+from numpyro_fspace.model.network_scale import TOLERANCES, find_scales
 
 KEY = jax.random.key(0)
 
@@ -49,7 +50,7 @@ def test_compare(num_features):
     features = rng.normal(size=(2, num_points + num_places, num_features)) / np.sqrt(num_features)
     root = rng.normal(size=(2, num_points + num_places, 40)) / 6
     parts = root @ root.swapaxes(-1, -2), np.array([0.8, 0.2])
-    for row, tau in zip(_compare(features, parts, num_points, num_same, (0.01, 0.3)), (0.01, 0.3), strict=True):
+    for row, tau in zip(compare(features, parts, num_points, num_same, (0.01, 0.3)), (0.01, 0.3), strict=True):
         shares, errors = np.zeros((2, 2)), np.zeros((2, 2, 2))
         for i, psi in enumerate(features):
             at, there = psi[:num_points], psi[num_points:]
@@ -192,6 +193,20 @@ def test_the_smallest_summand_is_followed_too():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         scales_of(module, fs.GPPrior(trend + ExpSquared(0.5)), x, name="slow")
+
+
+@pytest.mark.parametrize(("kernel", "missing"), [(Exp(0.25), 0.078), (Matern32(0.25), 0.001)])
+def test_what_a_smooth_network_lacks_of_a_rough_process(kernel, missing):
+    """Half-way between points h apart an Ornstein-Uhlenbeck process has the variance tanh(h / 2 l) given its values
+    there; of the places that are compared half are such, and so are half of the rest, the others being points."""
+    x = grid(60, -1.5, 1.5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scales = scales_of(network(100), fs.GPPrior(kernel), x, name=f"rough {missing}")
+    if missing > 0.05:
+        assert missing == pytest.approx(0.75 * np.tanh(3.0 / 59 / (2 * 0.25)), rel=0.05)
+    assert scales.missing == pytest.approx(missing, rel=0.1, abs=1e-3)
+    assert [("between the points, given its values" in str(one.message)) for one in caught] == [True] * (missing > 0.05)
 
 
 def test_sparse_points_warn():

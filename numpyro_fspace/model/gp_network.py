@@ -114,7 +114,7 @@ def gp_network(
 
     Warns:
         RuntimeWarning: the network cannot represent the process at the points (it is too narrow or too smooth), or
-            between them (the points are too sparse).
+            between them (the points are too sparse, or the process is rougher there than the network).
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tinygp, flax.linen as nn

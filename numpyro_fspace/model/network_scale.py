@@ -17,6 +17,7 @@ import numpy as np
 from numpyro import handlers
 
 from numpyro_fspace.model.handlers import function_hook
+from numpyro_fspace.model.network_covariance import compare, missing_variance
 from numpyro_fspace.model.weight_priors import FanIn, sample_weight
 from numpyro_fspace.priors._concrete import computed, is_traced
 from numpyro_fspace.priors.gaussian_process import NO_SHARE
@@ -41,6 +42,8 @@ NUM_DRAWS, NUM_PLACES, NUM_OUTPUTS = 4, 60, 4
 MAX_PRODUCTS = 2e7
 #: Without a warning: largest relative error of the covariance at the points, and between them.
 MAX_ERROR, MAX_ERROR_BETWEEN = 0.1, 0.5
+#: Without a warning: largest variance between the points, given the values at them, that the network lacks.
+MAX_MISSING = 0.05
 #: Caches of the results of searches and of the warnings that were given, and their maximum size.
 _CHOSEN: dict = {}
 _WARNED: dict = {}
@@ -59,6 +62,8 @@ class Scales(NamedTuple):
             or several outputs this is that of the worst part, as are the errors.
         error: root mean square error of the covariance at the points, relative to its root mean square.
         error_between: the same at places between the points.
+        missing: mean variance of the process between the points, given its values at them, less that of the network, in
+            units of the process's variance. A posterior with little noise is too certain there by as much.
     """
 
     hidden: float
@@ -67,6 +72,7 @@ class Scales(NamedTuple):
     share: float = 1.0
     error: float = 0.0
     error_between: float = 0.0
+    missing: float = 0.0
 
 
 def find_scales(name, layer: LastLayer, prior, x, rows_of, *, hidden_scale, tolerance) -> Scales:
@@ -155,14 +161,18 @@ def _search(layer, parts, x, places, rows_of, hidden_scale, tolerance) -> Scales
         if parts is None:
             tried.append(Scales(hidden, taus[0], 1.0 / size))
             continue
-        compared = _compare(features / size, parts, len(x), len(places[0]), taus)
+        compared = compare(features / size, parts, len(x), len(places[0]), taus)
         tried += [Scales(hidden, tau, 1.0 / size, *one) for tau, one in zip(taus, compared, strict=True)]
     least = min(scales.error + scales.error_between for scales in tried)
     good = [scales for scales in tried if scales.error + scales.error_between <= (1 + SLACK) * least + MIN_SLACK]
     if not good:  # no candidate has finite features
         return tried[0]
     largest = max(scales.tolerance for scales in good)
-    return min((s for s in good if s.tolerance == largest), key=lambda scales: scales.error + scales.error_between)
+    best = min((s for s in good if s.tolerance == largest), key=lambda scales: scales.error + scales.error_between)
+    if parts is None:
+        return best
+    features = best.last_layer * np.asarray(features_of(best.hidden), np.float64) * layer.typical_scale()
+    return best._replace(missing=missing_variance(features, parts, len(x), len(places[0]), best.tolerance))
 
 
 def _places(x, rng, *, only_points=False):
@@ -220,44 +230,6 @@ def _drawn_features(layer, inputs):
     return draw
 
 
-def _compare(features, parts, num_points, num_same, taus) -> np.ndarray:
-    """``(share, error at the points, error between them)`` of each tolerance, for features [S, A, H].
-
-    They are those of the part of the process that the network follows worst: of a trend with a small season the season.
-
-    Given the features Ψ at the points, the network's covariance is that of its last layer, I - GΨ + G(K + τ²I)Gᵀ with
-    G = Ψᵀ(ΨΨᵀ + τ²I)⁻¹. For a part with the share s of the variance, the terms without K are divided by s. All
-    tolerances share the eigenvectors of ΨᵀΨ, or of ΨΨᵀ where this is smaller.
-    """
-    total = np.zeros((len(parts[1]), len(taus), 3))
-    for psi in features:
-        at, there = psi[:num_points], psi[num_points:]
-        is_dual = num_points < psi.shape[1]
-        values, vectors = np.linalg.eigh(at @ at.T if is_dual else at.T @ at)
-        values = np.maximum(values, 0.0)
-        turned, basis = (there @ at.T @ vectors, vectors) if is_dual else (there @ vectors, at @ vectors)
-        blocks = [slice(0, num_same), slice(num_same, None)]
-        own = [there[block] @ there[block].T for block in blocks]
-        weight = np.ones_like(values) if is_dual else values
-        for j, (covariance, part) in enumerate(zip(*parts, strict=True)):
-            given = covariance[:num_points, :num_points]
-            projected = basis.T @ given @ basis
-            wanted = [covariance[num_points:, num_points:][block, block] for block in blocks]
-            for i, tau in enumerate(taus):
-                shrink = 1.0 / (values + tau**2)
-                inner = np.outer(shrink, shrink) * projected + np.diag(weight * (tau**2 * shrink**2 - shrink)) / part
-                scores = [np.sum(shrink * np.diagonal(projected) * (values if is_dual else 1.0)) / np.trace(given)]
-                for block, mine, right in zip(blocks, own, wanted, strict=True):
-                    scores.append(_relative(mine / part + turned[block] @ inner @ turned[block].T - right, right) ** 2)
-                total[j, i] += scores
-    mean = total / len(features)
-    return np.concatenate([mean[..., :1].min(0), np.sqrt(mean[..., 1:].max(0))], -1)
-
-
-def _relative(wrong, wanted):
-    return np.linalg.norm(wrong) / np.linalg.norm(wanted) if wanted.size else 0.0
-
-
 def _warn(name, layer, scales):
     """Warn if the network cannot represent the process, once for each name and network."""
     if scales.error > MAX_ERROR:
@@ -273,6 +245,13 @@ def _warn(name, layer, scales):
             f"between the points the network's covariance differs from the process's by {scales.error_between:.0%}: "
             "the points are too sparse for its lengthscale, or the hidden layers are too narrow. Give more points "
             "(with one input at most a lengthscale apart), or wider layers."
+        )
+    elif scales.missing > MAX_MISSING:
+        message = (
+            "between the points, given its values at them, the process still varies by "
+            f"{scales.missing**0.5:.0%} of its standard deviation more than the network, which is smooth "
+            "there: the posterior will be too certain between the points. Give points closer together, among them the "
+            "inputs of the data, or a smoother kernel."
         )
     else:
         return
