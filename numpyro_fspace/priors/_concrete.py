@@ -63,12 +63,12 @@ def in_default_precision(x: AnyArray) -> AnyArray:
 
 def evaluated(fn: Callable, *arguments: Any) -> np.ndarray | None:
     """``fn(*arguments)``, one array, evaluated even while an outer function is traced; None if it is a traced value."""
-    program = computed(fn, *arguments)
-    return None if program is None or is_traced(arguments) else program(*arguments)
+    program = None if is_traced(arguments) else computed(fn, *arguments)
+    return None if program is None else program(*arguments)
 
 
 def computed(fn: Callable, *arguments: Any) -> Callable[..., np.ndarray] | None:
-    """``fn``, which returns one array, as a compiled function of arguments like these; None if it needs traced values.
+    """``fn``, which returns one array, as a compiled function of numbers like these; None if it needs traced values.
 
     It is traced and compiled once, and can be evaluated even while an outer function is traced.
     """
