@@ -1,4 +1,4 @@
-"""``fspace reproduce``: the runs behind every table and picture of the documentation, in about nine core hours."""
+"""``fspace reproduce``: the runs behind every table and picture of the documentation, in about eight core hours."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def main(path):
     samplers = {
         "fSGHMC": (fs.fSGHMC, HEALTHY),
         "fSGLD": (fs.fSGLD, HEALTHY),
-        "noise 20 % too large": (fs.fSGHMC, Faults(noise=1.2)),
+        "noise 20 % too large": (partial(fs.fSGHMC, metropolis=False), Faults(noise=1.2)),
         "functional prior left out": (without_functional_prior, HEALTHY),
     }
     labels = [*(f"f({x:.1f})" for x in X_NEW[:, 0]), "new y", "σ", "log density"]
