@@ -243,6 +243,20 @@ def test_points_that_are_no_rows_are_listed():
     np.testing.assert_array_equal(data["observed_data"]["y"].coords["y_point"].values, np.flatnonzero(HOLES))
 
 
+def test_a_factor_of_the_data_is_named():
+    """It has no rows for ArviZ. A factor of latent values alone is a prior."""
+    draws = {"w": np.linspace(0.0, 1.0, 40, dtype=np.float32)}
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal())
+        numpyro.factor("prior", -(w**2))
+        numpyro.factor("censored", dist.Normal(w * x[:, 0], NOISE).log_prob(2.0))
+        numpyro.sample("y", dist.Normal(w * x[:, 0], NOISE), obs=y)
+
+    with pytest.warns(RuntimeWarning, match=r"leaves out numpyro.factor 'censored', whose rows"):
+        fs.to_arviz(fs.Posterior(model, draws, args=(X, Y)))
+
+
 def test_masked_parts_of_a_point_are_not_observed():
     """A mask of columns inside to_event: every row still counts, by the columns that are left."""
 

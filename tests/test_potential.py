@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.stats
+import tinygp
 from models import NOISE, POINTS, Revealing, X, Y, linear, random_points
 
 import numpyro_fspace as fs
@@ -30,6 +31,23 @@ def energy_by_scipy(w=W):
     w = np.asarray(w, float)
     likelihood = -scipy.stats.norm.logpdf(Y, w[0] + w[1] * X[:, 0], NOISE)
     return likelihood, -scipy.stats.norm.logpdf(w).sum()
+
+
+def test_a_distribution_that_is_no_tree_of_jax():
+    """tinygp's, of which JAX cannot list the arrays, with random hyperparameters."""
+    x, y = np.linspace(0.0, 1.0, 6), np.sin(np.arange(6.0))
+
+    def model(x, y):
+        s = numpyro.sample("s", dist.HalfNormal())
+        gp = tinygp.GaussianProcess(tinygp.kernels.Matern52(0.5), x, diag=s**2)
+        numpyro.sample("y", gp.numpyro_dist(), obs=y)
+
+    found = ModelPotential(model, (x, y), key=jax.random.key(0))
+    found.check_data()
+    values = {"s": jnp.asarray(0.3)}
+    expected = -tinygp.GaussianProcess(tinygp.kernels.Matern52(0.5), x, diag=np.exp(0.6)).log_probability(y)
+    expected -= dist.HalfNormal().log_prob(jnp.exp(0.3)) + 0.3
+    assert found(values, jax.random.key(1))[0] == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_is_minus_the_log_density():

@@ -271,6 +271,15 @@ def test_predict_warns_where_chains_differ():
     fs.predict(flat, KEY, x[:, ::-1].copy(), model=one_network)  # no chains are known
 
 
+@pytest.mark.parametrize("num", [1, 3, 5])
+def test_predictions_of_fewer_rows_than_a_minibatch_are_quiet(num):
+    draws = {"w": np.random.default_rng(0).normal(size=(2 * MIN_RUN, 2)).astype(np.float32)}
+    posterior = fs.Posterior(linear(batch=4), draws, num_chains=2, args=(X, Y))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fs.predict(posterior, KEY, X[:num])["y"].shape == (2 * MIN_RUN, num)
+
+
 @pytest.mark.filterwarnings("ignore:The draws are doubtful", "ignore:The kinetic temperature")
 def test_a_further_run_on_other_data_compiles_no_judgment_anew(caplog):
     x = np.random.default_rng(0).normal(size=(2, 30, 2)).astype(np.float32)
@@ -370,6 +379,28 @@ def test_an_error_of_the_judgement_costs_no_run(monkeypatch):
     with pytest.warns(RuntimeWarning, match="could not be judged: ZeroDivisionError"):
         mcmc = run(fs.SGHMC(linear(), step_size=0.1, num_steps=2), num_warmup=0, num_samples=200)
     assert mcmc.get_samples()["w"].shape == (200, 2)
+
+
+def imputed(x, y, is_known):
+    b, s = numpyro.sample("b", dist.Normal()), numpyro.sample("s", dist.HalfNormal())
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(b * x, s), obs=y, obs_mask=is_known)
+
+
+def test_values_that_a_mask_leaves_without_a_density_are_not_judged():
+    """The known rows of ``obs_mask`` drift freely, by NumPyro's design, and mean nothing."""
+    rng = np.random.default_rng(0)
+    x, is_known = rng.normal(size=30), np.arange(30) % 6 > 0
+    y = np.where(is_known, x + 0.5 * rng.normal(size=30), 0.0)
+    mcmc = fs.MCMC(
+        fs.SGHMC(imputed), num_warmup=300, num_samples=300, num_chains=2, chain_method="vectorized", progress_bar=False
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        mcmc.run(KEY, x, y, is_known)
+    report = fs.report(mcmc)
+    assert {k for k in report.sites.names if "[" in k} == {f"y_unobserved[{i}]" for i in range(0, 30, 6)}
+    assert report.advice == () and np.all(np.abs(report.drift - 1.0) < 0.2)
 
 
 @pytest.mark.slow

@@ -89,8 +89,8 @@ def sampler_doubts(kernel, state, num_samples: int) -> Iterator[str]:
     if num_diverging:
         yield (
             f"{num_diverging} of {num_samples * num_chains} draws diverged: a non-finite potential or position; each "
-            "kept the last good state. Use a smaller step_size (or a decaying schedule), a longer warm-up, or a larger "
-            "nugget in the functional prior."
+            "kept the last good state. A few in a thousand do no harm. Use a longer warm-up or a smaller step_size, "
+            "keep scales away from 0 by their priors, and give a functional prior a larger nugget."
         )
     if kernel.step_size is None and np.any(np.asarray(state.warmup.step_size) == 0):
         yield (

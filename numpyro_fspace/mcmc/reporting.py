@@ -23,6 +23,7 @@ from numpyro_fspace.model.checks import checked_arguments
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.model.site_transforms import base_transform
+from numpyro_fspace.model.sites import is_masked
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts
@@ -259,7 +260,9 @@ def _weight_drift(mcmc, kernel, args, kwargs):
 
     def facts():
         potential = kernel._model_potential(args, kwargs)
-        names = [k for k in potential.latents if "fspace" in potential.trace[k]["infer"]] or potential.latents
+        # Values without a density, which a mask leaves, drift.
+        latents = [k for k in potential.latents if not is_masked(potential.trace[k]["fn"])]
+        names = [k for k in latents if "fspace" in potential.trace[k]["infer"]] or latents
         moved = {k: not isinstance(base_transform(potential.trace[k]), transforms.IdentityTransform) for k in names}
         return names, [k for k in names if moved[k]]
 

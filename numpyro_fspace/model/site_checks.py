@@ -16,6 +16,7 @@ from numpyro_fspace.model.sites import (
     latent_sites,
     module_weights,
     observed_sites,
+    parameters_of,
     subsampled_plates,
 )
 
@@ -129,7 +130,7 @@ def check_observations(trace):
     for site in observed_sites(trace, weights=True).values():
         name, value, shape = site["name"], site["value"], tuple(site["fn"].shape())
         for what, part in [("", value), ("The likelihood of t", site["fn"])]:
-            if any(jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.complexfloating) for leaf in jax.tree.leaves(part)):
+            if any(jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.complexfloating) for leaf in parameters_of(part)):
                 raise TypeError(f"{what or 'T'}he observation {name!r} is complex; densities are of real numbers.")
         if not _fits(site["fn"], np.shape(value)):
             raise ValueError(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.primitives import apply_stack
 
-from numpyro_fspace.model._numpyro import active_handlers
+from numpyro_fspace.model._numpyro import active_handlers, mask_of
 
 __all__ = [
     "FunctionalPriorSite",
     "active_functional_priors",
     "base_distribution",
+    "counted",
     "has_point_mass",
     "is_functional_prior",
     "is_masked",
@@ -23,6 +26,7 @@ __all__ = [
     "module_weights",
     "note",
     "observed_sites",
+    "parameters_of",
     "subsampled_plates",
     "weights_of",
 ]
@@ -103,6 +107,31 @@ def base_distribution(distribution):
     while isinstance(distribution, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
         distribution = distribution.base_dist
     return distribution
+
+
+def parameters_of(distribution) -> list:
+    """The numbers and arrays that a distribution holds; those of a class that is no tree of JAX are its attributes."""
+    try:
+        return jax.tree.leaves(distribution)
+    except (TypeError, ValueError):
+        return jax.tree.leaves({k: v for k, v in vars(distribution).items() if isinstance(v, jax.Array | np.ndarray)})
+
+
+def counted(site):
+    """Which numbers of a site's value count in its density; masks and scales of 0 leave the others out."""
+    distribution, shape = site["fn"], jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
+
+    def over_events(values, event_dim):
+        return jnp.reshape(values, jnp.shape(values) + (1,) * event_dim)
+
+    known = jnp.ones(shape, bool)
+    if site["scale"] is not None:
+        known &= over_events(site["scale"], distribution.event_dim) != 0
+    while isinstance(distribution, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
+        if isinstance(distribution, dist.MaskedDistribution):
+            known &= over_events(mask_of(distribution), distribution.event_dim)
+        distribution = distribution.base_dist
+    return known
 
 
 def is_masked(distribution) -> bool:

@@ -20,6 +20,7 @@ from numpyro_fspace.model.sites import (
     is_weight,
     latent_sites,
     observed_sites,
+    parameters_of,
     weights_of,
 )
 from numpyro_fspace.posterior.arrays import taken
@@ -131,8 +132,9 @@ def _check_shape(site, shape):
     if shape != needed:
         raise ValueError(
             f"The draws of {name!r} have shape {shape}, but the model has {needed} with these arguments. A latent "
-            "value of each row of the data is known for those rows alone; if the new ones are to come from the prior, "
-            f"say so: from_prior=[{name!r}]."
+            "value of each row of the data is known for those rows alone. If all of them are to come from the prior, "
+            f"those of the known rows too, say so: from_prior=[{name!r}]. To keep the known ones, draw the new ones "
+            f"and append them to samples[{name!r}] in fs.Posterior(model, samples)."
         )
 
 
@@ -192,7 +194,7 @@ def _parameters(site) -> list:
     """What the distribution of a site depends on: its parameters, and its density if it has one."""
     if is_functional_prior(site):
         return []
-    found = [leaf for leaf in jax.tree.leaves(site["fn"]) if isinstance(leaf, jax.Array | np.ndarray)]
+    found = [leaf for leaf in parameters_of(site["fn"]) if isinstance(leaf, jax.Array | np.ndarray)]
     try:
         return [*found, site["fn"].log_prob(site["value"])]
     except NotImplementedError:

@@ -13,16 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._checks import as_numbers
+from numpyro_fspace._checks import as_numbers, warn
 from numpyro_fspace.model.arguments import kept, split_arrays
 from numpyro_fspace.model.checks import named_leaves
-from numpyro_fspace.model.functions import evaluate, function_inputs, function_values, functions_of
-from numpyro_fspace.model.handlers import own_keys
+from numpyro_fspace.model.functions import evaluate, function_inputs, function_values, functions_of, sources
+from numpyro_fspace.model.handlers import full_plates, own_keys
 from numpyro_fspace.model.index_checks import check_indices, plates_of
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sharding import with_devices_of
-from numpyro_fspace.model.sites import is_weight, observed_sites, weights_of
+from numpyro_fspace.model.sites import is_weight, log_density_of, observed_sites, weights_of
 from numpyro_fspace.posterior import draw_batches
+from numpyro_fspace.posterior.arrays import taken
 from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.draw_batches import compile_chunk, largest_of, map_compiled, map_draws, share_equal
 from numpyro_fspace.posterior.model_structure import Structure, structure
@@ -63,7 +64,7 @@ class Evaluator:
         programs = self._kept((args, kwargs))
         if "structure" not in programs:
             draw = {k: v[0] for k, v in self.posterior.samples.items()}
-            programs["structure"] = structure(self.posterior.model, draw, args, kwargs)
+            programs["structure"] = structure(full_plates(self.posterior.model), draw, args, kwargs)
         return programs["structure"]
 
     def draws(self, key, arguments, inputs, *, batch_size=None, input_batch_size=None) -> dict:
@@ -174,15 +175,39 @@ def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> di
 
     ``args`` include the targets. The functional prior and other factors are not observations and are left out, and so
     are weights that ``numpyro.handlers.condition`` fixes. A point under a mask has log-likelihood 0.
+
+    Warns:
+        RuntimeWarning: a ``numpyro.factor`` depends on the arguments, so that it may be a part of the likelihood.
     """
 
     check_complete(posterior, args, kwargs, dict)
+    names = _factors_of_data(posterior, args, kwargs)
+    if names:
+        warn(
+            f"The log-likelihood leaves out numpyro.factor {', '.join(map(repr, names))}, whose rows are not known, so "
+            "that az.loo judges the observed sites alone. If it is a part of the likelihood, write it as a "
+            "numpyro.sample site with obs= (for censored rows there is dist.RightCensoredDistribution)."
+        )
 
     def one_draw(draw, key, args, kwargs):
         trace = run_model(posterior.model, args, kwargs, key=key, substitute=draw)
         return {k: s["fn"].log_prob(s["value"]) for k, s in observed_sites(trace).items()}
 
     return map_draws(one_draw, posterior.samples, jax.random.key(0), (args, kwargs), batch_size=batch_size)
+
+
+def _factors_of_data(posterior, args, kwargs) -> list[str]:
+    """The ``numpyro.factor`` sites that depend on arrays among the model's arguments."""
+    arrays, _, join = split_arrays((args, kwargs))
+    draw = taken(posterior.samples, 0)
+
+    def factors(given):
+        args, kwargs = join(given["arrays"])
+        trace = run_model(posterior.model, args, kwargs, key=jax.random.key(0), substitute=draw)
+        names = observed_sites(trace, factors=True).keys() - observed_sites(trace).keys()
+        return {k: log_density_of(trace[k]) for k in names}
+
+    return sorted(k for k, used in sources(factors, {"arrays": arrays}).items() if used)
 
 
 def as_arrays(inputs):

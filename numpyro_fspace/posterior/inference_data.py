@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_median
 
 from numpyro_fspace._checks import check_count
 from numpyro_fspace._xla import one_blas_thread
-from numpyro_fspace.model._numpyro import mask_of
 from numpyro_fspace.model.arguments import split_arrays, with_rows
 from numpyro_fspace.model.checks import check_masks, known_values, not_finite
 from numpyro_fspace.model.functions import depends_on, function_inputs, some_rows
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sites import is_functional_prior, module_weights, observed_sites
+from numpyro_fspace.model.sites import counted, is_functional_prior, module_weights, observed_sites
 from numpyro_fspace.posterior.arrays import plain
 from numpyro_fspace.posterior.arviz_groups import Site, check_dims, check_names, clean, datasets
 from numpyro_fspace.posterior.draw_batches import map_draws
@@ -215,7 +213,7 @@ def observations(model, args, kwargs):
             return {k: s["value"] for k, s in observed_sites(trace).items()}
 
         first = values(0, init_to_median)
-        known = {k: _known(trace[k]) for k in first}
+        known = {k: counted(trace[k]) for k in first}
         again = values(1, {k: s["value"] for k, s in trace.items() if s["type"] == "sample" and k not in first})
         return first, known, {k: jnp.all((v == again[k]) | jnp.isnan(v)) for k, v in first.items()}
 
@@ -229,30 +227,13 @@ def _known_in_any_draw(posterior, args, kwargs, known):
 
     def counts(draw, key, args, kwargs):
         trace = run_model(posterior.model, args, kwargs, key=key, substitute=draw)
-        return {k: _known(trace[k]) for k in known}
+        return {k: counted(trace[k]) for k in known}
 
     first = {"draw": {k: v[0] for k, v in posterior.samples.items()}, "key": jax.random.key(0)}
     if not depends_on(lambda values: counts(values["draw"], values["key"], *with_rows((args, kwargs))), first):
         return known
     by_draw = map_draws(counts, posterior.samples, jax.random.key(0), (args, kwargs))
     return {k: v.any(axis=0) for k, v in by_draw.items()}
-
-
-def _known(site):
-    """Which numbers of an observation count in its likelihood, which masks and scales of 0 leave out."""
-    distribution, shape = site["fn"], jnp.broadcast_shapes(jnp.shape(site["value"]), site["fn"].shape())
-
-    def over_events(values, event_dim):
-        return jnp.reshape(values, jnp.shape(values) + (1,) * event_dim)
-
-    known = jnp.ones(shape, bool)
-    if site["scale"] is not None:
-        known &= over_events(site["scale"], distribution.event_dim) != 0
-    while isinstance(distribution, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution):
-        if isinstance(distribution, dist.MaskedDistribution):
-            known &= over_events(mask_of(distribution), distribution.event_dim)
-        distribution = distribution.base_dist
-    return known
 
 
 def _plates(site) -> list:

@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_fspace.model.functions import depends_on, sources
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sites import is_functional_prior, module_weights
+from numpyro_fspace.model.sites import is_functional_prior, module_weights, parameters_of
 
 __all__ = ["Structure", "likelihood_parameters", "structure"]
 
@@ -124,7 +124,7 @@ def likelihood_parameters(trace, draw) -> dict:
         while hasattr(distribution, "base_dist"):
             distribution = distribution.base_dist
         named = {k: vars(distribution)[k] for k in distribution.arg_constraints if k in vars(distribution)}
-        values = named or dict(enumerate(jax.tree.leaves(distribution)))
+        values = named or dict(enumerate(parameters_of(distribution)))
         for key, value in values.items():
             if jnp.issubdtype(jnp.result_type(value), jnp.floating):
                 found[f"{name}.{key}"] = jnp.asarray(value)

@@ -141,7 +141,7 @@ def predict(
             batches, if the values of each row depend on that row alone, which is tested at one draw. Every argument
             with as many rows as the longest of ``inputs`` is cut alike.
         from_prior: names of latent sites that come from the prior, given the others, in place of the draws, such as
-            the latent values of new rows. All others must be among the draws.
+            the latent values of new rows; all of such a site, known rows too. All others must be among the draws.
         **kwargs: the model's keyword arguments; those called as an argument above must be given by position.
 
     Returns:

@@ -17,7 +17,7 @@ from numpyro_fspace.model.arguments import kept, split_arrays
 from numpyro_fspace.model.functions import evaluate, function_inputs, functions_of, some_rows
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sites import is_functional_prior, subsampled_plates
+from numpyro_fspace.model.sites import counted, is_functional_prior, is_masked, subsampled_plates
 from numpyro_fspace.posterior.arrays import taken
 from numpyro_fspace.posterior.draw_batches import compile_chunk, map_compiled
 from numpyro_fspace.posterior.limits import MIN_RUN
@@ -93,6 +93,9 @@ def quantities_of(
     draws = {k: v for k, v in draws.items() if k in latents}
     names = [] if missing else _chosen(plan, inputs)
     others = {k: v for k, v in draws.items() if k not in plan.weights}
+    masked = [k for k in others if is_masked(plan.trace[k]["fn"])]
+    if masked:
+        others |= _without_masked(model, {k: others.pop(k) for k in masked}, draws, args, kwargs)
     left_out = [f"{k} (it reaches the data through another function)" for k in plan.networks if k not in plan.direct]
     if plan.weights:
         left_out.append("weights (units can be exchanged)")
@@ -129,6 +132,18 @@ def quantities_of(
         found = _by_chain(partial(_likelihood_values, model, rows, roots), draws, (args, kwargs), programs, key)
         others = others | {k: v for k, v in found.items() if (v != v[:1, :1]).any()}  # a known scale is not judged
     return Quantities(points_of(functions), points_of(others, MAX_ENTRIES), tuple(left_out))
+
+
+def _without_masked(model, masked: dict, draws, args, kwargs) -> dict:
+    """Draws of sites with zeros where a mask leaves them without a density, as ``obs_mask=`` does; sites with any."""
+
+    def counts(draw, args, kwargs):
+        trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw)
+        return {k: counted(trace[k]) for k in masked}
+
+    arrays, _, join = split_arrays((args, kwargs))
+    found = jax.device_get(jax.jit(lambda draw, arrays: counts(draw, *join(arrays)))(taken(draws, 0, 0), arrays))
+    return {k: np.where(found[k], np.asarray(v), 0.0) for k, v in masked.items() if found[k].any()}
 
 
 def quantities_in_predictions(predictions: dict, num_chains: int, find_structure: Callable) -> Points | None:
