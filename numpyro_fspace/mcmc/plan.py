@@ -45,9 +45,10 @@ class Plan:
         batches: number of minibatches in the data.
         has_random_points: whether measurement points are drawn anew for each gradient.
         has_own_noise: whether the model draws random numbers of its own.
-        by_differences: whether curvatures are differences of gradients. The second derivatives of a ``gp_network``
-            pass through the inverse of τ²I + ΦAΦᵀ twice, which float32 cannot represent: they are wrong by factors of
-            hundreds, while its gradients are accurate.
+        curvatures: how the largest curvature is computed, by differences of gradients (True) or by second derivatives;
+            of two results the smaller counts, because rounding only makes them larger. Of a ``gp_network`` whose last
+            layer is integrated out second derivatives pass through the inverse of τ²I + ΦAΦᵀ twice and are wrong by
+            factors of hundreds in float32. Where a last layer is sampled, it is the gradient that is rounded most.
         points: by name of functional prior, which rows of the data are its points (``OnePass.found``).
     """
 
@@ -68,7 +69,7 @@ class Plan:
     batches: float = 1.0
     has_random_points: bool = False
     has_own_noise: bool = False
-    by_differences: bool = False
+    curvatures: tuple[bool, ...] = (False,)
     params: dict = dataclasses.field(default_factory=dict)
     points: dict = dataclasses.field(default_factory=dict)
 

@@ -96,7 +96,7 @@ def _first_evaluation(kernel, args, kwargs, key):
             "control_every": None if potential.has_own_noise else _control_every(kernel, potential.batches()),
             "held": tuple(k for k in potential.latents if potential.is_scale(k)),
             "block": potential.block,
-            "by_differences": potential.has_gp_network,
+            "curvatures": _curvatures(potential),
             "points": potential.points_in_data(),
             "batches": potential.batches(),
             "has_random_points": potential.has_random_points,
@@ -104,6 +104,14 @@ def _first_evaluation(kernel, args, kwargs, key):
         }
     )
     return params, facts
+
+
+def _curvatures(potential) -> tuple[bool, ...]:
+    """``Plan.curvatures`` of a model."""
+    networks = [k for k, site in potential.trace.items() if site.get("prior") is not None]
+    if not networks:
+        return (False,)
+    return (True, False) if any(f"{k}.last_layer" in potential.latents for k in networks) else (True,)
 
 
 def _why_random(potential) -> str | None:

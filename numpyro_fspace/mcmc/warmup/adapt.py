@@ -18,7 +18,7 @@ from numpyro_fspace.mcmc.warmup.newton import NUM_STEPS, approach, hessian
 from numpyro_fspace.mcmc.warmup.optimizer import Descent, adam, descend, drawn_to
 from numpyro_fspace.mcmc.warmup.stability import Drawn
 from numpyro_fspace.mcmc.warmup.state import Squares
-from numpyro_fspace.mcmc.warmup.step_size import NUM_POWER_ITERATIONS, calibrated, largest_curvature
+from numpyro_fspace.mcmc.warmup.step_size import NUM_POWER_ITERATIONS, calibrated, largest_curvature, usable
 
 __all__ = ["after_draw", "before_draw", "judged", "warm_start"]
 
@@ -186,18 +186,24 @@ def _calibrate(target, may_lengthen, num_iterations, state):
         return state
     dynamics, step = target.dynamics(state), state.warmup.step
     key, key_potential = jax.random.split(state.rng_key)
-    found = largest_curvature(
-        lambda w: dynamics.potential(w, key_potential)[0],
-        dynamics.position,
-        step.direction,
-        dynamics.metric,
-        num_iterations=num_iterations,
-        by_differences=plan.by_differences,
-    )
+    given = lambda w: dynamics.potential(w, key_potential)[0], dynamics.position, step.direction, dynamics.metric
+    found = [largest_curvature(*given, num_iterations=num_iterations, by_differences=way) for way in plan.curvatures]
+    curvature, direction = functools.reduce(_smaller, found)
     step = calibrated(
-        step, *found, sampler=plan.sampler, is_dense=plan.preconditioner.is_dense, may_lengthen=may_lengthen
+        step,
+        curvature,
+        direction,
+        sampler=plan.sampler,
+        is_dense=plan.preconditioner.is_dense,
+        may_lengthen=may_lengthen,
     )
     return state._replace(warmup=state.warmup._replace(step=step), rng_key=key)
+
+
+def _smaller(one, other):
+    """The smaller of two curvatures that is positive and finite, with its direction."""
+    is_first = ~(usable(other[0]) & ((other[0] < one[0]) | ~usable(one[0])))
+    return tuple(jnp.where(is_first, a, b) for a, b in zip(one, other, strict=True))
 
 
 def _shortened(state, is_time, factor):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["NUM_POWER_ITERATIONS", "StepSize", "calibrated", "largest_curvature"]
+__all__ = ["NUM_POWER_ITERATIONS", "StepSize", "calibrated", "largest_curvature", "usable"]
 
 NUM_POWER_ITERATIONS = 40
 #: How far differences of gradients go, in posterior standard deviations.
@@ -78,6 +78,11 @@ def largest_curvature(
     return norm, direction
 
 
+def usable(curvature):
+    """Whether a curvature is positive and finite."""
+    return jnp.isfinite(curvature) & (curvature > 0)
+
+
 def calibrated(step: StepSize, curvature, direction, *, sampler, is_dense: bool, may_lengthen) -> StepSize:
     """``step`` after the largest curvature was measured at the position of the chain.
 
@@ -88,7 +93,7 @@ def calibrated(step: StepSize, curvature, direction, *, sampler, is_dense: bool,
         is_dense: whether the preconditioner is dense.
         may_lengthen: whether the step may become longer.
     """
-    good = jnp.isfinite(curvature) & (curvature > 0)
+    good = usable(curvature)
     if is_dense and not sampler.is_tuned:
         curvature = DENSE_MARGIN * curvature
     found = jnp.where(good, sampler.stable_step_size(curvature), 0.5 * step.size)
