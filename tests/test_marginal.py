@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -66,6 +68,14 @@ def potentials(model, *args):
     block, why = find_block(full)
     assert block and why is None
     return full, MarginalPotential(model, args, block=block, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"), [(fs.fSGHMC, (True,)), (partial(fs.fSGHMC, marginalize=False), (True, False))]
+)
+def test_how_curvature_is_computed(kernel, expected):
+    """Second derivatives are wrong in float32 where a last layer is integrated out, gradients where it is sampled."""
+    assert kernel(model).prepare((X, Y), {}, 10).curvatures == expected
 
 
 def as_linear(model, potential, *args):

@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import chain
-from numpyro_fspace.mcmc.warmup import stability
+from numpyro_fspace.mcmc.warmup import adapt, stability
 from numpyro_fspace.mcmc.warmup.friction import MAX_KICK, MAX_NOISE_EXCESS, Noise, friction_for, steadying
 from numpyro_fspace.mcmc.warmup.optimizer import Descent, adam, descend
 from numpyro_fspace.mcmc.warmup.stability import cooled, cooling, shortening
@@ -37,6 +37,16 @@ def test_largest_curvature_is_that_of_the_preconditioned_hessian(scale, by_diffe
     values, vectors = np.linalg.eigh(s @ hessian @ s)
     np.testing.assert_allclose(found, values[-1], rtol=1e-3)
     np.testing.assert_allclose(abs(direction @ vectors[:, -1]), 1.0, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [(2.0, 3.0, 0), (3.0, 2.0, 1), (np.nan, 2.0, 1), (2.0, np.nan, 0), (2.0, 0.0, 0), (0.0, 2.0, 1)],
+)
+def test_the_smaller_usable_curvature_counts(one, other, expected):
+    """Rounding makes estimates larger, and what is no curvature says nothing."""
+    found = adapt._smaller((jnp.array(one), jnp.zeros(2)), (jnp.array(other), jnp.ones(2)))
+    assert float(found[0]) == (one, other)[expected] and float(found[1][0]) == expected
 
 
 def test_phases():

@@ -186,17 +186,15 @@ def _calibrate(target, may_lengthen, num_iterations, state):
         return state
     dynamics, step = target.dynamics(state), state.warmup.step
     key, key_potential = jax.random.split(state.rng_key)
-    given = lambda w: dynamics.potential(w, key_potential)[0], dynamics.position, step.direction, dynamics.metric
+
+    def energy(w):
+        return dynamics.potential(w, key_potential)[0]
+
+    given = energy, dynamics.position, step.direction, dynamics.metric
     found = [largest_curvature(*given, num_iterations=num_iterations, by_differences=way) for way in plan.curvatures]
     curvature, direction = functools.reduce(_smaller, found)
-    step = calibrated(
-        step,
-        curvature,
-        direction,
-        sampler=plan.sampler,
-        is_dense=plan.preconditioner.is_dense,
-        may_lengthen=may_lengthen,
-    )
+    settings = {"is_dense": plan.preconditioner.is_dense, "may_lengthen": may_lengthen}
+    step = calibrated(step, curvature, direction, sampler=plan.sampler, **settings)
     return state._replace(warmup=state.warmup._replace(step=step), rng_key=key)
 
 
