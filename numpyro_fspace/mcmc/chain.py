@@ -117,7 +117,7 @@ def calibrate(target: Target, i, state: KernelState) -> KernelState:
 
 
 def burn_in(target: Target, i, state: KernelState) -> KernelState:
-    """A draw, and what warm-up learns from it; after the end of warm-up nothing."""
+    """A draw; during warm-up also what is learned from it."""
     state, gradient = _sampled(target, i, state)
     return adapt.after_draw(target, i, state, gradient) if target.plan.calibrates else state
 

@@ -89,7 +89,7 @@ class Plan:
         return bool(self.schedule.calibrations) and (self.finds_step_size or self.preconditioner.adapts)
 
     @property
-    def is_shortened(self) -> bool:
+    def may_shorten(self) -> bool:
         """Whether further measurements of the curvature may shorten the step, which is not tuned to an acceptance."""
         return self.finds_step_size and not self.sampler.is_tuned
 
@@ -104,7 +104,7 @@ class Plan:
         if not self.calibrates:
             return ()
         draws = {*self.schedule.calibrations}
-        if self.is_shortened:
+        if self.may_shorten:
             draws |= {*self.schedule.shortenings, self.num_warmup}
         if self.friction is None:
             draws |= {self.schedule.directions_found, self.num_warmup}

@@ -58,7 +58,7 @@ def report(
     inputs: Float[ArrayLike, "N D"] | dict | None = None,
     **kwargs: Any,
 ) -> Report:
-    r"""Judge a run of ``SGLD``, ``SGHMC``, ``fSGLD`` or ``fSGHMC`` in function space.
+    r"""Judge a run of ``SGLD``, ``SGHMC``, ``MCLMC`` or one of their functional forms in function space.
 
     It checks for the known failures of such runs: chains that have not converged (R-hat, effective sample sizes) or do
     not move, a chain that is stuck at a low likelihood (``shortfall``), steps that are too long (divergences, kinetic
@@ -166,7 +166,7 @@ def _checked_kernel(mcmc):
     if not isinstance(mcmc, MCMC) or not isinstance(mcmc.sampler, SGMCMCKernel):
         name = type(mcmc.sampler if isinstance(mcmc, MCMC) else mcmc).__name__
         raise TypeError(
-            f"report judges runs of SGLD, SGHMC, fSGLD and fSGHMC, got {name}; for others use "
+            f"report judges runs of SGLD, SGHMC, MCLMC and their functional forms, got {name}; for others use "
             "fs.diagnostics.function_diagnostics on draws of f."
         )
     if mcmc.last_state is None:

@@ -64,7 +64,7 @@ def gp_network(
     tolerance: float | None = None,
     frozen: Mapping | None = None,
 ) -> Callable:
-    r"""A random network whose values at the points have exactly the Gaussian process's distribution.
+    r"""A random network whose values at the points have the Gaussian process's distribution.
 
     .. math:: f(x) = m(x) + g(x) + \varphi_v(x)^\top a, \qquad
               a = a_0 + A \Phi^\top S^{-1} \big(L z - g - \Phi a_0 - \tau e\big), \qquad

@@ -8,9 +8,16 @@ __all__ = ["compare", "missing_variance"]
 
 
 def compare(features, parts, num_points, num_same, taus) -> np.ndarray:
-    """``(share, error at the points, error between them)`` of each tolerance, for features [S, A, H].
+    """``(share, error at the points, error between them)`` of each tolerance.
 
-    They are those of the part of the process that the network follows worst: of a trend with a small season the season.
+    Args:
+        features: Ψ at A places, of S draws of the hidden weights, [S, A, H]. The first ``num_points`` places are the
+            points, the next ``num_same`` some of them again, and the others lie between them.
+        parts: covariances [J, A, A] of the parts of the process, and their shares [J] of its variance.
+        num_points, num_same: see ``features``.
+        taus: the tolerances.
+
+    The results are those of the part of the process that the network follows worst: of a trend with a small season the season.
 
     Given the features Ψ at the points, the network's covariance is that of its last layer, I - GΨ + G(K + τ²I)Gᵀ with
     G = Ψᵀ(ΨΨᵀ + τ²I)⁻¹. For a part with the share s of the variance, the terms without K are divided by s. All
@@ -44,8 +51,8 @@ def compare(features, parts, num_points, num_same, taus) -> np.ndarray:
 def missing_variance(features, parts, num_points, num_same, tau) -> float:
     """The variance between the points, given the values at them, that a network lacks, in units of the process's.
 
-    Of a sum of kernels this is that of its roughest summand, which is a lower bound. The first ``num_points`` places
-    are the points, the next ``num_same`` some of them again, and the others lie between them.
+    Of a sum of kernels this is that of its roughest summand, which is a lower bound. The arguments are those of
+    ``compare``.
     """
     first = num_points + num_same
     if features.shape[1] == first:

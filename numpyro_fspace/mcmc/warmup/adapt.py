@@ -64,10 +64,10 @@ def before_draw(target, i, state):
     draws = plan.schedule.calibrations
     if plan.control_every is not None:
         state = target.renew_control(state)
-    if plan.is_shortened and plan.sampler.has_momentum:
+    if plan.may_shorten and plan.sampler.has_momentum:
         state = _cool(plan, (i == draws[3]) | (i == plan.num_warmup), state)
     is_main = jnp.any(jnp.array(draws) == i)
-    is_time = is_main | jnp.any(jnp.array(plan.schedule.shortenings) == i) if plan.is_shortened else is_main
+    is_time = is_main | jnp.any(jnp.array(plan.schedule.shortenings) == i) if plan.may_shorten else is_main
     may_lengthen = is_main & (i < (draws[3] if plan.preconditioner.adapts else draws[2]))
     num_iterations = jnp.where(is_main, NUM_POWER_ITERATIONS, NUM_POWER_ITERATIONS // 4)
     calibrate = functools.partial(_calibrate, target, may_lengthen, num_iterations)
