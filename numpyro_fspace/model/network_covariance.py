@@ -17,7 +17,8 @@ def compare(features, parts, num_points, num_same, taus) -> np.ndarray:
         num_points, num_same: see ``features``.
         taus: the tolerances.
 
-    The results are those of the part of the process that the network follows worst: of a trend with a small season the season.
+    The results are those of the part of the process that the network follows worst: of a trend with a small season the
+    season.
 
     Given the features Ψ at the points, the network's covariance is that of its last layer, I - GΨ + G(K + τ²I)Gᵀ with
     G = Ψᵀ(ΨΨᵀ + τ²I)⁻¹. For a part with the share s of the variance, the terms without K are divided by s. All
