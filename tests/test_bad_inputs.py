@@ -59,7 +59,10 @@ def column_model(x, y=None):
     numpyro.sample("y", dist.Normal(line(w)(x), NOISE), obs=None if y is None else y[:, None])
 
 
-def gp_network(module=DEEP, prior=None, points=POINTS, name="net", **settings):
+GRID = np.linspace(-1.0, 1.0, 20)[:, None]
+
+
+def gp_network(module=DEEP, prior=None, points=GRID, name="net", **settings):
     """What ``fs.gp_network`` does in a model."""
     prior = fs.GPPrior(ExpSquared(1.0)) if prior is None else prior
     return lambda: handlers.seed(lambda: fs.gp_network(name, module, prior, points, **settings), KEY)()
@@ -308,7 +311,7 @@ CASES = [
     ("gp_network, variance 0", gp_network(prior=fs.GPPrior(0.0 * ExpSquared(1.0))), ValueError, "deviation.*positive"),
     ("gp_network, hidden_scale", gp_network(hidden_scale=-1.0), ValueError, "hidden_scale=-1.0 must be positive"),
     ("gp_network, tolerance", gp_network(tolerance="small"), TypeError, "tolerance must be a positive number"),
-    ("gp_network, no key", lambda: fs.gp_network("net", DEEP, gp(), POINTS), RuntimeError, "needs a random key"),
+    ("gp_network, no key", lambda: fs.gp_network("net", DEEP, gp(), GRID), RuntimeError, "needs a random key"),
     ("gp_network, plate", in_plate(gp_network()), ValueError, "Create the network outside of plates"),
     (
         "gp_network, linear in a plate",

@@ -148,8 +148,9 @@ def network(X, y=None):
 def test_the_default_is_dense_for_few_parameters_whose_density_is_known(key, model, num_columns, kwargs, is_dense):
     args = (jnp.ones((5, num_columns)), jnp.ones(5))
     potential = ModelPotential(model, args, kwargs, key=key)
-    assert potential.size == num_columns + (model is network)
-    chosen = fs.SGHMC(model).preconditioner.chosen(potential.size, potential.is_plain)
+    size = sum(value.size for value in potential.init_params().values())
+    assert size == num_columns + (model is network)
+    chosen = fs.SGHMC(model).preconditioner.chosen(size, potential.is_plain)
     assert chosen.is_dense == is_dense
     given = fs.preconditioners.rmsprop()
     assert given.chosen(2, True) is given

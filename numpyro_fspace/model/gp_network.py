@@ -34,7 +34,7 @@ from numpyro_fspace.model.sites import last_layer, note
 from numpyro_fspace.model.weight_priors import FanIn, prior_of_each, sample_array, sample_weight
 from numpyro_fspace.priors._cholesky import as_columns, as_rows
 from numpyro_fspace.priors._concrete import is_traced
-from numpyro_fspace.priors.gaussian import GaussianProcess
+from numpyro_fspace.priors.gaussian_process import GaussianProcess
 from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
 from numpyro_fspace.priors.tolerance import tolerant_factor
 from numpyro_fspace.sgmcmc.base import times

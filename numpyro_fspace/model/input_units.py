@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_fspace.priors._concrete import closes_over_traced, evaluated, is_traced
 
 if TYPE_CHECKING:
-    from numpyro_fspace.priors.gaussian import GaussianProcess
+    from numpyro_fspace.priors.gaussian_process import GaussianProcess
 
 __all__ = ["input_units", "lengthscales", "units_of"]
 

@@ -20,7 +20,7 @@ from numpyro_fspace.model.handlers import function_hook
 from numpyro_fspace.model.network_covariance import compare, missing_variance
 from numpyro_fspace.model.weight_priors import FanIn, sample_weight
 from numpyro_fspace.priors._concrete import computed, is_traced
-from numpyro_fspace.priors.gaussian_process import NO_SHARE
+from numpyro_fspace.priors.gp_prior import NO_SHARE
 from numpyro_fspace.priors.tolerance import amplitude
 
 if TYPE_CHECKING:

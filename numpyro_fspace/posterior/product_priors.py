@@ -15,7 +15,7 @@ from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.posterior.limits import LEAST_PRODUCT_SHARE
 from numpyro_fspace.priors._concrete import is_traced
-from numpyro_fspace.priors.gaussian import GaussianProcess
+from numpyro_fspace.priors.gaussian_process import GaussianProcess
 
 __all__ = ["product_doubts", "product_shares"]
 

@@ -1,266 +1,300 @@
-"""``GPPrior``: Gaussian-process priors over functions, from tinygp kernels."""
+"""Gaussian processes: the base class of Gaussian priors, exact posteriors, and processes tabulated on a pool."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from functools import partial
+import math
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.priors._concrete import at_compile_time, is_traced
-from numpyro_fspace.priors.base import as_real
-from numpyro_fspace.priors.gaussian import GaussianProcess
+from numpyro_fspace._checks import check_key, check_shape, one_line
+from numpyro_fspace.priors._cholesky import (
+    Factor,
+    Memory,
+    as_columns,
+    as_moments,
+    as_rows,
+    factorize,
+    product,
+    warn_of_indefinite,
+)
+from numpyro_fspace.priors._concrete import at_compile_time, in_default_precision, is_traced
+from numpyro_fspace.priors._nugget import as_diagonal, default_nugget
+from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values, deprecated_law
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from jaxtyping import Array, ArrayLike, Float, Key
 
-    from jaxtyping import ArrayLike, Float
-    from tinygp.kernels import Kernel
+    from numpyro_fspace.priors._cholesky import AnyArray
 
-__all__ = ["GPPrior", "on_rows"]
+__all__ = ["ConditionedGP", "GaussianProcess", "TabulatedGP"]
 
-
-#: Kernels multiply matrices too, which a GPU does in reduced precision by default.
-full_precision = jax.default_matmul_precision("highest")
-#: A summand with a smaller share of the variance is ignored.
-NO_SHARE = 1e-6
+#: Maximum number of entries of a table of covariances: 32 MiB in float32.
+MAX_TABLE = 2**23
 
 
-def _as_jax(leaf):
-    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
+class GaussianProcess(ABC):
+    """A prior whose values at any inputs are Gaussian, given its mean and covariance.
 
+    Internally values are [M, K], with K = 1 for a single output, and covariances are B blocks [B, M, M]: one shared by
+    all outputs, or one per output. Dependent outputs have one block [1, M K, M K], in which the outputs of a point are
+    adjacent. If x and the prior are concrete, the mean and the factor are computed once in float64, even while a
+    program is being traced, and become constants of that program.
 
-def on_rows(kernel):
-    """The kernel as a function of inputs [M, D]; tinygp's quasiseparable kernels take numbers instead of rows [1]."""
-    import tinygp
-
-    quasisep = tinygp.kernels.quasisep.Quasisep
-
-    def of_row(node):
-        return tinygp.kernels.Custom(partial(_of_one_input, node)) if isinstance(node, quasisep) else node
-
-    return jax.tree.map(of_row, kernel, is_leaf=lambda node: isinstance(node, quasisep))
-
-
-class ManyInputsError(ValueError):
-    """A kernel of one input was called with several inputs."""
-
-
-def _of_one_input(kernel, a, b):
-    if jnp.size(a) != 1:
-        name = type(kernel).__name__
-        raise ManyInputsError(
-            f"tinygp.kernels.quasisep.{name} is a kernel of one input, but x has {jnp.size(a)}: use a kernel from "
-            "tinygp.kernels, or select one column of x by tinygp.transforms.Subspace(0, kernel)."
-        )
-    return kernel.evaluate(jnp.reshape(a, ()), jnp.reshape(b, ()))
-
-
-def _summands(kernel) -> list:
-    """The summands of a kernel; products of sums and transformed sums are expanded."""
-    from tinygp import kernels, transforms
-    from tinygp.kernels import quasisep
-
-    if isinstance(kernel, kernels.Sum | quasisep.Sum):
-        return _summands(kernel.kernel1) + _summands(kernel.kernel2)
-    if isinstance(kernel, kernels.Product | quasisep.Product):
-        pairs = itertools.product(_summands(kernel.kernel1), _summands(kernel.kernel2))
-        return [dataclasses.replace(kernel, kernel1=one, kernel2=other) for one, other in pairs]
-    around = transforms.Transform, transforms.Linear, transforms.Cholesky, transforms.Subspace, quasisep.Scale
-    if isinstance(kernel, around):
-        return [dataclasses.replace(kernel, kernel=part) for part in _summands(kernel.kernel)]
-    return [kernel]
-
-
-def check_columns(kernel, num_columns: int) -> None:
-    """The kernel's lengthscales, and the columns that it selects, must agree with the columns of x.
-
-    Otherwise a single column would be broadcast, and JAX would replace a column that does not exist by the last one.
-    """
-    from tinygp import kernels, transforms
-
-    if isinstance(kernel, transforms.Linear | transforms.Cholesky):
-        scale = jnp.shape(kernel.scale if isinstance(kernel, transforms.Linear) else kernel.factor)
-        if len(scale) == 1 and scale[0] not in (1, num_columns):
-            raise ValueError(
-                f"the kernel has scales of {scale[0]} inputs (tinygp.transforms.{type(kernel).__name__}), but x has "
-                f"{num_columns}: pass x with {scale[0]} columns, or a kernel of {num_columns} inputs."
-            )
-        num_columns = scale[0] if len(scale) == 2 else num_columns
-    elif isinstance(kernel, transforms.Subspace):
-        try:
-            num_columns = np.size(np.empty(num_columns)[kernel.axis])
-        except IndexError:
-            raise ValueError(
-                f"the kernel uses input {kernel.axis} of x (tinygp.transforms.Subspace, counted from 0), but x has "
-                f"{num_columns} inputs."
-            ) from None
-    elif not isinstance(kernel, kernels.Sum | kernels.Product):
-        return
-    parts = (kernel.kernel1, kernel.kernel2) if hasattr(kernel, "kernel1") else (kernel.kernel,)
-    for part in parts:
-        check_columns(part, num_columns)
-
-
-def _called(name: str, fn, x, *others, cure: str):
-    """``fn(x, *others)``, a function of the user's, as an array, or an error that explains its failure."""
-    try:
-        value = fn(x, *others)
-    except ManyInputsError:
-        raise
-    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:  # of a function that reads traced arrays
-        reason = str(error).partition("\n")[0]
-        raise TypeError(
-            f"the {name} is traced by JAX, so that it must be written with jax.numpy and without conditions on values "
-            f"({type(error).__name__}: {reason})"
-        ) from error
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        kind = type(error) if isinstance(error, TypeError) else ValueError
-        raise kind(
-            f"the {name} fails at x with {x.shape[1]} inputs ({type(error).__name__}: {reason}). {cure}"
-        ) from error
-    if not jnp.issubdtype((value if hasattr(value, "dtype") else np.asarray(value)).dtype, np.number):
-        raise TypeError(f"the {name} must return an array of numbers, got {value!r}.")
-    array = jnp.asarray(value)
-    if jnp.iscomplexobj(array):
-        raise TypeError(f"the {name} returns complex numbers: it must be real, and so must its parameters.")
-    return array
-
-
-@full_precision
-def _block(kernel, x1, x2):
-    """The values of a kernel."""
-    cure = (
-        "Its parameters must be numbers, and so must the values of functions that it calls. For one lengthscale per "
-        "input write tinygp.transforms.Linear(1 / lengthscale, kernel)."
-    )
-    return _called("kernel", kernel, x1, x2, cure=cure)
-
-
-class GPPrior(GaussianProcess):
-    """The Gaussian-process prior f ~ GP(m, k), with independent outputs (one kernel or K) or dependent outputs.
-
-    At measurement points, f(x) ~ N(m(x), k(x, x) + nugget · I). ``log_prob``, ``sample`` and ``marginal`` use this
-    distribution; ``moments`` and ``condition`` describe the function itself, without nugget. The nugget bounds the
-    stiffness of the prior for a sampler: the curvature in f is at most 1 / nugget.
-
-    If x and the kernel's parameters are concrete, the covariance is factorized once per x in float64, and ``log_prob``
-    costs one product with a constant matrix. Kernel, mean and nugget may also hold traced values (kernel parameters
-    sampled in a NumPyro model). The factorization is then part of the program and has its precision, and a covariance
-    that is not positive definite gives NaN. Create a prior with fixed parameters outside of the model, because jit may
-    trace parameters that are created inside.
-
-    All kernels of tinygp except ``ExpSquared`` use the *L1* distance by default. Pass
-    ``distance=tinygp.kernels.distance.L2Distance()`` for the usual isotropic kernel. With several inputs, Matérn 3/2
-    and 5/2 and ``RationalQuadratic`` are covariances only with L2; ``Cosine`` and ``ExpSineSquared`` are covariances
-    with neither: use a product of ``tinygp.transforms.Subspace(i, kernel)``. Kernels of ``tinygp.kernels.quasisep``
-    take one input.
-
-    Args:
-        kernel: a tinygp kernel (or any callable of x1 [M, D], x2 [L, D] that returns [M, L]), or a list of K kernels,
-            one per output. A matrix-valued kernel, a callable that returns [M, K, L, K] such as
-            ``fs.priors.Helmholtz``, makes the outputs dependent.
-        mean: a number, an array [K], or a function of x [M, D] that returns [M] or [M, K].
-        nugget: variance added to the diagonal of the covariance at the points. None means 1e-2 times their mean
-            variance; for a sum of kernels, 1e-2 times that of the smallest summand, but at least 1e-4 times the total.
-        num_outputs: K, for values [M, K]; None for a single output with values [M].
-
-    Raises:
-        TypeError: the kernel is not callable, or it is a class.
-        ValueError: the nugget is not positive, or K disagrees with the kernels or the mean.
-
-    Example:
-        >>> import jax.numpy as jnp, tinygp
-        >>> prior = GPPrior(2.0 * tinygp.kernels.ExpSquared(scale=0.5), nugget=0.1)
-        >>> print(round(float(prior.log_prob(jnp.zeros((1, 1)), jnp.zeros(1))), 4))
-        -1.2899
-
-    Reference: rasmussen2006.
+    Attributes:
+        num_outputs: K, or None for a single output whose values are [M].
+        nugget: variance added to the diagonal of the covariance at the points. None means 1e-2 times the mean variance
+            there, or 1e-2 times that of the smallest summand if the kernel is a sum (``smallest_share``).
     """
 
-    def __init__(
+    exact = True  # evaluate concrete means and covariances in float64
+    has_zero_mean = False  # whether the mean is known to be zero everywhere
+    law = deprecated_law
+    __repr__ = one_line
+
+    def __init__(self, num_outputs: int | None, nugget: ArrayLike | None):
+        self.num_outputs = num_outputs
+        self.nugget = None if nugget is None else as_positive(nugget, "nugget")
+        self._memory = Memory()
+
+    @abstractmethod
+    def mean_function(self, x: Float[ArrayLike, "M D"]) -> Float[Array, "M K"]:
+        """m(x), [M, 1] for a single output."""
+
+    @abstractmethod
+    def covariance_function(self, x1: Float[ArrayLike, "M D"], x2: Float[ArrayLike, "L D"]) -> Float[Array, "B M L"]:
+        """k(x1, x2) without nugget, in 1 or K blocks; one block [1, M K, L K] if outputs are dependent."""
+
+    def smallest_share(self, x: Float[ArrayLike, "M D"]) -> Float[AnyArray, " B"]:
+        """Share of the smallest summand in the mean variance at x, by block; 1 unless f is a sum of functions."""
+        del x
+        return np.ones(1)
+
+    def summands(self) -> list[GaussianProcess]:
+        """Independent processes whose sum this one is; itself alone unless it is a sum of functions."""
+        return [self]
+
+    def log_prob(self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]) -> Float[Array, ""]:
+        """log N(f; m(x), k(x, x) + nugget · I), summed over outputs.
+
+        Args:
+            x: measurement points [M, D].
+            f: values of the function there, [M] (or [M, 1]), or [M, K] if the prior has ``num_outputs``.
+
+        Returns:
+            The log density, in the precision of f. If x or the kernel is traced, a covariance that is not positive
+            definite gives NaN.
+
+        Raises:
+            ValueError: shapes are wrong, x has NaN, or a concrete covariance is not positive definite.
+        """
+        return self._log_density(x, f, noise=None)
+
+    def log_marginal_likelihood(
+        self, x: Float[ArrayLike, "N D"], y: Float[ArrayLike, "N K"], noise_variance: Float[ArrayLike, "*N"]
+    ) -> Float[Array, ""]:
+        """log N(y; m(x), k(x, x) + noise_variance · I), the marginal likelihood of targets y, without nugget.
+
+        Args:
+            x: inputs [N, D].
+            y: targets, [N] or [N, K].
+            noise_variance: variance of the noise of each target: a scalar, [N] or [N, K].
+        """
+        return self._log_density(x, y, as_positive(noise_variance, "noise_variance", ndim=2))
+
+    def sample(
+        self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
+    ) -> Float[Array, "*S M K"]:
+        """Draws of f(x) from the distribution that ``log_prob`` evaluates, nugget included.
+
+        Returns:
+            Draws [*sample_shape, M], or [*sample_shape, M, K] if the prior has ``num_outputs``.
+        """
+        check_key(key, "key", single=True)
+        check_shape(sample_shape, "sample_shape")
+        x = as_inputs(x)
+        factor, mean = self._factor(x), jnp.asarray(self._mean(x))
+        num_blocks, size, _ = factor.shape
+        noise = jax.random.normal(key, (*sample_shape, num_blocks, size, mean.size // (num_blocks * size)), float)
+        draws = mean.astype(noise.dtype) + as_rows(factor.color(noise), len(x))
+        return draws[..., 0] if self.num_outputs is None else draws
+
+    def moments(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
+        """Mean and covariance of f(x) without nugget, as float64 NumPy arrays if x and the prior are concrete.
+
+        Returns:
+            Mean [M] and covariance [M, M]; [M, K] and [K, M, M] if the prior has ``num_outputs``; [M, K] and the
+            covariance of ``f.ravel()``, [M K, M K], if the outputs are dependent.
+        """
+        x = as_inputs(x)
+        return as_moments(self._mean(x), self._covariance(x), self.num_outputs)
+
+    def marginal(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
+        """``moments`` with the nugget: mean and covariance of the distribution that ``log_prob`` evaluates."""
+        mean, covariance = self.moments(x)
+        nugget = self.nugget
+        if nugget is None:
+            nugget = default_nugget(self.smallest_share(as_inputs(x)), covariance)[..., None, None]
+            nugget = nugget if covariance.ndim == 3 else nugget[0]
+        xp = np if isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray) else jnp
+        return mean, covariance + nugget * xp.eye(covariance.shape[-1])
+
+    def condition(
         self,
-        kernel: Kernel | Callable | Sequence[Kernel],
+        x: Float[ArrayLike, "N D"],
+        y: Float[ArrayLike, "N K"],
+        noise_variance: Float[ArrayLike, "*N"],
         *,
-        mean: Float[ArrayLike, "*K"] | Callable = 0.0,
         nugget: ArrayLike | None = None,
-        num_outputs: int | None = None,
-    ):
-        kernels = tuple(kernel) if isinstance(kernel, list | tuple) else (kernel,)
-        for one in kernels:
-            if isinstance(one, type) or not callable(one):
-                raise TypeError(f"kernel must be a tinygp kernel instance or a list of them, got {one!r}.")
-        if num_outputs is None and isinstance(kernel, list | tuple):
-            num_outputs = len(kernels)
-        if num_outputs is not None and (not isinstance(num_outputs, int | np.integer) or num_outputs < 1):
-            raise ValueError(f"num_outputs must be a positive integer or None, got {num_outputs!r}.")
-        if isinstance(kernel, list | tuple) and len(kernels) != num_outputs:
-            raise ValueError(
-                f"kernel is a list of {len(kernels)} kernels but num_outputs={num_outputs}: give one kernel per output."
-            )
-        if not callable(mean):
-            mean = as_real(mean, "mean")
-            if mean.shape not in [(), (num_outputs,)]:
-                raise ValueError(
-                    f"mean has shape {list(mean.shape)} but num_outputs={num_outputs}: pass a number, an "
-                    "array [num_outputs], or a function of x."
-                )
-        super().__init__(num_outputs, nugget)
-        self.kernel, self.mean = kernel, mean
-        self.has_zero_mean = not (callable(mean) or is_traced(mean)) and not np.any(mean)
-        # JAX arrays, because jit may embed NumPy parameters with the precision of its first call.
-        self._kernels = tuple(on_rows(jax.tree.map(_as_jax, one)) for one in kernels)
-        self._summands = tuple([on_rows(jax.tree.map(_as_jax, part)) for part in _summands(one)] for one in kernels)
+    ) -> ConditionedGP:
+        """The exact posterior of f given y = f(x) + noise, which is itself a prior.
+
+        Do not use it as the prior of a network with a likelihood of the same y: the data would count twice.
+
+        Args:
+            x: inputs [N, D].
+            y: targets, [N] or [N, K].
+            noise_variance: variance of the noise of each target: a scalar, [N] or [N, K].
+            nugget: nugget of the posterior as a prior; None keeps the nugget of this prior. The default nugget is then
+                relative to the posterior variance.
+        """
+        return ConditionedGP(self, x, y, noise_variance, self.nugget if nugget is None else nugget)
+
+    def tabulated(self, pool: Float[ArrayLike, "N D"]) -> TabulatedGP | None:
+        """This process at the points of a pool, as a function of row numbers [M, 1] instead of inputs [M, D].
+
+        Mean and covariance of the whole pool are computed once, in the precision used for fixed points, and looked up
+        by row number. The result is None if they depend on traced values or have more than 2²³ entries.
+        """
+        pool = as_inputs(pool)
+        if is_traced(pool) or jax.eval_shape(lambda a: self.covariance_function(a, a), pool).size > MAX_TABLE:
+            return None
+        table = self._memory.once(
+            ("table", pool), lambda: (self._covariance(pool), self._mean(pool), self.smallest_share(pool))
+        )
+        if not all(isinstance(part, np.ndarray) for part in table):
+            return None
+        return TabulatedGP(self, *table)
+
+    def check(self, x: Float[ArrayLike, "M D"]) -> None:
+        """Raise a ValueError if k(x, x) + nugget · I is concrete and has no Cholesky factor."""
+        self._factor(as_inputs(x))
+
+    def whitened_square(
+        self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"], noise: Float[ArrayLike, "*shape"] | None = None
+    ) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
+        """(f - m)ᵀ Σ⁻¹ (f - m) and log |Σ| / 2 by output (dependent ones: together), Σ = k(x, x) + nugget (noise) I."""
+        x = as_inputs(x)
+        f = jnp.asarray(as_values(f, len(x), self.num_outputs, "f" if noise is None else "y"))
+        factor = self._factor(x, noise)
+        residual = f - jnp.asarray(self._mean(x), f.dtype)
+        white = factor.whiten(as_columns(residual, factor.shape))
+        square = jnp.sum(white**2, axis=-2)
+        half_log_det = jnp.broadcast_to(jnp.asarray(factor.half_log_det, white.dtype)[:, None], square.shape)
+        return square.ravel(), half_log_det.ravel()
+
+    def _log_density(self, x, f, noise) -> Float[Array, ""]:
+        square, half_log_det = self.whitened_square(x, f, noise)
+        num_values = len(x) * (self.num_outputs or 1)
+        return -(0.5 * square + half_log_det).sum() - 0.5 * math.log(2 * math.pi) * num_values
+
+    def _mean(self, x) -> Float[AnyArray, "M K"]:
+        mean = self._memory.once(("mean", x), lambda: at_compile_time(self.mean_function, x, exact=self.exact))
+        if isinstance(mean, np.ndarray) and not np.isfinite(mean).all():
+            raise ValueError("the prior mean holds NaN or infinity: check the mean function at these x.")
+        return mean
+
+    def _covariance(self, x) -> Float[AnyArray, "B P P"]:
+        return at_compile_time(lambda a: self.covariance_function(a, a), x, exact=self.exact)
+
+    def _factor(self, x, noise=None) -> Factor:
+        """The factor of k(x, x) plus noise (a scalar, [M] or [M, K]), or plus the nugget."""
+        nugget, name = (self.nugget, "nugget") if noise is None else (noise, "noise_variance")
+        return self._memory.once(("factor", x, nugget), lambda: self._factorize(x, nugget, name))
+
+    def _factorize(self, x, nugget, name: str) -> Factor:
+        covariance = self._covariance(x)
+        if nugget is None:
+            nugget = default_nugget(self.smallest_share(x), covariance)[:, None]
+        else:
+            nugget = as_diagonal(nugget, len(x), self.num_outputs, size=covariance.shape[-1], name=name)
+        concrete = isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray)
+        xp = np if concrete else jnp
+        size, blocks = covariance.shape[-1], max(len(covariance), len(nugget) if nugget.ndim == 2 else 1)
+        covariance = xp.broadcast_to(covariance, (blocks, size, size))
+        factor = factorize(covariance, xp.broadcast_to(nugget, (blocks, size)), name)
+        if self.exact:
+            warn_of_indefinite(covariance)
+        return factor
+
+
+class ConditionedGP(GaussianProcess):
+    """The posterior of f under a Gaussian prior and data y = f(x) + noise, returned by ``condition``.
+
+    m'(·) = m(·) + k(·, x) Σ⁻¹ (y - m(x)),  k'(·, ·) = k(·, ·) - k(·, x) Σ⁻¹ k(x, ·),  Σ = k(x, x) + noise.
+
+    If x is traced (random points under jit), the difference k' is computed in the precision of the program. In float32
+    and with small noise it may then have no Cholesky factor, and ``log_prob`` is NaN. Use fixed points or rows of a
+    pool, for which k' is computed in float64, or enable float64.
+
+    Reference: rasmussen2006, equations 2.22 to 2.24.
+    """
+
+    def __init__(self, prior: GaussianProcess, x, y, noise_variance, nugget: ArrayLike | None):
+        super().__init__(prior.num_outputs, nugget)
+        self.exact = prior.exact
+        self.prior, self.x = prior, as_inputs(x)
+        y = as_values(as_real(y, "y"), len(self.x), self.num_outputs, "y")
+        self._data = prior._factor(self.x, as_positive(noise_variance, "noise_variance", ndim=2))
+        self._weights = self._data.solve(as_columns(y - prior._mean(self.x), self._data.shape))
 
     def smallest_share(self, x):
-        if all(len(parts) == 1 for parts in self._summands):
-            return np.ones(1)
-
-        @full_precision
-        def share(x):
-            variances = [
-                jnp.stack([part(x).mean() for part in parts]) if parts[1:] else jnp.ones(1) for parts in self._summands
-            ]
-            shares = [one / jnp.where(one.sum() > 0, one.sum(), 1.0) for one in variances]
-            return jnp.stack([jnp.where(one > NO_SHARE, one, 1.0).min() for one in shares])
-
-        return at_compile_time(share, x, exact=self.exact)
-
-    def summands(self):
-        if isinstance(self.kernel, list | tuple) or len(self._summands[0]) == 1:
-            return [self]
-        return [GPPrior(part, num_outputs=self.num_outputs) for part in _summands(self.kernel)]
+        return self.prior.smallest_share(x)
 
     def mean_function(self, x):
-        shape = (len(x), self.num_outputs or 1)
-        if not callable(self.mean):
-            return jnp.broadcast_to(self.mean, shape)
-        cure = "It takes x [M, D], one row per point, and returns [M] or [M, K]."
-        mean = _called("mean function", self.mean, x, cure=cure)
-        if mean.shape not in [(len(x),), shape]:
-            raise ValueError(f"mean must return shape [{len(x)}] or {list(shape)}, got {list(mean.shape)}.")
-        return jnp.broadcast_to(mean.reshape(len(x), -1), shape)
+        self._check_columns(x)
+        cross = self.prior.covariance_function(x, in_default_precision(self.x))
+        return self.prior.mean_function(x) + as_rows(product(cross, self._weights), len(x))
+
+    def _check_columns(self, *inputs):
+        """New inputs must have as many columns as the data: a kernel would broadcast a single column."""
+        for x in inputs:
+            if x.shape[1] != self.x.shape[1]:
+                raise ValueError(f"x has {x.shape[1]} columns, but the data of this posterior have {self.x.shape[1]}.")
 
     def covariance_function(self, x1, x2):
-        for one in self.kernel if isinstance(self.kernel, list | tuple) else [self.kernel]:
-            check_columns(one, x1.shape[1])
-        blocks, num_outputs = [_block(kernel, x1, x2) for kernel in self._kernels], self.num_outputs
-        if len(blocks) == 1 and blocks[0].shape == (len(x1), num_outputs, len(x2), num_outputs):
-            return blocks[0].reshape(1, len(x1) * num_outputs, len(x2) * num_outputs)
-        for block in blocks:
-            if block.ndim == 4:
-                raise ValueError(
-                    f"a matrix-valued kernel must return shape [{len(x1)}, K, {len(x2)}, K] for num_outputs=K, got "
-                    f"{list(block.shape)} with num_outputs={num_outputs}."
-                )
-            if block.shape != (len(x1), len(x2)):
-                raise ValueError(
-                    f"kernel must return shape {[len(x1), len(x2)]}, got {list(block.shape)}: check the "
-                    f"shapes of its parameters against the {x1.shape[1]} inputs of x."
-                )
-        return jnp.stack(blocks)
+        self._check_columns(x1, x2)
+        data = in_default_precision(self.x)
+        white1, white2 = (self._data.whiten(self.prior.covariance_function(data, x)) for x in (x1, x2))
+        return self.prior.covariance_function(x1, x2) - product(jnp.swapaxes(white1, -1, -2), white2)
+
+
+class TabulatedGP(GaussianProcess):
+    """A Gaussian process at the points of a pool, as a function of their row numbers, returned by ``tabulated``.
+
+    Args:
+        prior: the tabulated process; its nugget is added to the points that are looked up, not to the table.
+        covariance: covariance of the pool in blocks [B, N, N], or [1, N K, N K] if outputs are dependent.
+        mean: mean of the pool [N, K].
+        share: share of the smallest summand in the variance at the pool, by block.
+    """
+
+    def __init__(self, prior: GaussianProcess, covariance: np.ndarray, mean: np.ndarray, share: np.ndarray):
+        super().__init__(prior.num_outputs, prior.nugget)
+        self.exact = prior.exact
+        self._tables, self._share = (covariance, mean), share
+
+    def smallest_share(self, rows):
+        return self._share
+
+    def mean_function(self, rows):
+        return jnp.asarray(self._tables[1], float)[rows[:, 0].astype(int)]
+
+    def covariance_function(self, rows1, rows2):
+        covariance, mean = self._tables
+        width = covariance.shape[-1] // len(mean)
+        left, right = ((r.astype(int) * width + np.arange(width)).ravel() for r in (rows1, rows2))
+        return jnp.asarray(covariance, float)[:, left[:, None], right]

@@ -11,7 +11,7 @@ from jax.scipy.special import betaln, gammaln
 
 from numpyro_fspace._checks import check_key, check_shape
 from numpyro_fspace.priors.base import as_inputs, as_positive
-from numpyro_fspace.priors.gaussian_process import GPPrior
+from numpyro_fspace.priors.gp_prior import GPPrior
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tinygp.kernels import Kernel
 
     from numpyro_fspace.priors._cholesky import AnyArray
-    from numpyro_fspace.priors.gaussian import GaussianProcess
+    from numpyro_fspace.priors.gaussian_process import GaussianProcess
 
 __all__ = ["StudentTPrior"]
 
