@@ -108,10 +108,9 @@ def _first_evaluation(kernel, args, kwargs, key):
 
 def _curvatures(potential) -> tuple[bool, ...]:
     """``Plan.curvatures`` of a model."""
-    networks = [k for k, site in potential.trace.items() if site.get("prior") is not None]
-    if not networks:
+    if not potential.gp_networks:
         return (False,)
-    return (True, False) if any(f"{k}.last_layer" in potential.latents for k in networks) else (True,)
+    return (True, False) if any(f"{k}.last_layer" in potential.latents for k in potential.gp_networks) else (True,)
 
 
 def _why_random(potential) -> str | None:

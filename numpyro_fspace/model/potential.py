@@ -128,14 +128,14 @@ class ModelPotential:
         return {k: s["fn"] for k, s in self.trace.items() if is_functional_prior(s)}
 
     @property
-    def has_gp_network(self) -> bool:
-        """Whether the model has a ``gp_network``."""
-        return any(site.get("prior") is not None for site in self.trace.values())
+    def gp_networks(self) -> list[str]:
+        """The names of the ``gp_network`` functions."""
+        return [k for k, site in self.trace.items() if site.get("prior") is not None]
 
     @property
     def has_functional_prior(self) -> bool:
         """Whether the model has a prior over functions, by ``functional_prior`` or ``gp_network``."""
-        return bool(self.functional_priors) or self.has_gp_network
+        return bool(self.functional_priors or self.gp_networks)
 
     def points_in_data(self) -> dict:
         """Which points of each functional prior are rows of the data, by name (``rows_found``)."""
