@@ -212,6 +212,19 @@ def test_gallery_pictures_are_parts_of_the_notebooks(pictures):
         assert len(picture.getcolors(maxcolors=10**6)) > 100
 
 
+def test_pages_show_pictures_that_the_notebooks_hold():
+    """A picture is named after its cell and output, which move when a notebook is edited or prints one thing more."""
+    shown = [
+        (page.name, *match)
+        for page in (ROOT / "docs").rglob("*.md")
+        for match in re.findall(r"notebooks/(\w+)_files/\1_(\d+)_(\d+)\.png", page.read_text())
+    ]
+    assert len(shown) >= 8
+    for page, notebook, cell, output in shown:
+        cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
+        assert "image/png" in cells[int(cell)]["outputs"][int(output)]["data"], (page, notebook, cell, output)
+
+
 @pytest.mark.slow
 def test_picture_of_the_readme(pictures):
     """The right panel is the README's: the same network, points and exact process."""
