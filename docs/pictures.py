@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import io
 import json
 import re
@@ -20,7 +21,7 @@ import jax
 import matplotlib
 import numpyro
 import numpyro.distributions as dist
-from flax import linen as nn
+from flax import nnx
 from PIL import Image
 from tinygp import kernels
 
@@ -31,19 +32,17 @@ from matplotlib import pyplot as plt
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 gp, points = fs.GPPrior(kernels.ExpSquared(0.2)), fs.measurement.space_filling(-1.0, 1.0, 40)
-
-
-def network():
-    return nn.Sequential([nn.Dense(50), nn.tanh, nn.Dense(50), nn.tanh, nn.Dense(1)])
+dense = functools.partial(nnx.Linear, rngs=nnx.Rngs(0))
+network = nnx.Sequential(dense(1, 50), nnx.tanh, dense(50, 50), nnx.tanh, dense(50, 1))
 
 
 def prior_of_weights(x, y=None):
-    f = fs.random_module("f", network(), input_shape=1, prior=dist.Normal(0.0, 1.0))
+    f = fs.random_module("f", network, input_shape=1, prior=dist.Normal(0.0, 1.0))
     numpyro.sample("y", dist.Normal(f(x).squeeze(-1), 0.5), obs=y)
 
 
 def prior_of_functions(x, y=None):
-    f = fs.gp_network("f", network(), gp, points)
+    f = fs.gp_network("f", network, gp, points)
     numpyro.sample("y", dist.Normal(f(x).squeeze(-1), 0.5), obs=y)
 
 
@@ -57,14 +56,13 @@ def with_and_without(num_warmup: int = 1000, num_samples: int = 1000):
     """Both posteriors, each beside that of the exact Gaussian process (dashed)."""
     x, y = fs.datasets.extrapolation(jax.random.key(0))
     grid = fs.datasets.extrapolation_grid()
-    mean, covariance = gp.condition(x, y, noise_variance=0.25).moments(grid)
-    reference = (mean, covariance.diagonal() ** 0.5)
+    exact = gp.condition(x, y, noise_variance=0.25)
     figure, axes = plt.subplots(1, 2, figsize=(6.6, 3.2), sharey=True, layout="constrained")
     for ax, (title, kernel) in zip(axes, PANELS.items(), strict=True):
         mcmc = fs.MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples)
         mcmc.run(jax.random.key(1), x, y)
         f = fs.predict(mcmc, jax.random.key(2), grid)["f"]
-        fs.plot_functions(grid, f, x_data=x, y_data=y, reference=reference, num_draws=8, ax=ax)
+        fs.plot_functions(grid, f, x_data=x, y_data=y, reference=exact, num_draws=8, ax=ax)
         for stretch in list(ax.patches):  # far from the data
             stretch.remove()
         ax.get_legend().remove()

@@ -522,7 +522,7 @@ CASES = [
     ("model is a distribution", lambda: start(fs.SGHMC(dist.Normal())), TypeError, "model must be a NumPyro model"),
     ("prior class", lambda: start(fs.SGHMC(network(prior=dist.Normal))), TypeError, "prior is the class Normal; make one"),
     ("plot no draws", lambda: fs.plot_functions(X, None), (TypeError, ValueError), r"f_draws must"),
-    ("plot reference", lambda: fs.plot_functions(X, np.ones((3, 8)), reference=Y), TypeError, r"reference must be a pair \(mean, sd\)"),
+    ("plot reference", lambda: fs.plot_functions(X, np.ones((3, 8)), reference=Y), TypeError, "reference must be a Gaussian process, or a pair"),
     ("plot level", lambda: fs.plot_functions(X, np.ones((3, 8)), level="a"), TypeError, "level must be a positive number"),
     ("plot axes", lambda: fs.plot_functions(X, np.ones((3, 8)), ax=3), TypeError, "ax must be Matplotlib's axes"),
     ("rmse shapes", lambda: fs.metrics.rmse(Y, Y[:3]), ValueError, r"mean|shape"),

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from scipy import stats
+from tinygp import kernels
 
+from numpyro_fspace import GPPrior
 from numpyro_fspace.posterior.plots import plot_functions
 
 
@@ -87,6 +89,20 @@ def test_everything_optional_is_labeled_once(ax, draws):
     assert any(len(line.get_ydata()) == 30 and np.allclose(line.get_ydata(), edge) for line in ax.lines)
     texts = [text.get_text() for text in ax.get_legend().get_texts()]
     assert len(texts) == len(set(texts)) == 8
+
+
+def test_a_process_is_a_reference_like_its_moments(ax, draws):
+    x, f = draws
+    exact = GPPrior(kernels.ExpSquared(0.5)).condition(x[:3, None], np.ones(3), noise_variance=0.1)
+    mean, covariance = exact.moments(x[:, None])
+    expected = (mean, np.sqrt(np.diag(covariance)))
+    curves = []
+    for reference in (exact, expected):
+        ax.clear()
+        plot_functions(x, f, reference=reference, ax=ax)
+        curves.append([line.get_ydata() for line in ax.lines if line.get_linestyle() == "--"])
+    assert len(curves[0]) >= 3
+    np.testing.assert_array_equal(*curves)
 
 
 def test_gaps_between_data_are_shaded_and_neighborhoods_are_not(ax):

@@ -17,6 +17,7 @@ from models import NOISE, POINTS, Revealing, X, Y, linear, random_points
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.potential import ModelPotential
+from numpyro_fspace.model.scale_sites import scale_sites
 
 W = jnp.array([0.4, -0.7])
 KEYS = jax.random.split(jax.random.key(0), 2000)
@@ -222,7 +223,60 @@ def test_sites_above_a_bound_are_scales():
         numpyro.sample("y", dist.Normal(), obs=0.0)
 
     potential = ModelPotential(model, key=jax.random.key(0))
-    assert [name for name in potential.latents if potential.is_scale(name)] == ["half", "truncated", "pareto"]
+    assert scale_sites(potential) == ["half", "truncated", "pareto"]
+
+
+def of_noise(log_sd):
+    """A mean, and a noise whose logarithm is the function ``log_sd`` of other sites."""
+
+    def model(x, y=None):
+        mean = numpyro.sample("mean", dist.Normal())
+        sd = jnp.exp(log_sd(x))
+        with numpyro.plate("rows", len(x), subsample_size=4):
+            numpyro.sample("y", dist.StudentT(3.0, mean, numpyro.subsample(sd, 0)), obs=numpyro.subsample(y, 0))
+
+    return model
+
+
+def of_network(x):
+    net = nn.Sequential([nn.Dense(3), nn.tanh, nn.Dense(1)])
+    return fs.gp_network("g", net, fs.GPPrior(tinygp.kernels.ExpSquared()), jnp.linspace(-1, 1, 8)[:, None])(
+        x[:, None]
+    )[:, 0]
+
+
+def of_both(x):
+    """A slope of the noise whose spread is a site: both are scales, and a third one, which is not, has a factor."""
+    spread, other = numpyro.sample("spread", dist.HalfNormal()), numpyro.sample("other", dist.Normal())
+    numpyro.factor("known", -(other**2))
+    return other + numpyro.sample("slope", dist.Normal(0.0, spread)) * x
+
+
+@pytest.mark.filterwarnings("ignore:.*points")
+@pytest.mark.parametrize(
+    ("log_sd", "expected"),
+    [
+        (lambda x: 0.0 * x, []),
+        (lambda x: numpyro.sample("log_sd", dist.Normal()) + 0.0 * x, ["log_sd"]),
+        (of_both, ["spread", "slope"]),
+        (of_network, ["g.layers_0.bias", "g.layers_0.kernel", "g.last_layer", "g.values", "g.residual"]),
+    ],
+    ids=["constant", "one number", "hierarchical", "network"],
+)
+def test_sites_of_the_noise_alone_are_scales(log_sd, expected):
+    """Sites that are not positive, but determine nothing except the scale of observations."""
+    x = jnp.linspace(-1, 1, 8)
+    potential = ModelPotential(of_noise(log_sd), (x, x), key=jax.random.key(0))
+    assert scale_sites(potential) == expected
+
+
+def test_a_model_of_scales_alone_holds_the_positive_ones():
+    def model(y):
+        log_sd, factor = numpyro.sample("log_sd", dist.Normal()), numpyro.sample("factor", dist.HalfNormal())
+        numpyro.sample("y", dist.Normal(0.0, factor * jnp.exp(log_sd)), obs=y)
+
+    potential = ModelPotential(model, (jnp.ones(()),), key=jax.random.key(0))
+    assert scale_sites(potential) == ["factor"]
 
 
 def test_a_support_that_depends_on_another_site_is_that_of_the_draw():

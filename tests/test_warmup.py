@@ -23,6 +23,7 @@ from numpyro_fspace.mcmc.warmup.optimizer import Descent, adam, descend
 from numpyro_fspace.mcmc.warmup.stability import cooled, cooling, shortening
 from numpyro_fspace.mcmc.warmup.step_size import largest_curvature
 from numpyro_fspace.model.potential import ModelPotential
+from numpyro_fspace.model.scale_sites import scale_sites
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity
 
 
@@ -207,13 +208,8 @@ def test_warm_start_moves_locations_and_holds_scales(key):
     """At the joint mode of a wide model and its noise the noise is far too small; so it is left where it starts."""
     y = jnp.full((50,), 5.0)
     model = ModelPotential(hierarchical, (y,), key=key)
-    assert {name: model.is_scale(name) for name in model.latents} == {
-        "mu": False,
-        "spread": True,
-        "rate": True,
-        "share": False,
-    }
-    mask = {name: jnp.full_like(value, not model.is_scale(name)) for name, value in model.init_params().items()}
+    assert scale_sites(model) == ["spread", "rate"]
+    mask = {name: jnp.full_like(value, name not in scale_sites(model)) for name, value in model.init_params().items()}
 
     position, unravel = ravel_pytree(model.init_params())
     flat_mask = ravel_pytree(mask)[0]

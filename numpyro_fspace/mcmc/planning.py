@@ -18,6 +18,7 @@ from numpyro_fspace.model._numpyro import active_handlers
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays
 from numpyro_fspace.model.checks import checked_arguments
 from numpyro_fspace.model.potential import check_gradient, check_plates
+from numpyro_fspace.model.scale_sites import scale_sites
 
 __all__ = ["make_plan", "structure_of"]
 
@@ -94,7 +95,7 @@ def _first_evaluation(kernel, args, kwargs, key):
             "friction": kernel.friction if kernel.friction is not None or potential.is_random else EXACT_FRICTION,
             "preconditioner": preconditioner,
             "control_every": None if potential.has_own_noise else _control_every(kernel, potential.batches()),
-            "held": tuple(k for k in potential.latents if potential.is_scale(k)),
+            "held": tuple(scale_sites(potential)),
             "block": potential.block,
             "curvatures": _curvatures(potential),
             "points": potential.points_in_data(),

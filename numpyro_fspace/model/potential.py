@@ -35,7 +35,7 @@ from numpyro_fspace.model.networks import init_to_network
 from numpyro_fspace.model.primitives import draw_points
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import check_observations, check_sites, check_unseeded, check_unsubstituted
-from numpyro_fspace.model.site_transforms import has_dynamic_support, is_positive, prior_scale
+from numpyro_fspace.model.site_transforms import has_dynamic_support, prior_scale
 from numpyro_fspace.model.sites import (
     active_functional_priors,
     is_functional_prior,
@@ -171,10 +171,6 @@ class ModelPotential:
         values = self.init_params()
         scales = {k: prior_scale(self.trace[k], key) for k, key in zip(self.latents, keys, strict=True)}
         return {k: jnp.broadcast_to(scales[k], v.shape).astype(v.dtype) for k, v in values.items()}
-
-    def is_scale(self, name: str) -> bool:
-        """Whether a latent site is positive, such as a noise or another scale."""
-        return is_positive(self.trace[name])
 
     def __call__(self, z, key):
         """``(U(z), log functional prior)`` with the randomness of ``key``."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
     from matplotlib.axes import Axes
 
+    from numpyro_fspace.priors import GaussianProcess
+
 __all__ = ["plot_functions", "pyplot"]
 
 # Okabe and Ito's colors, told apart under the common kinds of color blindness.
@@ -29,7 +31,7 @@ def plot_functions(
     x_data: Float[ArrayLike, "M 1"] | Float[ArrayLike, " M"] | None = None,
     y_data: Float[ArrayLike, " M"] | None = None,
     truth: Float[ArrayLike, " N"] | None = None,
-    reference: tuple[Float[ArrayLike, " N"], Float[ArrayLike, " N"]] | None = None,
+    reference: tuple[Float[ArrayLike, " N"], Float[ArrayLike, " N"]] | GaussianProcess | None = None,
     noise_draws: Float[ArrayLike, "S N"] | None = None,
     level: float = 0.9,
     num_draws: int = 20,
@@ -48,8 +50,8 @@ def plot_functions(
         x_data: inputs of the training data, ``[M]`` or ``[M, 1]``; one input only.
         y_data: targets at ``x_data``; with several inputs, targets at ``x`` (then required, ``[N]``).
         truth: the true function at ``x``, ``[N]``; one input only.
-        reference: mean and standard deviation at ``x`` of a Gaussian to compare with, such as the exact
-            GP posterior of ``f``, drawn as a dashed band of the same level; one input only.
+        reference: a Gaussian process to compare with, such as the exact posterior ``gp.condition(...)`` of f, or its
+            mean and standard deviation at ``x``; drawn as a dashed band of the same level; one input only.
         noise_draws: draws of noisy targets at ``x``, ``[S, N]``, for an outer band (one input) or the bars
             (several inputs).
         level: probability of the bands and bars.
@@ -95,9 +97,7 @@ def _plot_line(x, f_draws, *, x_data, y_data, truth, reference, noise_draws, lev
         x_data = _vector(x_data, "x_data", len(y_data))
     truth = None if truth is None else _vector(truth, "truth", len(x))
     if reference is not None:
-        if not isinstance(reference, list | tuple | np.ndarray) or len(reference) != 2:
-            raise TypeError("reference must be a pair (mean, sd) of arrays, each with a number for each row of x.")
-        mean, sd = (_vector(part, "reference", len(x)) for part in reference)
+        mean, sd = (_vector(part, "reference", len(x)) for part in _mean_and_sd(reference, x))
     order = np.argsort(x)
     grid, f_draws = x[order], f_draws[:, order]
     axes = _axes(ax)
@@ -212,6 +212,18 @@ def _lines(ax: Axes, grid: np.ndarray, draws: np.ndarray, num_draws: int) -> Non
         label = "_nolegend_" if i else "draws of f"
         ax.plot(grid, draw, color=_BLUE, lw=0.5, alpha=0.4, label=label, zorder=3)
     ax.plot(grid, draws.mean(axis=0), color=_BLUE, lw=2.0, label="mean", zorder=4)
+
+
+def _mean_and_sd(reference, x):
+    """Mean and standard deviation at x [N] of a process, or as given."""
+    if hasattr(reference, "moments"):
+        mean, covariance = reference.moments(x[:, None])
+        return mean, np.sqrt(np.maximum(np.diagonal(covariance, axis1=-2, axis2=-1), 0.0))  # rounding: -1e-17
+    if not isinstance(reference, list | tuple | np.ndarray) or len(reference) != 2:
+        raise TypeError(
+            "reference must be a Gaussian process, or a pair (mean, sd) of arrays with a number for each row of x."
+        )
+    return reference
 
 
 def _reference(ax: Axes, grid: np.ndarray, mean: np.ndarray, sd: np.ndarray, level: float) -> None:
