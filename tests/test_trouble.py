@@ -14,6 +14,7 @@ import pytest
 from flax import linen as nn
 from models import NOISE, Independent, X, Y, linear, run
 from numpyro.infer import NUTS
+from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import doubts as advice
@@ -304,6 +305,25 @@ def test_unseen_directions_are_judged():
     points = quantities_of(one_network, {"f.kernel": draws}, (x, x[:, 0]), {}).functions
     (line,) = doubts([diagnose(*points)], standstill(np.moveaxis(points.draws, 2, 0)))
     assert line.startswith("R-hat of f at permuted rows reaches")
+
+
+def test_points_of_a_gp_network_are_judged():
+    """With one input nothing else leaves the data, which here are on one side."""
+    points = np.linspace(-1, 1, 16, dtype=np.float32)[:, None]
+    net = nn.Sequential([nn.Dense(20), nn.tanh, nn.Dense(1)])
+
+    def model(x, y=None):
+        f = fs.gp_network("f", net, fs.GPPrior(ExpSquared(0.5)), points)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.3), obs=y)
+
+    x = points[:4]
+    draws = numpyro.infer.Predictive(model, num_samples=40)(KEY, x)
+    draws = {k: np.asarray(v).reshape(2, 20, *v.shape[1:]) for k, v in draws.items() if k != "y"}
+    found = quantities_of(model, draws, (x, x[:, 0]), {}).functions
+    assert [name.split("[")[0] for name in found.names] == ["f"] * 4 + ["f at measurement points"] * 16
+    flat = {k: v.reshape(40, *v.shape[2:]) for k, v in draws.items()}
+    expected = fs.predict(fs.Posterior(model, flat, num_chains=2, args=(x, x[:, 0])), KEY, points)["f"]
+    np.testing.assert_allclose(found.draws[..., 4:].reshape(40, 16), expected[..., 0], rtol=1e-3, atol=1e-4)
 
 
 def test_what_reaches_the_likelihood_is_judged():

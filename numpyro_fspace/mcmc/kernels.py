@@ -1,7 +1,7 @@
 """SGLD, SGHMC, fSGLD and fSGHMC as NumPyro kernels.
 
-The functional kernels are the same algorithms; they require that the model declares a
-``functional_prior``, whose measurement points (like every ``plate``'s minibatch) are redrawn at each
+The functional kernels are the same algorithms; they require that the model declares a prior over functions, by
+``functional_prior`` or ``gp_network``. Random measurement points, like every ``plate``'s minibatch, are redrawn at each
 gradient step. Each draw takes ``num_steps`` gradient steps inside one compiled loop.
 """
 

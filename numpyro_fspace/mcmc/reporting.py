@@ -67,9 +67,9 @@ def report(
     weights' own prior overrules a Gaussian process that multiplies it (``product_shares``).
 
     **What is judged.** Every function under a functional prior is judged or, without one, the network that enters the
-    likelihood. Inputs are the data, measurement points, rows whose columns come from different rows of the data, and
-    rows twice as far from the mean, because predictions are needed away from the data too. If a likelihood depends on
-    several networks, its parameters are judged in their place, because parts of a sum can be exchanged. Every latent
+    likelihood. Inputs are the data, the measurement points of the prior and, with several inputs, rows whose columns
+    come from different rows of the data, because predictions are needed away from the data too. If a likelihood depends
+    on several networks, its parameters are judged in their place, because parts of a sum can be exchanged. Every latent
     site other than weights is judged too, so that a model without networks is judged by its sites. Parts that are left
     out are listed. ``inputs`` gives other inputs, and other networks.
 

@@ -220,7 +220,8 @@ def gp_network(
         return values + jnp.asarray(mean, values.dtype).reshape(values.shape)
 
     f = current_engine().function(name, f, is_network=True)
-    note("network", name, f, (*layer.hidden, *LastLayerPrior.sites), prior=prior, last_layer_size=size)
+    about = {"prior": prior, "last_layer_size": size, "points": _network_inputs(name, x_points, shape, layer)}
+    note("network", name, f, (*layer.hidden, *LastLayerPrior.sites), **about)
     return f
 
 

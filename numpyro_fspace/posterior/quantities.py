@@ -77,7 +77,7 @@ def quantities_of(
         args, kwargs: its arguments, with the targets.
         inputs: where functions are judged, [N, …] or a dict of them by name of function. None judges each at
             ``num_points`` of the rows that the model gives it, and at ``num_others`` points of each other kind: the
-            measurement points of its functional prior, and rows whose columns come from different rows of the data.
+            measurement points of its prior, and rows whose columns come from different rows of the data.
         num_points, num_others: see ``inputs``.
         programs: keeps the compiled programs for further runs of the same model.
 
@@ -202,8 +202,8 @@ def _function_values(model, num_points, draw, _, *given) -> dict:
     trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw)
     at = dict(at)
     if num_points:
-        distributions = {k: s["fn"] for k, s in trace.items() if is_functional_prior(s)}
-        points = {k: distribution.points(jax.random.key(1)) for k, distribution in distributions.items()}
+        points = {k: s["fn"].points(jax.random.key(1)) for k, s in trace.items() if is_functional_prior(s)}
+        points |= {k: s["points"] for k, s in trace.items() if s["type"] == "network" and "points" in s}
         at[" at measurement points"] = {k: some_rows(x, num_points) for k, x in points.items()}
     functions = functions_of(trace)
     return {k + kind: f for kind, inputs in at.items() for k, f in evaluate(functions, inputs).items()}
