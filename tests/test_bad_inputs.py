@@ -421,6 +421,8 @@ CASES = [
      "'a' has no support: give NoSupport one, such as support"),
     ("start outside", lambda: start(fs.SGHMC(scaled, init_strategy=init_to_value(values={"s": -1.0}))), ValueError,
      "start of the site 's'.*outside of its support.*-1"),
+    ("start outside, under fHMC", lambda: start(fs.fHMC(scaled, init_strategy=init_to_value(values={"s": -1.0}))), ValueError,
+     "start of the site 's'.*outside of its support.*-1"),
     ("start shape", lambda: start(fs.SGHMC(linear(), init_strategy=init_to_value(values={"w": np.ones(3)}))), ValueError,
      r"start of the site 'w'.*shape \(3,\), but the site has \(2,\)"),
     ("predict without model", lambda: fs.predict(DRAWS, KEY, X), TypeError, "pass model="),

@@ -31,8 +31,8 @@ import numpyro_fspace as fs
 from numpyro_fspace.mcmc.checkpoint import Checkpoint, _write_state, flat
 from numpyro_fspace.mcmc.fingerprint import describe
 from numpyro_fspace.mcmc.loop import Loop
-from numpyro_fspace.posterior.checksums import sealed
 from numpyro_fspace.posterior.run_files import _difference
+from numpyro_fspace.posterior.run_format import sealed
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kinetic temperature:RuntimeWarning", "ignore::UserWarning")
 

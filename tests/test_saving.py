@@ -22,7 +22,7 @@ from models import X, Y, linear, random_points, run
 from numpyro.infer import NUTS, SVI, Trace_ELBO
 
 import numpyro_fspace as fs
-from numpyro_fspace.posterior.archive import read_archive
+from numpyro_fspace.posterior.saved_posterior import read_archive
 
 KEY = jax.random.key(0)
 NEW = np.linspace(-3.0, 3.0, 5, dtype=np.float32)[:, None]
@@ -263,9 +263,9 @@ def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
 
 
 def test_a_later_format_says_so(tmp_path, monkeypatch):
-    from numpyro_fspace.posterior import archive
+    from numpyro_fspace.posterior import saved_posterior
 
-    monkeypatch.setattr(archive, "FORMAT", 99)
+    monkeypatch.setattr(saved_posterior, "FORMAT", 99)
     fs.save(fs.Posterior(linear(), {"w": np.zeros((2, 2))}), tmp_path / "p.npz")
     monkeypatch.undo()
     with pytest.raises(ValueError, match="has format 99, this version reads 1"):

@@ -322,7 +322,7 @@ def test_every_draw_and_calibration_belongs_to_one_phase_however_a_run_is_cut(se
         assert [draw for draw, _ in draws] == list(range(60))
         assert {draw for draw, update in draws if update is chain.warm_start} == set(range(12))
         assert calibrations == [(draw, draw) for draw in plan.interruptions]  # each right before its draw
-        assert {update for _, update in draws[40:]} == {chain.sample if plan.measures else chain.burn_in}
+        assert {update for _, update in draws[40:]} == {chain.sample if plan.measures else chain.draw_and_learn}
 
 
 def test_the_state_of_the_sampling_phase_has_nothing_of_the_optimizer(key):

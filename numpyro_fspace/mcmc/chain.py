@@ -1,8 +1,8 @@
 """One chain of a kernel: its start, and the updates that the phases of a run consist of.
 
-``warm_start``, ``calibrate``, ``burn_in`` and ``sample`` take the target, the number of a draw and the state before it,
-and return the updated state. ``phases`` says which of them makes which draws, for a driver that compiles each as a
-program of its own; ``draw`` is all of them in one program, for a driver that knows nothing of phases.
+``warm_start``, ``calibrate``, ``draw_and_learn`` and ``sample`` take the target, the number of a draw and the state
+before it, and return the updated state. ``phases`` says which of them makes which draws, for a driver that compiles
+each as a program of its own; ``draw`` is all of them in one program, for a driver that knows nothing of phases.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def phases(plan: Plan, start: int, stop: int) -> Iterator[Phase]:
     for limit in sorted(draw for draw in limits if start <= draw <= stop):
         if start < limit:
             is_last = start >= end or not plan.measures
-            yield Phase(sample if start >= end and plan.measures else burn_in, start, limit, keeps=is_last)
+            yield Phase(sample if start >= end and plan.measures else draw_and_learn, start, limit, keeps=is_last)
         if limit in plan.interruptions and limit < stop:
             yield Phase(calibrate, limit, limit, keeps=False)
         start = limit
@@ -98,7 +98,7 @@ def draw(target: Target, i, state: KernelState) -> KernelState:
         due = jnp.array(target.plan.interruptions)
         if due.size:
             state = jax.lax.cond(jnp.any(due == i), lambda s: calibrate(target, i, s), lambda s: s, state)
-        return burn_in(target, i, state)
+        return draw_and_learn(target, i, state)
 
     if not target.plan.schedule.num_optimizing or state.warmup.is_started:
         return calibrated(state)
@@ -116,7 +116,7 @@ def calibrate(target: Target, i, state: KernelState) -> KernelState:
     return adapt.before_draw(target, i, state)
 
 
-def burn_in(target: Target, i, state: KernelState) -> KernelState:
+def draw_and_learn(target: Target, i, state: KernelState) -> KernelState:
     """A draw; during warm-up also what is learned from it."""
     state, gradient = _sampled(target, i, state)
     return adapt.after_draw(target, i, state, gradient) if target.plan.calibrates else state

@@ -22,8 +22,8 @@ import jax
 import numpy as np
 
 from numpyro_fspace.posterior.arrays import is_key, plain
-from numpyro_fspace.posterior.checksums import hash_of, sealed, write_whole
 from numpyro_fspace.posterior.run_files import RunFiles
+from numpyro_fspace.posterior.run_format import hash_of, sealed, write_whole
 
 try:
     import fcntl

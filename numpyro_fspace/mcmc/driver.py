@@ -236,7 +236,7 @@ class MCMC(NumPyroMCMC):
         points, largest = {}, 0
         if isinstance(self.sampler, SGMCMCKernel):
             plan = self.sampler.prepare(args, kwargs, self.num_warmup)
-            points, largest = plan.points, plan.largest_array
+            points, largest = plan.rows_of_points, plan.largest_array
 
         def begin(key, init_params, state):
             if not isinstance(self.sampler, SGMCMCKernel):

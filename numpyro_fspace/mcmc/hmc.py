@@ -89,11 +89,13 @@ class fHMC(HMC):
     def init(self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None):
         model_kwargs = {} if model_kwargs is None else model_kwargs
         with checked_arguments(model_args, model_kwargs, model=self.model) as trouble:
-            potential = ModelPotential(self.model, model_args, model_kwargs, key=jax.random.key(0))
+            potential = ModelPotential(
+                self.model, model_args, model_kwargs, key=jax.random.key(0), init_strategy=self._init_strategy
+            )
             self._check(potential)
-            check_plates(self.model, model_args, model_kwargs)
+            check_plates(self.model, model_args, model_kwargs, self._init_strategy)
             if trouble is not None:
-                check_gradient(self.model, model_args, model_kwargs)
+                check_gradient(self.model, model_args, model_kwargs, self._init_strategy)
             return super().init(rng_key, num_warmup, init_params, *with_rows((model_args, model_kwargs)))
 
     def _check(self, potential):

@@ -16,7 +16,7 @@ from numpyro_fspace.mcmc import chain
 from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.model.functions import depends_on, function_inputs, function_values, some_rows
-from numpyro_fspace.model.joint_evaluation import points_in_data
+from numpyro_fspace.model.joint_evaluation import assume_rows_of_points
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.model.sharding import CHAINS
 
@@ -142,7 +142,7 @@ class Loop:
 
     def _updated(self, update, state, points, arrays):
         args, kwargs, *_ = self.join(arrays)
-        with points_in_data(points, arrays):
+        with assume_rows_of_points(points, arrays):
             if update is None:
                 return self.sampler.sample(state, args, kwargs)
             return self.sampler.updated(update, state, args, kwargs)

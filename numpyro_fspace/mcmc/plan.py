@@ -39,7 +39,7 @@ class Plan:
         friction: friction of the sampler; None if warm-up chooses it.
         preconditioner: the one chosen for the model.
         control_every: draws between renewals of the control variate's center; None has no control variate.
-        held: names of the latent sites that the optimizer does not move.
+        held_in_warm_start: names of the latent sites that the optimizer does not move.
         block: names of the sites that are integrated out.
         params: shapes of the unconstrained parameters, by site.
         batches: number of minibatches in the data.
@@ -49,7 +49,7 @@ class Plan:
             of two results the smaller counts, because rounding only makes them larger. Of a ``gp_network`` whose last
             layer is integrated out second derivatives pass through the inverse of τ²I + ΦAΦᵀ twice and are wrong by
             factors of hundreds in float32. Where a last layer is sampled, it is the gradient that is rounded most.
-        points: by name of functional prior, which rows of the data are its points (``OnePass.found``).
+        rows_of_points: by name of functional prior, which rows of the data are its points (``OnePass.found``).
     """
 
     num_warmup: int
@@ -64,14 +64,14 @@ class Plan:
     friction: float | None = None
     preconditioner: Any = None
     control_every: int | None = None
-    held: tuple[str, ...] = ()
+    held_in_warm_start: tuple[str, ...] = ()
     block: tuple[str, ...] = ()
     batches: float = 1.0
     has_random_points: bool = False
     has_own_noise: bool = False
     curvatures: tuple[bool, ...] = (False,)
     params: dict = dataclasses.field(default_factory=dict)
-    points: dict = dataclasses.field(default_factory=dict)
+    rows_of_points: dict = dataclasses.field(default_factory=dict)
 
     @property
     def finds_step_size(self) -> bool:

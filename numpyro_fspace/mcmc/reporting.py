@@ -17,7 +17,7 @@ from numpyro_fspace._xla import flatten, one_blas_thread
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.doubts import report_doubts, sampler_doubts
 from numpyro_fspace.mcmc.report_table import Report
-from numpyro_fspace.mcmc.run_warnings import by_chain
+from numpyro_fspace.mcmc.state import with_chains
 from numpyro_fspace.mcmc.warmup.friction import noise_variances
 from numpyro_fspace.model.checks import checked_arguments
 from numpyro_fspace.model.on_demand import errors_as_themselves
@@ -143,7 +143,9 @@ def _judged(mcmc, kernel, args, kwargs, *, inputs, key) -> Report:
         judged.left_out,
         num_diverging=int(np.sum(state.num_diverging)),
         temperature=temperature if has_momentum else np.full_like(temperature, np.nan),
-        configurational=configurational_temperature(kernel, by_chain(state), draws, args, kwargs, key=key, share=SHARE),
+        configurational=configurational_temperature(
+            kernel, with_chains(state), draws, args, kwargs, key=key, share=SHARE
+        ),
         acceptance=acceptance,
         noise_share=noise_share,
         weighted_noise_share=weighted_noise_share,
@@ -188,7 +190,7 @@ def _shortfall(target, state, key):
     Chance is that of a Gaussian posterior at the sampler's temperature T, in which the log likelihood of N numbers has
     the variance T²P/2, or T²N/2 if that is less, at most.
     """
-    model, states = target.model, by_chain(state)
+    model, states = target.model, with_chains(state)
     is_alone = states.i.size == 1
 
     def evaluate(z):
@@ -250,7 +252,7 @@ def _probe(target, state, key):
         keys = jax.random.split(key_trajectories, (2, NUM_TRAJECTORIES))
         return jnp.mean(jax.lax.map(accept, (keys[0], keys[1]))), share, weighted_share
 
-    states = by_chain(state)
+    states = with_chains(state)
     keys = jax.random.split(key, states.potential_energy.shape[0])
     return tuple(float(jnp.mean(found)) for found in jax.jit(jax.vmap(one_chain))(keys, states))
 
@@ -271,7 +273,7 @@ def _weight_drift(mcmc, kernel, args, kwargs):
         return {k: biject_to(sites[k]["fn"].support).inv(values) for k, values in draws.items()}
 
     names, moved = without_computing(facts)
-    state, draws = by_chain(mcmc.last_state), mcmc.get_samples(group_by_chain=True)
+    state, draws = with_chains(mcmc.last_state), mcmc.get_samples(group_by_chain=True)
     position, scale = jax.tree.map(operator.itemgetter(0), jax.device_get((state.z, state.scale)))
     scale = flatten(position)[1](scale)  # of unconstrained values
     draws = draws | jax.jit(unconstrained)({k: draws[k] for k in moved}) if moved else draws

@@ -7,7 +7,7 @@ import numpy as np
 
 from numpyro_fspace._checks import warn
 from numpyro_fspace.mcmc.doubts import sampler_doubts, temperature_doubts
-from numpyro_fspace.mcmc.state import KernelState
+from numpyro_fspace.mcmc.state import KernelState, with_chains
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
 from numpyro_fspace.posterior.diagnostics import diagnose, doubts
@@ -15,7 +15,7 @@ from numpyro_fspace.posterior.limits import MIN_DRAWS, MIN_RUN
 from numpyro_fspace.posterior.quantities import points_of, quantities_of
 from numpyro_fspace.posterior.warnings import without_harm
 
-__all__ = ["by_chain", "warn_of_draws", "warn_of_trouble"]
+__all__ = ["warn_of_draws", "warn_of_trouble"]
 
 #: Rows of the data, and points of each other kind, at which its functions are judged.
 NUM_POINTS, NUM_OTHERS = 30, 15
@@ -43,7 +43,7 @@ def _doubts(mcmc, state):
     if isinstance(state, KernelState):
         args, kwargs = mcmc._args, mcmc._kwargs
         found = configurational_temperature(
-            mcmc.sampler, by_chain(state), draws, args, kwargs, key=jax.random.key(0), share=SHARE
+            mcmc.sampler, with_chains(state), draws, args, kwargs, key=jax.random.key(0), share=SHARE
         )
         lines += [] if found is None else temperature_doubts(found)
     return lines
@@ -63,16 +63,6 @@ def _doubts_of_convergence(mcmc, draws):
         return []
     still = np.min([standstill(np.moveaxis(part.draws, 2, 0)) for part in parts], axis=0)
     return doubts([diagnose(*part) for part in parts], still)
-
-
-def by_chain(state):
-    """``state`` with an axis of chains, which the state of a single chain lacks."""
-    return state if state.potential_energy.ndim else _with_axis(state)
-
-
-@jax.jit
-def _with_axis(state):
-    return jax.tree.map(lambda a: a[None], state)
 
 
 def warn_of_trouble(mcmc):

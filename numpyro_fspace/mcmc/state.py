@@ -11,7 +11,7 @@ from numpyro_fspace.mcmc.plan import Plan
 from numpyro_fspace.mcmc.warmup.state import WarmupState
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate
 
-__all__ = ["Averages", "DrawInfo", "KernelState"]
+__all__ = ["Averages", "DrawInfo", "KernelState", "with_chains"]
 
 
 class DrawInfo(NamedTuple):
@@ -148,3 +148,13 @@ class KernelState(NamedTuple):
     @property
     def scale(self) -> jax.Array:
         return self.warmup.scale
+
+
+def with_chains(state):
+    """``state`` with an axis of chains, which the state of a single chain lacks."""
+    return state if state.potential_energy.ndim else _with_axis(state)
+
+
+@jax.jit
+def _with_axis(state):
+    return jax.tree.map(lambda a: a[None], state)

@@ -74,4 +74,4 @@ class Target:
 
     def mask(self, z):
         """1 for the parameters that the optimizer moves and 0 for those that it holds [P]."""
-        return ravel_pytree({k: jnp.full_like(v, k not in self.plan.held) for k, v in z.items()})[0]
+        return ravel_pytree({k: jnp.full_like(v, k not in self.plan.held_in_warm_start) for k, v in z.items()})[0]

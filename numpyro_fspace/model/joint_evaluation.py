@@ -18,7 +18,7 @@ from numpyro.primitives import Messenger
 from numpyro_fspace.model.sites import is_functional_prior
 from numpyro_fspace.priors._concrete import is_traced
 
-__all__ = ["Found", "OnePass", "matching_rows", "points_in_data", "rows_found"]
+__all__ = ["Found", "OnePass", "matching_rows", "assume_rows_of_points", "rows_found"]
 
 
 class Found(NamedTuple):
@@ -139,7 +139,7 @@ def rows_found(trace) -> dict[str, Found]:
     return {k: v for k, v in found.items() if v is not None}
 
 
-class points_in_data(Messenger):
+class assume_rows_of_points(Messenger):
     """Gives the functional priors of a compiled program the result of ``rows_found`` from before it was compiled.
 
     Args:

@@ -137,7 +137,7 @@ class ModelPotential:
         """Whether the model has a prior over functions, by ``functional_prior`` or ``gp_network``."""
         return bool(self.functional_priors or self.gp_networks)
 
-    def points_in_data(self) -> dict:
+    def rows_of_points(self) -> dict:
         """Which points of each functional prior are rows of the data, by name (``rows_found``)."""
         return rows_found(self.trace)
 

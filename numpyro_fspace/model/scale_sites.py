@@ -21,7 +21,7 @@ __all__ = ["scale_sites"]
 def scale_sites(potential) -> list[str]:
     """The latent sites that are positive, or that determine scales of observations and no location.
 
-    At the joint mode of a model and its scales the noise is far too small.
+    The warm start holds them, because at the joint mode of a model and its scales the noise is far too small.
 
     Args:
         potential: a ``ModelPotential``.

@@ -28,8 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.posterior.arrays import like, plain
-from numpyro_fspace.posterior.checksums import FORMAT, blocks, damaged, read_run, read_state
 from numpyro_fspace.posterior.model_check import PRIOR_DRAW
+from numpyro_fspace.posterior.run_format import FORMAT, blocks, damaged, read_run, read_state
 
 __all__ = ["RunFiles", "folder_of"]
 

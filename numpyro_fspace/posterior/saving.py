@@ -7,9 +7,9 @@ from pathlib import Path
 
 from numpyro.infer import MCMC as NumPyroMCMC
 
-from numpyro_fspace.posterior.archive import write_archive
 from numpyro_fspace.posterior.model_check import log_densities
 from numpyro_fspace.posterior.posterior import Posterior, as_posterior, functions_run
+from numpyro_fspace.posterior.saved_posterior import write_archive
 
 __all__ = ["save"]
 

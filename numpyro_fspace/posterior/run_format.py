@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all; the checksums of a run's ``run.json`` and ``state.npz``."""
+"""The format of a run's files ``run.json`` and ``state.npz``, with their checksums; files that are written whole."""
 
 from __future__ import annotations
 
