@@ -425,6 +425,34 @@ CASES = [
      "start of the site 's'.*outside of its support.*-1"),
     ("start shape", lambda: start(fs.SGHMC(linear(), init_strategy=init_to_value(values={"w": np.ones(3)}))), ValueError,
      r"start of the site 'w'.*shape \(3,\), but the site has \(2,\)"),
+    ("more keys than chains", lambda: fs.MCMC(fs.SGLD(linear()), num_warmup=1, num_samples=1).run(jax.random.split(KEY, 3), X, Y),
+     ValueError, r"rng_key has shape \[3\], and num_chains=1: pass one key"),
+    ("left out", lambda: fs.MCMC(fs.SGLD(linear()), num_warmup=1, num_samples=1).run(KEY, X, Y, extra_fields=("~w",)),
+     ValueError, 'write "~z.w"'),
+    ("left out unknown", lambda: fs.MCMC(fs.SGLD(linear()), num_warmup=1, num_samples=1).run(KEY, X, Y, extra_fields=("~z.v",)),
+     ValueError, r"\['v'\] are no latent sites of the model, which has \['w'\]"),
+    ("network NaN at the start", lambda: fs.MCMC(fs.SGHMC(network(nn.Sequential([nn.Dense(4), lambda h: jnp.log(-jnp.abs(h)), nn.Dense(1)]))),
+                                                 num_warmup=2, num_samples=2, progress_bar=False).run(KEY, X, Y),
+     ValueError, "log density is nan where 1 of 1 chains start.*'y' is not finite"),
+    ("fMALA step", lambda: fs.fMALA(linear(), step_size=float("nan")), ValueError, "step_size=nan must be positive"),
+    ("fHMC acceptance", lambda: fs.fHMC(linear(), target_accept_prob=2), ValueError, "target_accept_prob=2 must be between 0 and 1"),
+    ("fHMC of a distribution", lambda: fs.fHMC(dist.Normal()), TypeError, "model must be a NumPyro model.*got Normal"),
+    ("lists as draws", lambda: fs.Posterior(linear(), {"w": [[1.0, 2.0]]}), TypeError, "must be an array of draws.*np.asarray"),
+    ("stats of other draws", lambda: fs.Posterior(linear(), DRAWS, stats={"diverging": np.zeros(2, bool)}), ValueError,
+     "a value for each of the 3 draws"),
+    ("stats None", lambda: fs.Posterior(linear(), DRAWS, stats=None), TypeError, "stats must be a dict, got None"),
+    ("to_arviz shape", lambda: fs.to_arviz(fs.Posterior(linear(), {"w": np.ones((3, 5))}, args=(X, Y))), ValueError,
+     r"draws of 'w' have shape \(5,\), but the model has \(2,\)"),
+    ("to_arviz observed", lambda: fs.to_arviz(fs.Posterior(linear(), DRAWS | {"y": np.ones((3, 2))}, args=(X, Y))), ValueError,
+     "draws of 'y', which the model observes.*leave 'y' out"),
+    ("points without a key", lambda: fs.measurement.uniform(-1, 1, 5)(0), TypeError, "key must be a random key.*got 0"),
+    ("points in too many dimensions", lambda: fs.measurement.space_filling(-np.ones(30000), np.ones(30000), 3), ValueError,
+     "at most 21201 inputs, got 30000.*perturb"),
+    ("too many points", lambda: fs.measurement.uniform(-1, 1, 2**62), ValueError, "num=.*more than"),
+    ("diagonal of a dict", lambda: fs.preconditioners.diagonal({"s": 1.0}), TypeError, "scale must be a positive number or a vector"),
+    ("fit_gp without targets", lambda: fs.fit_gp(None, X, np.zeros((8, 0))), ValueError, "y must hold at least one target"),
+    ("negative reference", lambda: fs.plot_functions(X, np.ones((3, 8)), reference=(Y, -np.ones(8))), ValueError, "negative standard deviation"),
+    ("functions_at nothing", lambda: fs.MCMC(fs.SGHMC(linear()), functions_at=X[:0]), ValueError, "functions_at must hold at least one row"),
     ("predict without model", lambda: fs.predict(DRAWS, KEY, X), TypeError, "pass model="),
     ("predict a list", lambda: fs.predict([DRAWS], KEY, X), TypeError, "MCMC object, a Posterior or a dict.*got list"),
     ("predict ragged", lambda: fs.predict(DRAWS | {"v": jnp.ones(2)}, KEY, X, model=linear()), ValueError,
@@ -683,7 +711,8 @@ def test_draws_at_the_ends_of_their_support_are_let_through():
 
     ends = {"a": [[0.1, 0.2], [0.3, 0.3]], "s": np.zeros((2, 2)), "width": [0.0, np.inf], "inside": [9.0, 9.0]}
     ends = {k: np.asarray(v, np.float32) for k, v in ends.items()}
-    assert fs.predict(ends, KEY, X, model=model)["y"].shape == (2, 8)
+    with pytest.warns(RuntimeWarning, match=r"infinite where the posterior draws of \['width'\] are"):
+        assert fs.predict(ends, KEY, X, model=model)["y"].shape == (2, 8)
     for name, value in {"a": 0.301, "s": -1e-3}.items():
         outside = ends | {name: np.where(ends[name] == ends[name][1, 0], np.float32(value), ends[name])}
         with pytest.raises(ValueError, match=f"draws of '{name}' lie outside"):

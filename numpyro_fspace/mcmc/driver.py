@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import as_numbers, check_key, one_line
+from numpyro_fspace._checks import as_numbers, one_line
 from numpyro_fspace._xla import chains_together, is_worth_dividing, one_blas_thread
 from numpyro_fspace.mcmc import driver_checks as checks
 from numpyro_fspace.mcmc.base import SGMCMCKernel
@@ -145,10 +145,10 @@ class MCMC(NumPyroMCMC):
         checks.check_settings(sampler, num_warmup, num_samples, num_chains=num_chains, **options)
         super().__init__(
             sampler,
-            num_warmup=num_warmup,
-            num_samples=num_samples,
-            num_chains=num_chains,
-            thinning=thinning,
+            num_warmup=int(num_warmup),  # NumPyro takes no integers of NumPy
+            num_samples=int(num_samples),
+            num_chains=int(num_chains),
+            thinning=int(thinning),
             postprocess_fn=postprocess_fn,
             chain_method=chain_method,
             progress_bar=progress_bar,
@@ -187,12 +187,11 @@ class MCMC(NumPyroMCMC):
         init_params: Any = None,
         **kwargs: Any,
     ) -> None:
-        check_key(rng_key, "rng_key")
         check_masks(args, kwargs)
         is_whole = not checks.is_warmup(self)
         if is_whole:
             self._set_collection_params()  # numbers may have been changed since the last run
-        checks.check_run(self)
+        checks.check_run(self, rng_key)
         state = self.post_warmup_state
         if isinstance(state, KernelState):
             is_own = state is self._warmed
@@ -203,6 +202,7 @@ class MCMC(NumPyroMCMC):
         if checks.uses_own_loop(self, extra_fields):
             self._run(rng_key, extra_fields, init_params, args, kwargs)
         else:
+            checks.check_left_out(self, extra_fields, args, kwargs)
             with checks.foreign_kernel(self.sampler, args, kwargs):
                 args, kwargs = self._arguments.prepared(self, args, kwargs)
                 super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)

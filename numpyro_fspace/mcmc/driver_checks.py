@@ -7,7 +7,7 @@ import contextlib
 import jax
 import numpy as np
 
-from numpyro_fspace._checks import check_choice, check_count, check_kernel
+from numpyro_fspace._checks import check_choice, check_count, check_kernel, check_key
 from numpyro_fspace._xla import is_nested
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.state import KernelState
@@ -19,6 +19,7 @@ from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors.base import as_real
 
 __all__ = [
+    "check_left_out",
     "check_options",
     "check_run",
     "check_settings",
@@ -62,9 +63,22 @@ def check_fields(mcmc, extra_fields):
     if not isinstance(mcmc.sampler, SGMCMCKernel):
         return
     for name in extra_fields:
+        if name.startswith("~") and not name.startswith("~z."):
+            raise ValueError(f'extra_fields: {name!r} names no site to leave out: write "~z.{name[1:]}".')
         if not name.startswith("~") and not hasattr(KernelState, name.partition(".")[0]):
             names = sorted(name for name in dir(KernelState) if name[0] != "_" and name not in ("index", "plan"))
             raise ValueError(f"extra_fields: {name!r} is no field of {type(mcmc.sampler).__name__}'s state: {names}.")
+
+
+def check_left_out(mcmc, extra_fields, args, kwargs):
+    """The sites that ``extra_fields`` leaves out must be latent sites of the model."""
+    names = {name[3:] for name in extra_fields if name.startswith("~z.")}
+    if names and isinstance(mcmc.sampler, SGMCMCKernel):
+        plan = mcmc.sampler.prepare(args, kwargs, mcmc.num_warmup)
+        latents = {*plan.params, *plan.block}
+        if names - latents:
+            wrong = sorted(names - latents)
+            raise ValueError(f"extra_fields: {wrong} are no latent sites of the model, which has {sorted(latents)}.")
 
 
 def check_options(mcmc):
@@ -92,17 +106,23 @@ def checked_inputs(functions_at):
     """``functions_at`` as arrays of real numbers."""
     for leaf in jax.tree.leaves(functions_at):
         as_real(leaf, "functions_at")
+        if not np.size(leaf):
+            raise ValueError(f"functions_at must hold at least one row, got shape {list(np.shape(leaf))}.")
     return jax.tree.map(lambda x: x if is_traced(x) else np.asarray(x), functions_at)
 
 
-def check_run(mcmc):
-    """Numbers, chain method, state and options of a run that begins, which may have been changed since the last one.
+def check_run(mcmc, key):
+    """Key, numbers, chain method, state and options of a run that begins, which may have been changed since the last.
 
     Raises:
         TypeError, ValueError: naming the setting and the cure.
     """
+    check_key(key, "rng_key")
+    shape = key.shape if jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) else key.shape[:-1]
     for name, least in (("num_warmup", 0), ("thinning", 1), ("num_samples", mcmc.thinning), ("num_chains", 1)):
         check_count(getattr(mcmc, name), name, least)
+    if shape not in ((), (mcmc.num_chains,)):
+        raise ValueError(f"rng_key has shape {list(shape)}, and num_chains={mcmc.num_chains}: pass one key.")
     _check_chain_method(mcmc.chain_method)
     if mcmc.checkpoint is not None and _is_part(mcmc):
         raise ValueError("checkpoint= writes whole runs: leave out warmup() and post_warmup_state.")

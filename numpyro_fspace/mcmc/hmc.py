@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import jax
+from numpyro.distributions import Distribution
 from numpyro.infer import HMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import check_count
+from numpyro_fspace._checks import check_count, check_positive
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.checks import checked_arguments
 from numpyro_fspace.model.networks import init_to_network
@@ -69,9 +70,13 @@ class fHMC(HMC):
         init_strategy: Callable = init_to_network,
         **settings: Any,
     ):
-        if not callable(model):
+        if not callable(model) or isinstance(model, Distribution):
             raise TypeError(f"model must be a NumPyro model (a callable), got {type(model).__name__}.")
         check_count(num_steps, "num_steps")
+        check_positive(target_accept_prob, "target_accept_prob")
+        if target_accept_prob >= 1:
+            raise ValueError(f"target_accept_prob={target_accept_prob} must be between 0 and 1.")
+        check_positive(settings.get("step_size", 1.0), "step_size")
         super().__init__(
             model,
             num_steps=1 if num_steps == 1 else None,

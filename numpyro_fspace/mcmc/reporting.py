@@ -115,6 +115,8 @@ def report(
         check_key(key, "key", single=True)
     for leaf in jax.tree.leaves(inputs):
         as_real(leaf, "inputs")
+        if not np.size(leaf):
+            raise ValueError(f"inputs must hold at least one row, got shape {list(np.shape(leaf))}.")
     if not args and not kwargs:
         args, kwargs = mcmc._args, mcmc._kwargs
     with checked_arguments(args, kwargs, "report"):

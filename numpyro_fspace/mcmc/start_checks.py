@@ -8,6 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 
 from numpyro_fspace._xla import is_nested
 
@@ -27,7 +28,8 @@ def check_start(kernel, start, state, args, kwargs):
     if stuck.any():
         number = int(np.argmax(stuck))
         chain = jax.tree.map(lambda a: a.reshape(energy.size, *a.shape[state.i.ndim :])[number], start)
-        names = kernel._model_potential(args, kwargs).not_finite(chain.z, chain.rng_key)
+        with numpyro.validation_enabled(False):  # which would refuse the parameter that is NaN, without naming its site
+            names = kernel._model_potential(args, kwargs).not_finite(chain.z, chain.rng_key)
         raise ValueError(
             f"The log density is {-energy[number]} where {stuck.sum()} of {energy.size} chains start, and they "
             f"cannot move: that of {', '.join(map(repr, names)) or 'the model'} is not finite there. Look at what "
@@ -78,6 +80,11 @@ def continued(kernel, state, args, kwargs, *, num_warmup: int, is_own: bool):
             "give the kernel a step_size, or leave post_warmup_state out."
         )
     plan = kernel.prepare(args, kwargs, num_warmup).of_constants((args, kwargs))
+    if set(plan.params) != set(state.z):
+        raise ValueError(
+            f"post_warmup_state is that of another model: it has the sites {sorted(state.z)}, and this model "
+            f"{sorted(plan.params)}. Leave it out, or take the state of a run of this model."
+        )
     state = state._replace(plan=plan)
     if state.control.center.size or plan.control_every is not None:
         state = kernel.refresh(state, args, kwargs)

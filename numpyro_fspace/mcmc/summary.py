@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from numpyro.diagnostics import print_summary
 
+from numpyro_fspace._checks import check_positive
 from numpyro_fspace.model.functions import function_inputs, some_rows
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.posterior.evaluator import function_draws
@@ -20,6 +21,9 @@ NUM_ROWS = 5
 
 def print_functions(mcmc, prob: float, exclude_deterministic: bool):
     """Print NumPyro's summary of the functions and of all sites but weights, with a line on what it leaves out."""
+    check_positive(prob, "prob")
+    if prob >= 1:
+        raise ValueError(f"prob={prob} must be between 0 and 1.")
     shown, left_out = _summarized(mcmc, exclude_deterministic)
     print_summary(shown, prob=prob)
     if left_out:

@@ -45,6 +45,8 @@ __all__ = ["PointSampler", "as_points", "fixed", "perturb", "space_filling", "su
 
 #: The number of places at which the precision of random points is checked.
 NUM_PLACES = 50
+#: The most numbers in a set of points.
+MAX_NUMBERS = 2**31
 
 
 def fixed(x: Float[ArrayLike, "M D"]) -> PointSampler:
@@ -96,6 +98,8 @@ def uniform(low: float | Float[ArrayLike, " D"], high: float | Float[ArrayLike, 
     if len(shapes) > 1 or any(len(shape) > 1 for shape in shapes) or (0,) in shapes:
         raise ValueError(f"low and high must be numbers or arrays [D], got {list(low.shape)} and {list(high.shape)}.")
     size = shapes.pop() if shapes else (1,)
+    if num * size[0] > MAX_NUMBERS:
+        raise ValueError(f"num={num} points with {size[0]} inputs each are more than {MAX_NUMBERS:.0e} numbers.")
     if not is_traced((low, high)) and not (low < high).all():
         raise ValueError(f"low must be below high in every input, got low={low} and high={high}.")
     if not is_traced((low, high)):
@@ -135,6 +139,11 @@ def space_filling(low: float | Float[ArrayLike, " D"], high: float | Float[Array
         return fixed(np.linspace(low, high, num))
     from scipy.stats import qmc
 
+    if len(low) > qmc.Sobol.MAXDIM:
+        raise ValueError(
+            f"space_filling fills boxes of at most {qmc.Sobol.MAXDIM} inputs, got {len(low)}: in so many dimensions "
+            "take points near the data, fs.measurement.subset(x, num) or perturb(x, scale, num)."
+        )
     power = max(1, math.ceil(math.log2(num)))
     return fixed(qmc.scale(qmc.Sobol(len(low), scramble=False).random_base2(power)[:num], low, high))
 

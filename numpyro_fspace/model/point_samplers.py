@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace._checks import one_line
+from numpyro_fspace._checks import check_key, one_line
 from numpyro_fspace.priors.base import as_real
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ def _matrix(draw, key: Key[Array, ""], sampler, dtype) -> Float[Array, "M D"]:
 
     On a CPU, XLA takes ten times as long to compile draws of a matrix under ``vmap``.
     """
+    check_key(key, "key")
     return draw(key, (sampler.num_points * sampler.num_inputs,), dtype).reshape(sampler.num_points, -1)
 
 
@@ -200,6 +201,7 @@ def _distinct(key: Key[Array, ""], size: int, num: int) -> Int[Array, " num"]:
     the set if an earlier step drew the same t, or if the step with j = t added j. The chain of such steps points only
     backwards, and pointer doubling follows it.
     """
+    check_key(key, "key")
     last = jnp.arange(size - num, size)
     drawn = jax.random.randint(key, (num,), 0, last + 1)
     order = jnp.argsort(drawn, stable=True)

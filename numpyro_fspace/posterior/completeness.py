@@ -78,6 +78,12 @@ def check_complete(posterior: Posterior, args, kwargs, inputs, from_prior=()):
         )
     if others and len(others) == len(draw):
         raise ValueError(f"The draws hold {others}, which are no sites of the model; it has {sorted(trace)}.")
+    for name, site in observed_sites(trace).items():
+        if name in draw and np.shape(draw[name]) != np.shape(site["value"]):
+            raise ValueError(
+                f"The draws of {name!r}, which the model observes, have shape {np.shape(draw[name])} and the data "
+                f"{np.shape(site['value'])}: leave {name!r} out of the draws."
+            )
     for name in draw.keys() & latent_sites(trace).keys():
         _check_bounds(name, trace[name]["fn"].support, posterior.samples[name])
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 
 from numpyro_fspace._checks import as_numbers, warn
 from numpyro_fspace.model.arguments import kept, split_arrays
@@ -203,7 +204,8 @@ def _factors_of_data(posterior, args, kwargs) -> list[str]:
 
     def factors(given):
         args, kwargs = join(given["arrays"])
-        trace = run_model(posterior.model, args, kwargs, key=jax.random.key(0), substitute=draw)
+        with numpyro.validation_enabled(False):  # a draw may be NaN
+            trace = run_model(posterior.model, args, kwargs, key=jax.random.key(0), substitute=draw)
         names = observed_sites(trace, factors=True).keys() - observed_sites(trace).keys()
         return {k: log_density_of(trace[k]) for k in names}
 

@@ -18,9 +18,11 @@ from numpyro_fspace.model.checks import check_masks, known_values, not_finite
 from numpyro_fspace.model.functions import depends_on, function_inputs, some_rows
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.site_checks import check_observations
 from numpyro_fspace.model.sites import counted, is_functional_prior, module_weights, observed_sites
 from numpyro_fspace.posterior.arrays import plain
 from numpyro_fspace.posterior.arviz_groups import Site, check_dims, check_names, clean, datasets
+from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.draw_batches import map_draws
 from numpyro_fspace.posterior.evaluator import Evaluator, function_draws, log_likelihood
 from numpyro_fspace.posterior.posterior import as_posterior, functions_run
@@ -117,6 +119,7 @@ def to_arviz(
     if not isinstance(source, NumPyroMCMC):
         _check_arguments(model, args, kwargs)
         check_masks(args, kwargs, "to_arviz")
+    check_complete(found, args, kwargs, lambda: function_inputs(model, found.samples, args, kwargs))
     with known_values(model, args, kwargs, "to_arviz"):
         trace, observed, known, drawn = observations(model, args, kwargs)
         known = _known_in_any_draw(found, args, kwargs, known)
@@ -213,6 +216,7 @@ def observations(model, args, kwargs):
             return {k: s["value"] for k, s in observed_sites(trace).items()}
 
         first = values(0, init_to_median)
+        check_observations(trace)
         known = {k: counted(trace[k]) for k in first}
         again = values(1, {k: s["value"] for k, s in trace.items() if s["type"] == "sample" and k not in first})
         return first, known, {k: jnp.all((v == again[k]) | jnp.isnan(v)) for k, v in first.items()}

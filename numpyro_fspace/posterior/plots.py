@@ -98,6 +98,8 @@ def _plot_line(x, f_draws, *, x_data, y_data, truth, reference, noise_draws, lev
     truth = None if truth is None else _vector(truth, "truth", len(x))
     if reference is not None:
         mean, sd = (_vector(part, "reference", len(x)) for part in _mean_and_sd(reference, x))
+        if np.any(sd < 0):
+            raise ValueError(f"reference holds a negative standard deviation: {sd.min()}.")
     order = np.argsort(x)
     grid, f_draws = x[order], f_draws[:, order]
     axes = _axes(ax)

@@ -139,6 +139,9 @@ class Posterior:
             raise TypeError(f"samples must be a dict of draws by site, got {type(self.samples).__name__}.")
         if not all(isinstance(name, str) for name in self.samples):
             raise TypeError(f"samples must be a dict of draws by name of site, got the names {list(self.samples)}.")
+        for name, draws in self.samples.items():
+            if isinstance(draws, list | tuple | float | int):
+                raise TypeError(f"samples[{name!r}] must be an array of draws [S, …]: np.asarray(samples[{name!r}]).")
         check_count(self.num_chains, "num_chains")
         sizes = {k: jnp.shape(v)[0] if jnp.ndim(v) else None for k, v in self.samples.items()}
         if len(set(sizes.values())) != 1 or None in sizes.values():
@@ -152,6 +155,12 @@ class Posterior:
         num_draws = next(iter(sizes.values()))
         if num_draws % self.num_chains:
             raise ValueError(f"samples holds {num_draws} draws, which num_chains={self.num_chains} cannot share.")
+        for name, kinds in {"kwargs": Mapping, "stats": Mapping, "fit": Mapping | None}.items():
+            if not isinstance(value := getattr(self, name), kinds):
+                raise TypeError(f"{name} must be a dict, got {value!r}.")
+        lengths = {k: np.shape(v)[:1] for k, v in self.stats.items() if hasattr(v, "shape")}
+        if any(length != (num_draws,) for length in lengths.values()):
+            raise ValueError(f"stats must hold a value for each of the {num_draws} draws, got {lengths}.")
 
 
 def _warn_of_positions(init):

@@ -15,6 +15,9 @@ __all__ = ["warn_of_nan", "warn_of_predictions", "without_harm"]
 
 def warn_of_nan(predictions: dict, samples: dict):
     """Warn of predictions that are NaN, and say whether it is the posterior draws [S, …] that are."""
+    infinite = [k for k, v in samples.items() if _is_infinite(v)]
+    if infinite and any(_is_infinite(v) for v in predictions.values()):
+        warn(f"predictions are infinite where the posterior draws of {infinite} are: leave those draws out.")
     spoiled = {k: v for k, v in predictions.items() if _is_nan(v).any()}
     if not spoiled:
         return
@@ -31,6 +34,11 @@ def warn_of_nan(predictions: dict, samples: dict):
 def _is_nan(values) -> np.ndarray:
     array = np.asarray(values)
     return np.isnan(array) if array.dtype.kind in "fc" else np.zeros(len(array), bool)
+
+
+def _is_infinite(values) -> bool:
+    array = np.asarray(values)
+    return bool(array.dtype.kind in "fc" and np.isinf(array).any())
 
 
 def warn_of_predictions(predictions: dict, num_chains: int, find_structure):

@@ -123,6 +123,8 @@ def fit_gp(
     Reference: rasmussen2006, chapter 5.
     """
     x, y = as_inputs(x), as_real(y, "y")
+    if not np.size(y):
+        raise ValueError(f"y must hold at least one target, got shape {list(np.shape(y))}.")
     if is_traced((x, y)):
         raise TypeError("fit_gp needs concrete x and y: call it outside jit, grad and vmap.")
     num_outputs = None if y.ndim == 1 or y.shape[1:] == (1,) else y.shape[-1]

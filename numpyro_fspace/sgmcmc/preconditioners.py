@@ -273,6 +273,8 @@ def diagonal(scale) -> Preconditioner:
     Raises:
         ValueError: if any scale is not a positive finite number.
     """
+    if not isinstance(scale, int | float | np.number | np.ndarray | jax.Array | list | tuple):
+        raise TypeError(f"diagonal(scale): scale must be a positive number or a vector [P], got {scale!r}.")
     values = jnp.asarray(scale, float)
     if values.ndim > 1 or not bool(jnp.all((values > 0) & jnp.isfinite(values))):
         raise ValueError(f"diagonal(scale): scale={scale} must be a positive finite number or a vector of them.")
