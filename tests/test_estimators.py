@@ -385,6 +385,8 @@ def test_fit_and_predict_a_table(kind, tmp_path, capsys):
         rmse = np.sqrt(np.mean((held_out["mean"] - held_out["observed"]) ** 2))
         np.testing.assert_allclose(scores.loc["network", "RMSE"], rmse, rtol=1e-4)
         assert rmse < scores.loc["constant", "RMSE"] / 2
+        inside = held_out["observed"].between(held_out["q05"], held_out["q95"])
+        np.testing.assert_allclose(scores.loc["network", "coverage90"], inside.mean(), rtol=1e-4)
         np.testing.assert_allclose(held_out["sd"] ** 2, held_out["epistemic_sd"] ** 2 + held_out["aleatoric_sd"] ** 2)
 
     rows = frame.drop(columns=target).head(4).copy()
@@ -392,6 +394,7 @@ def test_fit_and_predict_a_table(kind, tmp_path, capsys):
     rows.to_csv(new, index=False)
     assert main(["predict", str(out), str(new), "--out", str(tmp_path / "found.csv")]) == 0
     printed, doubts = capsys.readouterr().out, json.loads((out / "estimator.json").read_text())["doubts"]
+    assert "(row 2: color = 'pink'; row 3: size is missing)" in printed
     assert "Wrote 2 predictions" in printed and ("The fit has doubts" in printed) == bool(doubts)
     assert ("A longer run: --draws 100" in (out / "report.txt").read_text()) == bool(doubts)
     found = pd.read_csv(tmp_path / "found.csv")

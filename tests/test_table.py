@@ -57,6 +57,15 @@ def test_days_before_months_and_tabs(tmp_path):
     assert design.columns[1].day_first and np.diff(x[:, 1]).tolist() == [1.0] * (ROWS - 1)
 
 
+def test_missing_text_counts_as_one_column(tmp_path):
+    place = ["east", "north", "south"] * 10
+    place[3] = place[4] = ""
+    design, *_ = design_of(written(tmp_path, table(place=place)))
+    assert any(
+        "2 rows with missing inputs are left out; most are missing in place (2)." in said for said in design.said
+    )
+
+
 def test_months_are_no_dates(tmp_path):
     design, *_ = design_of(written(tmp_path, table(month=["May", "June", "March"] * 10)))
     assert design.columns[1].kind == "levels"

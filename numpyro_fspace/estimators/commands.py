@@ -168,7 +168,19 @@ def predict_table(folder: str | Path, path: str | Path, out: str | Path) -> None
     if entries.get("doubts"):
         print(f"The fit has doubts, and so have its predictions (report.txt in {folder}): {entries['doubts'][0]}")
     if not complete.all():
-        print(f"{np.sum(~complete)} rows lack an input, or have a level that the training rows did not have: empty.")
+        rows = np.flatnonzero(~complete)
+        named = "; ".join(f"row {row + 1}: {', '.join(_gaps(design, frame.iloc[[row]]))}" for row in rows[:5])
+        print(
+            f"{len(rows)} rows lack an input, or have a level that the training rows did not have, and are empty "
+            f"({named}{'; …' if len(rows) > 5 else ''})."
+        )
+
+
+def _gaps(design: Design, row: pd.DataFrame) -> list[str]:
+    """The cells of a table of one row that are missing or unknown."""
+    without = [c.name for c in design.columns if np.isnan(c.numbers(row[c.name])).any()]
+    cells = {name: row[name].iloc[0] for name in without}
+    return [f"{k} is missing" if v != v or v is None else f"{k} = {v!r}" for k, v in cells.items()]
 
 
 def predictions(estimator: Regressor | Classifier, x) -> pd.DataFrame:

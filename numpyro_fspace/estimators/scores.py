@@ -33,8 +33,8 @@ def regression_scores(estimator: Regressor, train: tuple, test: tuple) -> dict[s
     network = {
         "RMSE": metrics.rmse(y, estimator.predict(x)),
         "lpd": metrics.gaussian_mixture_lpd((y - center) / scale, f, sigma) - float(np.log(scale)),
-        "coverage": float(((y >= low) & (y <= high)).mean()),
-        "width": float((high - low).mean()),
+        "coverage90": float(((y >= low) & (y <= high)).mean()),
+        "width90": float((high - low).mean()),
     }
     constant, spread = np.full(len(y), train[1].mean()), np.full(len(y), train[1].std())
     return {
@@ -61,8 +61,8 @@ def _gaussian_scores(y, mean, sd):
     return {
         "RMSE": metrics.rmse(y, mean),
         "lpd": metrics.gaussian_lpd(y, mean, sd**2),
-        "coverage": float((np.abs(y - mean) <= z * sd).mean()),
-        "width": float(2 * z * sd.mean()),
+        "coverage90": float((np.abs(y - mean) <= z * sd).mean()),
+        "width90": float(2 * z * sd.mean()),
     }
 
 
@@ -80,8 +80,8 @@ def _boosting(train, test):
     return {
         "RMSE": metrics.rmse(test[1], mean),
         "lpd": float("nan"),
-        "coverage": float(inside.mean()),
-        "width": float((high - low).mean()),
+        "coverage90": float(inside.mean()),
+        "width90": float((high - low).mean()),
     }
 
 

@@ -215,7 +215,7 @@ def read_design(
         said.append(f"{np.sum(~known)} rows lack the target and are left out.")
     complete = known & ~np.isnan(x).any(1)
     if (known & ~complete).any():
-        gaps = {label: int(np.isnan(x[known, i]).sum()) for i, label in enumerate(design.labels)}
+        gaps = {c.name: int(np.isnan(c.numbers(frame[c.name])[known]).any(1).sum()) for c in design.columns}
         worst = ", ".join(f"{k} ({v})" for k, v in sorted(gaps.items(), key=lambda item: -item[1])[:3] if v)
         said.append(f"{np.sum(known & ~complete)} rows with missing inputs are left out; most are missing in {worst}.")
     if complete.sum() < MIN_ROWS:
