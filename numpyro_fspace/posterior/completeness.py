@@ -70,7 +70,9 @@ def check_complete(posterior: Posterior, args, kwargs, inputs, from_prior=()):
         )
     others = sorted(draw.keys() - trace.keys())
     if missing:
-        subject = f"The draws hold {others}, which are no sites of the model. They" if others else "The draws"
+        subject = "The draws"
+        if others:
+            subject = f"The model is not that of the draws: they hold {others}, which are no sites of it. They"
         raise ValueError(
             f"{subject} lack the latent sites {missing}, which would come from the prior. Pass the MCMC object "
             "or the Posterior itself, or all draws (fs.to_arviz leaves weights out unless weights=True). Sites that "
