@@ -237,7 +237,7 @@ def _warn(name, layer, scales):
             f"the network's {layer.num_features} features make {scales.share:.0%} of the process's variance at the "
             "points (of a sum of kernels: of the summand that they follow worst), so that its covariance differs from "
             f"the process's there by {scales.error:.0%} (root mean square). Widen the last hidden layer (one of sines "
-            "and cosines needs the fewest units), give a periodic process sines and cosines of time as inputs, give the "
+            "and cosines needs the fewest units), give a periodic process sines and cosines of time as inputs, give "
             "layers biases, give the kernel a larger lengthscale, or pass neither hidden_scale nor tolerance."
         )
     elif scales.error_between > MAX_ERROR_BETWEEN:
