@@ -19,9 +19,10 @@ from tinygp.kernels import ExpSquared
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import doubts as advice
 from numpyro_fspace.mcmc import run_warnings
+from numpyro_fspace.mcmc.state import with_chains
 from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature, configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
-from numpyro_fspace.posterior.diagnostics import diagnose, doubts
+from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics, diagnose, doubts
 from numpyro_fspace.posterior.limits import MIN_RUN
 from numpyro_fspace.posterior.model_structure import structure
 from numpyro_fspace.posterior.quantities import quantities_of
@@ -146,7 +147,7 @@ def test_temperature_costs_no_more_than_it_may():
     kernel = fs.SGHMC(linear(), step_size=0.1, num_steps=2)
     mcmc = fs.MCMC(kernel, num_warmup=0, num_samples=1, progress_bar=False)
     mcmc.run(KEY, X, Y)
-    state, draws = run_warnings.by_chain(mcmc.last_state), {"w": np.random.default_rng(0).normal(size=(1, 400, 2))}
+    state, draws = with_chains(mcmc.last_state), {"w": np.random.default_rng(0).normal(size=(1, 400, 2))}
     draws["w"] = draws["w"].astype(np.float32)
 
     def num_draws(num_made, share):
@@ -305,6 +306,22 @@ def test_unseen_directions_are_judged():
     points = quantities_of(one_network, {"f.kernel": draws}, (x, x[:, 0]), {}).functions
     (line,) = doubts([diagnose(*points)], standstill(np.moveaxis(points.draws, 2, 0)))
     assert line.startswith("R-hat of f at permuted rows reaches")
+
+
+def test_one_small_effective_sample_size_of_many_is_chance():
+    """One in twenty points of a function, each site by itself."""
+    names = (*(f"f[{i}]" for i in range(40)), "sigma")
+    good = np.full(41, 300.0)
+
+    def lines(small):
+        ess = np.where(np.isin(np.arange(41), small), 20.0, good)
+        one = np.ones(41)
+        found = FunctionDiagnostics(names, 1, 300, one, one, one, ess, ess, one)
+        return doubts([found], np.zeros(1))
+
+    assert lines([7]) == [] and lines([]) == []
+    assert lines([7, 8])[0].startswith("the effective sample size of f falls to 20")
+    assert lines([40])[0].startswith("the effective sample size of sigma falls to 20")
 
 
 def test_points_of_a_gp_network_are_judged():
