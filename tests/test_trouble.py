@@ -22,7 +22,8 @@ from numpyro_fspace.mcmc import run_warnings
 from numpyro_fspace.mcmc.state import with_chains
 from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature, configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
-from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics, diagnose, doubts
+from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics, diagnose
+from numpyro_fspace.posterior.doubts import doubts
 from numpyro_fspace.posterior.limits import MIN_RUN
 from numpyro_fspace.posterior.model_structure import structure
 from numpyro_fspace.posterior.quantities import quantities_of

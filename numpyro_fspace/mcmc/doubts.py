@@ -1,6 +1,6 @@
 """Doubts about the sampler of a run and their cures: lines of the report's advice and of the run's warnings.
 
-Those about convergence are in ``posterior/diagnostics.py``, those about a product of priors in
+Those about convergence are in ``posterior/doubts.py``, those about a product of priors in
 ``posterior/product_priors.py``.
 """
 

@@ -26,7 +26,8 @@ from numpyro_fspace.model.site_transforms import base_transform
 from numpyro_fspace.model.sites import is_masked
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
-from numpyro_fspace.posterior.diagnostics import diagnose, doubts
+from numpyro_fspace.posterior.diagnostics import diagnose
+from numpyro_fspace.posterior.doubts import doubts
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.product_priors import product_doubts, product_shares
 from numpyro_fspace.posterior.quantities import quantities_of

@@ -10,7 +10,8 @@ from numpyro_fspace.mcmc.doubts import sampler_doubts, temperature_doubts
 from numpyro_fspace.mcmc.state import KernelState, with_chains
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
-from numpyro_fspace.posterior.diagnostics import diagnose, doubts
+from numpyro_fspace.posterior.diagnostics import diagnose
+from numpyro_fspace.posterior.doubts import doubts
 from numpyro_fspace.posterior.limits import MIN_DRAWS, MIN_RUN
 from numpyro_fspace.posterior.quantities import points_of, quantities_of
 from numpyro_fspace.posterior.warnings import without_harm

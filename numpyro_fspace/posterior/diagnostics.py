@@ -7,7 +7,6 @@ inputs instead. The estimators are in :mod:`numpyro_fspace.posterior.convergence
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numpyro_fspace.posterior.convergence import convergence
-from numpyro_fspace.posterior.limits import ESS_LIMIT, RHAT_LIMIT, STANDSTILL_SHARE
+from numpyro_fspace.posterior.limits import ESS_LIMIT, RHAT_LIMIT
 from numpyro_fspace.posterior.stacking import Stacking, stack_chains
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Bool, Float
 
-__all__ = ["FunctionDiagnostics", "Stacking", "diagnose", "doubts", "function_diagnostics", "stack_chains"]
+__all__ = ["FunctionDiagnostics", "Stacking", "diagnose", "function_diagnostics", "stack_chains"]
 
 ONE_CHAIN = "one chain; R-hat compares its two halves and cannot see other modes."
-
-#: The share of the points of a function whose effective sample size may be small by chance.
-CHANCE_SHARE = 0.05
 
 
 @dataclass(frozen=True, repr=False)
@@ -212,83 +208,6 @@ def diagnose(draws: Float[np.ndarray, "C S P"], names: tuple[str, ...]) -> Funct
     _, num_chains, num_draws = x.shape
     mean, sd, rhat, ess_bulk, ess_tail, mcse_mean = stats
     return FunctionDiagnostics(names, num_chains, num_draws, mean, sd, rhat, ess_bulk, ess_tail, mcse_mean, notes)
-
-
-def doubts(found: Sequence[FunctionDiagnostics], still: np.ndarray) -> list[str]:
-    """A line for each reason to doubt the chains, the most severe first.
-
-    Args:
-        found: diagnostics of the same draws.
-        still: the longest run of draws in which nothing moved, in each chain, [C].
-    """
-    names = [name for part in found for name in part.names]
-    mean, rhat = (np.concatenate([getattr(part, field) for part in found]) for field in ("mean", "rhat"))
-    ess = np.concatenate([np.minimum(part.ess_bulk, part.ess_tail) for part in found])
-    num_chains, num_draws = found[0].num_chains, found[0].num_draws
-    lines = []
-    broken, frozen = np.isnan(mean), np.flatnonzero(still >= max(ESS_LIMIT, int(STANDSTILL_SHARE * num_draws)))
-    same = np.isnan(rhat) & ~broken
-    if broken.any():
-        lines.append(
-            f"{_label(names[broken.argmax()])} is NaN or infinite in some draws: a chain diverged. Shorten step_size."
-        )
-    if frozen.size:
-        lines.append(
-            f"{_chains(frozen, num_chains)} stood still for {still.max()} of {num_draws} draws in a row: the step is "
-            "too long to be accepted or too short to be felt, or the chain starts where it cannot move. Let warm-up "
-            "find the step size, or start elsewhere."
-        )
-    elif same.any():
-        lines.append(
-            f"{_label(names[same.argmax()])} is the same in every draw up to rounding: the chains collapsed or never "
-            "moved. Check step_size and the prior."
-        )
-    if np.nanmax(rhat, initial=0.0) > RHAT_LIMIT:
-        lines.append(
-            f"R-hat of {_label(names[np.nanargmax(rhat)])} reaches {_above_limit(np.nanmax(rhat))}: "
-            f"{_not_met(num_chains)}. Run longer (num_samples, or num_steps for more steps per draw), discard more "
-            "(num_warmup), and do not read its spread."
-        )
-    elif (lowest := _lowest(names, ess))[1] < ESS_LIMIT * num_chains:
-        lines.append(
-            f"the effective sample size of {lowest[0]} falls to {lowest[1]:.0f}, where {ESS_LIMIT * num_chains} are "
-            f"wanted ({ESS_LIMIT} per chain): means are rough and quantiles rougher. Run longer, or raise num_steps."
-        )
-    return lines
-
-
-def _lowest(names, ess) -> tuple[str, float]:
-    """What has the smallest effective sample size, and this size, but for one point in twenty of a function.
-
-    The estimate is noisy, that of the tails most, so that chance alone makes one of many points small.
-    """
-    groups: dict[str, list[float]] = {}
-    for name, size in zip(names, ess, strict=True):
-        if not np.isnan(size):
-            groups.setdefault(_label(name), []).append(size)
-    found = {name: sorted(sizes)[int(CHANCE_SHARE * (len(sizes) - 1))] for name, sizes in groups.items()}
-    return min(found.items(), key=lambda item: item[1], default=("", np.inf))
-
-
-def _above_limit(rhat: float) -> str:
-    """An R-hat in as many digits as tell it from the limit."""
-    return f"{rhat:.3f}" if f"{rhat:.2f}" == f"{RHAT_LIMIT:.2f}" else f"{rhat:.2f}"
-
-
-def _label(name: str) -> str:
-    """The name of what a point belongs to."""
-    return re.sub(r"\[[\d, ]*\]$", "", name)
-
-
-def _chains(numbers: np.ndarray, num_chains: int) -> str:
-    if num_chains == 1:
-        return "the chain"
-    listed = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
-    return f"chain{'s' if len(numbers) > 1 else ''} {listed} (the first being 0)"
-
-
-def _not_met(num_chains: int) -> str:
-    return "the chains have not converged" if num_chains > 1 else "the chain has not settled, as its halves differ"
 
 
 def _notes_of_trouble(found: FunctionDiagnostics) -> list[str]:

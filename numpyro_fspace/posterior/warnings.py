@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from numpyro_fspace._checks import warn
-from numpyro_fspace.posterior.diagnostics import diagnose, doubts
+from numpyro_fspace.posterior.diagnostics import diagnose
+from numpyro_fspace.posterior.doubts import doubts
 from numpyro_fspace.posterior.quantities import quantities_in_predictions
 
 __all__ = ["warn_of_nan", "warn_of_predictions", "without_harm"]
