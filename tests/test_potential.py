@@ -252,7 +252,6 @@ def of_both(x):
     return other + numpyro.sample("slope", dist.Normal(0.0, spread)) * x
 
 
-@pytest.mark.filterwarnings("ignore:.*points")
 @pytest.mark.parametrize(
     ("log_sd", "expected"),
     [

@@ -238,7 +238,7 @@ def _warn(name, layer, scales):
             "points (of a sum of kernels: of the summand that they follow worst), so that its covariance differs from "
             f"the process's there by {scales.error:.0%} (root mean square). Widen the last hidden layer (one of sines "
             "and cosines needs the fewest units), give a periodic process sines and cosines of time as inputs, give "
-            "layers biases, give the kernel a larger lengthscale, or pass neither hidden_scale nor tolerance."
+            "the layers biases, give the kernel a larger lengthscale, or pass neither hidden_scale nor tolerance."
         )
     elif scales.error_between > MAX_ERROR_BETWEEN:
         message = (

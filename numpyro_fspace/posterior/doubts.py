@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_fspace.posterior.limits import ESS_LIMIT, RHAT_LIMIT, STANDSTILL_SHARE
+from numpyro_fspace.posterior.limits import CHANCE_SHARE, ESS_LIMIT, RHAT_LIMIT, STANDSTILL_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics
 
 __all__ = ["doubts"]
-
-#: The share of the points of a function whose effective sample size may be small by chance.
-CHANCE_SHARE = 0.05
 
 
 def doubts(found: Sequence[FunctionDiagnostics], still: np.ndarray) -> list[str]:

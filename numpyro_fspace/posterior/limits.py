@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "ACCEPTANCE_LIMIT",
+    "CHANCE_SHARE",
     "DRIFT_LIMIT",
     "NOISE_LIMIT",
     "SHORTFALL_LIMIT",
@@ -25,6 +26,8 @@ __all__ = [
 #: R-hat is to be at most the first, bulk and tail effective sample sizes at least the second for each chain. 50
 #: effective draws make a mean good to a seventh of a standard deviation.
 RHAT_LIMIT, ESS_LIMIT = 1.05, 50
+#: The share of the points of a function at which the estimate of its effective sample size may be small by chance.
+CHANCE_SHARE = 0.05
 #: Draws in a row in which a chain may stand still, as a share of all, and at least ``ESS_LIMIT``.
 STANDSTILL_SHARE = 0.1
 #: Draws of each chain that have to be kept before a warning is given. With fewer, chance alone exceeds the limits.
