@@ -345,7 +345,7 @@ def test_build_uci_refuses_leaks_and_bad_indices(changes, message):
         uci.build_uci(uci_parts(**changes))
 
 
-@pytest.mark.parametrize("name", uci.UCI_NAMES)
+@pytest.mark.parametrize("name", uci._PUBLISHED)
 def test_public_files(name):
     source = uci.uci_source(name)
     num_splits = 5 if name == "protein" else 20
@@ -375,6 +375,45 @@ def test_load_uci_downloads_builds_and_loads(cache, tmp_path, monkeypatch):
     assert (split.name, split.split, split.num_splits) == ("yacht", 1, 2)
     np.testing.assert_allclose(split.y_test * split.y_scale + split.y_mean, [30], rtol=1e-6)
     np.testing.assert_allclose(split.x_train * split.x_scale + split.x_mean, [[1, 3], [2, 3], [7, 9]], rtol=1e-6)
+
+
+TABLES = {
+    "airfoil": b"Frequency Attack Chord\n" + b"".join(b"%d\t2\t3\t4\t5\t%d\n" % (i, 7 * i) for i in range(10)),
+    "bikesharing": b"instant,dteday,season\n"
+    + b"".join(b"%d,2011-01-01,%d,2,3,4,5,6,7,8,9,10,11,12,13,14,%d,,Weekend\n" % (i, i, 7 * i) for i in range(10)),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_sets_without_published_splits_are_downloaded_and_split_at_random(cache, tmp_path, monkeypatch, name):
+    path, _, columns = uci._UNSPLIT[name]
+    file = tmp_path / "web" / path
+    file.parent.mkdir(parents=True)
+    file.write_bytes(TABLES[name])
+    num_inputs = uci.UCI_SHAPES[name][1]
+    monkeypatch.setattr(uci, "RAW_URL", (tmp_path / "web").as_uri())
+    monkeypatch.setitem(uci._UNSPLIT, name, (path, hashlib.sha256(TABLES[name]).hexdigest(), columns))
+    monkeypatch.setitem(uci.UCI_SHAPES, name, (10, num_inputs))
+    for share, num_train in ((None, 9), (0.7, 7)):
+        split = datasets.load_uci(name, 4, train_share=share, standardize=False)
+        order = np.random.default_rng(4).permutation(10)
+        assert (len(split.y_train), split.num_splits, split.split) == (num_train, 20, 4)
+        np.testing.assert_array_equal(split.y_test, 7 * np.sort(order[num_train:]))
+        np.testing.assert_array_equal(split.x_test[:, 0], np.sort(order[num_train:]))
+        np.testing.assert_array_equal(split.x_train[0, 1:], np.arange(2, num_inputs + 1))
+
+
+def test_random_splits_of_a_set_with_published_ones(data_dir):
+    tests = [datasets.load_uci("protein", i, train_share=0.8, data_dir=data_dir).y_test for i in (0, 0, 19)]
+    assert [len(test) for test in tests] == [9146] * 3
+    assert (tests[0] == tests[1]).all()
+    assert (tests[0] != tests[2]).any()
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, np.nan, 1e-9])
+def test_a_share_must_leave_rows_on_both_sides(cache, share):
+    with pytest.raises(ValueError, match=r"train_share=.* must (be positive|leave training rows and test rows)"):
+        datasets.load_uci("yacht", train_share=share)
 
 
 @pytest.mark.parametrize("name", ["wine", "../yacht", "", None])
@@ -584,7 +623,7 @@ def test_split_is_frozen_and_shows_no_arrays(raw):
 # Real files
 
 
-@pytest.mark.parametrize("name", uci.UCI_NAMES)
+@pytest.mark.parametrize("name", uci._PUBLISHED)
 def test_real_uci(data_dir, name):
     path = data_dir / "uci" / f"{name}.npz"
     with np.load(path) as file:
@@ -601,6 +640,15 @@ def test_real_uci(data_dir, name):
     np.testing.assert_allclose(split.y_test * split.y_scale + split.y_mean, y[~train_mask[last]], atol=1e-4)
     plain = datasets.load_uci(name, last, standardize=False, dtype=np.float64, data_dir=data_dir)
     np.testing.assert_array_equal(plain.x_test, x[~train_mask[last]])
+
+
+@pytest.mark.parametrize("name", uci._UNSPLIT)
+def test_real_sets_without_published_splits(data_dir, name):
+    split = datasets.load_uci(name, 19, data_dir=data_dir)
+    rows, num_inputs = uci.UCI_SHAPES[name]
+    assert split.x_train.shape == (round(0.9 * rows), num_inputs)
+    assert split.x_test.shape == (rows - round(0.9 * rows), num_inputs)
+    np.testing.assert_allclose(split.y_train.std(dtype=np.float64), 1, rtol=1e-5)
 
 
 def test_real_splits_differ(data_dir):

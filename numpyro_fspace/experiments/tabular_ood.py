@@ -24,7 +24,7 @@ def run(job: Job[UCIConfig]) -> dict:
     ``ood_accuracy`` is the accuracy of the best threshold on the variance of f (not of targets), ``ood_auc`` is the
     area under the ROC curve of that variance, and ``sd`` and ``sd_ood`` are the mean sd of f at the two kinds of rows.
     """
-    data = load_uci(job.dataset, job.split)
+    data = load_uci(job.dataset, job.split, train_share=job.config.train_share)
     num = len(data.x_test)
     extra = ood_rows(num, data.x_test.shape[1], job.seed + job.split)
     _, posterior = uci.fit_split(job, extra)

@@ -36,12 +36,14 @@ class UCIConfig(Config):
     """Settings of a run.
 
     Attributes:
+        train_share: share of the rows that are training rows of random splits; None takes the published splits.
         num_train: maximum number of training rows; None means all.
         num_points: maximum number of measurement points of the functional prior.
         kernel: kernel of the GP, with a lengthscale per input: ``"rbf"``, ``"matern"`` (ν = 5/2) or ``"linear"``.
         num_gp_steps: training steps of the GP; with 0 it keeps its initial parameters.
     """
 
+    train_share: float | None = None
     num_train: int | None = None
     num_points: int = 300
     kernel: str = "rbf"
@@ -99,6 +101,7 @@ def fit_split(job: Job[UCIConfig], extra: np.ndarray | None = None) -> tuple[Pro
         job.split,
         job.seed,
         config.num_gp_steps,
+        train_share=config.train_share,
         num_train=config.num_train,
         num_points=config.num_points,
         kernel=config.kernel,
@@ -169,12 +172,13 @@ def prepare(
     seed: int,
     num_gp_steps: int,
     *,
+    train_share: float | None = None,
     num_train: int | None = None,
     num_points: int = CONFIG.num_points,
     kernel: str = CONFIG.kernel,
 ) -> Problem:
     """Load a split and train its GP; cached for the next method."""
-    data = load_uci(dataset, split)
+    data = load_uci(dataset, split, train_share=train_share)
     key = jax.random.fold_in(jax.random.key(seed), 2**16 + split)
     key_gp, key_rows, key_points, key_train = jax.random.split(key, 4)
     if num_train is not None and num_train < len(data.x_train):
