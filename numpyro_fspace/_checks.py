@@ -21,6 +21,7 @@ __all__ = [
     "check_count",
     "check_kernel",
     "check_key",
+    "check_model",
     "check_not_negative",
     "check_positive",
     "check_shape",
@@ -86,6 +87,14 @@ def check_key(key, name: str, *, single: bool = False):
         raise TypeError(f"{name} must be a random key, such as jax.random.key(0), got {given}.")
     if single and (key.ndim if is_typed else key.ndim - 1):
         raise ValueError(f"{name} must be one random key, got several (shape {key.shape}): pass {name}[0].")
+
+
+def check_model(model):
+    """``model`` must be a callable that is no distribution."""
+    from numpyro.distributions import Distribution
+
+    if not callable(model) or isinstance(model, Distribution):
+        raise TypeError(f"model must be a NumPyro model (a callable), got {type(model).__name__}.")
 
 
 def check_kernel(sampler):

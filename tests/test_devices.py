@@ -1,5 +1,6 @@
 """Chains and data spread over devices and processes: the draws of one device, up to rounding."""
 
+import contextlib
 import json
 import os
 import socket
@@ -11,10 +12,12 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
 
 ROOT = Path(__file__).parents[1]
+SLURM = ROOT / "docs" / "slurm"
 COMMON = """
 import json, os, sys, warnings
 sys.path.insert(0, "tests")
@@ -96,18 +99,35 @@ print(json.dumps({"devices": [jax.local_device_count(), jax.device_count()], "dr
 """
 
 
-def start(script, *args, devices, first=""):
-    environment = os.environ | {
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(ROOT),
-    }
-    argv = [sys.executable, "-c", first + COMMON + script, *map(str, args)]
+def free_port():
+    """A port that is free now, of those that JAX derives from the number of a Slurm job."""
+    for port in range(61440 + os.getpid() % 2000, 65535):
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("localhost", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+def popen(argv, *, devices, environment=None):
+    environment = (
+        os.environ
+        | (environment or {})
+        | {
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": str(ROOT),
+        }
+    )
+    argv = [sys.executable, *map(str, argv)]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
 
 
-def reports(processes):
-    """What each process prints last; none is left running."""
+def start(script, *args, devices, first=""):
+    return popen(["-c", first + COMMON + script, *args], devices=devices)
+
+
+def run(*processes):
+    """What processes print; none is left running."""
     try:
         ends = [process.communicate(timeout=400) for process in processes]
     finally:
@@ -116,7 +136,12 @@ def reports(processes):
             process.communicate()
     for process, (_, err) in zip(processes, ends, strict=True):
         assert process.returncode == 0, err
-    return [json.loads(out.splitlines()[-1]) for out, _ in ends]
+    return [out for out, _ in ends]
+
+
+def reports(processes):
+    """What each process prints last, read as JSON."""
+    return [json.loads(out.splitlines()[-1]) for out in run(*processes)]
 
 
 @pytest.fixture(scope="module")
@@ -151,13 +176,32 @@ def test_results_of_data_on_a_mesh():
 @pytest.mark.slow
 def test_chains_of_two_processes(eight_devices):
     """Both processes get all draws, those of one process."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     both = reports([start(TWO_PROCESSES, port, number, devices=2, first=FIRST) for number in range(2)])
     for one in both:
         assert one["devices"] == [2, 4]
         np.testing.assert_allclose(one["draws"], eight_devices["draws"]["alone"], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_the_program_of_the_documentation_under_the_variables_of_slurm(tmp_path):
+    """Two tasks of two devices each: one posterior of four chains, which a process without a cluster reads."""
+    path = tmp_path / "posterior.npz"
+    task = {"SLURM_JOB_ID": str(free_port() - 61440), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    tasks = [task | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)]
+    run(*(popen([SLURM / "train.py", path, 5], devices=2, environment=one) for one in tasks))
+    sys.path.insert(0, str(SLURM))
+    try:
+        import train
+    finally:
+        sys.path.remove(str(SLURM))
+    data = fs.datasets.load_diabetes()
+    prior = fs.GPPrior(ExpSquared(1.0))
+    with pytest.warns(RuntimeWarning, match="The model is not that of the draws"):  # it has another prior here
+        posterior = fs.Posterior.load(path, train.regression(prior, data.x_train[:100]))
+    assert (posterior.num_chains, posterior.num_draws) == (4, 20)
+    assert posterior.samples["sigma"].std() > 0
+    assert "srun python train.py posterior.npz" in (SLURM / "job.sh").read_text()
 
 
 def model(y=None):

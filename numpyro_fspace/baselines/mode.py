@@ -6,9 +6,9 @@ import jax
 import numpy as np
 
 from numpyro_fspace.mcmc.warmup.optimizer import adam
+from numpyro_fspace.model.admission import checked_model
 from numpyro_fspace.model.arguments import split_arrays
-from numpyro_fspace.model.checks import checked_arguments
-from numpyro_fspace.model.potential import ModelPotential, check_gradient, check_plates
+from numpyro_fspace.model.potential import ModelPotential
 
 __all__ = ["check_model", "check_optimizer", "find_modes"]
 
@@ -21,12 +21,8 @@ def check_model(model, args, kwargs, init_strategy) -> dict:
         potential.check_data()
         return potential.init_params()
 
-    with checked_arguments(args, kwargs, model=model) as trouble:
-        shapes = jax.eval_shape(start, jax.random.key(0))
-        check_plates(model, args, kwargs, init_strategy)
-        if trouble is not None:
-            check_gradient(model, args, kwargs, init_strategy)
-    return shapes
+    with checked_model(model, args, kwargs, init_strategy):
+        return jax.eval_shape(start, jax.random.key(0))
 
 
 def check_optimizer(optimizer):

@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_fspace._checks import one_line
 from numpyro_fspace.datasets.files import Source, load
-from numpyro_fspace.datasets.split import check_dtype, read_npz
+from numpyro_fspace.datasets.split import check_dtype, npz, read_npz
 
 if TYPE_CHECKING:
     import os
@@ -40,16 +40,13 @@ def build_drifters(parts: Sequence[bytes]) -> bytes:
     shape = test[:2, 5].astype(int)
     if shape.prod() != len(test):
         raise ValueError(f"the grid has {len(test)} rows, but states the size {shape[0]} × {shape[1]}.")
-    stream = io.BytesIO()
-    np.savez_compressed(
-        stream,
+    return npz(
         train_pos=train[:, 1:3],
         train_vel=train[:, 3:5],
         test_pos=test[:, 1:3],
         test_vel=test[:, 3:5],
         test_shape=shape,
     )
-    return stream.getvalue()
 
 
 _URL = "https://raw.githubusercontent.com/JaxGaussianProcesses/static/3e2ae250c3d6105bcad610cdf0f651c9d2737c4b/data"

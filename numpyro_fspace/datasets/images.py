@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numpyro_fspace.datasets.files import Source, load
-from numpyro_fspace.datasets.split import read_npz
+from numpyro_fspace.datasets.split import npz, read_npz
 
 if TYPE_CHECKING:
     import os
@@ -232,7 +232,7 @@ def build_cifar10(parts: Sequence[bytes]) -> bytes:
         rows = np.concatenate(found)
         arrays[f"{part}_images"] = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         arrays[f"{part}_labels"] = rows[:, 0]
-    return _npz(**arrays)
+    return npz(**arrays)
 
 
 def build_svhn(parts: Sequence[bytes]) -> bytes:
@@ -240,10 +240,4 @@ def build_svhn(parts: Sequence[bytes]) -> bytes:
     from scipy.io import loadmat
 
     pixels = loadmat(io.BytesIO(parts[0]), variable_names=["X"])["X"]
-    return _npz(images=pixels[..., :NUM_SVHN].transpose(3, 0, 1, 2))
-
-
-def _npz(**arrays) -> bytes:
-    stream = io.BytesIO()
-    np.savez_compressed(stream, **arrays)
-    return stream.getvalue()
+    return npz(images=pixels[..., :NUM_SVHN].transpose(3, 0, 1, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -103,6 +104,13 @@ def read_npz(path, **expected: tuple[str, tuple]) -> tuple[np.ndarray, ...]:
         if kind == "float" and not (np.abs(array) < np.finfo(np.float32).max).all():
             raise ValueError(f"{name} holds NaN or infinite values")
     return tuple(arrays.values())
+
+
+def npz(**arrays) -> bytes:
+    """The content of an npz file."""
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **arrays)
+    return stream.getvalue()
 
 
 def make_split(

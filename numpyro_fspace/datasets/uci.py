@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_fspace._checks import check_positive, renamed_argument
 from numpyro_fspace.datasets.files import Source, load
-from numpyro_fspace.datasets.split import Split, check_dtype, check_split, make_split, read_npz
+from numpyro_fspace.datasets.split import Split, check_dtype, check_split, make_split, npz, read_npz
 
 if TYPE_CHECKING:
     import os
@@ -112,9 +112,7 @@ def build_uci(parts: Sequence[bytes]) -> bytes:
     for mask, rows in zip(train_mask, train_rows, strict=True):
         _check_indices("training rows", rows, len(table))
         mask[rows] = True
-    stream = io.BytesIO()
-    np.savez_compressed(stream, X=table[:, features], y=table[:, target[0]], train_mask=train_mask)
-    return stream.getvalue()
+    return npz(X=table[:, features], y=table[:, target[0]], train_mask=train_mask)
 
 
 def build_unsplit(parts: Sequence[bytes], separator: str | None, inputs: slice, target: int) -> bytes:
@@ -127,9 +125,7 @@ def build_unsplit(parts: Sequence[bytes], separator: str | None, inputs: slice, 
     """
     columns = [*range(inputs.start, inputs.stop), target]
     table = np.loadtxt(io.BytesIO(parts[0]), delimiter=separator, skiprows=1, usecols=columns, ndmin=2)
-    stream = io.BytesIO()
-    np.savez_compressed(stream, X=table[:, :-1], y=table[:, -1])
-    return stream.getvalue()
+    return npz(X=table[:, :-1], y=table[:, -1])
 
 
 def random_mask(num_rows: int, split: int, train_share: float) -> np.ndarray:

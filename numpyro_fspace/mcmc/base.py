@@ -7,11 +7,10 @@ from abc import abstractmethod
 
 import jax
 import jax.numpy as jnp
-from numpyro.distributions import Distribution
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import as_numbers, check_count, check_positive, check_step_size, one_line
+from numpyro_fspace._checks import as_numbers, check_count, check_model, check_positive, check_step_size, one_line
 from numpyro_fspace._xla import UNOPTIMIZED, chains_together, is_nested
 from numpyro_fspace.mcmc import chain
 from numpyro_fspace.mcmc.numpyro_runs import judge_numpyro_runs
@@ -21,10 +20,11 @@ from numpyro_fspace.mcmc.start_checks import check_init_params, check_start
 from numpyro_fspace.mcmc.target import Target
 from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.model._numpyro import active_handlers
+from numpyro_fspace.model.admission import check_gradient
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays
 from numpyro_fspace.model.checks import checked_arguments, known_values
 from numpyro_fspace.model.marginal import MarginalPotential, find_block
-from numpyro_fspace.model.potential import ModelPotential, check_gradient
+from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 
 __all__ = ["SGMCMCKernel"]
@@ -57,8 +57,7 @@ class SGMCMCKernel(MCMCKernel):
         warmup,
         init_strategy,
     ):
-        if not callable(model) or isinstance(model, Distribution):
-            raise TypeError(f"model must be a NumPyro model (a callable), got {type(model).__name__}.")
+        check_model(model)
         check_count(num_steps, "num_steps")
         self._model = model
         self.metropolis = metropolis
@@ -294,5 +293,5 @@ class SGMCMCKernel(MCMCKernel):
         return "step_size is a schedule" if callable(self.step_size) else None
 
     def _compiled(self, fn, static, *key, options=None):
-        """``jax.jit(fn)``, or what it was when it was first asked for with such arguments and under this key."""
+        """``jax.jit(fn)``, made once for each structure of arguments and key."""
         return kept(self._programs, static, key, jax.jit(fn, compiler_options=options))

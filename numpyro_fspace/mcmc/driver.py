@@ -251,12 +251,12 @@ class MCMC(NumPyroMCMC):
             if init_params is not None:
                 check_init_params(self.sampler.moving(init_params, args, kwargs), plan.params, self.num_chains)
             loop = self._loop(fields, static, join, largest, 1)
-            with self._kept(loop) as run:
+            with self._held_run(loop) as run:
                 run.one_by_one(begin, start, arrays, self.num_chains)
             return
         loop = self._loop(fields, static, join, largest, self.num_chains)
         state, done = begin(*start)
-        with self._kept(loop) as run:
+        with self._held_run(loop) as run:
             if self.checkpoint is None:
                 run.in_memory(state, done, arrays)
             else:
@@ -277,7 +277,7 @@ class MCMC(NumPyroMCMC):
         return kept(self._loops, static, (self.sampler, fields, *settings.values()), loop)
 
     @contextmanager
-    def _kept(self, loop):
+    def _held_run(self, loop):
         """A ``Run`` by ``loop``, whose last state this object has at any moment, and whose draws when it ends."""
         settings = {"arguments": (self._args, self._kwargs), "has_bar": bool(self.progress_bar)}
         run = Run(loop, self.num_warmup, self.num_samples, hold_state=self._hold_state, **settings)

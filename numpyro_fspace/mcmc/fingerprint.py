@@ -6,12 +6,12 @@ import functools
 import hashlib
 import inspect
 import re
-from typing import Any
 
 import jax
 import numpy as np
 
 from numpyro_fspace.mcmc.base import SGMCMCKernel
+from numpyro_fspace.model.functions import some_rows
 from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.posterior.arrays import plain
 from numpyro_fspace.posterior.model_check import PRIOR_DRAW, prior_density
@@ -84,8 +84,7 @@ def _text(value) -> str:
         return fingerprint(value)
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     if isinstance(value, OnDemand):  # up to 1000 rows, evenly spaced, represent all
-        rows: Any = np.unique(np.linspace(0, len(value) - 1, 1000).astype(int))
-        return f"{text} of {fingerprint(value[rows])}"
+        return f"{text} of {fingerprint(value[some_rows(np.arange(len(value)), 1000)])}"
     if isinstance(value, functools.partial):  # an init_strategy with its values
         value = (value.args, value.keywords)
     elif hasattr(value, "__array__"):  # a table, whose text leaves rows out

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import jax
-from numpyro.distributions import Distribution
 from numpyro.infer import HMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import check_count, check_positive
+from numpyro_fspace._checks import check_count, check_model, check_positive
+from numpyro_fspace.model.admission import checked_model
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.checks import checked_arguments
 from numpyro_fspace.model.networks import init_to_network
-from numpyro_fspace.model.potential import ModelPotential, check_gradient, check_plates
+from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.sites import subsampled_plates
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ class fHMC(HMC):
         init_strategy: Callable = init_to_network,
         **settings: Any,
     ):
-        if not callable(model) or isinstance(model, Distribution):
-            raise TypeError(f"model must be a NumPyro model (a callable), got {type(model).__name__}.")
+        check_model(model)
         check_count(num_steps, "num_steps")
         check_positive(target_accept_prob, "target_accept_prob")
         if target_accept_prob >= 1:
@@ -93,14 +92,10 @@ class fHMC(HMC):
 
     def init(self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None):
         model_kwargs = {} if model_kwargs is None else model_kwargs
-        with checked_arguments(model_args, model_kwargs, model=self.model) as trouble:
-            potential = ModelPotential(
-                self.model, model_args, model_kwargs, key=jax.random.key(0), init_strategy=self._init_strategy
-            )
-            self._check(potential)
-            check_plates(self.model, model_args, model_kwargs, self._init_strategy)
-            if trouble is not None:
-                check_gradient(self.model, model_args, model_kwargs, self._init_strategy)
+        settings = {"key": jax.random.key(0), "init_strategy": self._init_strategy}
+        with checked_model(self.model, model_args, model_kwargs, self._init_strategy):
+            self._check(ModelPotential(self.model, model_args, model_kwargs, **settings))
+        with checked_arguments(model_args, model_kwargs, model=self.model):
             return super().init(rng_key, num_warmup, init_params, *with_rows((model_args, model_kwargs)))
 
     def _check(self, potential):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from numpyro_fspace._checks import check_choice, check_count, check_positive
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.model.networks import init_to_network
+from numpyro_fspace.sgmcmc.base import check_refreshes
 from numpyro_fspace.sgmcmc.samplers import Hamiltonian, Langevin
 from numpyro_fspace.sgmcmc.sghmc import INTEGRATORS
 
@@ -108,7 +109,7 @@ class SGLD(SGMCMCKernel):
         self._check_settings()
 
     def _sampler(self, metropolis):
-        return Langevin(self.num_steps, self.temperature, metropolis)
+        return Langevin(num_steps=self.num_steps, temperature=self.temperature, metropolis=metropolis)
 
 
 class SGHMC(SGMCMCKernel):
@@ -240,8 +241,8 @@ class SGHMC(SGMCMCKernel):
         if not isinstance(self.resample_momentum, bool):
             raise TypeError(f"resample_momentum must be True or False, got {self.resample_momentum!r}.")
         check_count(self.refresh_every, "refresh_every")
-        if self.integrator == "baoab" and self.num_steps % self.refresh_every:
-            raise ValueError(f"refresh_every={self.refresh_every} must divide num_steps={self.num_steps}.")
+        if self.integrator == "baoab":
+            check_refreshes(self.num_steps, self.refresh_every)
 
     def _sampler(self, metropolis):
         return Hamiltonian(

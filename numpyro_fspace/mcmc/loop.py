@@ -15,9 +15,10 @@ from numpyro_fspace._xla import UNDIVIDED, is_nested
 from numpyro_fspace.mcmc import chain
 from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.state import KernelState
-from numpyro_fspace.model.functions import depends_on, function_inputs, function_values, some_rows
+from numpyro_fspace.model.functions import function_inputs, function_values, some_rows
 from numpyro_fspace.model.joint_evaluation import assume_rows_of_points
 from numpyro_fspace.model.on_demand import OnDemand
+from numpyro_fspace.model.programs import depends_on
 from numpyro_fspace.model.sharding import CHAINS
 
 __all__ = ["Loop", "started"]
@@ -46,9 +47,7 @@ class Loop:
         is_divided: whether XLA may divide loops over arrays among a CPU's threads.
     """
 
-    def __init__(
-        self, sampler, fields, join, *, num_chains: int, thinning: int, constrain=None, mesh=None, is_divided=True
-    ):
+    def __init__(self, sampler, fields, join, *, num_chains: int, thinning: int, constrain, mesh, is_divided: bool):
         self.sampler, self.fields, self.join = sampler, fields, join
         self.num_chains, self.thinning, self.constrain, self.mesh = num_chains, thinning, constrain, mesh
         self.options = None if is_divided else UNDIVIDED
@@ -97,7 +96,7 @@ class Loop:
 
     @one_at_a_time
     def _make_slots(self, num, state, arrays, inputs):
-        kept = jax.eval_shape(lambda state, arrays: self._kept(state, *self.join(arrays)[:3], inputs), state, arrays)
+        kept = jax.eval_shape(lambda state, arrays: self._stored(state, *self.join(arrays)[:3], inputs), state, arrays)
         return jax.tree.map(lambda spec: _empty(spec, num), kept)
 
     def _program(self, update, *, keeps: bool):
@@ -134,7 +133,7 @@ class Loop:
             slot = jnp.maximum(i - first, 0) // self.thinning
             is_kept = (i >= first) & ((i - first) % self.thinning == self.thinning - 1)
             kept = jax.lax.cond(  # zeros are overwritten by the draw that belongs to the slot
-                is_kept, lambda s: self._kept(s, *given, inputs), lambda _: jax.tree.map(_empty, one_each), state
+                is_kept, lambda s: self._stored(s, *given, inputs), lambda _: jax.tree.map(_empty, one_each), state
             )
             return state, jax.tree.map(lambda all_, one: all_.at[slot].set(one), draws, kept)
 
@@ -147,7 +146,7 @@ class Loop:
                 return self.sampler.sample(state, args, kwargs)
             return self.sampler.updated(update, state, args, kwargs)
 
-    def _kept(self, state, args, kwargs, functions_at, inputs):
+    def _stored(self, state, args, kwargs, functions_at, inputs):
         constrain = self.constrain or self.sampler.postprocess_fn(args, kwargs)
         over_chains = jax.vmap if self.num_chains > 1 else lambda fn: fn
         values = {name: nested_attrgetter(name)(state) for name in self.fields}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from numpyro_fspace._checks import check_count, check_positive
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.model.networks import init_to_network
+from numpyro_fspace.sgmcmc.base import check_refreshes
 from numpyro_fspace.sgmcmc.samplers import Microcanonical
 
 if TYPE_CHECKING:
@@ -107,8 +108,7 @@ class MCLMC(SGMCMCKernel):
         super()._check_settings()
         check_positive(self.friction, "friction")
         check_count(self.refresh_every, "refresh_every")
-        if self.num_steps % self.refresh_every:
-            raise ValueError(f"refresh_every={self.refresh_every} must divide num_steps={self.num_steps}.")
+        check_refreshes(self.num_steps, self.refresh_every)
         if not isinstance(self.metropolis, bool):
             raise TypeError(f"metropolis must be True or False, got {self.metropolis!r}.")
 

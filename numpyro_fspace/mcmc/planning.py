@@ -15,9 +15,8 @@ from numpyro_fspace._xla import largest_array
 from numpyro_fspace.mcmc.numpyro_runs import ModelOfRows
 from numpyro_fspace.mcmc.plan import Plan
 from numpyro_fspace.model._numpyro import active_handlers
+from numpyro_fspace.model.admission import checked_model
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays
-from numpyro_fspace.model.checks import checked_arguments
-from numpyro_fspace.model.potential import check_gradient, check_plates
 from numpyro_fspace.model.scale_sites import scale_sites
 
 __all__ = ["make_plan", "structure_of"]
@@ -43,12 +42,11 @@ def make_plan(kernel, args: tuple, kwargs: dict, num_warmup: int) -> Plan:
     Raises:
         TypeError, ValueError: naming what is wrong, and the cure.
     """
-    with checked_arguments(args, kwargs, model=kernel._model) as trouble:
+    passed = _passed(kernel, args, kwargs)
+    with checked_model(kernel._model, args, kwargs, kernel.init_strategy, plates=not passed):
         trace = jax.make_jaxpr(partial(_first_evaluation, kernel, args, kwargs), return_shape=True)
         program, (params, facts) = trace(jax.random.key(0))
-        _check_plates(kernel, args, kwargs)
-        if trouble is not None:
-            check_gradient(kernel._model, args, kwargs, kernel.init_strategy)
+    passed["plates"] = True
     if facts.fields["batches"] > 1.0:
         kernel._programs["model"] = ModelOfRows(kernel._model)
     return Plan(
@@ -129,13 +127,9 @@ def _control_every(kernel, batches: float) -> int | None:
     return int(kernel.control_variates)
 
 
-def _check_plates(kernel, args, kwargs):
-    """``check_plates``, once for arguments of the same shapes whose integers, which may be rows, are the same."""
+def _passed(kernel, args, kwargs) -> dict:
+    """The checks passed by arguments of these shapes with the same integers, which may be numbers of rows."""
     arrays, static, _ = split_arrays((args, kwargs))
     shapes = tuple((np.shape(a), jnp.result_type(a)) for a in arrays)
     integers = frozen([a for a in arrays if jnp.issubdtype(jnp.result_type(a), jnp.integer)])
-    mark: dict = {}  # filled once the check has passed, so that what is refused is refused again
-    mark = kept(kernel._programs, static, ("plates", shapes, integers), mark)
-    if not mark:
-        check_plates(kernel._model, args, kwargs, kernel.init_strategy)
-        mark["passed"] = True
+    return kept(kernel._programs, static, ("passed", shapes, integers), {})

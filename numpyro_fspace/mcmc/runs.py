@@ -56,7 +56,7 @@ class Run:
     def one_by_one(self, begin, starts, arrays, num_chains: int):
         """``num_chains`` chains one after another, each from ``begin`` of its entries of ``starts``.
 
-        A run that is interrupted keeps the chains that are complete, or else what there is of the first.
+        A run that is interrupted keeps the complete chains, or if there are none, the draws so far of the first.
         """
         whole = []
         try:

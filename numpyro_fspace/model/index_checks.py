@@ -12,6 +12,7 @@ from jax.extend.core import Literal
 from jax.lax import GatherScatterMode
 
 from numpyro_fspace._checks import native
+from numpyro_fspace.model.programs import called
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +23,6 @@ __all__ = ["NUM_PARTS", "PlateRows", "check_indices", "plates_of"]
 
 #: Minibatches are checked at up to this number of places in the data, plus one.
 NUM_PARTS = 1000
-#: Primitives that only call another program.
-CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}
 
 
 class PlateRows(NamedTuple):
@@ -165,11 +164,9 @@ def _steps(program, values) -> list[_Step]:
             return [number(a.val) if isinstance(a, Literal) else names[a] for a in atoms]
 
         for equation in program.eqns:
-            given, called = read(equation.invars), None
-            if equation.primitive.name in CALLS:
-                called = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-            made = [number() for _ in equation.outvars] if called is None else walk(called, given)
-            if called is None:
+            given, inner = read(equation.invars), called(equation)
+            made = [number() for _ in equation.outvars] if inner is None else walk(inner, given)
+            if inner is None:
                 steps.append(_Step(equation, given, made))
             names.update(zip(equation.outvars, made, strict=True))
         return read(program.outvars)

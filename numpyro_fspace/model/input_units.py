@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace.model.functions import some_rows
 from numpyro_fspace.priors._concrete import closes_over_traced, evaluated, is_traced
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def lengthscales(prior: GaussianProcess, x: np.ndarray) -> np.ndarray:
 
     It is between 1/256 and four times the range of the input at the points x [M, D].
     """
-    places = x[np.unique(np.linspace(0, len(x) - 1, NUM_PLACES).astype(int))]
+    places = some_rows(x, NUM_PLACES)
     width = np.ptp(x, axis=0)
     width = np.where(width > 0, width, 1.0)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.model.arguments import frozen
-from numpyro_fspace.model.functions import depends_on, makes_features, vanishes_with
+from numpyro_fspace.model.programs import depends_on, makes_features, vanishes_with
 from numpyro_fspace.priors._concrete import evaluated, is_traced
 from numpyro_fspace.priors.gp_prior import full_precision
 from numpyro_fspace.sgmcmc.base import times

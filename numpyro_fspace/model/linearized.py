@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from numpyro import handlers
 
 from numpyro_fspace._checks import renamed_argument
-from numpyro_fspace.model.functions import depends_on
 from numpyro_fspace.model.handlers import function_hook
+from numpyro_fspace.model.programs import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior
 

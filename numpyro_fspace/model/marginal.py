@@ -19,10 +19,10 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.util import is_identically_one
 from numpyro.infer.util import potential_energy
 
-from numpyro_fspace.model.functions import depends_on
 from numpyro_fspace.model.gaussian_marginal import log_marginal
 from numpyro_fspace.model.handlers import fresh_draws, given_last_layers, without_data
 from numpyro_fspace.model.potential import ModelPotential
+from numpyro_fspace.model.programs import depends_on
 from numpyro_fspace.model.ridge import LastLayerPrior
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import check_observations

@@ -23,11 +23,11 @@ import numpy as np
 
 from numpyro_fspace._checks import check_count
 from numpyro_fspace.model.point_samplers import (
+    BasePointSampler,
     Fixed,
     Own,
     Perturb,
     PointSampler,
-    Sampler,
     Subset,
     Uniform,
     Union,
@@ -195,7 +195,7 @@ def union(*samplers) -> PointSampler:
 
 
 def as_points(points, name: str = "points") -> PointSampler:
-    """``points`` as a ``Sampler``: an array [M, D] becomes ``Fixed``, and a callable of a key becomes ``Own``.
+    """``points`` as a ``BasePointSampler``: an array [M, D] becomes ``Fixed``, and a callable of a key becomes ``Own``.
 
     A callable is random unless its attribute ``is_random`` is false. It may also have the attributes ``num_points``,
     ``num_inputs`` and ``pool``.
@@ -204,7 +204,7 @@ def as_points(points, name: str = "points") -> PointSampler:
         TypeError: points is neither an array nor a callable.
         ValueError: points is an array that ``fixed`` refuses.
     """
-    if isinstance(points, Sampler):
+    if isinstance(points, BasePointSampler):
         return points
     if isinstance(points, type) or points is None or isinstance(points, str):
         raise TypeError(f"{name} must be an array [M, D] or a callable of a key, got {points!r}.")

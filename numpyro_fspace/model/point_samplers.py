@@ -22,7 +22,7 @@ __all__ = [
     "Own",
     "Perturb",
     "PointSampler",
-    "Sampler",
+    "BasePointSampler",
     "Subset",
     "Uniform",
     "Union",
@@ -60,7 +60,7 @@ class PointSampler(Protocol):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Sampler(ABC):
+class BasePointSampler(ABC):
     """Base class of the samplers of this package."""
 
     num_points: int | None
@@ -87,7 +87,7 @@ class Sampler(ABC):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Fixed(Sampler):
+class Fixed(BasePointSampler):
     """The same points at every draw."""
 
     def __call__(self, key):
@@ -104,7 +104,7 @@ class Fixed(Sampler):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Subset(Sampler):
+class Subset(BasePointSampler):
     """Distinct rows of the pool."""
 
     def __call__(self, key):
@@ -115,7 +115,7 @@ class Subset(Sampler):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Uniform(Sampler):
+class Uniform(BasePointSampler):
     """Independent uniform points in a box."""
 
     low: Array
@@ -126,7 +126,7 @@ class Uniform(Sampler):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Perturb(Sampler):
+class Perturb(BasePointSampler):
     """Rows of x with normal noise."""
 
     x: Array
@@ -139,7 +139,7 @@ class Perturb(Sampler):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Union(Sampler):
+class Union(BasePointSampler):
     """The points of several samplers."""
 
     members: tuple[PointSampler, ...]
@@ -167,7 +167,7 @@ class Union(Sampler):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Own(Sampler):
+class Own(BasePointSampler):
     """A user's callable of a key."""
 
     fn: Callable

@@ -12,23 +12,18 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import numpyro
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_fspace.model.arguments import with_rows
-from numpyro_fspace.model.checks import named_leaves
 from numpyro_fspace.model.handlers import (
     fresh_draws,
     full_plates,
     function_hook,
     given_rows,
-    parts_of_plates,
     without_data,
 )
-from numpyro_fspace.model.index_checks import NUM_PARTS, check_indices, plates_of
 from numpyro_fspace.model.initial_values import checked_starts
 from numpyro_fspace.model.joint_evaluation import rows_found
 from numpyro_fspace.model.networks import init_to_network
@@ -45,7 +40,7 @@ from numpyro_fspace.model.sites import (
     subsampled_plates,
 )
 
-__all__ = ["ModelPotential", "check_gradient", "check_plates"]
+__all__ = ["ModelPotential"]
 
 #: Number of rows (or size of a minibatch, if that is larger) that are evaluated together in passes over all data.
 MAX_ROWS = 2048
@@ -266,29 +261,6 @@ class ModelPotential:
             return {k: values[k] for k in (*z, *kept)}
 
         return constrain
-
-
-def check_gradient(model, args, kwargs, init_strategy=init_to_network):
-    """Raise a ValueError if the gradient of log prior and log likelihood of all data is not finite at the start."""
-    with jax.ensure_compile_time_eval():
-        key = jax.random.key(0)
-        potential = ModelPotential(model, args, kwargs, key=key, init_strategy=init_strategy)
-        with numpyro.validation_enabled(False):  # validation would warn of NaN that the model masks later
-            gradient = jax.jit(lambda z: potential.data_gradient(z, key))(potential.init_params())
-        if not all(np.isfinite(part).all() for part in jax.tree.leaves(gradient)):
-            raise ValueError("The gradient of the log density is not finite where the chain starts.")
-
-
-def check_plates(model, args, kwargs, init_strategy=init_to_network):
-    """Raise a ValueError if the rows of a plate are read from an array with fewer rows (see ``check_indices``)."""
-    plates: dict = {}
-
-    def evaluate(key, part):
-        parts = parts_of_plates(model, part, NUM_PARTS)
-        plates.update(plates_of(ModelPotential(parts, args, kwargs, key=key, init_strategy=init_strategy).trace))
-
-    program = jax.make_jaxpr(evaluate)(jax.random.key(0), 0)
-    check_indices(program, (None, None), plates, named_leaves(args, kwargs), part=1)
 
 
 def _in_minibatch(site, trace):

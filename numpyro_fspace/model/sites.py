@@ -109,6 +109,13 @@ def base_distribution(distribution):
     return distribution
 
 
+def zeros_if_improper(site):
+    """Zeros for a site with an improper prior, from which nothing can be drawn; None for any other."""
+    if isinstance(base_distribution(site["fn"]), dist.ImproperUniform):
+        return jnp.zeros(site["fn"].shape())
+    return None
+
+
 def parameters_of(distribution) -> list:
     """The numbers and arrays that a distribution holds; those of a class that is no tree of JAX are its attributes."""
     try:

@@ -6,22 +6,21 @@ import inspect
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 
 from numpyro_fspace.model.arguments import split_arrays
-from numpyro_fspace.model.functions import evaluate, functions_of, sources
+from numpyro_fspace.model.functions import evaluate, functions_of
 from numpyro_fspace.model.handlers import own_keys
+from numpyro_fspace.model.programs import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import (
-    base_distribution,
     is_functional_prior,
     is_weight,
     latent_sites,
     observed_sites,
     parameters_of,
     weights_of,
+    zeros_if_improper,
 )
 from numpyro_fspace.posterior.arrays import taken
 
@@ -123,9 +122,7 @@ def _run(model, values, args, kwargs):
             if np.shape(found) != site["fn"].shape():
                 others[site["name"]] = site
             return found
-        return (
-            jnp.zeros(site["fn"].shape()) if isinstance(base_distribution(site["fn"]), dist.ImproperUniform) else None
-        )
+        return zeros_if_improper(site)
 
     try:
         return run_model(model, args, kwargs, key=jax.random.key(0), substitute=value)

@@ -79,7 +79,7 @@ def _above_limit(rhat: float) -> str:
 
 
 def _label(name: str) -> str:
-    """The name of what a point belongs to."""
+    """The label of a point without its index."""
     return re.sub(r"\[[\d, ]*\]$", "", name)
 
 

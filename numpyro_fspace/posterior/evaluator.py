@@ -17,9 +17,10 @@ import numpyro
 from numpyro_fspace._checks import as_numbers, warn
 from numpyro_fspace.model.arguments import kept, split_arrays
 from numpyro_fspace.model.checks import named_leaves
-from numpyro_fspace.model.functions import evaluate, function_inputs, function_values, functions_of, sources
+from numpyro_fspace.model.functions import evaluate, function_inputs, function_values, functions_of
 from numpyro_fspace.model.handlers import full_plates, own_keys
 from numpyro_fspace.model.index_checks import check_indices, plates_of
+from numpyro_fspace.model.programs import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.model.sites import is_weight, log_density_of, observed_sites, weights_of
@@ -53,8 +54,8 @@ class Evaluator:
         self.posterior, self.from_prior = replace(posterior, samples=draws), from_prior
         self._programs: dict = {}
 
-    def _kept(self, given) -> dict:
-        """What is compiled for arguments like these, by name; empty at first."""
+    def _programs_for(self, given) -> dict:
+        """The programs compiled for arguments of these shapes, by name; empty at first."""
         arrays, static, _ = split_arrays(given)
         places = [id(a) for a in arrays]
         shapes = tuple((places.index(id(a)), a.shape, str(a.dtype)) for a in arrays)
@@ -62,7 +63,7 @@ class Evaluator:
 
     def structure(self, args, kwargs) -> Structure:
         """The structure of the model at such arguments."""
-        programs = self._kept((args, kwargs))
+        programs = self._programs_for((args, kwargs))
         if "structure" not in programs:
             draw = {k: v[0] for k, v in self.posterior.samples.items()}
             programs["structure"] = structure(full_plates(self.posterior.model), draw, args, kwargs)
@@ -73,7 +74,7 @@ class Evaluator:
         draws, model = self.posterior.samples, self.posterior.model
         inputs = None if inputs is None else as_arrays(inputs)
         args, kwargs, inputs = with_devices_of((*arguments, inputs), draws)
-        programs = self._kept((args, kwargs, inputs))
+        programs = self._programs_for((args, kwargs, inputs))
 
         @cache
         def places():
@@ -85,7 +86,7 @@ class Evaluator:
         given = share_equal((args, kwargs, places()))
         keys = jax.random.split(key, len(jax.tree.leaves(draws)[0]))
         num = max([0, *(len(x) for x in jax.tree.leaves(places()))])
-        programs = self._kept((given, num, "draws"))
+        programs = self._programs_for((given, num, "draws"))
         if not programs:
             plates: dict = {}
             evaluation = partial(self._evaluation, plates)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 
 from numpyro_fspace._checks import warn
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sites import base_distribution, log_density_of
+from numpyro_fspace.model.sites import log_density_of, zeros_if_improper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,8 +43,7 @@ def _log_densities(model: Callable, args: tuple, kwargs: Mapping, draws: Sequenc
     def value(draw, site):
         if site["type"] != "sample" or site["is_observed"]:
             return None
-        is_improper = isinstance(base_distribution(site["fn"]), dist.ImproperUniform)
-        return draw.get(site["name"], jnp.zeros(site["fn"].shape()) if is_improper else None)
+        return draw.get(site["name"], zeros_if_improper(site))
 
     @jax.jit
     def evaluated(draw, arrays):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from numpyro_fspace.model.functions import functions_of
+from numpyro_fspace.model.functions import functions_of, some_rows
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.posterior.limits import LEAST_PRODUCT_SHARE
@@ -36,7 +36,7 @@ def product_shares(potential: ModelPotential) -> dict[str, float]:
         x = site.points(jax.random.key(0))  # random points: one draw stands for all
         if is_traced(x):
             continue
-        x = np.asarray(x)[np.unique(np.linspace(0, len(x) - 1, NUM_POINTS).astype(int))]
+        x = some_rows(np.asarray(x), NUM_POINTS)
         values = np.asarray(_draws(potential, name, x), float).reshape(NUM_DRAWS, -1)
         covariance = site.prior.marginal(x)[1]
         if is_traced(covariance) or not np.isfinite(values).all():

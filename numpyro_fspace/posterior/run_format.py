@@ -91,7 +91,7 @@ def hash_of(file) -> str:
 
 
 def blocks(size: int) -> list[int]:
-    """So many bytes, block by block."""
+    """Block sizes that sum to ``size``."""
     return [BLOCK] * (size // BLOCK) + [size % BLOCK]
 
 

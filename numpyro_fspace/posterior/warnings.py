@@ -62,7 +62,7 @@ def warn_of_predictions(predictions: dict, num_chains: int, find_structure):
 
 @contextmanager
 def without_harm(what):
-    """Turns an error into a warning, so that it costs nobody a run."""
+    """Report an error as a warning, so that a run that has ended is not lost."""
     try:
         yield
     except Warning:  # warnings that somebody turned into errors

@@ -21,6 +21,7 @@ __all__ = [
     "accept",
     "as_position",
     "as_sampling_algorithm",
+    "check_refreshes",
     "dot",
     "finite",
     "scan_with_draws",
@@ -29,7 +30,7 @@ __all__ = [
     "squared_norm",
     "step_size_at",
     "times",
-    "walled",
+    "rejecting_infinite",
 ]
 
 
@@ -126,8 +127,8 @@ def finite(*trees):
     return jnp.isfinite(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(trees)))
 
 
-def walled(gradient_fn):
-    """The gradient of ``staged_gradient``, with U = ∞ and no force wherever U is infinite, so that tests reject.
+def rejecting_infinite(gradient_fn):
+    """The gradient of ``staged_gradient``, with U = ∞ and gradient 0 wherever U is infinite, so that tests reject.
 
     U is -∞ where a position is rounded to a pole of the density, such as the 0 of a Gamma distribution with a shape
     below 1.
@@ -183,8 +184,14 @@ def scan_with_draws(step, carry, key, num_blocks, like, draw, block_size=1):
     return jax.lax.scan(blocks, carry, (keys, jnp.arange(len(keys))))[0]
 
 
-def as_sampling_algorithm(init: Callable, step: Callable):
-    """A BlackJAX ``SamplingAlgorithm`` of two functions.
+def check_refreshes(num_steps: int, refresh_every: int) -> None:
+    """The steps of a draw must be a multiple of those between refreshes of the momentum."""
+    if num_steps % refresh_every:
+        raise ValueError(f"refresh_every={refresh_every} must divide num_steps={num_steps}.")
+
+
+def as_sampling_algorithm(init: Callable, kernel: Callable, potential_fn: Callable, step_size, settings: dict):
+    """A BlackJAX ``SamplingAlgorithm`` of a sampler's ``init`` and of its kernel with these settings.
 
     Raises:
         ImportError: BlackJAX is missing.
@@ -193,4 +200,9 @@ def as_sampling_algorithm(init: Callable, step: Callable):
         from blackjax.base import SamplingAlgorithm
     except ImportError as error:
         raise ImportError("as_top_level_api needs BlackJAX: pip install blackjax.") from error
+
+    def step(rng_key, state):
+        state, info = kernel(rng_key, state, potential_fn, step_size, **settings)
+        return state, info._replace(gradient=None)
+
     return SamplingAlgorithm(init, step)

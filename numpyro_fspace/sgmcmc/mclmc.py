@@ -41,13 +41,14 @@ from numpyro_fspace.sgmcmc.base import (
     accept,
     as_position,
     as_sampling_algorithm,
+    check_refreshes,
     dot,
+    rejecting_infinite,
     scan_with_draws,
     select,
     size_and_dtype,
     squared_norm,
     step_size_at,
-    walled,
 )
 from numpyro_fspace.sgmcmc.hoisting import staged_gradient
 from numpyro_fspace.sgmcmc.integrators import drift, ornstein_uhlenbeck
@@ -142,10 +143,9 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
         metric=Identity(),  # noqa: B008
         refresh_every=1,
     ):
-        if num_steps % refresh_every:
-            raise ValueError(f"num_steps={num_steps} must be a multiple of refresh_every={refresh_every}.")
+        check_refreshes(num_steps, refresh_every)
         potential, gradient_fn = staged_gradient(potential_fn, state.position, key, has_aux=has_aux)
-        gradient_fn = walled(gradient_fn)
+        gradient_fn = rejecting_infinite(gradient_fn)
         key_scan, key_momentum, key_test, key_potential = jax.random.split(key, 4)
         _, dtype = size_and_dtype(state.position)
         epsilon = step_size_at(step_size, state.count, dtype)
@@ -225,13 +225,11 @@ def as_top_level_api(
     """
     kernel = build_kernel(has_aux=has_aux, metropolis=metropolis)
     metric = Identity() if metric is None else metric
-    settings = {"num_steps": num_steps, "friction": friction, "temperature": temperature, "metric": metric}
-
-    def init_fn(position, rng_key):
-        return init(position, rng_key)
-
-    def step_fn(rng_key, state):
-        state, info = kernel(rng_key, state, potential_fn, step_size, **settings, refresh_every=refresh_every)
-        return state, info._replace(gradient=None)
-
-    return as_sampling_algorithm(init_fn, step_fn)
+    settings = {
+        "num_steps": num_steps,
+        "friction": friction,
+        "temperature": temperature,
+        "metric": metric,
+        "refresh_every": refresh_every,
+    }
+    return as_sampling_algorithm(init, kernel, potential_fn, step_size, settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 
@@ -37,197 +37,134 @@ class Given(NamedTuple):
     gradient_noise: GradientNoise | None = None
 
 
-class Sampler(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
     """What a kernel's warm-up, chain and report need of a sampler.
 
     Attributes:
         num_steps: gradient steps per draw.
         temperature: T.
-        metropolis: whether steps, or draws, pass a Metropolis test.
-        is_tuned: whether warm-up tunes the step size to the acceptance probability of draws.
+        metropolis: whether each draw (of ``Langevin`` each step) passes a Metropolis test.
         has_momentum: whether the state of a chain has a momentum.
         absorbs_noise: whether friction can take up the noise of gradients in the directions where it is largest.
-    """
-
-    @property
-    def num_steps(self) -> int: ...
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def metropolis(self) -> bool: ...
-    @property
-    def is_tuned(self) -> bool: ...
-    @property
-    def has_momentum(self) -> bool: ...
-    @property
-    def absorbs_noise(self) -> bool: ...
-
-    def initial_momentum(self, key, position):
-        """The momentum [P] of a chain that starts, or an empty array."""
-
-    def transition(self, key, dynamics: Dynamics, momentum, count, given: Given):
-        """One draw: ``(position, momentum, Info)``."""
-
-    def target_accept_prob(self, size: int) -> float:
-        """The acceptance probability of draws of ``size`` parameters that warm-up tunes the step size for."""
-
-    def stable_step_size(self, curvature):
-        """The step size for a largest curvature λ in the preconditioner's coordinates."""
-
-
-@dataclass(frozen=True)
-class Langevin:
-    """SGLD.
-
-    Attributes:
-        num_steps: gradient steps per draw.
-        temperature: T.
-        metropolis: whether each step is tested.
+        is_tuned: whether warm-up tunes the step size to the acceptance probability of draws.
     """
 
     num_steps: int
     temperature: float
     metropolis: bool
 
-    has_momentum = False
-    absorbs_noise = False
+    has_momentum: ClassVar[bool] = True
+
+    @property
+    def absorbs_noise(self) -> bool:
+        return False
 
     @property
     def is_tuned(self) -> bool:
-        """Whether warm-up tunes the step size to the acceptance probability."""
         return self.metropolis
 
     def initial_momentum(self, key, position):
-        """An empty momentum."""
-        return jnp.zeros((0,), position.dtype)
+        """The momentum [P] of a chain that starts, or an empty array."""
+        raise NotImplementedError
 
     def transition(self, key, dynamics: Dynamics, momentum, count, given: Given):
-        """``num_steps`` gradient steps: ``(position, momentum, Info)``."""
-        kernel = sgld.build_kernel(has_aux=True, metropolis=self.metropolis)
-        state, info = kernel(
-            key,
-            sgld.SGLDState(dynamics.position, count),
-            dynamics.potential,
-            given.step_size,
-            num_steps=self.num_steps,
-            temperature=self.temperature,
-            metric=dynamics.metric,
-        )
-        return state.position, momentum, info
+        """One draw, ``num_steps`` gradient steps: ``(position, momentum, Info)``."""
+        raise NotImplementedError
 
     def target_accept_prob(self, size: int) -> float:
-        """The acceptance probability that warm-up tunes the step size for."""
+        """The acceptance probability of draws of ``size`` parameters that warm-up tunes the step size for."""
+        del size
         return ACCEPT_PROB
 
     def stable_step_size(self, curvature):
-        """The step size for a largest curvature λ in the preconditioner's coordinates."""
+        """The step size for a largest curvature λ in the preconditioner's coordinates; a tuned one is at most this."""
+        raise NotImplementedError
+
+    def _run(self, algorithm, key, state, dynamics, given, *, variant=None, **settings):
+        """A draw by a module of ``sgmcmc`` from a state of its own: ``(state, Info)``."""
+        kernel = algorithm.build_kernel(has_aux=True, metropolis=self.metropolis, **(variant or {}))
+        common = {"num_steps": self.num_steps, "temperature": self.temperature, "metric": dynamics.metric}
+        return kernel(key, state, dynamics.potential, given.step_size, **common, **settings)
+
+
+class Langevin(Sampler):
+    """SGLD."""
+
+    has_momentum = False
+
+    def initial_momentum(self, key, position):
+        return jnp.zeros((0,), position.dtype)
+
+    def transition(self, key, dynamics, momentum, count, given):
+        state, info = self._run(sgld, key, sgld.SGLDState(dynamics.position, count), dynamics, given)
+        return state.position, momentum, info
+
+    def stable_step_size(self, curvature):
         return (0.4 if self.metropolis else 0.2) / curvature
 
 
-@dataclass(frozen=True)
-class Hamiltonian:
+@dataclass(frozen=True, kw_only=True)
+class Hamiltonian(Sampler):
     """SGHMC.
 
     Attributes:
-        num_steps: gradient steps per draw.
-        temperature: T.
-        metropolis: whether each draw is tested.
         resample_momentum: whether the momentum is redrawn at every draw.
         refresh_every: steps between the thermostat's partial refreshes of the momentum.
         integrator: ``"baoab"`` or ``"euler"``.
     """
 
-    num_steps: int
-    temperature: float
-    metropolis: bool
     resample_momentum: bool
     refresh_every: int
     integrator: str
 
-    has_momentum = True
-
     @property
-    def is_tuned(self) -> bool:
-        """Whether warm-up tunes the step size to the acceptance probability."""
-        return self.metropolis
-
-    @property
-    def absorbs_noise(self) -> bool:
-        """Whether the thermostat takes account of the noise of gradients."""
+    def absorbs_noise(self):
         return self.integrator == "baoab"
 
     def initial_momentum(self, key, position):
-        """A draw from N(0, T I), flat [P]."""
         return sghmc.init(position, key, temperature=self.temperature).momentum
 
-    def transition(self, key, dynamics: Dynamics, momentum, count, given: Given):
-        """``num_steps`` gradient steps: ``(position, momentum, Info)``."""
-        kernel = sghmc.build_kernel(integrator=self.integrator, has_aux=True, metropolis=self.metropolis)
-        state, info = kernel(
-            key,
-            sghmc.SGHMCState(dynamics.position, momentum, count),
-            dynamics.potential,
-            given.step_size,
-            num_steps=self.num_steps,
-            friction=given.friction,
-            temperature=self.temperature,
-            metric=dynamics.metric,
-            resample_momentum=self.resample_momentum,
-            refresh_every=self.refresh_every,
-            gradient_noise=given.gradient_noise,
-        )
+    def transition(self, key, dynamics, momentum, count, given):
+        settings = {
+            "variant": {"integrator": self.integrator},
+            "friction": given.friction,
+            "resample_momentum": self.resample_momentum,
+            "refresh_every": self.refresh_every,
+            "gradient_noise": given.gradient_noise,
+        }
+        start = sghmc.SGHMCState(dynamics.position, momentum, count)
+        state, info = self._run(sghmc, key, start, dynamics, given, **settings)
         return state.position, state.momentum, info
 
-    def target_accept_prob(self, size: int) -> float:
-        """The acceptance probability that warm-up tunes the step size for."""
-        return ACCEPT_PROB
-
     def stable_step_size(self, curvature):
-        """The step size for a largest curvature λ in the preconditioner's coordinates; a tuned one may be longer."""
         return (LONGEST if self.is_tuned else 1.0) / jnp.sqrt(curvature)
 
 
-@dataclass(frozen=True)
-class Microcanonical:
-    """MCLMC.
+@dataclass(frozen=True, kw_only=True)
+class Microcanonical(Sampler):
+    """MCLMC, which warm-up tunes with and without a test.
 
     Attributes:
-        num_steps: gradient steps per draw.
-        temperature: T.
-        metropolis: whether each draw is tested.
         refresh_every: steps between partial refreshes of the momentum.
     """
 
-    num_steps: int
-    temperature: float
-    metropolis: bool
     refresh_every: int
 
-    is_tuned = True
-    has_momentum = True
-    absorbs_noise = False
+    @property
+    def is_tuned(self):
+        return True
 
     def initial_momentum(self, key, position):
-        """A uniform direction, of length √P, flat [P]."""
         return mclmc.init(position, key).momentum
 
-    def transition(self, key, dynamics: Dynamics, momentum, count, given: Given):
-        """``num_steps`` gradient steps: ``(position, momentum, Info)``."""
-        kernel = mclmc.build_kernel(has_aux=True, metropolis=self.metropolis)
-        state, info = kernel(
-            key,
-            mclmc.MCLMCState(dynamics.position, momentum, count),
-            dynamics.potential,
-            given.step_size,
-            num_steps=self.num_steps,
-            friction=given.friction,
-            temperature=self.temperature,
-            metric=dynamics.metric,
-            refresh_every=self.refresh_every,
-        )
+    def transition(self, key, dynamics, momentum, count, given):
+        settings = {"friction": given.friction, "refresh_every": self.refresh_every}
+        start = mclmc.MCLMCState(dynamics.position, momentum, count)
+        state, info = self._run(mclmc, key, start, dynamics, given, **settings)
         return state.position, state.momentum, info
 
-    def target_accept_prob(self, size: int) -> float:
+    def target_accept_prob(self, size):
         """The acceptance probability that warm-up tunes the step size for.
 
         Without a test it is that of an energy error of variance ``ERROR`` times P in a draw: the error of the
@@ -238,5 +175,4 @@ class Microcanonical:
         return max(MIN_TARGET_ACCEPT, math.erfc(math.sqrt(ERROR * size / 8.0)))
 
     def stable_step_size(self, curvature):
-        """The longest step size for a largest curvature λ in the preconditioner's coordinates."""
         return LONGEST / jnp.sqrt(curvature)

@@ -39,14 +39,15 @@ from numpyro_fspace.sgmcmc.base import (
     accept,
     as_position,
     as_sampling_algorithm,
+    check_refreshes,
     dot,
     finite,
+    rejecting_infinite,
     scan_with_draws,
     select,
     size_and_dtype,
     squared_norm,
     step_size_at,
-    walled,
 )
 from numpyro_fspace.sgmcmc.hoisting import staged_gradient
 from numpyro_fspace.sgmcmc.integrators import add, drift, kick, ornstein_uhlenbeck
@@ -133,8 +134,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
     ):
         if integrator == "euler":
             refresh_every = 1
-        if num_steps % refresh_every:
-            raise ValueError(f"num_steps={num_steps} must be a multiple of refresh_every={refresh_every}.")
+        check_refreshes(num_steps, refresh_every)
         potential, gradient_fn = staged_gradient(potential_fn, state.position, key, has_aux=has_aux)
         key_scan, key_momentum = jax.random.split(key)
         size, dtype = size_and_dtype(state.position)
@@ -195,7 +195,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
         zero = jnp.zeros((), dtype)
         blocks = (num_steps // refresh_every, state.position, potential.draw, refresh_every)
         if metropolis:
-            gradient_fn = walled(gradient_fn)
+            gradient_fn = rejecting_infinite(gradient_fn)
             epsilon = step_size_at(step_size, state.count, dtype)
             gamma = jnp.where(resample_momentum, jnp.inf, friction * refresh_every)
             noise = normal_like(key_momentum, state.position)
@@ -283,8 +283,4 @@ def as_top_level_api(
         "refresh_every": refresh_every,
     }
 
-    def step_fn(rng_key, state):
-        state, info = kernel(rng_key, state, potential_fn, step_size, **settings)
-        return state, info._replace(gradient=None)
-
-    return as_sampling_algorithm(init_fn, step_fn)
+    return as_sampling_algorithm(init_fn, kernel, potential_fn, step_size, settings)

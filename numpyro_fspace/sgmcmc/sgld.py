@@ -27,12 +27,12 @@ from numpyro_fspace.sgmcmc.base import (
     as_sampling_algorithm,
     dot,
     finite,
+    rejecting_infinite,
     scan_with_draws,
     select,
     size_and_dtype,
     squared_norm,
     step_size_at,
-    walled,
 )
 from numpyro_fspace.sgmcmc.hoisting import staged_gradient
 from numpyro_fspace.sgmcmc.integrators import euler_maruyama
@@ -101,7 +101,7 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
 
         zero, position, draw = jnp.zeros((), dtype), state.position, potential.draw
         if metropolis:
-            gradient_fn = walled(gradient_fn)
+            gradient_fn = rejecting_infinite(gradient_fn)
             value, gradient = gradient_fn(position, draw(key_end))
             good = finite(value, gradient)
             start = ((position, value, gradient), zero, good, zero, zero)
@@ -156,13 +156,9 @@ def as_top_level_api(
     """
     kernel = build_kernel(has_aux=has_aux, metropolis=metropolis)
     metric = Identity() if metric is None else metric
+    settings = {"num_steps": num_steps, "temperature": temperature, "metric": metric}
 
     def init_fn(position, rng_key=None):
         return init(position)
 
-    def step_fn(rng_key, state):
-        settings = {"num_steps": num_steps, "temperature": temperature, "metric": metric}
-        state, info = kernel(rng_key, state, potential_fn, step_size, **settings)
-        return state, info._replace(gradient=None)
-
-    return as_sampling_algorithm(init_fn, step_fn)
+    return as_sampling_algorithm(init_fn, kernel, potential_fn, step_size, settings)

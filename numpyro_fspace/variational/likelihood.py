@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
-from numpyro_fspace.model.functions import depends_on
 from numpyro_fspace.model.linearized import linearize
+from numpyro_fspace.model.programs import depends_on
 from numpyro_fspace.model.sites import observed_sites
 from numpyro_fspace.variational.pushforward import as_normal
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import one_line
-from numpyro_fspace.model.checks import checked_arguments
+from numpyro_fspace.model.admission import checked_model
 from numpyro_fspace.model.linearized import function_of, linearize
-from numpyro_fspace.model.potential import ModelPotential, check_gradient, check_plates
+from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.variational.elbo import FunctionalELBO, GuidedModel
 from numpyro_fspace.variational.pushforward import as_normal
 from numpyro_fspace.variational.transformation import compose
@@ -103,12 +103,9 @@ class StageELBO(FunctionalELBO):
 
 def check_model_and_guide(key, svi, args, kwargs) -> None:
     """Raise for a model or a guide that the stages cannot use. The guide starts as in ``svi.run`` with this key."""
-    with checked_arguments(args, kwargs, model=svi.model) as trouble:
+    with checked_model(svi.model, args, kwargs):
         potential = ModelPotential(svi.model, args, kwargs, key=key)
         potential.check_data()
-        check_plates(svi.model, args, kwargs)
-        if trouble is not None:
-            check_gradient(svi.model, args, kwargs)
     names = list(potential.functional_priors)
     if len(names) != 1:
         raise ValueError(

@@ -50,11 +50,11 @@ class Noise(NamedTuple):
         return cls(basis, along, rest, along, traces, jnp.zeros((), int))
 
     def without_directions(self) -> Noise:
-        """This without directions, which are then estimated anew."""
+        """A copy without directions, so that they are estimated anew."""
         return self._replace(basis=jnp.zeros_like(self.basis), variances=jnp.zeros_like(self.variances))
 
     def with_rows(self, rows) -> Noise:
-        """This with more rows [G, P] of covariance V: the leading singular vectors of old and new rows."""
+        """A copy that has seen more rows [G, P] of covariance V: the leading singular vectors of old and new rows."""
         both = jnp.concatenate([self.basis, rows])
         _, rotation = jnp.linalg.eigh(times(both, both.T))
         return self._replace(basis=times(rotation[:, : len(rows) - 1 : -1].T, both))  # largest first

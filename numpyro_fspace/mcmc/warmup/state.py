@@ -59,7 +59,7 @@ class WarmupState(NamedTuple):
         return self.optimizer == ()
 
     def started(self) -> WarmupState:
-        """This after the warm start."""
+        """A copy without the anchor and the optimizer, which only the warm start needs."""
         return self._replace(anchor=(), optimizer=())
 
     @classmethod
