@@ -24,6 +24,18 @@ if TYPE_CHECKING:
 __all__ = ["LastLayerPrior", "ridge_solver"]
 
 
+@jax.custom_jvp
+def gram(matrix: Float[Array, "M H"]) -> Float[Array, "H H"]:
+    """AᵀA, whose derivative takes one product with A. That of ``A.T @ A`` takes two."""
+    return times(matrix.T, matrix)
+
+
+@gram.defjvp
+def _gram_jvp(primals, tangents):
+    half = times(tangents[0].T, primals[0])
+    return gram(primals[0]), half + half.T
+
+
 class Factored:
     """A = Q R for a matrix of full column rank that is given in blocks of rows, with QᵀQ = I + X.
 
@@ -65,7 +77,7 @@ class Orthonormal(Factored):
         super().__init__(*blocks)
         self.q = [times(block, self.inverse) for block in blocks]
         self.unit = jnp.eye(len(self.inverse), dtype=self.inverse.dtype)
-        self.x = sum(times(block.T, block) for block in self.q) - self.unit
+        self.x = sum(gram(block) for block in self.q) - self.unit
 
     def excess(self, right):
         return times(self.x, right)
@@ -149,7 +161,7 @@ class LastLayerPrior:
         (num_points, num_outputs), num_features = center.shape, features.shape[1]
         self.center, self.size, self.tau = center, num_features * num_outputs, jnp.asarray(tau, features.dtype)
         self.factor = Orthonormal(features, self.tau * jnp.eye(num_features, dtype=features.dtype))
-        self.gain = self.factor.solve(self.factor.q[0].T)  # γ [H, M]
+        self.gain = times(self.factor.solve(self.factor.unit), self.factor.q[0].T)  # γ [H, M]
         rest = self.tau * self.factor.inverse_square_root()
         self.blocks = []
         for k in range(1 if roots.shape[-1] != num_points else num_outputs):
