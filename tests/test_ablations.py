@@ -12,7 +12,7 @@ import tinygp
 import numpyro_fspace as fs
 from numpyro_fspace.__main__ import main
 from numpyro_fspace.experiments import ablations, uci
-from numpyro_fspace.experiments.catalog import parse_setting
+from numpyro_fspace.experiments.catalog import Job, parse_setting
 from numpyro_fspace.experiments.methods import sampler
 from numpyro_fspace.experiments.records import record
 from numpyro_fspace.experiments.regression import PRECONDITIONERS
@@ -88,6 +88,24 @@ def test_rows_and_points(data_dir):
 def test_unknown_settings(capsys):
     assert main(["run", "uci", "--set", "kernel=cosine"]) == 2
     assert "kernel='cosine' is unknown; choose from rbf, matern, linear" in capsys.readouterr().err
+
+
+def test_noise_that_varies_needs_a_sampler(data_dir):
+    job = Job("gfsvi", "yacht", 0, 0, uci.CONFIG.updated({"varying_noise": True, "num_gp_steps": 5}))
+    with pytest.raises(ValueError, match=r"varying_noise=True needs a sampler, .* not 'gfsvi'"):
+        uci.run(job)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # so few draws
+def test_noise_that_varies_on_a_random_split(data_dir):
+    sizes = {"num_warmup": 20, "num_samples": 30, "num_chains": 2, "num_gp_steps": 60, "widths": (10,)}
+    config = uci.CONFIG.updated({"varying_noise": True, "train_share": 0.8, **sizes})
+    problem, posterior = uci.fit_split(Job("fsghmc", "yacht", 0, 0, config))
+    assert len(problem.data.y_test) == 62
+    assert posterior.sigma.shape == posterior.f.shape == (2, 30, 62)
+    assert (posterior.sigma.std(-1) > 0).all()
+    assert np.isfinite(uci.results(Job("fsghmc", "yacht", 0, 0, config), problem, posterior)["lpd"])
 
 
 @pytest.mark.slow

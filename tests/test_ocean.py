@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from numpyro import handlers
 from tinygp.kernels import ExpSquared
 
@@ -61,6 +62,18 @@ def test_scores_of_draws_and_of_a_gaussian_agree():
     assert exact["gibbs"] < exact["lpd"]
     for name in ("gibbs", "lpd"):
         assert abs(found[name] - exact[name]) < 0.02
+    # Noise that depends on the inputs, in draws [C, S, N K], if it is the same everywhere.
+    same = density_scores(draws._replace(sigma=np.full((1, 20_000, 16), noise)), currents, jax.random.key(0))
+    assert same == pytest.approx(found, rel=1e-6)
+
+
+def test_scores_of_noise_that_depends_on_the_inputs():
+    y, sd = np.array([0.5, -2.0]), np.array([[[0.1, 2.0], [0.2, 3.0]]])
+    posterior = FunctionPosterior(np.zeros((1, 2, 2)), sd, np.zeros(2), np.ones(2), 0.0, 0, 0)
+    found = density_scores(posterior, y, jax.random.key(0))
+    densities = scipy.stats.norm.pdf(y, 0.0, sd[0])
+    assert found["lpd"] == pytest.approx(np.log(densities.mean(0)).mean(), rel=1e-6)
+    assert found["gibbs"] == pytest.approx(np.log(densities).mean(), rel=1e-6)
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def run(job: Job[UCIConfig]) -> dict:
     assert f is not None and sigma is not None, "a sampler has draws"
     flat = f.reshape(-1, f.shape[-1])
     noise = np.asarray(jax.random.normal(jax.random.fold_in(jax.random.key(job.seed), job.split), flat.shape))
-    seen = metrics.calibration_curve(problem.data.y_test, flat + sigma.reshape(-1, 1) * noise, LEVELS)
+    seen = metrics.calibration_curve(problem.data.y_test, flat + sigma.reshape(len(flat), -1) * noise, LEVELS)
     draws = np.unique(np.linspace(0, f.shape[1] - 1, NUM_TRACED).astype(int))
     points = np.linspace(0, f.shape[2] - 1, NUM_POINTS).astype(int)
     return {

@@ -22,7 +22,8 @@ class FunctionPosterior(NamedTuple):
 
     Attributes:
         f: draws of the function [C, S, N] or [C, S, N, K]; None for a GP.
-        sigma: draws of the noise sd [C, S], or that of the GP; None if the model has no noise.
+        sigma: draws of the noise sd [C, S], or [C, S, N] if it depends on the inputs, or that of the GP; None if the
+            model has no noise.
         f_mean, f_sd: moments of the function [N].
         seconds: wall time of fitting including compilation; for a GP that is already trained, of conditioning it.
         num_gradients: gradient steps per chain (of up to three gradients each, with control variates), 0 for a GP.
@@ -97,7 +98,8 @@ def density_scores(posterior: FunctionPosterior, y, key) -> dict:
             "gibbs": metrics.gaussian_lpd(y, mean, noise) - 0.5 * float(np.mean(spread)) / noise,
             "coverage90": metrics.gaussian_coverage(y, mean, spread + noise, 0.9),
         }
-    f, sigma = posterior.f.reshape(-1, y.size), posterior.sigma.reshape(-1, 1)
+    f = posterior.f.reshape(-1, y.size)
+    sigma = np.reshape(posterior.sigma, (len(f), -1))
     log_lik = -0.5 * (np.log(2 * np.pi * sigma**2) + (y - f) ** 2 / sigma**2)
     return result | {
         "lpd": metrics.lpd(log_lik),

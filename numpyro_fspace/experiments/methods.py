@@ -117,6 +117,8 @@ def fit(
     """
     if method == "gp":
         return _condition(gp, data, x_new)
+    if config.varying_noise and method not in (*SAMPLERS, "nuts"):
+        raise ValueError(f"varying_noise=True needs a sampler, {', '.join((*SAMPLERS, 'nuts'))}, not {method!r}.")
     if method == "svgp":
         return _sparse(config, data, x_new, key)
     task = _Task(method, config, functools.partial(build, gp=gp, points=points), data, key, progress)
@@ -180,9 +182,12 @@ def _sample(task: _Task, x_new):
     mcmc.run(key_run, *data, extra_fields=("num_steps",) if is_nuts else ())
     jax.block_until_ready(mcmc.last_state.z)
     seconds = time.perf_counter() - start
-    draws = _squeeze(predict(mcmc, key_predict, x_new)["net"])
+    values = predict(mcmc, key_predict, x_new)
+    draws = _squeeze(values["net"])
     some = np.unique(np.linspace(0, len(x_new) - 1, MAX_REPORTED).astype(int))
     fields, sigma = mcmc.get_extra_fields(), mcmc.get_samples(group_by_chain=True).get("sigma")
+    if "log_noise" in values:
+        sigma = sigma[..., None] * np.exp(values["log_noise"].reshape(*sigma.shape, -1))
     per_draw = float(np.mean(fields["num_steps"])) if is_nuts else kernel.num_steps
     key_report = jax.random.fold_in(key_predict, 1)
     return FunctionPosterior(

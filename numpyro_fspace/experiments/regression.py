@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -59,6 +60,8 @@ class Config(Settings):
             of the functional prior; random points are drawn once, and the settings of the weights' prior are ignored.
         noise_sd: sd of the log-normal prior of the noise, which is centered at the noise of the trained GP.
         noise_factor: factor on this center, for experiments with a wrong prior of the noise.
+        varying_noise: whether the noise depends on the inputs: its logarithm is a second network with the same hidden
+            layers and N(0, 1/fan-in) weights, plus that of the noise above. The variational methods cannot have it.
         num_updates, learning_rate: steps and learning rate of Adam, with a cosine decay, for the variational methods.
         num_gp_steps: Adam steps on the kernel's parameters, if the kernel is trained.
     """
@@ -93,6 +96,7 @@ class Config(Settings):
     exact: bool = False
     noise_sd: float = 0.3
     noise_factor: float = 1.0
+    varying_noise: bool = False
     num_updates: int = 10_000
     learning_rate: float = 5e-3
     num_gp_steps: int = 300
@@ -126,18 +130,26 @@ def build_model(config: Config, gp: GPFit, points, *, functional: bool):
 def noisy_model(config: Config, gp: GPFit, function):
     """A model of normal observations [N], or [N, K] with K outputs, of a function from ``random_functions``.
 
-    The noise has a log-normal prior, which is centered at ``noise_factor`` times the noise of the trained GP.
+    The noise has a log-normal prior, which is centered at ``noise_factor`` times the noise of the trained GP. With
+    ``varying_noise`` it is multiplied by exp(g(x)), where g is the network ``"log_noise"``.
     """
     log_noise = 0.5 * float(np.log(gp.noise_variance)) + math.log(config.noise_factor)
+    if config.varying_noise:
+        scale = input_scale(gp, config.max_lengthscale)
+        noise_network = nn.Sequential([lambda x: x * scale, *hidden_layers(config), nn.Dense(1)])
 
     def model(x, y=None):
         f = function(x.shape[-1])
         sigma = numpyro.sample("sigma", dist.LogNormal(log_noise, config.noise_sd))
+        if config.varying_noise:
+            g = random_module("log_noise", noise_network, input_shape=x.shape[1:], prior=fan_in(1.0))
         with numpyro.plate("data", x.shape[0], subsample_size=config.batch_size):
-            mean = f(numpyro.subsample(x, event_dim=1))
+            xb = numpyro.subsample(x, event_dim=1)
+            mean = f(xb)
             mean = mean.squeeze(-1) if mean.shape[-1] == 1 else mean
             yb = None if y is None else numpyro.subsample(y, event_dim=mean.ndim - 1)
-            numpyro.sample("y", dist.Normal(mean, sigma).to_event(mean.ndim - 1), obs=yb)
+            sd = sigma * jnp.exp(g(xb)).squeeze(-1) if config.varying_noise else sigma
+            numpyro.sample("y", dist.Normal(mean, sd).to_event(mean.ndim - 1), obs=yb)
 
     return model
 

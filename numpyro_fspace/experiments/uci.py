@@ -138,7 +138,7 @@ def results(job: Job[UCIConfig], problem: Problem, posterior: FunctionPosterior)
     rmse_raw, lpd_raw = metrics.to_raw_units(result["rmse"], result["lpd"], data.y_scale)
     assert posterior.sigma is not None, "a regression has noise"
     noise = float(np.mean(posterior.sigma))
-    if posterior.f is not None:  # a GP has no prior of the noise
+    if posterior.f is not None and not job.config.varying_noise:  # a GP has no prior of the noise
         result["advice"] = [*result.get("advice", ()), *_noise_advice(noise, problem.gp, job.config)]
     return {
         "rmse_raw": rmse_raw,
