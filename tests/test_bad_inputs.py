@@ -384,6 +384,8 @@ CASES = [
     ("complex points", lambda: fs.measurement.fixed(X + 0j), TypeError, "x must be .*real numbers, got complex64: pass"),
     ("complex points, traced", lambda: jax.jit(lambda x: fs.measurement.fixed(x)(KEY))(X + 0j), TypeError, "got complex64"),
     ("predict complex", lambda: fs.predict(DRAWS, KEY, X + 1j, model=linear()), TypeError, "argument 0 of predict is complex"),
+    ("points for several keys", lambda: fs.measurement.uniform(-1.0, 1.0, 3)(jax.random.split(KEY, 3)), ValueError,
+     r"key must be one random key, got several \(shape \(3,\)\)"),
     ("draws of dates", lambda: fs.predict({"w": np.zeros((3, 2), "M8[D]")}, KEY, X, model=linear()), TypeError,
      "samples.* holds dates"),
     ("list of rows", lambda: start_model(lambda x, y: slope(x, y, rows=3), [1.0] * 8, Y), TypeError,

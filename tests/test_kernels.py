@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +25,7 @@ from numpyro.infer import init_to_value
 from numpyro.infer.util import log_density
 
 import numpyro_fspace as fs
+from numpyro_fspace.mcmc.loop import started
 from numpyro_fspace.sgmcmc import sghmc as algorithm
 
 KEY = jax.random.key(0)
@@ -497,3 +499,29 @@ def test_a_step_to_a_pole_of_the_density_is_rejected_and_no_divergence(sampler):
     positions, is_diverging, accept_prob = map(np.asarray, found)
     assert (positions > 0).all() and len(np.unique(positions)) > 10
     assert (accept_prob < 0.9).any() and not is_diverging.any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "batch", "bytes_per_weight"),
+    [
+        ({}, 16, (76, 64)),
+        ({"friction": 50.0}, 16, (44, 32)),
+        ({"step_size": 1e-3, "control_variates": False}, 16, (28, 16)),
+        ({}, 64, (36, 24)),
+    ],
+)
+def test_memory_of_a_chain_is_that_of_the_documentation(settings, batch, bytes_per_weight):
+    network, x = nn.Sequential([nn.Dense(30), nn.tanh, nn.Dense(1)]), np.zeros((64, 200), np.float32)
+
+    def model(x, y=None):
+        f = fs.random_module("net", network, input_shape=200)
+        with numpyro.plate("data", 64, subsample_size=batch):
+            xb = numpyro.subsample(x, event_dim=1)
+            yb = None if y is None else numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(f(xb).squeeze(-1), 1.0), obs=yb)
+
+    state = fs.SGHMC(model, **settings).init(jax.random.key(0), 100, None, (x, np.zeros(64, np.float32)), {})
+    num_weights = sum(leaf.size for leaf in jax.tree.leaves(state.z))
+    for one, expected in zip((state, started(state)), bytes_per_weight, strict=True):
+        arrays = [leaf for leaf in jax.tree.leaves(one) if leaf.dtype == np.float32]
+        assert sum(leaf.nbytes for leaf in arrays) / num_weights == pytest.approx(expected, rel=0.01)

@@ -42,8 +42,9 @@ def make_plan(kernel, args: tuple, kwargs: dict, num_warmup: int) -> Plan:
     Raises:
         TypeError, ValueError: naming what is wrong, and the cure.
     """
-    passed = _passed(kernel, args, kwargs)
-    with checked_model(kernel._model, args, kwargs, kernel.init_strategy, plates=not passed):
+    with checked_model(kernel._model, args, kwargs, kernel.init_strategy) as ahead:
+        passed = _passed(kernel, args, kwargs)
+        ahead.plates = not passed
         trace = jax.make_jaxpr(partial(_first_evaluation, kernel, args, kwargs), return_shape=True)
         program, (params, facts) = trace(jax.random.key(0))
     passed["plates"] = True

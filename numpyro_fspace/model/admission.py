@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -18,21 +19,22 @@ __all__ = ["check_gradient", "checked_model"]
 
 
 @contextmanager
-def checked_model(model, args: tuple, kwargs: dict, init_strategy=init_to_network, *, plates: bool = True):
+def checked_model(model, args: tuple, kwargs: dict, init_strategy=init_to_network):
     """A context for the first evaluation of a model, after which the method can run it with these arguments.
 
     Errors within it name the argument that causes them (``checked_arguments``). Its end raises an error if rows of a
     plate are missing in an array, and, if the arguments hold NaN or infinite values, if these reach the gradient.
 
-    Args:
-        plates: whether to look for missing rows.
+    Yields:
+        What is still to be checked: ``plates`` may be set to False if these rows have been looked for before.
 
     Raises:
         TypeError, ValueError: naming what is wrong, and the cure.
     """
     with checked_arguments(args, kwargs, model=model) as trouble:
-        yield
-        if plates:
+        ahead = SimpleNamespace(plates=True)
+        yield ahead
+        if ahead.plates:
             check_plates(model, args, kwargs, init_strategy)
         if trouble is not None:
             check_gradient(model, args, kwargs, init_strategy)

@@ -190,7 +190,7 @@ def _matrix(draw, key: Key[Array, ""], sampler, dtype) -> Float[Array, "M D"]:
 
     On a CPU, XLA takes ten times as long to compile draws of a matrix under ``vmap``.
     """
-    check_key(key, "key")
+    check_key(key, "key", single=True)
     return draw(key, (sampler.num_points * sampler.num_inputs,), dtype).reshape(sampler.num_points, -1)
 
 
