@@ -802,3 +802,11 @@ def test_a_state_of_nuts_has_its_own_number_of_chains():
     mcmc.post_warmup_state, mcmc.num_chains = mcmc.last_state, 3
     with pytest.raises(ValueError, match="post_warmup_state is that of 2 chains, and num_chains=3"):
         mcmc.run(KEY, Y)
+
+
+@pytest.mark.parametrize("state", ["warm", 3, {"z": 1.0}])
+def test_what_is_no_state_is_refused(state):
+    mcmc = make()
+    mcmc.post_warmup_state = state
+    with pytest.raises(TypeError, match="post_warmup_state must be a last_state of MCMC, got"):
+        mcmc.run(KEY, X, Y)

@@ -130,6 +130,8 @@ def check_run(mcmc, key):
         if is_nested() and getattr(mcmc, name) is not None:
             raise ValueError(f"{name}= is not for runs inside of jax.jit, vmap and the like: leave it out there.")
     state = mcmc.post_warmup_state
+    if state is not None and not hasattr(state, "_replace"):
+        raise TypeError(f"post_warmup_state must be a last_state of MCMC, got {state!r}.")
     if hasattr(state, "i") and (num_chains := np.size(state.i)) != mcmc.num_chains:
         raise ValueError(
             f"post_warmup_state is that of {num_chains} chains, and num_chains={mcmc.num_chains}: make an MCMC "
