@@ -92,7 +92,7 @@ def test_unknown_settings(capsys):
 
 def test_noise_that_varies_needs_a_sampler(data_dir):
     job = Job("gfsvi", "yacht", 0, 0, uci.CONFIG.updated({"varying_noise": True, "num_gp_steps": 5}))
-    with pytest.raises(ValueError, match=r"varying_noise=True needs a sampler, .* not 'gfsvi'"):
+    with pytest.raises(ValueError, match="varying_noise=True needs a sampler, not 'gfsvi': choose from"):
         uci.run(job)
 
 

@@ -17,8 +17,9 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, init_to_media
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import initialize_model, log_density
 
+from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.network_adapters import read_network
-from numpyro_fspace.model.networks import fan_in, flat, init_to_network, random_module
+from numpyro_fspace.model.networks import fan_in, flat, random_module
 
 X = np.linspace(-1.0, 1.0, 10).reshape(5, 2)
 Y = np.sin(X[:, 0])

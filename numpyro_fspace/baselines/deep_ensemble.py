@@ -8,7 +8,7 @@ import jax
 
 from numpyro_fspace._checks import check_count, check_key, renamed_argument
 from numpyro_fspace.baselines.mode import check_model, check_optimizer, find_modes
-from numpyro_fspace.model.networks import init_to_network
+from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.posterior.posterior import Posterior
 
 __all__ = ["ensemble"]

@@ -117,13 +117,13 @@ def fit(
     """
     if method == "gp":
         return _condition(gp, data, x_new)
-    if config.varying_noise and method not in (*SAMPLERS, "nuts"):
-        raise ValueError(f"varying_noise=True needs a sampler, {', '.join((*SAMPLERS, 'nuts'))}, not {method!r}.")
-    if method == "svgp":
-        return _sparse(config, data, x_new, key)
     task = _Task(method, config, functools.partial(build, gp=gp, points=points), data, key, progress)
     if method in (*SAMPLERS, "nuts"):
         return _sample(task, x_new)
+    if config.varying_noise:
+        raise ValueError(f"varying_noise=True needs a sampler, not {method!r}: choose from {', '.join(SAMPLERS)}.")
+    if method == "svgp":
+        return _sparse(config, data, x_new, key)
     start = time.perf_counter()
     key_fit, key_predict = jax.random.split(key)
     fit_task = _FITS.get(method) or (_hybrid if method in HYBRIDS else _optimize)
@@ -151,9 +151,8 @@ def sampler(method, model, config):
     """The kernel of a method with the settings of a config; settings that are None keep the kernel's defaults."""
     names = ["num_steps", "step_size"] + ["friction"] * issubclass(SAMPLERS[method], SGHMC)
     settings = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
-    preconditioner = getattr(preconditioners, config.preconditioner)()
-    warmup = Warmup(warm_start=config.warm_start, anchored=config.anchored)
-    return SAMPLERS[method](model, preconditioner=preconditioner, warmup=warmup, **settings)
+    settings["preconditioner"] = getattr(preconditioners, config.preconditioner)()
+    return SAMPLERS[method](model, warmup=Warmup(warm_start=config.warm_start, anchored=config.anchored), **settings)
 
 
 def driver(kernel, config, *, progress: bool = False) -> MCMC:
@@ -173,23 +172,19 @@ def _sample(task: _Task, x_new):
     start = time.perf_counter()
     model = build(config, functional=method in ("fsgld", "fsghmc", "nuts"))
     is_nuts = method == "nuts"
-    if is_nuts:
-        kernel = NUTS(model, init_strategy=init_to_network, max_tree_depth=NUTS_DEPTH)
-    else:
-        kernel = sampler(method, model, config)
+    exact = {"init_strategy": init_to_network, "max_tree_depth": NUTS_DEPTH}
+    kernel = NUTS(model, **exact) if is_nuts else sampler(method, model, config)
     mcmc = driver(kernel, config, progress=progress)
     key_run, key_predict = jax.random.split(key)
-    mcmc.run(key_run, *data, extra_fields=("num_steps",) if is_nuts else ())
+    mcmc.run(key_run, *data, extra_fields=("num_steps",) * is_nuts)
     jax.block_until_ready(mcmc.last_state.z)
     seconds = time.perf_counter() - start
     values = predict(mcmc, key_predict, x_new)
-    draws = _squeeze(values["net"])
-    some = np.unique(np.linspace(0, len(x_new) - 1, MAX_REPORTED).astype(int))
+    draws, some = _squeeze(values["net"]), np.unique(np.linspace(0, len(x_new) - 1, MAX_REPORTED).astype(int))
     fields, sigma = mcmc.get_extra_fields(), mcmc.get_samples(group_by_chain=True).get("sigma")
     if "log_noise" in values:
         sigma = sigma[..., None] * np.exp(values["log_noise"].reshape(*sigma.shape, -1))
     per_draw = float(np.mean(fields["num_steps"])) if is_nuts else kernel.num_steps
-    key_report = jax.random.fold_in(key_predict, 1)
     return FunctionPosterior(
         f=draws.reshape(config.num_chains, config.num_samples, *draws.shape[1:]),
         sigma=None if sigma is None else np.asarray(sigma),
@@ -199,7 +194,7 @@ def _sample(task: _Task, x_new):
         num_gradients=round(per_draw * (config.num_warmup + config.num_samples)),
         num_diverging=int(np.sum(fields["diverging"] if is_nuts else mcmc.last_state.num_diverging)),
         is_chain=True,
-        report=None if is_nuts else report(mcmc, *data, key=key_report, inputs=x_new[some]),
+        report=None if is_nuts else report(mcmc, *data, key=jax.random.fold_in(key_predict, 1), inputs=x_new[some]),
     )
 
 

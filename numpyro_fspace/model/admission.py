@@ -12,7 +12,7 @@ import numpyro
 from numpyro_fspace.model.checks import checked_arguments, named_leaves
 from numpyro_fspace.model.handlers import parts_of_plates
 from numpyro_fspace.model.index_checks import NUM_PARTS, check_indices, plates_of
-from numpyro_fspace.model.networks import init_to_network
+from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.potential import ModelPotential
 
 __all__ = ["check_gradient", "checked_model"]

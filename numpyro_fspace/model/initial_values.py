@@ -1,17 +1,45 @@
-"""Initial values of latent sites, checked before a chain starts from them."""
+"""Where chains start: the init strategy of networks, and checks of the values that any strategy gives."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
+from numpyro.infer import init_to_median
 
 from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.model.sites import latent_sites
 
-__all__ = ["checked_starts"]
+__all__ = ["checked_starts", "init_to_network"]
+
+
+def init_to_network(site: dict | None = None):
+    """Start networks from their own initializers and all other sites from their prior medians.
+
+    This is a NumPyro init strategy: ``NUTS(model, init_strategy=fs.model.init_to_network)``. Sites that do not belong
+    to a network, and weights whose prior is not supported on the whole real line, use ``numpyro.infer.init_to_median``
+    (which uses ``init_to_uniform`` where the prior cannot be sampled).
+
+    Args:
+        site: a NumPyro message, or None for the strategy itself.
+
+    Returns:
+        The initial value of the site.
+
+    Example:
+        >>> init_to_network().func is init_to_network
+        True
+    """
+    if site is None:
+        return functools.partial(init_to_network)
+    init = site["infer"].get("fspace", {}).get("init") if site["type"] == "sample" else None
+    if init is None or site["value"] is not None:
+        return init_to_median(site, num_samples=15)
+    return init(site["kwargs"]["rng_key"])
 
 
 def checked_starts(init_strategy):

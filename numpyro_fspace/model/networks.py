@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.infer import init_to_median
 
 from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.model.engine import current_engine
@@ -24,7 +22,7 @@ from numpyro_fspace.model.weight_priors import FanIn, Flat, fan_in, flat, prior_
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FanIn", "Flat", "fan_in", "flat", "init_to_network", "random_function", "random_module"]
+__all__ = ["FanIn", "Flat", "fan_in", "flat", "random_function", "random_module"]
 
 
 def random_module(
@@ -141,31 +139,6 @@ def random_function(module: Any, *, input_shape: int | tuple[int, ...], prior=No
             "fs.fan_in()."
         ) from error
     return draw
-
-
-def init_to_network(site: dict | None = None):
-    """Start networks from their own initializers and all other sites from their prior medians.
-
-    This is a NumPyro init strategy: ``NUTS(model, init_strategy=fs.model.init_to_network)``. Sites that do not belong
-    to a network, and weights whose prior is not supported on the whole real line, use ``numpyro.infer.init_to_median``
-    (which uses ``init_to_uniform`` where the prior cannot be sampled).
-
-    Args:
-        site: a NumPyro message, or None for the strategy itself.
-
-    Returns:
-        The initial value of the site.
-
-    Example:
-        >>> init_to_network().func is init_to_network
-        True
-    """
-    if site is None:
-        return functools.partial(init_to_network)
-    init = site["infer"].get("fspace", {}).get("init") if site["type"] == "sample" else None
-    if init is None or site["value"] is not None:
-        return init_to_median(site, num_samples=15)
-    return init(site["kwargs"]["rng_key"])
 
 
 def check_name(name, maker: str = "random_module"):

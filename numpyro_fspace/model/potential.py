@@ -24,9 +24,8 @@ from numpyro_fspace.model.handlers import (
     given_rows,
     without_data,
 )
-from numpyro_fspace.model.initial_values import checked_starts
+from numpyro_fspace.model.initial_values import checked_starts, init_to_network
 from numpyro_fspace.model.joint_evaluation import rows_found
-from numpyro_fspace.model.networks import init_to_network
 from numpyro_fspace.model.primitives import draw_points
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import check_observations, check_sites, check_unseeded, check_unsubstituted

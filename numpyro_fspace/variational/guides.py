@@ -11,7 +11,7 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoLowRankMultivariateNormal
 
 from numpyro_fspace._checks import check_count, check_positive
-from numpyro_fspace.model.networks import init_to_network
+from numpyro_fspace.model.initial_values import init_to_network
 
 __all__ = ["low_rank", "mean_field"]
 
