@@ -65,7 +65,7 @@ PLAN: Mapping[str, tuple[Request, ...]] = {
     ),
     "uci": (
         Request(methods=("fsghmc", "sghmc"), datasets=(*TABLES, "kin8nm"), num_splits=3),
-        Request(methods=("fsghmc",), datasets=TABLES, num_splits=3, settings=EXACT),
+        Request(methods=("fsghmc",), datasets=(*TABLES, "kin8nm"), num_splits=3, settings=EXACT),
         Request(methods=("fsgld",), datasets=TABLES, num_splits=3),
         Request(
             methods=("gfsvi",), datasets=TABLES, num_splits=3, settings={"num_updates": 1500, "learning_rate": 0.01}
