@@ -1,4 +1,4 @@
-"""The format of a run's files ``run.json`` and ``state.npz``, with their checksums; files that are written whole."""
+"""The version and checksums of a run's files, and how they are read and written whole; their layout: ``run_files``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGLD, SGHMC and MCLMC with their settings, as chains on flat positions use them."""
+"""What kernels need of a sampler: the base class ``Sampler``, and SGLD, SGHMC and MCLMC with their settings."""
 
 from __future__ import annotations
 
