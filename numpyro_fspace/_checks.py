@@ -21,7 +21,7 @@ __all__ = [
     "check_count",
     "check_kernel",
     "check_key",
-    "check_model",
+    "check_is_model",
     "check_not_negative",
     "check_positive",
     "check_shape",
@@ -89,7 +89,7 @@ def check_key(key, name: str, *, single: bool = False):
         raise ValueError(f"{name} must be one random key, got several (shape {key.shape}): pass {name}[0].")
 
 
-def check_model(model):
+def check_is_model(model):
     """``model`` must be a callable that is no distribution."""
     from numpyro.distributions import Distribution
 

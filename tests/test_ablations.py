@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import tinygp
+from numpyro import handlers
 
 import numpyro_fspace as fs
 from numpyro_fspace.__main__ import main
@@ -15,7 +16,8 @@ from numpyro_fspace.experiments import ablations, uci
 from numpyro_fspace.experiments.catalog import Job, parse_setting
 from numpyro_fspace.experiments.methods import sampler
 from numpyro_fspace.experiments.records import record
-from numpyro_fspace.experiments.regression import PRECONDITIONERS
+from numpyro_fspace.experiments.regression import PRECONDITIONERS, Config, known_gp, noisy_model
+from numpyro_fspace.model.sites import base_distribution
 
 KEY = jax.random.key(0)
 
@@ -90,9 +92,25 @@ def test_unknown_settings(capsys):
     assert "kernel='cosine' is unknown; choose from rbf, matern, linear" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("num_outputs", [1, 2])
+def test_noise_that_varies_is_that_of_all_outputs(num_outputs):
+    config, x = Config(varying_noise=True, widths=(4,)), np.linspace(-1.0, 1.0, 5, dtype=np.float32)[:, None]
+    gp = known_gp(tinygp.kernels.ExpSquared(0.5), 0.2, nugget=0.01)
+    model = noisy_model(config, gp, lambda _: lambda x: zeros(x, num_outputs))
+    trace = handlers.trace(handlers.seed(model, 0)).get_trace(x)
+    sd = np.broadcast_to(base_distribution(trace["y"]["fn"]).scale, trace["y"]["value"].shape).reshape(5, -1)
+    assert sd.shape == (5, num_outputs)
+    assert (sd == sd[:, :1]).all() and sd[:, 0].std() > 0
+    assert trace["y"]["fn"].batch_shape == (5,)
+
+
+def zeros(x, num_outputs):
+    return np.zeros((len(x), num_outputs), np.float32)
+
+
 def test_noise_that_varies_needs_a_sampler(data_dir):
     job = Job("gfsvi", "yacht", 0, 0, uci.CONFIG.updated({"varying_noise": True, "num_gp_steps": 5}))
-    with pytest.raises(ValueError, match="varying_noise=True needs a sampler, not 'gfsvi': choose from"):
+    with pytest.raises(ValueError, match="varying_noise=True needs one of the samplers or nuts, not 'gfsvi'"):
         uci.run(job)
 
 

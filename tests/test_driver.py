@@ -808,5 +808,5 @@ def test_a_state_of_nuts_has_its_own_number_of_chains():
 def test_what_is_no_state_is_refused(state):
     mcmc = make()
     mcmc.post_warmup_state = state
-    with pytest.raises(TypeError, match="post_warmup_state must be a last_state of MCMC, got"):
+    with pytest.raises(TypeError, match="post_warmup_state must be the last_state of an MCMC run, got"):
         mcmc.run(KEY, X, Y)

@@ -10,7 +10,7 @@ from scipy.linalg import solve_triangular
 
 from numpyro_fspace._checks import check_count, check_key, renamed_argument
 from numpyro_fspace.baselines.curvature import CurvedModel
-from numpyro_fspace.baselines.mode import check_model, check_optimizer, find_modes
+from numpyro_fspace.baselines.mode import check_optimizer, checked_latents, find_modes
 from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.posterior.posterior import Posterior
@@ -90,7 +90,7 @@ def laplace(
     check_count(num_samples, "num_samples")
     check_key(key, "key", single=True)
     check_optimizer(optimizer)
-    latents = check_model(model, args, kwargs, init_strategy)
+    latents = checked_latents(model, args, kwargs, init_strategy)
     key_mode, key_draws = jax.random.split(key)
 
     def find(num_updates):

@@ -10,10 +10,10 @@ from numpyro_fspace.model.admission import checked_model
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.potential import ModelPotential
 
-__all__ = ["check_model", "check_optimizer", "find_modes"]
+__all__ = ["checked_latents", "check_optimizer", "find_modes"]
 
 
-def check_model(model, args, kwargs, init_strategy) -> dict:
+def checked_latents(model, args, kwargs, init_strategy) -> dict:
     """The shapes of the unconstrained latent values; raises for models that the samplers refuse."""
 
     def start(key):
@@ -47,7 +47,7 @@ def find_modes(model, keys, args, kwargs, *, num_updates, optimizer, init_strate
 
     optimizer = adam(num_updates) if optimizer is None else optimizer
     arrays, _, join = split_arrays((args, kwargs))
-    latents = check_model(model, args, kwargs, init_strategy)
+    latents = checked_latents(model, args, kwargs, init_strategy)
 
     def one(key, arrays):
         args, kwargs = join(arrays)

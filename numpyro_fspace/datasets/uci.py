@@ -36,8 +36,8 @@ _PUBLISHED = {
     ),
 }
 
-#: Sets without published splits: their public file, its SHA-256, the lines of its header, its separator (None: white
-#: space), and the first columns of the inputs and of the target.
+#: Sets without published splits: their public file, its SHA-256, and its layout: the separator (None: white space), the
+#: first column of the inputs, and the column of the target.
 _UNSPLIT = {
     "airfoil": (
         "s-gorrin/MaRz/c60c20909950dbba6b2a255a140412fc695b32b1/airfoil_self_noise.dat",

@@ -121,7 +121,7 @@ def fit(
     if method in (*SAMPLERS, "nuts"):
         return _sample(task, x_new)
     if config.varying_noise:
-        raise ValueError(f"varying_noise=True needs a sampler, not {method!r}: choose from {', '.join(SAMPLERS)}.")
+        raise ValueError(f"varying_noise=True needs one of the samplers or nuts, not {method!r}.")
     if method == "svgp":
         return _sparse(config, data, x_new, key)
     start = time.perf_counter()
@@ -169,21 +169,21 @@ def driver(kernel, config, *, progress: bool = False) -> MCMC:
 
 def _sample(task: _Task, x_new):
     method, config, build, data, key, progress = task
-    start = time.perf_counter()
+    start, is_nuts = time.perf_counter(), method == "nuts"
     model = build(config, functional=method in ("fsgld", "fsghmc", "nuts"))
-    is_nuts = method == "nuts"
-    exact = {"init_strategy": init_to_network, "max_tree_depth": NUTS_DEPTH}
-    kernel = NUTS(model, **exact) if is_nuts else sampler(method, model, config)
+    trees = {"init_strategy": init_to_network, "max_tree_depth": NUTS_DEPTH}
+    kernel = NUTS(model, **trees) if is_nuts else sampler(method, model, config)
     mcmc = driver(kernel, config, progress=progress)
-    key_run, key_predict = jax.random.split(key)
-    mcmc.run(key_run, *data, extra_fields=("num_steps",) * is_nuts)
+    key, key_predict = jax.random.split(key)
+    mcmc.run(key, *data, extra_fields=("num_steps",) * is_nuts)
     jax.block_until_ready(mcmc.last_state.z)
     seconds = time.perf_counter() - start
     values = predict(mcmc, key_predict, x_new)
     draws, some = _squeeze(values["net"]), np.unique(np.linspace(0, len(x_new) - 1, MAX_REPORTED).astype(int))
     fields, sigma = mcmc.get_extra_fields(), mcmc.get_samples(group_by_chain=True).get("sigma")
     if "log_noise" in values:
-        sigma = sigma[..., None] * np.exp(values["log_noise"].reshape(*sigma.shape, -1))
+        factor = np.exp(values["log_noise"].reshape(*sigma.shape, -1))
+        sigma = np.repeat(sigma[..., None] * factor, draws[0].size // len(x_new), -1)  # of all outputs
     per_draw = float(np.mean(fields["num_steps"])) if is_nuts else kernel.num_steps
     return FunctionPosterior(
         f=draws.reshape(config.num_chains, config.num_samples, *draws.shape[1:]),

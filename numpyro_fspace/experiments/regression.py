@@ -148,7 +148,11 @@ def noisy_model(config: Config, gp: GPFit, function):
             mean = f(xb)
             mean = mean.squeeze(-1) if mean.shape[-1] == 1 else mean
             yb = None if y is None else numpyro.subsample(y, event_dim=mean.ndim - 1)
-            sd = sigma * jnp.exp(g(xb)).squeeze(-1) if config.varying_noise else sigma
+            if config.varying_noise:
+                factor = jnp.exp(g(xb))  # [B, 1], of all outputs
+                sd = sigma * (factor.squeeze(-1) if mean.ndim == 1 else factor)
+            else:
+                sd = sigma
             numpyro.sample("y", dist.Normal(mean, sd).to_event(mean.ndim - 1), obs=yb)
 
     return model

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import as_numbers, check_count, check_model, check_positive, check_step_size, one_line
+from numpyro_fspace._checks import as_numbers, check_count, check_is_model, check_positive, check_step_size, one_line
 from numpyro_fspace._xla import UNOPTIMIZED, chains_together, is_nested
 from numpyro_fspace.mcmc import chain
 from numpyro_fspace.mcmc.numpyro_runs import judge_numpyro_runs
@@ -57,7 +57,7 @@ class SGMCMCKernel(MCMCKernel):
         warmup,
         init_strategy,
     ):
-        check_model(model)
+        check_is_model(model)
         check_count(num_steps, "num_steps")
         self._model = model
         self.metropolis = metropolis

@@ -131,7 +131,7 @@ def check_run(mcmc, key):
             raise ValueError(f"{name}= is not for runs inside of jax.jit, vmap and the like: leave it out there.")
     state = mcmc.post_warmup_state
     if state is not None and not hasattr(state, "_replace"):
-        raise TypeError(f"post_warmup_state must be a last_state of MCMC, got {state!r}.")
+        raise TypeError(f"post_warmup_state must be the last_state of an MCMC run, got {state!r}.")
     if hasattr(state, "i") and (num_chains := np.size(state.i)) != mcmc.num_chains:
         raise ValueError(
             f"post_warmup_state is that of {num_chains} chains, and num_chains={mcmc.num_chains}: make an MCMC "

@@ -8,7 +8,7 @@ import jax
 from numpyro.infer import HMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import check_count, check_model, check_positive
+from numpyro_fspace._checks import check_count, check_is_model, check_positive
 from numpyro_fspace.model.admission import checked_model
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.checks import checked_arguments
@@ -70,7 +70,7 @@ class fHMC(HMC):
         init_strategy: Callable = init_to_network,
         **settings: Any,
     ):
-        check_model(model)
+        check_is_model(model)
         check_count(num_steps, "num_steps")
         check_positive(target_accept_prob, "target_accept_prob")
         if target_accept_prob >= 1:

@@ -70,7 +70,7 @@ class Orthonormal(Factored):
 
     Attributes:
         q: Q, in the blocks of A.
-        x: X.
+        x, square: X and X².
     """
 
     def __init__(self, *blocks: Float[Array, "M H"]):
@@ -78,17 +78,22 @@ class Orthonormal(Factored):
         self.q = [times(block, self.inverse) for block in blocks]
         self.unit = jnp.eye(len(self.inverse), dtype=self.inverse.dtype)
         self.x = sum(gram(block) for block in self.q) - self.unit
+        self.square = times(self.x, self.x)
 
     def excess(self, right):
         return times(self.x, right)
 
     def square_root(self) -> Float[Array, "H H"]:
         """(QᵀQ)^½."""
-        return self.unit + 0.5 * self.x - 0.125 * times(self.x, self.x)
+        return self.unit + 0.5 * self.x - 0.125 * self.square
 
     def inverse_square_root(self) -> Float[Array, "H H"]:
         """(QᵀQ)^-½."""
-        return self.unit - 0.5 * self.x + 0.375 * times(self.x, self.x)
+        return self.unit - 0.5 * self.x + 0.375 * self.square
+
+    def inverse_gram(self) -> Float[Array, "H H"]:
+        """(QᵀQ)⁻¹."""
+        return self.unit - self.x + self.square
 
 
 def ridge_solver(matrix: Float[Array, "M H"], tau: Float[ArrayLike, ""]) -> Callable:
@@ -161,7 +166,7 @@ class LastLayerPrior:
         (num_points, num_outputs), num_features = center.shape, features.shape[1]
         self.center, self.size, self.tau = center, num_features * num_outputs, jnp.asarray(tau, features.dtype)
         self.factor = Orthonormal(features, self.tau * jnp.eye(num_features, dtype=features.dtype))
-        self.gain = times(self.factor.solve(self.factor.unit), self.factor.q[0].T)  # γ [H, M]
+        self.gain = times(self.factor.inverse_gram(), self.factor.q[0].T)  # γ [H, M]
         rest = self.tau * self.factor.inverse_square_root()
         self.blocks = []
         for k in range(1 if roots.shape[-1] != num_points else num_outputs):

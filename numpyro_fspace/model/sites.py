@@ -29,6 +29,7 @@ __all__ = [
     "parameters_of",
     "subsampled_plates",
     "weights_of",
+    "zeros_if_improper",
 ]
 
 
