@@ -207,10 +207,12 @@ def load_uci(
 
     def read(path: Path):
         x, y, *published = read_npz(path, **shapes)
-        mask = published[0] if train_share is None else random_mask(rows, split, train_share)[None]
-        if not np.all(mask.any(axis=1) & ~mask.all(axis=1)):
+        if train_share is not None:
+            return x, y, random_mask(rows, split, train_share)
+        (train_mask,) = published
+        if not np.all(train_mask.any(axis=1) & ~train_mask.all(axis=1)):
             raise ValueError("a split of it has no training rows or no test rows")
-        return x, y, mask[split if train_share is None else 0]
+        return x, y, train_mask[split]
 
     x, y, train_mask = load(source, data_dir, read)
     return make_split(

@@ -22,7 +22,7 @@ class FunctionPosterior(NamedTuple):
 
     Attributes:
         f: draws of the function [C, S, N] or [C, S, N, K]; None for a GP.
-        sigma: draws of the noise sd [C, S], or [C, S, N] if it depends on the inputs, or that of the GP; None if the
+        sigma: draws of the noise sd [C, S], or [C, S, N K] if it depends on the inputs, or that of the GP; None if the
             model has no noise.
         f_mean, f_sd: moments of the function [N].
         seconds: wall time of fitting including compilation; for a GP that is already trained, of conditioning it.

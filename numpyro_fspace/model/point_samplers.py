@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, Key
 
 __all__ = [
+    "BasePointSampler",
     "Fixed",
     "Own",
     "Perturb",
     "PointSampler",
-    "BasePointSampler",
     "Subset",
     "Uniform",
     "Union",

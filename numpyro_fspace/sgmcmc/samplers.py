@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -38,7 +39,7 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampler:
+class Sampler(ABC):
     """What a kernel's warm-up, chain and report need of a sampler.
 
     Attributes:
@@ -64,22 +65,22 @@ class Sampler:
     def is_tuned(self) -> bool:
         return self.metropolis
 
+    @abstractmethod
     def initial_momentum(self, key, position):
         """The momentum [P] of a chain that starts, or an empty array."""
-        raise NotImplementedError
 
+    @abstractmethod
     def transition(self, key, dynamics: Dynamics, momentum, count, given: Given):
         """One draw, ``num_steps`` gradient steps: ``(position, momentum, Info)``."""
-        raise NotImplementedError
 
     def target_accept_prob(self, size: int) -> float:
         """The acceptance probability of draws of ``size`` parameters that warm-up tunes the step size for."""
         del size
         return ACCEPT_PROB
 
+    @abstractmethod
     def stable_step_size(self, curvature):
         """The step size for a largest curvature λ in the preconditioner's coordinates; a tuned one is at most this."""
-        raise NotImplementedError
 
     def _run(self, algorithm, key, state, dynamics, given, *, variant=None, **settings):
         """A draw by a module of ``sgmcmc`` from a state of its own: ``(state, Info)``."""
