@@ -126,7 +126,6 @@ def test_noise_that_varies_on_a_random_split(data_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # so few draws
 def test_a_record(capsys, tmp_path, data_dir):
     path = str(tmp_path / "records.jsonl")
     sizes = ["num_warmup=20", "num_samples=30", "num_gp_steps=60", "widths=(10,)"]

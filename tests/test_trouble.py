@@ -283,7 +283,6 @@ def test_predictions_of_fewer_rows_than_a_minibatch_are_quiet(num):
         assert fs.predict(posterior, KEY, X[:num])["y"].shape == (2 * MIN_RUN, num)
 
 
-@pytest.mark.filterwarnings("ignore:The draws are doubtful", "ignore:The kinetic temperature")
 def test_a_further_run_on_other_data_compiles_no_judgment_anew(caplog):
     x = np.random.default_rng(0).normal(size=(2, 30, 2)).astype(np.float32)
     mcmc = fs.MCMC(fs.SGLD(one_network, step_size=1e-3), num_warmup=0, num_samples=MIN_RUN, progress_bar=False)
