@@ -653,7 +653,7 @@ def test_runs_may_be_vectorized_over_keys_and_data(closed_over):
         return mcmc.get_samples()["m"]
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         found = jax.vmap(draws)(keys, data)
         both = jax.vmap(lambda y: draws(KEY, y))(data)
     for number in range(2):

@@ -135,7 +135,7 @@ def test_random_lengthscale():
         numpyro.deterministic("y", f(grid(29)))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         draws = numpyro.infer.Predictive(model, num_samples=300)(KEY)["y"]
     sds = np.std(draws, 0)
     assert sds.min() > 0.8 and sds.max() < 1.25
@@ -146,7 +146,7 @@ def test_narrow_network_warns_once():
     with pytest.warns(RuntimeWarning, match=r"gp_network\('narrow'\): the network's 6 features make .*Widen"):
         scales_of(network(5), prior, x, name="narrow")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         scales_of(network(5), prior, x, name="narrow")
         scales_of(network(5), fs.GPPrior(ExpSquared(0.1)), x, name="narrow")
     with pytest.warns(RuntimeWarning, match="'other'"):
@@ -191,7 +191,7 @@ def test_the_smallest_summand_is_followed_too():
     assert both.hidden == alone.hidden
     np.testing.assert_allclose([both.share, both.error], [alone.share, alone.error], rtol=0.05)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         scales_of(module, fs.GPPrior(trend + ExpSquared(0.5)), x, name="slow")
 
 
@@ -218,7 +218,7 @@ def test_sparse_points_warn():
 def test_activations(act):
     """A kernel of a middling lengthscale is followed by every usual activation, without a warning."""
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         scales = scales_of(network(50, act), fs.GPPrior(ExpSquared(0.5)), grid(20))
     assert scales.share > 0.98 and scales.error_between < 0.1
 

@@ -82,7 +82,7 @@ def test_other_kernels_of_numpyros_driver_are_not_judged():
     fs.SGLD(linear())  # from here on runs are watched
     mcmc = numpyro.infer.MCMC(NUTS(linear(), max_tree_depth=1), num_warmup=2, num_samples=210, progress_bar=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         mcmc.run(KEY, X, Y)
 
 

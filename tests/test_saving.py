@@ -136,7 +136,7 @@ def test_another_model_with_the_same_sites_is_told(tmp_path):
         by_hand = dist.Normal().log_prob(draw).sum() + dist.Normal(draw[0] + draw[1] * X[:, 0], 0.5).log_prob(Y).sum()
         np.testing.assert_allclose(density, by_hand, rtol=1e-5)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         fs.Posterior.load(tmp_path / "p.npz", with_prior_scale(1.0))
     with pytest.warns(RuntimeWarning, match="are not those of the draws: the log density at the first"):
         fs.Posterior.load(tmp_path / "p.npz", with_prior_scale(1.1))
@@ -156,7 +156,7 @@ def test_another_model_does_not_go_on_with_a_checkpoint(tmp_path):
     with pytest.raises(ValueError, match=r"the model's log density at a draw from its prior was .* and is"):
         run(2.0)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         fs.Posterior.from_checkpoint(tmp_path / "run", with_prior_scale(1.0), X, Y)
         fs.Posterior.from_checkpoint(tmp_path / "run", with_prior_scale(1.0))  # whose arguments are not known
     with pytest.warns(RuntimeWarning, match="are not those of the checkpoint"):

@@ -279,7 +279,7 @@ def test_predictions_of_fewer_rows_than_a_minibatch_are_quiet(num):
     draws = {"w": np.random.default_rng(0).normal(size=(2 * MIN_RUN, 2)).astype(np.float32)}
     posterior = fs.Posterior(linear(batch=4), draws, num_chains=2, args=(X, Y))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         assert fs.predict(posterior, KEY, X[:num])["y"].shape == (2 * MIN_RUN, num)
 
 
@@ -443,7 +443,7 @@ def test_values_that_a_mask_leaves_without_a_density_are_not_judged():
 @pytest.mark.slow
 def test_a_good_run_is_quiet():
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         run(fs.SGHMC(linear()), num_warmup=100, num_samples=400, num_chains=2, chain_method="vectorized")
 
 
