@@ -111,6 +111,7 @@ def test_gradient_is_that_of_the_exact_kl():
         assert np.linalg.norm(got - exact_part) < 0.15 * np.linalg.norm(exact_part)
 
 
+@pytest.mark.slow
 def test_without_the_entropy_the_gradient_is_another(monkeypatch):
     monkeypatch.setattr("numpyro_fspace.variational.sampled_divergences.spectral_stein_score", lambda f, _: 0.0 * f)
     crossed = kl_gradient(fs.variational.SpectralSteinKL(num_draws=500, noise=0.1), (LOC, SD))

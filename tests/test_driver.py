@@ -43,7 +43,10 @@ def finished(*args, fields=("potential_energy", "warmup.step_size", "control"), 
     return mcmc
 
 
-@pytest.mark.parametrize("num_chains, thinning, options", [(1, 1, PLAIN), (3, 2, {}), (1, 5, PLAIN)])
+@pytest.mark.parametrize(
+    "num_chains, thinning, options",
+    [(1, 1, PLAIN), pytest.param(3, 2, {}, marks=pytest.mark.slow), (1, 5, PLAIN)],
+)
 def test_draws_are_those_of_numpyros_driver(num_chains, thinning, options):
     """Fields, names inside fields and trees among them too."""
     settings = {"num_chains": num_chains, "thinning": thinning, "options": options}
@@ -328,7 +331,7 @@ def test_what_it_does_not_do_itself_is_numpyros():
     assert nuts.get_samples()["w"].shape == (10, 2)
 
 
-@pytest.mark.parametrize("batch", [None, 4])
+@pytest.mark.parametrize("batch", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_keys_of_the_old_style_give_the_same_draws(batch):
     """Ten gradients a draw with either, and the temperature of ten."""
     kernel = fs.fSGHMC(linear(random_points(), batch=batch), num_steps=10)
@@ -642,7 +645,7 @@ def test_a_run_inside_of_jit_makes_the_same_draws_and_leaves_nothing_behind(watc
         np.testing.assert_allclose(drawn(mcmc, y=Y, sd=2.0)["m"], plain["m"], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("closed_over", [False, True])
+@pytest.mark.parametrize("closed_over", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_runs_may_be_vectorized_over_keys_and_data(closed_over):
     """Without a warning of buffers that could not be used again, where the model closes over its data too."""
     keys, data = jax.random.split(KEY, 2), np.stack([Y, Y + 5.0])
@@ -768,7 +771,15 @@ def test_draws_of_a_run_before_are_none_of_one_that_failed(press):
         fs.predict(mcmc, KEY)
 
 
-@pytest.mark.parametrize("name, value", [("num_samples", 30), ("num_chains", 3), ("num_chains", 1), ("thinning", 2)])
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        pytest.param("num_samples", 30, marks=pytest.mark.slow),
+        pytest.param("num_chains", 3, marks=pytest.mark.slow),
+        ("num_chains", 1),
+        ("thinning", 2),
+    ],
+)
 def test_settings_of_a_vectorized_nuts_may_change_between_runs(name, value):
     def mu(y):
         numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, 5.0)), 1.0), obs=y)

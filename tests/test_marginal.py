@@ -592,7 +592,7 @@ def test_reports_and_arviz_read_such_a_run(base):
     assert {"f", "sigma"} <= set(tree.posterior)
 
 
-@pytest.mark.parametrize("guide", ["AutoNormal", "mean_field"])
+@pytest.mark.parametrize("guide", [pytest.param("AutoNormal", marks=pytest.mark.slow), "mean_field"])
 def test_variational_inference_takes_the_model_as_it_is(guide):
     guide = AutoNormal(linear) if guide == "AutoNormal" else fs.variational.guides.mean_field(linear)
     svi = SVI(linear, guide, numpyro.optim.Adam(0.02), Trace_ELBO())

@@ -77,6 +77,7 @@ def test_a_wrong_ratio_is_seen(key, module, factor):
     assert p < 1e-6
 
 
+@pytest.mark.slow
 def test_a_momentum_that_is_not_reversed_after_a_rejection_is_seen(key):
     with mock.patch.object(sghmc.jnp, "negative", lambda p: p):
         p, _ = p_value(sghmc, 0.8, key, metropolis=True, friction=0.01, num_transitions=10)
