@@ -28,9 +28,10 @@ from support.laws import gaussian_p_values
 import numpyro_fspace as fs
 from numpyro_fspace.model.input_units import units_of
 from numpyro_fspace.model.last_layer import find_last_layer
+from numpyro_fspace.model.last_layer_prior import LastLayerPrior
 from numpyro_fspace.model.network_adapters import read_network
 from numpyro_fspace.model.network_scale import find_scales
-from numpyro_fspace.model.ridge import LastLayerPrior, ridge_solver
+from numpyro_fspace.model.ridge import ridge_solver
 
 #: The tests of broken code and tiny networks are warned that they cannot follow the process.
 pytestmark = pytest.mark.filterwarnings("ignore:gp_network:RuntimeWarning")

@@ -25,11 +25,12 @@ from numpyro_fspace.model.engine import current_engine
 from numpyro_fspace.model.frozen_weights import freeze
 from numpyro_fspace.model.input_units import units_of
 from numpyro_fspace.model.last_layer import find_last_layer
+from numpyro_fspace.model.last_layer_prior import LastLayerPrior
 from numpyro_fspace.model.measurement import as_points
 from numpyro_fspace.model.network_adapters import read_network
 from numpyro_fspace.model.network_scale import find_scales
 from numpyro_fspace.model.networks import check_input_shape, check_inputs, check_name
-from numpyro_fspace.model.ridge import LastLayerPrior, ridge_solver
+from numpyro_fspace.model.ridge import ridge_solver
 from numpyro_fspace.model.sites import last_layer, note
 from numpyro_fspace.model.weight_priors import FanIn, prior_of_each, sample_array, sample_weight
 from numpyro_fspace.priors._cholesky import as_columns, as_rows

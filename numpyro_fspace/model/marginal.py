@@ -21,9 +21,9 @@ from numpyro.infer.util import potential_energy
 
 from numpyro_fspace.model.gaussian_marginal import log_marginal
 from numpyro_fspace.model.handlers import fresh_draws, given_last_layers, without_data
+from numpyro_fspace.model.last_layer_prior import LastLayerPrior
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.programs import depends_on
-from numpyro_fspace.model.ridge import LastLayerPrior
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import check_observations
 from numpyro_fspace.model.site_transforms import has_dynamic_support
