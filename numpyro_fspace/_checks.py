@@ -95,6 +95,11 @@ def check_is_model(model):
 
     if not callable(model) or isinstance(model, Distribution):
         raise TypeError(f"model must be a NumPyro model (a callable), got {type(model).__name__}.")
+    if type(model).__module__.partition(".")[0] in ("flax", "equinox"):
+        raise TypeError(
+            f"model must be a NumPyro model, got {type(model).__name__}, a network of {type(model).__module__}: write "
+            "a function of the data that calls fs.random_module or fs.gp_network with this network, and numpyro.sample."
+        )
 
 
 def check_kernel(sampler):

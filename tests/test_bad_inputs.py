@@ -245,6 +245,7 @@ CASES = [
     ("data too large", lambda: start_model(linear(), X.astype(float) * 1e300, Y), ValueError, "float64.*Standardize"),
     ("timestamps", lambda: start_model(linear(), TIMES, Y), ValueError, "argument 0 .*float32.*Standardize"),
     ("keyword NaN", lambda: start(fs.SGLD(linear()), X, y=not_a_number()), ValueError, "argument 'y' .*NaN"),
+    ("a network as model", lambda: fs.SGHMC(nn.Dense(1)), TypeError, "got Dense, a network of flax.*fs.random_module"),
     ("y missing", lambda: start_model(linear(), X), ValueError, r"no observed site.*targets"),
     ("y None", lambda: start_model(linear(), X, None), ValueError, r"no observed site.*y=None"),
     ("y column", lambda: start_model(column_model), ValueError, r"'y' has shape \(8, 1\).*shape \(8,\).*squeeze"),

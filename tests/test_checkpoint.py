@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import warnings
 import zlib
 from pathlib import Path
 
@@ -29,12 +30,14 @@ from numpyro.infer import NUTS, init_to_value
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc.checkpoint import Checkpoint, _write_state, flat
-from numpyro_fspace.mcmc.fingerprint import describe
 from numpyro_fspace.mcmc.loop import Loop
+from numpyro_fspace.mcmc.run_description import describe
 from numpyro_fspace.posterior.run_files import _difference
 from numpyro_fspace.posterior.run_format import sealed
 
-pytestmark = pytest.mark.filterwarnings("ignore:The kinetic temperature:RuntimeWarning", "ignore::UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The kinetic temperature:RuntimeWarning", "ignore:init_to_value:RuntimeWarning", "ignore::UserWarning"
+)
 
 KEY = jax.random.key(3)
 KERNEL = fs.fSGHMC(linear(random_points(), batch=4), num_steps=3)
@@ -292,6 +295,40 @@ def first_run(tmp_path_factory):
     """A finished run of ``scaled``: its folder and draws."""
     folder = tmp_path_factory.mktemp("runs") / "scaled"
     return folder, scaled_run(folder)
+
+
+def test_from_checkpoint_warns_of_other_arguments_however_they_are_given(first_run):
+    """Also of a change that no density shows in three digits, and not of another type or of y by name."""
+    folder, _ = first_run
+    wrong = X.copy()
+    wrong[0] += 0.001
+    noise, wrong_y = {"noise": 0.5001}, {"y": Y + 1e-3}
+    for args, kwargs, name in (((wrong, Y), {}, "x"), ((X,), wrong_y, "y"), ((X, Y), noise, "noise")):
+        with pytest.warns(RuntimeWarning, match=f"not those of the checkpoint: argument '{name}' has other values"):
+            fs.Posterior.from_checkpoint(folder, scaled, *args, **({"noise": 0.5} | kwargs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        fs.Posterior.from_checkpoint(folder, scaled, X, y=jax.numpy.asarray(Y), noise=0.5)
+        fs.Posterior.from_checkpoint(folder, scaled, X.astype(np.float64), Y, 0.5)
+
+
+def add_one(values):
+    return {"w": values["w"] + 1.0}
+
+
+def test_another_postprocess_fn_is_refused(tmp_path):
+    settings = {"num_warmup": 5, "num_samples": 4, "num_chains": 1, "kernel": fs.SGHMC(scaled, num_steps=2)}
+
+    def draws(postprocess_fn):
+        mcmc = driver(tmp_path / "run", postprocess_fn=postprocess_fn, **settings)
+        mcmc.run(KEY, X, Y)
+        return np.asarray(mcmc.get_samples()["w"])
+
+    first = draws(add_one)
+    np.testing.assert_array_equal(draws(add_one), first)
+    for other in (None, lambda values: {"w": values["w"] + 1000.0}):
+        with pytest.raises(ValueError, match="postprocess_fn"):
+            draws(other)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -19,7 +20,7 @@ from numpyro_fspace.benchmarks.peers import contenders
 from numpyro_fspace.benchmarks.problems import Size, data
 from numpyro_fspace.experiments import methods, one_dimension, uci
 from numpyro_fspace.experiments.catalog import NAMES, Job, find
-from numpyro_fspace.experiments.records import KEYS, distinct, read, record, write
+from numpyro_fspace.experiments.records import KEYS, check, distinct, read, record, write
 from numpyro_fspace.experiments.tables import table
 
 
@@ -253,8 +254,8 @@ def test_what_keeps_no_records_is_refused_before_any_run(capsys, monkeypatch, tm
         b"{",
         b'{"a": 1}',
         b'{"a": 1}\n',
-        b'{"method": "gp"}\nmy notes',
-        b'{"method": "gp"}\nmy notes\n{"method": "gp"}\n',
+        b'{"experiment": "uci", "method": "gp"}\nmy notes',
+        b'{"experiment": "uci", "method": "gp"}\nmy notes\n{"experiment": "uci", "method": "gp"}\n',
         b"\n",
         b"\xff\xfe\x00",
         b"[" * 100_000,
@@ -307,8 +308,11 @@ def test_a_writer_that_is_killed_leaves_whole_records(tmp_path):
     assert [line.get("seed") for line in lines] == [*range(len(lines) - 1), None]
 
 
-@pytest.mark.parametrize("first", [b"", b'{"method": "gp"}\n', b'{"method": "gp"}'])
-def test_a_record_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch, first):
+@pytest.mark.parametrize(
+    "first", [b"", b'{"experiment": "uci", "method": "gp"}\n', b'{"experiment": "uci", "method": "gp"}']
+)
+def test_a_record_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch, first, end):
+    first += end if first else b""
     path = tmp_path / "records.jsonl"
     path.write_bytes(first)
     monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError("no space left")))
@@ -391,6 +395,40 @@ def test_a_table_keeps_versions_apart():
     assert "gp, version=0.1 | 1 | 0.3" in rows[0] and "gp, version=0.2 | 1 | 0.1" in rows[1]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"experiment": "mine", "value": 3}',
+        '{"experiment": "mine", "method": 3}',
+        '{"benchmark": 1}\n{"x',
+        '{"method": "GET"}\n{"method": "POST"}\n{"note": "three lines"}',
+        '{"experiment": "uci", "method": "gp"}\n{"note": "mine"}',
+        '{"experiment": "uci", "method": "gp"}\n{"x": 1, "y',
+        '{"experiment": "mine", "val',
+    ],
+)
+def test_files_that_resemble_records_are_not_changed(tmp_path, text):
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    for append in (check, partial(write, {"experiment": "uci", "method": "gp"})):
+        with pytest.raises(ValueError, match="is no record of fspace"):
+            append(path)
+    assert path.read_text() == text
+
+
+def test_every_beginning_of_a_record_is_incomplete(tmp_path):
+    first, line = (json.dumps(record(experiment='a "b"', method=m, curves={"c": [1.0]})) for m in ("gp", "mc"))
+    path = tmp_path / "records.jsonl"
+    for num in range(1, len(line)):
+        path.write_text(f"{first}\n{line[:num]}")
+        check(path)
+        assert [one["method"] for one in read(path)] == ["gp"]
+    for line in ('{"experiment": null, "dataset": "x"}', '{"benchmark": "steps", "size": "1d"}'):
+        for num in range(line.index(" ") + 1, len(line)):
+            path.write_text(line[:num])
+            check(path)
+
+
 def test_records_of_a_benchmark_are_no_experiment_s(capsys, tmp_path):
     path = tmp_path / "records.jsonl"
     path.write_text('{"benchmark": "ess", "method": "nuts"}\n')
@@ -412,13 +450,13 @@ def test_files_that_hold_no_records(capsys, tmp_path):
 def test_a_record_that_was_cut_short_is_none(tmp_path):
     """Left by a writer that was killed; the next one begins where the last whole line ends."""
     path = tmp_path / "records.jsonl"
-    write({"method": "one"}, path)
+    write(record(experiment="uci", method="one"), path)
     with path.open("a") as file:
-        file.write('{"method": "tw')
+        file.write('{"experiment": "uci", "data')
     assert [line["method"] for line in read(path)] == ["one"]
-    write({"method": "two"}, path)
+    write(record(experiment="uci", method="two"), path)
     path.write_text(path.read_text().rstrip("\n"))  # an editor's
-    write({"method": "three"}, path)
+    write(record(experiment="uci", method="three"), path)
     assert [line["method"] for line in read(path)] == ["one", "two", "three"]
 
 

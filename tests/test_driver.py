@@ -645,6 +645,15 @@ def test_a_run_inside_of_jit_makes_the_same_draws_and_leaves_nothing_behind(watc
         np.testing.assert_allclose(drawn(mcmc, y=Y, sd=2.0)["m"], plain["m"], rtol=1e-4, atol=1e-4)
 
 
+def test_more_chains_than_devices_after_a_run_are_run_one_by_one():
+    mcmc = fs.MCMC(fs.SGHMC(linear(), num_steps=2), num_warmup=5, num_samples=6, num_chains=1, progress_bar=False)
+    mcmc.run(KEY, X, Y)
+    mcmc.num_chains = 2 * jax.local_device_count()
+    with pytest.warns(UserWarning, match="There are not enough devices to run parallel chains"):
+        mcmc.run(KEY, X, Y)
+    assert mcmc.get_samples(group_by_chain=True)["w"].shape[:2] == (mcmc.num_chains, 6)
+
+
 @pytest.mark.parametrize("closed_over", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_runs_may_be_vectorized_over_keys_and_data(closed_over):
     """Without a warning of buffers that could not be used again, where the model closes over its data too."""

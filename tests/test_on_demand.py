@@ -72,6 +72,21 @@ class Recorder:
         return self.array[rows]
 
 
+@pytest.mark.parametrize("row", [2, 3, 40])
+def test_errors_of_rows_are_raised_as_they_are_wherever_the_row_is_read(row):
+    x = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
+    x[row] = np.nan
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        with numpyro.plate("rows", len(x), subsample_size=10) as i:
+            numpyro.sample("y", dist.Normal(x[i] @ w, 0.3), obs=None if y is None else y[i])
+
+    mcmc = fs.MCMC(fs.SGHMC(model, num_steps=3), num_warmup=30, num_samples=10, progress_bar=False)
+    with pytest.raises(ValueError, match=r"^OnDemand\(.*holds NaN or infinite values; drop those rows"):
+        mcmc.run(jax.random.key(0), fs.OnDemand(x), np.zeros(50, np.float32))
+
+
 def test_rows_in_any_order_and_number():
     array = np.arange(12.0).reshape(6, 2)
     source = fs.OnDemand(Recorder(array))

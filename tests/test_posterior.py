@@ -118,3 +118,65 @@ def test_bad_input():
     svi, params, _ = fitted(fs.FunctionalELBO())
     with pytest.raises(ValueError, match="num_samples"):
         fs.svi_posterior(svi, params, KEY, X, Y, num_samples=0)
+
+
+def groups(t, group, y=None):
+    with numpyro.plate("groups", 4):
+        a = numpyro.sample("a", dist.Normal())
+    with numpyro.plate("rows", len(t)):
+        numpyro.sample("y", dist.Normal(a[group] * t, 0.3), obs=y)
+
+
+@pytest.mark.parametrize("array", [np.asarray, jax.numpy.asarray])
+def test_latents_may_be_indexed_by_arguments(array):
+    """As in every hierarchical model: in ArviZ the plate of groups is a dimension, and each row has its likelihood."""
+    rng = np.random.default_rng(0)
+    t, group, y = rng.normal(size=30), array(np.arange(30) % 4), rng.normal(size=30)
+    a = rng.normal(size=(6, 4))
+    posterior = fs.Posterior(groups, {"a": a}, args=(t, group, y))
+    tree = fs.to_arviz(posterior)
+    mean = a[:, np.asarray(group)] * t
+    exact = -0.5 * ((y - mean) / 0.3) ** 2 - np.log(0.3 * np.sqrt(2 * np.pi))
+    np.testing.assert_allclose(np.asarray(tree["log_likelihood"]["y"])[0], exact, rtol=1e-4, atol=1e-4)
+    assert fs.predict(posterior, jax.random.key(0), t[:5], group[:5])["y"].shape == (6, 5)
+
+
+class Cauchyish(dist.Distribution):
+    """A likelihood without ``sample``, as users write them."""
+
+    support = dist.constraints.real
+
+    def __init__(self, loc):
+        self.loc = loc
+        super().__init__(batch_shape=jax.numpy.shape(loc))
+
+    def log_prob(self, value):
+        return -jax.numpy.log1p((value - self.loc) ** 2)
+
+
+def test_observations_that_cannot_be_drawn_are_left_out():
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal())
+        f = numpyro.deterministic("f", w * x)
+        numpyro.sample("y", Cauchyish(f), obs=y)
+
+    x, w = np.linspace(-1.0, 1.0, 5), np.arange(3.0)
+    posterior = fs.Posterior(model, {"w": w}, args=(x, np.zeros(5)))
+    for given in ((x,), (x, np.zeros(5))):
+        with pytest.warns(RuntimeWarning, match=r"\['y'\] cannot be drawn, as Cauchyish has no method sample"):
+            found = fs.predict(posterior, jax.random.key(0), *given)
+        assert set(found) == {"f"}
+        np.testing.assert_allclose(found["f"], w[:, None] * x, rtol=1e-6)
+    with pytest.warns(RuntimeWarning, match="cannot be drawn"):
+        tree = fs.to_arviz(posterior)
+    np.testing.assert_allclose(np.asarray(tree["log_likelihood"]["y"])[0], -np.log1p((w[:, None] * x) ** 2), rtol=1e-5)
+
+
+def test_draws_that_are_traced_are_refused():
+    def inside(w):
+        return fs.Posterior(groups, {"a": w}, args=(np.ones(4), np.arange(4), np.ones(4)))
+
+    with pytest.raises(TypeError, match=r"The draws are traced: .*Return mcmc\.get_samples\(\)"):
+        jax.jit(inside)(np.ones((3, 4)))
+    with pytest.raises(ValueError, match="samples is empty: pass the draws of all latent sites"):
+        fs.Posterior(groups, {})

@@ -288,3 +288,28 @@ def test_a_support_that_depends_on_another_site_is_that_of_the_draw():
     for high in (0.5, 6.0):
         values = constrain({"high": jnp.log(high), "share": jnp.zeros(())})
         np.testing.assert_allclose(values["share"], 0.5 * high, rtol=1e-6)
+
+
+def test_values_of_sites_that_a_model_lacks_are_named():
+    """What ``condition`` and ``init_to_value`` give to a misspelled name changes nothing, which is said."""
+
+    def model(y):
+        t = numpyro.sample("t", dist.Normal())
+        numpyro.sample("y", dist.Normal(t, 1.0), obs=y)
+
+    with pytest.warns(RuntimeWarning, match=r"condition fixes \['tt'\], which the model does not have"):
+        ModelPotential(numpyro.handlers.condition(model, {"tt": 1.0}), (0.5,), key=KEYS[0])
+    with pytest.warns(RuntimeWarning, match=r"init_to_value.* starts \['s'\].* Its sites are \['t', 'y'\]"):
+        ModelPotential(
+            model, (0.5,), key=KEYS[0], init_strategy=numpyro.infer.init_to_value(values={"s": 1.0, "t": 0.2})
+        )
+
+
+def test_a_start_that_is_rounded_to_the_boundary_is_moved_inside():
+    """The median of Gamma(.001, .001) is 1e-301, which float32 rounds to zero: log t would be minus infinity."""
+
+    def model(y):
+        t = numpyro.sample("t", dist.Gamma(1e-3, 1e-3))
+        numpyro.sample("y", dist.Normal(0.0, 1 / jnp.sqrt(t)), obs=y)
+
+    assert ModelPotential(model, (0.5,), key=KEYS[0]).init_params()["t"] == 0.0

@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -41,8 +42,8 @@ KEYS = (
     "w2_gp",
     "version",
 )
-#: Possible first bytes of a record.
-STARTS = tuple(f'{{"{key}": '.encode() for key in ("experiment", "benchmark"))
+#: The keys by which a record of an experiment, and one of a benchmark, is known.
+KNOWN_BY = ({"experiment", "method"}, {"benchmark"})
 #: Significant digits of the numbers of a curve.
 CURVE_DIGITS = 4
 
@@ -151,9 +152,25 @@ def _parsed(content: bytes, path) -> tuple[list[dict], bytes]:
             raise ValueError(f"{path}, line {number} is no record of fspace: {text[:60]!r}.")
         lines.append(line)
     line = _record(last)
-    if last and line is None and not last.startswith(b"{" if lines else STARTS):
+    if last and line is None and not _is_incomplete(last, not lines):
         raise ValueError(f"{path}, line {len(whole) + 1} is no record of fspace: {last[:60]!r}.")
     return [*lines, *([] if line is None else [line])], last if line is None else b""
+
+
+def _is_incomplete(text: bytes, is_first: bool) -> bool:
+    """Whether a text is the beginning of a record, as a killed process leaves it; of the first one with its key."""
+    with contextlib.suppress(ValueError, RecursionError):
+        json.loads(text)
+        return False  # the whole of something else
+    for first, second in (KEYS[:2], ("benchmark", "")):
+        start, following = f'{{"{first}": '.encode(), f', "{second}'.encode()
+        if start.startswith(text) and (text == start or not is_first):
+            return True
+        value = re.match(rb'("([^"\\]|\\.)*("|\\?$)|null|n?u?l?$)', text.removeprefix(start))
+        rest = text.removeprefix(start)[value.end() :] if value else b""
+        if text.startswith(start) and value and (following.startswith(rest) or rest.startswith(following)):
+            return True
+    return False
 
 
 def _record(text: bytes) -> dict | None:
@@ -161,9 +178,9 @@ def _record(text: bytes) -> dict | None:
         line = json.loads(text.decode())
     except (ValueError, RecursionError):
         return None
-    if not isinstance(line, dict) or line.keys().isdisjoint(("method", "benchmark")):
+    if not isinstance(line, dict) or not any(names <= line.keys() for names in KNOWN_BY):
         return None
-    kinds = {"method": str, "experiment": str | None, "dataset": str | None, "config": dict | None}
+    kinds = {"method": str, "benchmark": str, "experiment": str | None, "dataset": str | None, "config": dict | None}
     return line if all(isinstance(line[name], kind) for name, kind in kinds.items() if name in line) else None
 
 

@@ -16,10 +16,10 @@ from numpyro_fspace._xla import chains_together, is_worth_dividing, one_blas_thr
 from numpyro_fspace.mcmc import driver_checks as checks
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.checkpoint import Checkpoint
-from numpyro_fspace.mcmc.fingerprint import describe
 from numpyro_fspace.mcmc.loop import Loop
 from numpyro_fspace.mcmc.numpyro_arguments import NumPyroArguments
 from numpyro_fspace.mcmc.numpyro_runs import judge
+from numpyro_fspace.mcmc.run_description import describe
 from numpyro_fspace.mcmc.runs import Run
 from numpyro_fspace.mcmc.start_checks import check_init_params, continued
 from numpyro_fspace.mcmc.state import KernelState

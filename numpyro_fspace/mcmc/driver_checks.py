@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 
 import jax
 import numpy as np
@@ -124,6 +125,10 @@ def check_run(mcmc, key):
     if shape not in ((), (mcmc.num_chains,)):
         raise ValueError(f"rng_key has shape {list(shape)}, and num_chains={mcmc.num_chains}: pass one key.")
     _check_chain_method(mcmc.chain_method)
+    if mcmc.chain_method == "parallel" and mcmc.num_chains > jax.local_device_count():  # num_chains was raised
+        message = "There are not enough devices to run parallel chains: expected {} but got {}. Chains run one by one."
+        warnings.warn(message.format(mcmc.num_chains, jax.local_device_count()), UserWarning, stacklevel=4)
+        mcmc.chain_method = "sequential"
     if mcmc.checkpoint is not None and _is_part(mcmc):
         raise ValueError("checkpoint= writes whole runs: leave out warmup() and post_warmup_state.")
     for name in ("checkpoint", "mesh"):

@@ -38,8 +38,20 @@ def init_to_network(site: dict | None = None):
         return functools.partial(init_to_network)
     init = site["infer"].get("fspace", {}).get("init") if site["type"] == "sample" else None
     if init is None or site["value"] is not None:
-        return init_to_median(site, num_samples=15)
+        return _inside(site, init_to_median(site, num_samples=15))
     return init(site["kwargs"]["rng_key"])
+
+
+def _inside(site, value):
+    """A start whose entries on the boundary of the support, to which draws were rounded, are moved into the middle."""
+    if value is None or not latent_sites({site["name"]: site}) or site["fn"].support.is_discrete:
+        return value
+    try:
+        transform = biject_to(site["fn"].support)
+    except NotImplementedError:  # checked_starts names the site
+        return value
+    free = transform.inv(value)
+    return jnp.where(jnp.isfinite(free).all(), value, transform(jnp.where(jnp.isfinite(free), free, 0.0)))
 
 
 def checked_starts(init_strategy):

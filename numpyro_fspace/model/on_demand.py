@@ -202,8 +202,8 @@ def errors_as_themselves(fn):
         logger.addFilter(_is_unrelated)  # JAX would also print the error that is raised below
         try:
             return fn(*args, **kwargs)
-        except jax.errors.JaxRuntimeError:
-            if not _errors:
+        except Exception as found:  # JAX raises several kinds, by where in a program the rows are loaded
+            if not _errors or found is _errors[-1]:
                 raise
             error = _errors[-1]
         finally:

@@ -28,7 +28,13 @@ from numpyro_fspace.model.initial_values import checked_starts, init_to_network
 from numpyro_fspace.model.joint_evaluation import rows_found
 from numpyro_fspace.model.primitives import draw_points
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.site_checks import check_observations, check_sites, check_unseeded, check_unsubstituted
+from numpyro_fspace.model.site_checks import (
+    check_observations,
+    check_sites,
+    check_unseeded,
+    check_unsubstituted,
+    warn_of_unknown,
+)
 from numpyro_fspace.model.site_transforms import has_dynamic_support, prior_scale
 from numpyro_fspace.model.sites import (
     active_functional_priors,
@@ -88,6 +94,7 @@ class ModelPotential:
         trace = run_model(fresh, self.args, self.kwargs, **settings)
         check_sites(trace)
         check_unsubstituted(self.model, list(latent_sites(trace)))
+        warn_of_unknown(self.model, trace, self._init_strategy)
         return trace, fresh.num_own_keys > 0, fresh.has_random_points
 
     @property

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
+import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_fspace.model.arguments import check_model, describe, with_rows
 from numpyro_fspace.model.handlers import full_plates as with_full_plates
 from numpyro_fspace.model.handlers import function_hook, given_rows
+from numpyro_fspace.model.sites import base_distribution, zeros_if_not_drawable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,10 +65,7 @@ def run_model(
     args, kwargs = with_rows((tuple(args), dict(kwargs or {})))
     check_model(model, args, kwargs)
     if substitute is not None and not callable(substitute):
-        values = substitute
-        model = handlers.substitute(
-            model, substitute_fn=lambda site: values.get(site["name"]) if site["type"] == "sample" else None
-        )
+        model = handlers.substitute(model, substitute_fn=partial(_value, substitute))
     if rows is not None:
         model = given_rows(model, jnp.asarray(rows))
     elif full_plates:
@@ -92,3 +92,11 @@ def run_model(
             if note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
             raise
+
+
+def _value(values, site):
+    """A site's value among those given; zeros for observations that are not given and cannot be drawn."""
+    if site["type"] != "sample" or site["name"] in values:
+        return values.get(site["name"])
+    is_improper = isinstance(base_distribution(site["fn"]), dist.ImproperUniform)
+    return None if site["is_observed"] or is_improper else zeros_if_not_drawable(site)

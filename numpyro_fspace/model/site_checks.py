@@ -10,6 +10,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 
+from numpyro_fspace._checks import warn
 from numpyro_fspace.model.sites import (
     has_point_mass,
     is_masked,
@@ -20,7 +21,14 @@ from numpyro_fspace.model.sites import (
     subsampled_plates,
 )
 
-__all__ = ["check_modules", "check_observations", "check_sites", "check_unseeded", "check_unsubstituted"]
+__all__ = [
+    "check_modules",
+    "check_observations",
+    "check_sites",
+    "check_unseeded",
+    "check_unsubstituted",
+    "warn_of_unknown",
+]
 
 
 def check_unseeded(model):
@@ -43,6 +51,19 @@ def check_unsubstituted(model, latents):
                 "latent. To hold them fixed use numpyro.handlers.condition; to start from these values use "
                 "init_strategy=numpyro.infer.init_to_value(values=...)."
             )
+
+
+def warn_of_unknown(model, trace, init_strategy):
+    """Warn of values that ``condition`` or ``init_to_value`` gives to names that are no sites of the model."""
+    values = getattr(init_strategy, "keywords", {}).get("values") or {}
+    given = {"init_to_value(values=...) starts": values}
+    for layer in _layers(model):
+        if isinstance(layer, handlers.condition):
+            given["numpyro.handlers.condition fixes"] = layer.data or {}
+    for what, names in given.items():
+        if unknown := sorted(set(names) - set(trace)):
+            known = sorted(k for k, site in trace.items() if site["type"] == "sample")
+            warn(f"{what} {unknown}, which the model does not have: it changes nothing. Its sites are {known}.")
 
 
 def _layers(model):

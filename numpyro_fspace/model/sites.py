@@ -29,7 +29,8 @@ __all__ = [
     "parameters_of",
     "subsampled_plates",
     "weights_of",
-    "zeros_if_improper",
+    "is_drawable",
+    "zeros_if_not_drawable",
 ]
 
 
@@ -110,11 +111,14 @@ def base_distribution(distribution):
     return distribution
 
 
-def zeros_if_improper(site):
-    """Zeros for a site with an improper prior, from which nothing can be drawn; None for any other."""
-    if isinstance(base_distribution(site["fn"]), dist.ImproperUniform):
-        return jnp.zeros(site["fn"].shape())
-    return None
+def is_drawable(site) -> bool:
+    """Whether the distribution of a site has a method ``sample``, which that of an improper prior has not."""
+    return is_functional_prior(site) or type(base_distribution(site["fn"])).sample is not dist.Distribution.sample
+
+
+def zeros_if_not_drawable(site):
+    """Zeros for a site from which nothing can be drawn; None for any other."""
+    return None if is_drawable(site) else jnp.zeros(site["fn"].shape())
 
 
 def parameters_of(distribution) -> list:

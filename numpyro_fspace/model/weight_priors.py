@@ -142,6 +142,8 @@ def sample_array(site, distribution, shape, hints):
             f"The site {site!r} needs a random key: create the network inside a model that runs under MCMC, "
             "Predictive, SVI or numpyro.handlers.seed."
         ) from error
+    if isinstance(value, list | tuple):
+        raise TypeError(f"The site {site!r} has the value {value!r}: give an array, such as np.asarray({value!r}).")
     if jnp.shape(value) != shape:
         raise ValueError(
             f"The site {site!r} has a value of shape {jnp.shape(value)}, but the network needs {shape}. "

@@ -20,7 +20,7 @@ from numpyro_fspace.model.sites import (
     observed_sites,
     parameters_of,
     weights_of,
-    zeros_if_improper,
+    zeros_if_not_drawable,
 )
 from numpyro_fspace.posterior.arrays import taken
 
@@ -122,7 +122,7 @@ def _run(model, values, args, kwargs):
             if np.shape(found) != site["fn"].shape():
                 others[site["name"]] = site
             return found
-        return zeros_if_improper(site)
+        return zeros_if_not_drawable(site)
 
     try:
         return run_model(model, args, kwargs, key=jax.random.key(0), substitute=value)

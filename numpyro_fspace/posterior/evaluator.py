@@ -23,7 +23,14 @@ from numpyro_fspace.model.index_checks import check_indices, plates_of
 from numpyro_fspace.model.programs import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sharding import with_devices_of
-from numpyro_fspace.model.sites import is_weight, log_density_of, observed_sites, weights_of
+from numpyro_fspace.model.sites import (
+    base_distribution,
+    is_drawable,
+    is_weight,
+    log_density_of,
+    observed_sites,
+    weights_of,
+)
 from numpyro_fspace.posterior import draw_batches
 from numpyro_fspace.posterior.arrays import taken
 from numpyro_fspace.posterior.completeness import check_complete
@@ -147,6 +154,14 @@ class Evaluator:
         plates.update(plates_of(trace))
         weights = weights_of(trace)
         found = {k: s["value"] for k, s in trace.items() if _is_output(s, draw, weights)}
+        undrawn = [k for k in found if trace[k]["type"] == "sample" and not is_drawable(trace[k])]
+        if undrawn:
+            kinds = sorted({type(base_distribution(trace[k]["fn"])).__name__ for k in undrawn})
+            kinds = ", ".join(kinds)
+            warn(
+                f"{undrawn} cannot be drawn, as {kinds} has no method sample(key, sample_shape=()); all else is given."
+            )
+        found = {k: v for k, v in found.items() if k not in undrawn}
         observed = [k for k in found if trace[k]["type"] == "sample" and trace[k]["is_observed"]]
         keys = jax.random.split(jax.random.fold_in(key, 1), len(observed))
         # Observations are drawn anew. Sites that depend on them (a known noise, inputs) see the values observed.
@@ -201,7 +216,7 @@ def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> di
 def _factors_of_data(posterior, args, kwargs) -> list[str]:
     """The ``numpyro.factor`` sites that depend on arrays among the model's arguments."""
     arrays, _, join = split_arrays((args, kwargs))
-    draw = taken(posterior.samples, 0)
+    draw = jax.tree.map(jnp.asarray, taken(posterior.samples, 0))  # a model may index it by a traced argument
 
     def factors(given):
         args, kwargs = join(given["arrays"])

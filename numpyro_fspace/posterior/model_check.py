@@ -12,7 +12,8 @@ import numpy as np
 from numpyro_fspace._checks import warn
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sites import log_density_of, zeros_if_improper
+from numpyro_fspace.model.sites import log_density_of, zeros_if_not_drawable
+from numpyro_fspace.posterior.fingerprint import other_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,7 @@ def _log_densities(model: Callable, args: tuple, kwargs: Mapping, draws: Sequenc
     def value(draw, site):
         if site["type"] != "sample" or site["is_observed"]:
             return None
-        return draw.get(site["name"], zeros_if_improper(site))
+        return draw.get(site["name"], zeros_if_not_drawable(site))
 
     @jax.jit
     def evaluated(draw, arrays):
@@ -77,7 +78,13 @@ def log_densities(posterior: Posterior) -> list:
 
 
 def warn_of_another_prior(inputs: Mapping, model: Callable, args: tuple, kwargs: Mapping) -> None:
-    """Warn if a model's log density at a draw from its prior is not that of a checkpoint with these ``inputs``."""
+    """Warn if arguments, or a model's log density at a draw from its prior, are not those of a checkpoint's inputs."""
+    if others := other_arguments(inputs, model, args, kwargs):
+        warn(
+            f"These arguments are not those of the checkpoint: {', '.join(others)} has other values. What is computed "
+            "from the data of the run, such as log-likelihoods, would be wrong. Give the arguments of the run."
+        )
+        return
     saved, now = inputs.get(PRIOR_DRAW), prior_density(model, args, kwargs)
     if now is None or saved in (None, repr(None)) or np.isclose(now, float(saved), rtol=TOLERANCE, atol=TOLERANCE):
         return

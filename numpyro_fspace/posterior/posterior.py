@@ -142,6 +142,14 @@ class Posterior:
         for name, draws in self.samples.items():
             if isinstance(draws, list | tuple | float | int):
                 raise TypeError(f"samples[{name!r}] must be an array of draws [S, …]: np.asarray(samples[{name!r}]).")
+        if not self.samples:
+            raise ValueError("samples is empty: pass the draws of all latent sites, as get_samples() gives them.")
+        if any(isinstance(draws, jax.core.Tracer) for draws in self.samples.values()):
+            raise TypeError(
+                "The draws are traced: predict, report and to_arviz do not work inside of jax.jit and vmap, nor with "
+                "an MCMC object that ran there. Return mcmc.get_samples() from the compiled function, and use "
+                "fs.Posterior(model, samples, args=...) outside of it."
+            )
         check_count(self.num_chains, "num_chains")
         sizes = {k: jnp.shape(v)[0] if jnp.ndim(v) else None for k, v in self.samples.items()}
         if len(set(sizes.values())) != 1 or None in sizes.values():

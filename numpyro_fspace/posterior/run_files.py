@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.posterior.arrays import like, plain
+from numpyro_fspace.posterior.fingerprint import HASHED
 from numpyro_fspace.posterior.model_check import PRIOR_DRAW
 from numpyro_fspace.posterior.run_format import FORMAT, blocks, damaged, read_run, read_state
 
@@ -35,8 +36,6 @@ __all__ = ["RunFiles", "folder_of"]
 
 #: What a state file holds beside the leaves of the state.
 COUNTS = ("num_kept", "num_made", "run", "checks")
-#: Separates what kind of value an input has from the hash of its values.
-HASHED = ", SHA-256 "
 
 
 class RunFiles:

@@ -52,6 +52,10 @@ def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, *
         >>> fs.predict(posterior, jax.random.key(2), x)["f"].shape
         (50, 10)
     """
+    if not hasattr(svi, "guide"):
+        raise TypeError(
+            f"svi must be a numpyro.infer.SVI, got {type(svi).__name__}: svi_posterior(svi, params, key, ...)."
+        )
     check_count(num_samples, "num_samples")
     guide = svi.guide
     model = handlers.substitute(svi.model, data=params)  # the values of its ``numpyro.param`` sites

@@ -1,0 +1,91 @@
+"""Fingerprints of arrays and settings, by which a checkpoint knows them; they are the same in every process."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import re
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from numpyro_fspace.model.functions import some_rows
+from numpyro_fspace.model.on_demand import OnDemand
+from numpyro_fspace.posterior.arrays import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["HASHED", "arguments_of", "fingerprint", "other_arguments", "parts_of", "text_of"]
+
+#: Separates what kind of value an input has from the hash of its values.
+HASHED = ", SHA-256 "
+
+
+def fingerprint(array) -> str:
+    """Type, shape and SHA-256 of an array."""
+    value = plain(array)
+    content = repr(value.tolist()).encode() if value.dtype == object else value.tobytes()
+    return f"{value.dtype}{list(value.shape)}{HASHED}{hashlib.sha256(content).hexdigest()}"
+
+
+def parts_of(value) -> dict:
+    """The leaves of an input as text, by their paths."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda leaf: leaf is None)
+    text = {jax.tree_util.keystr(place): text_of(leaf) for place, leaf in leaves}
+    return text if jax.tree_util.treedef_is_leaf(structure) else text | {" (its structure)": text_of(structure)}
+
+
+def arguments_of(args: tuple, kwargs: Mapping) -> dict:
+    """The arguments of a model by what messages call them."""
+    positional = {f"positional argument {i}": value for i, value in enumerate(args)}
+    return positional | {f"argument {name!r}": value for name, value in kwargs.items()}
+
+
+def other_arguments(inputs: Mapping, model: Callable, args: tuple, kwargs: Mapping) -> list[str]:
+    """The arguments that have other values than in a run with these ``inputs``, however either was given them.
+
+    Values that agree in the type of the run are the same, as are arguments that only one of the two was given.
+    """
+    names = list(inspect.signature(model).parameters)
+
+    def named(values):
+        def by_name(found):
+            i = int(found[1])
+            return f"argument {names[i]!r}" if i < len(names) else found[0]
+
+        return {re.sub(r"^positional argument (\d+)", by_name, name): value for name, value in values.items()}
+
+    before, differ = named(inputs), []
+    for name, value in named(arguments_of(args, kwargs)).items():
+        dtype = re.match(r"(\w+)\[", str(before.get(name)))
+        if dtype and hasattr(value, "dtype") and value.dtype != dtype[1] and not isinstance(value, OnDemand):
+            value = np.asarray(value).astype(dtype[1])
+        now = {name + part: text for part, text in parts_of(value).items()}
+        differ += [name] if any(before.get(part, text) != text for part, text in now.items()) else []
+    return differ
+
+
+def text_of(value) -> str:
+    """A setting, or a leaf of an input, as text that is the same in every process."""
+    if isinstance(value, np.ndarray | jax.Array):
+        return fingerprint(value)
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    if isinstance(value, OnDemand):  # up to 1000 rows, evenly spaced, represent all
+        return f"{text} of {fingerprint(value[some_rows(np.arange(len(value)), 1000)])}"
+    if isinstance(value, functools.partial):  # an init_strategy with its values
+        value = (value.args, value.keywords)
+    elif hasattr(value, "__array__"):  # a table, whose text leaves rows out
+        value = np.asarray(value)
+    return " ".join([text, *map(fingerprint, _arrays(value))])
+
+
+def _arrays(value):
+    """The arrays in a value, those in objects of this package too (measurement points, priors)."""
+    for leaf in jax.tree.leaves(value):
+        if isinstance(leaf, np.ndarray | jax.Array):
+            yield leaf
+        elif type(leaf).__module__.startswith("numpyro_fspace.") and hasattr(leaf, "__dict__"):
+            yield from _arrays([part for name, part in vars(leaf).items() if not name.startswith("_")])
