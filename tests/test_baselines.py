@@ -616,3 +616,17 @@ def test_minibatches_of_numpy_data_are_indexed():
     found, same = (laplace(model, KEY, x, y, num_samples=5) for x, y in pairs)
     for name, values in found.samples.items():
         np.testing.assert_allclose(values, same.samples[name], rtol=1e-4)
+
+
+def test_a_density_that_is_never_finite_is_named():
+    """Adam divides by the root of the squared gradient, which overflows: nothing would move, without a word."""
+    x = np.linspace(-1.0, 1.0, 8, dtype=np.float32)[:, None]
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal())
+        numpyro.sample("y", dist.Normal(w * x[:, 0], 0.2), obs=y)
+
+    y = 1e30 * x[:, 0]
+    for fit, settings in ((ensemble, {"num_members": 2}), (laplace, {"num_samples": 2})):
+        with pytest.raises(RuntimeError, match=r"The log density is -inf where .* optimizations end: that of 'y'"):
+            fit(model, jax.random.key(0), x, y, num_updates=20, **settings)

@@ -653,3 +653,14 @@ def test_inputs_are_concrete_and_another_argument_is_traced(name):
     ahead, behind = (fn(y + sign * step * direction[0], noise + sign * step) for sign in (1, -1))
     slope = jnp.sum(slopes[0]) + slopes[1]
     np.testing.assert_allclose(slope, (ahead - behind) / (2 * step), rtol=0.05, atol=0.05)
+
+
+def test_a_posterior_with_negative_variances_is_refused():
+    """The periodic kernel is no covariance in two dimensions, which the noise hides at the data."""
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    posterior = GPPrior(tinygp.kernels.ExpSineSquared(1.0, gamma=3.0)).condition(x[:5], x[:5, 0], noise_variance=0.5)
+    for use in (posterior.moments, posterior.marginal):
+        with pytest.raises(ValueError, match=r"The posterior of the process has the variance -.* not a covariance"):
+            use(x)
+    _, covariance = GPPrior(tinygp.kernels.ExpSquared(1.0)).condition(x, x[:, 0], noise_variance=1e-8).moments(x)
+    assert np.abs(covariance).max() < 1e-6  # rounding errors may be negative

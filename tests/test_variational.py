@@ -618,3 +618,23 @@ def test_observations_that_broadcast_are_refused():
     svi = SVI(model, fs.variational.guides.mean_field(model), optax.adam(0.05), loss=fs.FunctionalELBO())
     with pytest.raises(ValueError, match=r"observation 'y' has shape \(5,\) but its likelihood has shape \(5, 5\)"):
         svi.evaluate(svi.init(jax.random.key(0), X, Y), X, Y)
+
+
+def test_what_is_no_fit_is_refused():
+    def model(y):
+        w = numpyro.sample("w", dist.Normal())
+        numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+    svi = SVI(model, numpyro.infer.autoguide.AutoNormal(model), optax.adam(0.1), loss=Trace_ELBO())
+    key, y = jax.random.key(0), np.ones(3)
+    with pytest.raises(ValueError, match="The guide does not know the model"):
+        fs.svi_posterior(svi, {}, key, y)
+    state = svi.init(key, y)
+    params = svi.get_params(state)
+    with pytest.raises(TypeError, match=r"params must be the parameters of a fit: result\.params"):
+        fs.svi_posterior(svi, state, key, y)
+    with pytest.raises(TypeError, match=r"svi must be a numpyro\.infer\.SVI"):
+        fs.svi_posterior(key, svi, params, y)
+    with pytest.raises(ValueError, match="params holds NaN or infinite values: the fit has diverged"):
+        fs.svi_posterior(svi, jax.tree.map(lambda a: a * np.nan, params), key, y)
+    assert fs.svi_posterior(svi, params, key, y, num_samples=3).samples["w"].shape == (3,)

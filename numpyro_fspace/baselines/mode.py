@@ -41,7 +41,7 @@ def find_modes(model, keys, args, kwargs, *, num_updates, optimizer, init_strate
         optimizer: an optax optimizer; None means Adam with a cosine decay of the learning rate from 0.01.
 
     Raises:
-        RuntimeError: an optimization diverged to NaN or infinity.
+        RuntimeError: an optimization diverged to NaN or infinity, or ended where the density is not finite.
     """
     import optax
 
@@ -61,18 +61,28 @@ def find_modes(model, keys, args, kwargs, *, num_updates, optimizer, init_strate
             return (optax.apply_updates(z, change), state), None
 
         start = potential.init_params()
-        if num_updates == 0:
-            return potential.constrain_fn()(start)
-        carry = (start, optimizer.init(start))
-        (z, _), _ = jax.lax.scan(update, carry, jax.random.split(key_updates, num_updates))
-        return potential.constrain_fn()(z)
+        z = start
+        if num_updates:
+            carry = (start, optimizer.init(start))
+            (z, _), _ = jax.lax.scan(update, carry, jax.random.split(key_updates, num_updates))
+        return potential.constrain_fn()(z), z, potential(z, key_updates)[0]
 
-    modes = jax.device_get(jax.jit(jax.vmap(one, in_axes=(0, None)))(keys, arrays))
+    modes, positions, energies = jax.device_get(jax.jit(jax.vmap(one, in_axes=(0, None)))(keys, arrays))
     finite = [np.isfinite(modes[name]).reshape(len(keys), -1).all(1) for name in latents]
     num_bad = int(len(keys) - np.logical_and.reduce(finite).sum())
     if num_bad:
         raise RuntimeError(
             f"{num_bad} of {len(keys)} optimizations diverged to NaN or infinity: pass an optimizer with a smaller "
             "learning rate, or one that clips gradients."
+        )
+    stuck = ~np.isfinite(energies)
+    if num_updates and stuck.any():
+        number = int(np.argmax(stuck))
+        potential = ModelPotential(model, args, kwargs, key=keys[number], init_strategy=init_strategy)
+        names = potential.not_finite({k: z[number] for k, z in positions.items()}, keys[number])
+        raise RuntimeError(
+            f"The log density is {-energies[number]} where {stuck.sum()} of {len(keys)} optimizations end: that of "
+            f"{', '.join(map(repr, names)) or 'the model'} is not finite there. Standardize the data, or look at what "
+            "the model computes."
         )
     return modes

@@ -12,6 +12,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import constrain_fn, potential_energy
@@ -188,7 +189,8 @@ class ModelPotential:
             trace = run_model(fresh_draws(self.model, key), self.args, self.kwargs, **settings)
             return {k: jnp.all(jnp.isfinite(log_density_of(s))) for k, s in trace.items() if s["type"] == "sample"}
 
-        found = [finite(key) for key in jax.random.split(key, 10)]
+        with np.errstate(over="ignore"):  # constants of the program may overflow when they are cast
+            found = [finite(key) for key in jax.random.split(key, 10)]
         return [k for k in found[0] if not all(one[k] for one in found)]
 
     def data_potential(self, z, key, model=None):

@@ -43,6 +43,8 @@ KERNEL_CURE = (
     "with several inputs give them distance=tinygp.kernels.distance.L2Distance(). Cosine and ExpSineSquared are "
     "kernels of one input; with several inputs use a product of tinygp.transforms.Subspace(i, kernel)"
 )
+#: A variance of a posterior below minus this number times the prior's is no rounding error.
+NEGATIVE = 1e-6
 #: A negative eigenvalue of this size, relative to the sum of all eigenvalues, is not a rounding error.
 INDEFINITE = 1e-6
 #: A difference of this size between k(x, x') and k(x', x), relative to the largest covariance, is not one either.
@@ -191,6 +193,18 @@ def warn_of_indefinite(covariance: AnyArray) -> None:
                 stacklevel=3,
             )
             return
+
+
+def checked_variances(covariance: AnyArray, prior: AnyArray) -> AnyArray:
+    """Concrete covariances [B, M, M] of a posterior, which are not negative beyond rounding errors of the prior's."""
+    if isinstance(covariance, np.ndarray) and isinstance(prior, np.ndarray) and covariance.size:
+        variances, largest = np.diagonal(covariance, axis1=-2, axis2=-1), np.diagonal(prior, axis1=-2, axis2=-1).max()
+        if variances.min() < -NEGATIVE * largest:
+            raise ValueError(
+                f"The posterior of the process has the variance {variances.min():.3g} at x, as its kernel is not a "
+                f"covariance at x and the data: {KERNEL_CURE}."
+            )
+    return covariance
 
 
 def product(left: Float[AnyArray, "*B M N"], right: Float[AnyArray, "*B N R"]) -> Float[AnyArray, "*B M R"]:

@@ -17,6 +17,7 @@ from numpyro_fspace.priors._cholesky import (
     as_columns,
     as_moments,
     as_rows,
+    checked_variances,
     factorize,
     product,
     warn_of_indefinite,
@@ -238,15 +239,12 @@ class ConditionedGP(GaussianProcess):
 
     If x is traced (random points under jit), the difference k' is computed in the precision of the program. In float32
     and with small noise it may then have no Cholesky factor, and ``log_prob`` is NaN. Use fixed points or rows of a
-    pool, for which k' is computed in float64, or enable float64.
-
-    Reference: rasmussen2006, equations 2.22 to 2.24.
+    pool, for which k' is computed in float64, or enable float64. Reference: rasmussen2006, equations 2.22 to 2.24.
     """
 
     def __init__(self, prior: GaussianProcess, x, y, noise_variance, nugget: ArrayLike | None):
         super().__init__(prior.num_outputs, nugget)
-        self.exact = prior.exact
-        self.prior, self.x = prior, as_inputs(x)
+        self.exact, self.prior, self.x = prior.exact, prior, as_inputs(x)
         y = as_values(as_real(y, "y"), len(self.x), self.num_outputs, "y")
         self._data = prior._factor(self.x, as_positive(noise_variance, "noise_variance", ndim=2))
         self._weights = self._data.solve(as_columns(y - prior._mean(self.x), self._data.shape))
@@ -259,16 +257,18 @@ class ConditionedGP(GaussianProcess):
         cross = self.prior.covariance_function(x, in_default_precision(self.x))
         return self.prior.mean_function(x) + as_rows(product(cross, self._weights), len(x))
 
+    def _covariance(self, x):
+        return checked_variances(super()._covariance(x), self.prior._covariance(x))
+
     def _check_columns(self, *inputs):
-        """New inputs must have as many columns as the data: a kernel would broadcast a single column."""
         for x in inputs:
-            if x.shape[1] != self.x.shape[1]:
+            if x.shape[1] != self.x.shape[1]:  # a kernel would broadcast a single column
                 raise ValueError(f"x has {x.shape[1]} columns, but the data of this posterior have {self.x.shape[1]}.")
 
     def covariance_function(self, x1, x2):
         self._check_columns(x1, x2)
-        data = in_default_precision(self.x)
-        white1, white2 = (self._data.whiten(self.prior.covariance_function(data, x)) for x in (x1, x2))
+        crosses = (self.prior.covariance_function(in_default_precision(self.x), x) for x in (x1, x2))
+        white1, white2 = map(self._data.whiten, crosses)
         return self.prior.covariance_function(x1, x2) - product(jnp.swapaxes(white1, -1, -2), white2)
 
 
@@ -284,8 +284,7 @@ class TabulatedGP(GaussianProcess):
 
     def __init__(self, prior: GaussianProcess, covariance: np.ndarray, mean: np.ndarray, share: np.ndarray):
         super().__init__(prior.num_outputs, prior.nugget)
-        self.exact = prior.exact
-        self._tables, self._share = (covariance, mean), share
+        self.exact, self._tables, self._share = prior.exact, (covariance, mean), share
 
     def smallest_share(self, rows):
         return self._share

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from numpyro import handlers
 from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_fspace._checks import check_count
 from numpyro_fspace.model.linearized import linearize
@@ -35,7 +37,8 @@ def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, *
         A :class:`Posterior` for ``fs.predict`` and ``fs.to_arviz``.
 
     Raises:
-        ValueError, TypeError: num_samples is not a positive integer.
+        ValueError, TypeError: num_samples is not a positive integer; params are no parameters, or not finite; or the
+            guide has not seen the model.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, optax, tinygp
@@ -56,8 +59,14 @@ def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, *
         raise TypeError(
             f"svi must be a numpyro.infer.SVI, got {type(svi).__name__}: svi_posterior(svi, params, key, ...)."
         )
+    if not isinstance(params, Mapping):
+        raise TypeError("params must be the parameters of a fit: result.params of svi.run, or svi.get_params(state).")
+    if not all(np.isfinite(leaf).all() for leaf in map(np.asarray, jax.tree.leaves(params))):
+        raise ValueError("params holds NaN or infinite values: the fit has diverged. Use a smaller learning rate.")
     check_count(num_samples, "num_samples")
     guide = svi.guide
+    if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
+        raise ValueError("The guide does not know the model, because svi has not run in this process: call svi.init.")
     model = handlers.substitute(svi.model, data=params)  # the values of its ``numpyro.param`` sites
     fit = {"params": jax.tree.map(np.asarray, params)}
     if hasattr(guide, "sample_posterior"):
