@@ -623,8 +623,8 @@ def test_a_density_that_is_never_finite_is_named():
     x = np.linspace(-1.0, 1.0, 8, dtype=np.float32)[:, None]
 
     def model(x, y=None):
-        w = numpyro.sample("w", dist.Normal())
-        numpyro.sample("y", dist.Normal(w * x[:, 0], 0.2), obs=y)
+        f = fs.random_module("f", nn.Dense(1), input_shape=1)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.2), obs=y)
 
     y = 1e30 * x[:, 0]
     for fit, settings in ((ensemble, {"num_members": 2}), (laplace, {"num_samples": 2})):

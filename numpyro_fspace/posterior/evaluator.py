@@ -156,8 +156,7 @@ class Evaluator:
         found = {k: s["value"] for k, s in trace.items() if _is_output(s, draw, weights)}
         undrawn = [k for k in found if trace[k]["type"] == "sample" and not is_drawable(trace[k])]
         if undrawn:
-            kinds = sorted({type(base_distribution(trace[k]["fn"])).__name__ for k in undrawn})
-            kinds = ", ".join(kinds)
+            kinds = ", ".join(sorted({type(base_distribution(trace[k]["fn"])).__name__ for k in undrawn}))
             warn(
                 f"{undrawn} cannot be drawn, as {kinds} has no method sample(key, sample_shape=()); all else is given."
             )
