@@ -89,13 +89,17 @@ def check_key(key, name: str, *, single: bool = False):
         raise ValueError(f"{name} must be one random key, got several (shape {key.shape}): pass {name}[0].")
 
 
+#: Where flax and equinox define their layers, which are no models.
+NETWORKS = ("flax.linen.", "flax.nnx.nn.", "flax.nnx.helpers", "equinox.nn.")
+
+
 def check_is_model(model):
     """``model`` must be a callable that is no distribution."""
     from numpyro.distributions import Distribution
 
     if not callable(model) or isinstance(model, Distribution):
         raise TypeError(f"model must be a NumPyro model (a callable), got {type(model).__name__}.")
-    if type(model).__module__.partition(".")[0] in ("flax", "equinox"):
+    if type(model).__module__.startswith(NETWORKS):
         raise TypeError(
             f"model must be a NumPyro model, got {type(model).__name__}, a network of {type(model).__module__}: write "
             "a function of the data that calls fs.random_module or fs.gp_network with this network, and numpyro.sample."

@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
+from flax import nnx
 from models import NOISE, POINTS, Independent, X, Y, line, linear, random_points
 from numpyro import handlers
 from numpyro.infer import NUTS, init_to_value
@@ -246,6 +247,7 @@ CASES = [
     ("timestamps", lambda: start_model(linear(), TIMES, Y), ValueError, "argument 0 .*float32.*Standardize"),
     ("keyword NaN", lambda: start(fs.SGLD(linear()), X, y=not_a_number()), ValueError, "argument 'y' .*NaN"),
     ("a network as model", lambda: fs.SGHMC(nn.Dense(1)), TypeError, "got Dense, a network of flax.*fs.random_module"),
+    ("an nnx network", lambda: fs.SGHMC(nnx.Linear(1, 1, rngs=nnx.Rngs(0))), TypeError, "got Linear, a network of flax"),
     ("y missing", lambda: start_model(linear(), X), ValueError, r"no observed site.*targets"),
     ("y None", lambda: start_model(linear(), X, None), ValueError, r"no observed site.*y=None"),
     ("y column", lambda: start_model(column_model), ValueError, r"'y' has shape \(8, 1\).*shape \(8,\).*squeeze"),

@@ -23,6 +23,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+import pandas as pd
 import pytest
 from flax import linen as nn
 from models import POINTS, X, Y, linear, random_points
@@ -31,13 +32,12 @@ from numpyro.infer import NUTS, init_to_value
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc.checkpoint import Checkpoint, _write_state, flat
 from numpyro_fspace.mcmc.loop import Loop
-from numpyro_fspace.mcmc.run_description import describe
+from numpyro_fspace.mcmc.run_description import _code_of, describe
+from numpyro_fspace.posterior.fingerprint import arguments_of, other_arguments, parts_of
 from numpyro_fspace.posterior.run_files import _difference
 from numpyro_fspace.posterior.run_format import sealed
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The kinetic temperature:RuntimeWarning", "ignore:init_to_value:RuntimeWarning", "ignore::UserWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:The kinetic temperature:RuntimeWarning", "ignore::UserWarning")
 
 KEY = jax.random.key(3)
 KERNEL = fs.fSGHMC(linear(random_points(), batch=4), num_steps=3)
@@ -286,7 +286,9 @@ def scaled_run(folder, noise=0.5, **options):
         "init_strategy": init_to_value(values={"v": np.zeros((1, 2000))}),
     } | options
     mcmc = driver(folder, kernel=fs.SGHMC(scaled, num_steps=2, **options))
-    mcmc.run(KEY, X, Y, noise=noise)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "init_to_value", RuntimeWarning)  # of v, which the model does not have
+        mcmc.run(KEY, X, Y, noise=noise)
     return np.asarray(mcmc.get_samples()["w"])
 
 
@@ -304,12 +306,36 @@ def test_from_checkpoint_warns_of_other_arguments_however_they_are_given(first_r
     wrong[0] += 0.001
     noise, wrong_y = {"noise": 0.5001}, {"y": Y + 1e-3}
     for args, kwargs, name in (((wrong, Y), {}, "x"), ((X,), wrong_y, "y"), ((X, Y), noise, "noise")):
-        with pytest.warns(RuntimeWarning, match=f"not those of the checkpoint: argument '{name}' has other values"):
+        with pytest.warns(RuntimeWarning, match=f"differ from those of the checkpoint's run: argument '{name}'"):
             fs.Posterior.from_checkpoint(folder, scaled, *args, **({"noise": 0.5} | kwargs))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         fs.Posterior.from_checkpoint(folder, scaled, X, y=jax.numpy.asarray(Y), noise=0.5)
-        fs.Posterior.from_checkpoint(folder, scaled, X.astype(np.float64), Y, 0.5)
+        fs.Posterior.from_checkpoint(folder, scaled, X.astype(np.float64), Y, np.float64(0.5))
+
+
+def test_only_what_is_certainly_another_argument_is_named():
+    def model(x, *others, noise=1.0):
+        pass
+
+    x, key = np.linspace(0.0, 1.0, 5), jax.random.key(0)
+    run = {"a": x, "b": [np.arange(3), 2.0]}
+    inputs = {
+        name + place: text
+        for name, value in arguments_of((run, x, key), {"noise": 1}).items()
+        for place, text in parts_of(value).items()
+    }
+
+    def others(*args, **kwargs):
+        return other_arguments(inputs, model, args, kwargs)
+
+    single = x.astype(np.float32)  # which of the float64 values it was cannot be known
+    for same in (run, {"a": single, "b": [np.arange(3), 2]}, {"a": pd.Series(x), "b": None}, {}):
+        assert others(same, x, key, noise=1.0) == others(same, single, jax.random.key(1), noise=1) == []
+    assert others({"a": x + 1e-9, "b": [np.arange(3), 2.0]}) == ["argument 'x'"]
+    assert others({"a": x, "b": [np.arange(3), 2.5]}, noise=True) == ["argument 'x'"]
+    assert others(run, x[:4], key, noise=2) == ["positional argument 1", "argument 'noise'"]
+    assert other_arguments(inputs, dict, (), {"noise": 2}) == ["argument 'noise'"]  # its signature is not known
 
 
 def add_one(values):
@@ -329,6 +355,27 @@ def test_another_postprocess_fn_is_refused(tmp_path):
     for other in (None, lambda values: {"w": values["w"] + 1000.0}):
         with pytest.raises(ValueError, match="postprocess_fn"):
             draws(other)
+
+
+def test_the_code_of_a_function_is_known_by_all_of_its_parts():
+    def scaled_by(scale):
+        return lambda v: {k: scale * v[k] for k in v if k in {"w", "b"}}
+
+    def shifted_by(default):
+        return lambda v, shift=default: v + shift
+
+    def empty():
+        return lambda v: later(v)
+        later = None
+
+    functions = [
+        *(scaled_by(1.0), scaled_by(2.0), shifted_by(1.0), shifted_by(2.0), empty(), None, add_one, np.exp),
+        *(lambda v: {"w": jax.numpy.exp(v["w"])}, lambda v: {"w": jax.numpy.log(v["w"])}),
+        *(lambda v: {k: v[k] for k in v if k in {"w"}}, lambda v: {k: v[k] for k in v if k in {"c", "b"}}),
+    ]
+    texts = [_code_of(fn) for fn in functions]
+    assert len(set(texts)) == len(functions)
+    assert texts[:2] == [_code_of(scaled_by(1.0)), _code_of(scaled_by(2.0))]
 
 
 @pytest.mark.parametrize(

@@ -180,3 +180,35 @@ def test_draws_that_are_traced_are_refused():
         jax.jit(inside)(np.ones((3, 4)))
     with pytest.raises(ValueError, match="samples is empty: pass the draws of all latent sites"):
         fs.Posterior(groups, {})
+
+
+def test_deterministic_sites_among_the_draws_are_computed_anew():
+    """Draws of NumPyro's MCMC include them, at the inputs of the run."""
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal())
+        f = numpyro.deterministic("f", w * x)
+        numpyro.sample("y", dist.Normal(f, 1e-3), obs=y)
+
+    x, w = np.linspace(-1.0, 1.0, 4), np.arange(1.0, 4.0)
+    posterior = fs.Posterior(model, {"w": w, "f": w[:, None] * x}, args=(x, np.zeros(4)))
+    for new in (10 * x, np.linspace(0.0, 3.0, 7)):
+        found = fs.predict(posterior, jax.random.key(0), new)
+        np.testing.assert_allclose(found["f"], w[:, None] * new, rtol=1e-5)
+        np.testing.assert_allclose(found["y"], found["f"], atol=0.01)
+
+
+class Undrawable(dist.Normal):
+    """A prior from which nothing can be drawn."""
+
+    sample = dist.Distribution.sample
+
+
+def test_what_comes_from_the_prior_must_be_drawable():
+    def model(x, y=None):
+        w, b = numpyro.sample("w", Undrawable()), numpyro.sample("b", dist.Normal())
+        numpyro.sample("y", dist.Normal(w * x + b, 1.0), obs=y)
+
+    posterior = fs.Posterior(model, {"b": np.ones(3)}, args=(np.ones(4), np.ones(4)))
+    with pytest.raises(ValueError, match=r"\['w'\] cannot be drawn, as Undrawable has no method sample.*pass draws"):
+        fs.predict(posterior, jax.random.key(0), np.ones(4), from_prior=["w"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -299,6 +300,12 @@ def test_values_of_sites_that_a_model_lacks_are_named():
 
     with pytest.warns(RuntimeWarning, match=r"condition fixes \['tt'\], which the model does not have"):
         ModelPotential(numpyro.handlers.condition(model, {"tt": 1.0}), (0.5,), key=KEYS[0])
+    inner = numpyro.handlers.condition(lambda y: (model(y), numpyro.sample("s", dist.Normal())), {"t": 1.0})
+    with pytest.warns(RuntimeWarning, match=r"condition fixes \['zzz'\]"):
+        ModelPotential(numpyro.handlers.condition(inner, {"zzz": 1.0}), (0.5,), key=KEYS[0])
+    ModelPotential(numpyro.handlers.scope(inner, prefix="a"), (0.5,), key=KEYS[0])  # where t is named a/t
+    start = partial(lambda values, site=None: numpyro.infer.init_to_median(site), np.ones(3))
+    ModelPotential(model, (0.5,), key=KEYS[0], init_strategy=start)  # not NumPyro's
     with pytest.warns(RuntimeWarning, match=r"init_to_value.* starts \['s'\].* Its sites are \['t', 'y'\]"):
         ModelPotential(
             model, (0.5,), key=KEYS[0], init_strategy=numpyro.infer.init_to_value(values={"s": 1.0, "t": 0.2})

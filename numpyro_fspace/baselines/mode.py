@@ -82,7 +82,7 @@ def find_modes(model, keys, args, kwargs, *, num_updates, optimizer, init_strate
         names = potential.not_finite({k: z[number] for k, z in positions.items()}, keys[number])
         raise RuntimeError(
             f"The log density is {-energies[number]} where {stuck.sum()} of {len(keys)} optimizations end: that of "
-            f"{', '.join(map(repr, names)) or 'the model'} is not finite there. Standardize the data, or look at what "
-            "the model computes."
+            f"{', '.join(map(repr, names)) or 'the model'} is not finite there. Standardize the data, look at what the "
+            "model computes, or pass an optimizer with a smaller learning rate."
         )
     return modes

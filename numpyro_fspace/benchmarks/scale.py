@@ -31,7 +31,8 @@ def bench_chains(repeat: int = 0, *, quick: bool = False) -> dict:
 
     The problems are the 1-100-100-1 network with 20 data and the 2×50 network with 9 inputs and minibatches of 64.
     ``over_one`` is relative to the time of one chain. The time of a draw is computed from the difference between a long
-    run and a run of a single draw; the remaining time of the latter is ``start_seconds``. Medians of three rounds.
+    run and a run of a single draw; the remaining time of the latter is ``start_seconds``. Times are medians
+    of three rounds.
     """
     seconds: dict[str, dict] = {}
     starts: dict[str, dict] = {}
@@ -45,7 +46,7 @@ def bench_chains(repeat: int = 0, *, quick: bool = False) -> dict:
             for n in more
             for length in (1, 1 + more[n])
         }
-        wall = turns(runs, repeat, quick=quick, num_turns=3)[1]  # 4096 chains take ten seconds for a draw
+        wall = turns(runs, repeat, quick=quick, num_turns=3)[1]
         seconds[size] = {str(n): (wall[n, 1 + num] - wall[n, 1]) / num for n, num in more.items()}
         starts[size] = {str(n): wall[n, 1] - seconds[size][str(n)] for n in more}
     return {

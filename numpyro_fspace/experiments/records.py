@@ -158,7 +158,7 @@ def _parsed(content: bytes, path) -> tuple[list[dict], bytes]:
 
 
 def _is_incomplete(text: bytes, is_first: bool) -> bool:
-    """Whether a text is the beginning of a record, as a killed process leaves it; of the first one with its key."""
+    """Whether a text is the beginning of a record, as a killed process leaves it; the first one has its whole key."""
     with contextlib.suppress(ValueError, RecursionError):
         json.loads(text)
         return False  # the whole of something else

@@ -126,8 +126,11 @@ def check_run(mcmc, key):
         raise ValueError(f"rng_key has shape {list(shape)}, and num_chains={mcmc.num_chains}: pass one key.")
     _check_chain_method(mcmc.chain_method)
     if mcmc.chain_method == "parallel" and mcmc.num_chains > jax.local_device_count():  # num_chains was raised
-        message = "There are not enough devices to run parallel chains: expected {} but got {}. Chains run one by one."
-        warnings.warn(message.format(mcmc.num_chains, jax.local_device_count()), UserWarning, stacklevel=4)
+        message = (
+            f"There are not enough devices to run parallel chains: expected {mcmc.num_chains} but got "
+            f"{jax.local_device_count()}. chain_method is now 'sequential'."
+        )
+        warnings.warn(message, UserWarning, stacklevel=4)
         mcmc.chain_method = "sequential"
     if mcmc.checkpoint is not None and _is_part(mcmc):
         raise ValueError("checkpoint= writes whole runs: leave out warmup() and post_warmup_state.")

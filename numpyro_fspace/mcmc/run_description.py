@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 
@@ -60,10 +61,24 @@ def _settings_of_numpyro(kernel) -> set:
 
 
 def _code_of(fn) -> str:
-    """A function as text: its name, the hash of its code, and the values that it closes over."""
+    """A function as text: its name, its code, and the values that it closes over."""
     text, code = text_of(fn), getattr(fn, "__code__", None)
     if code is None:
         return text
-    constants = [text_of(one) for one in code.co_consts if not inspect.iscode(one)]
-    closed = [text_of(cell.cell_contents) for cell in fn.__closure__ or ()]
-    return f"{text} {hashlib.sha256(code.co_code).hexdigest()} {constants} {closed}"
+    values = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).items()]
+    for cell in fn.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is still empty
+            values.append(cell.cell_contents)
+    content = repr([_parts_of_code(code), [text_of(value) for value in values]])
+    return f"{text} {hashlib.sha256(content.encode()).hexdigest()}"
+
+
+def _parts_of_code(code) -> list:
+    """Instructions, names and constants of a function and of those within it, the same in every process."""
+
+    def part(one):
+        if inspect.iscode(one):
+            return _parts_of_code(one)
+        return sorted(map(repr, one)) if isinstance(one, frozenset) else repr(one)  # sets have no order
+
+    return [code.co_code.hex(), code.co_names, *map(part, code.co_consts)]

@@ -43,7 +43,7 @@ def init_to_network(site: dict | None = None):
 
 
 def _inside(site, value):
-    """A start whose entries on the boundary of the support, to which draws were rounded, are moved into the middle."""
+    """``value``, or the middle of the support for entries that were rounded to its boundary."""
     if value is None or not latent_sites({site["name"]: site}) or site["fn"].support.is_discrete:
         return value
     try:
@@ -51,7 +51,9 @@ def _inside(site, value):
     except NotImplementedError:  # checked_starts names the site
         return value
     free = transform.inv(value)
-    return jnp.where(jnp.isfinite(free).all(), value, transform(jnp.where(jnp.isfinite(free), free, 0.0)))
+    is_rounded = jnp.isinf(free)
+    middle = transform(jnp.where(is_rounded, 0.0, free))
+    return jnp.where(is_rounded.any() & ~jnp.isnan(free).any(), middle, value)
 
 
 def checked_starts(init_strategy):

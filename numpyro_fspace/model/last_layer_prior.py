@@ -24,7 +24,7 @@ class Block:
 
     Attributes:
         values: the covariance factor of the process in units of its standard deviation, [M, w, n] for w outputs.
-        colored: its image γW [n, H w] among the coordinates.
+        colored: γW [n, H w], this factor in the coordinates.
         factor: factor of the covariance of the coordinates.
     """
 
@@ -84,8 +84,8 @@ class Coordinates:
 def moments(features, tau, roots, center):
     r"""``(location [H, K], roots)``: the distribution N(G c, B Bᵀ) of the last layer, with a factor B of each block.
 
-    Only functions of B Bᵀ may be differentiated, because the derivative is that of the covariance: with the gradients
-    a of the location and ½E of the covariance
+    Only functions of B Bᵀ may be differentiated, in reverse mode, because the derivative is that of the covariance:
+    with the gradients a of the location and ½E of the covariance
 
     .. math:: \Sigma = G K G^\top + \tau^2 P, \qquad P = (\Psi^\top \Psi + \tau^2)^{-1}, \quad G = P \Psi^\top,
 

@@ -1,6 +1,6 @@
 r"""Ridge regression by orthogonal factors.
 
-They write a matrix as A = Q R with a triangular R and nearly orthonormal columns of Q = A R⁻¹. The rounding errors of
+A matrix is written as A = Q R with a triangular R and nearly orthonormal columns of Q = A R⁻¹. The rounding errors of
 R, which grow with the condition number of A, do not matter, because the equations are solved for the actual
 QᵀQ = I + X, where X is small. The solutions do not depend on R, so R is not differentiated.
 """

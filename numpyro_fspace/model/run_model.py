@@ -95,8 +95,10 @@ def run_model(
 
 
 def _value(values, site):
-    """A site's value among those given; zeros for observations that are not given and cannot be drawn."""
-    if site["type"] != "sample" or site["name"] in values:
-        return values.get(site["name"])
+    """The value given to a sample site; zeros for observations that have no data and cannot be drawn."""
+    if site["type"] != "sample":
+        return None
+    if site["name"] in values:
+        return values[site["name"]]
     is_improper = isinstance(base_distribution(site["fn"]), dist.ImproperUniform)
     return None if site["is_observed"] or is_improper else zeros_if_not_drawable(site)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
+from numpyro.infer import init_to_value
 
 from numpyro_fspace._checks import warn
 from numpyro_fspace.model.sites import (
@@ -55,15 +56,18 @@ def check_unsubstituted(model, latents):
 
 def warn_of_unknown(model, trace, init_strategy):
     """Warn of values that ``condition`` or ``init_to_value`` gives to names that are no sites of the model."""
-    values = getattr(init_strategy, "keywords", {}).get("values") or {}
-    given = {"init_to_value(values=...) starts": values}
+    given = []
+    if getattr(init_strategy, "func", None) is init_to_value:
+        given.append(("init_to_value(values=...) starts", init_strategy.keywords.get("values") or {}))
     for layer in _layers(model):
+        if isinstance(layer, handlers.scope | handlers.block):  # within it, sites have other names or are hidden
+            break
         if isinstance(layer, handlers.condition):
-            given["numpyro.handlers.condition fixes"] = layer.data or {}
-    for what, names in given.items():
+            given.append(("numpyro.handlers.condition fixes", layer.data or {}))
+    for what, names in given:
         if unknown := sorted(set(names) - set(trace)):
             known = sorted(k for k, site in trace.items() if site["type"] == "sample")
-            warn(f"{what} {unknown}, which the model does not have: it changes nothing. Its sites are {known}.")
+            warn(f"{what} {unknown}, which the model does not have with these arguments. Its sites are {known}.")
 
 
 def _layers(model):

@@ -12,6 +12,7 @@ from numpyro.primitives import apply_stack
 from numpyro_fspace.model._numpyro import active_handlers, mask_of
 
 __all__ = [
+    "is_drawable",
     "FunctionalPriorSite",
     "active_functional_priors",
     "base_distribution",
@@ -29,7 +30,6 @@ __all__ = [
     "parameters_of",
     "subsampled_plates",
     "weights_of",
-    "is_drawable",
     "zeros_if_not_drawable",
 ]
 
@@ -112,8 +112,10 @@ def base_distribution(distribution):
 
 
 def is_drawable(site) -> bool:
-    """Whether the distribution of a site has a method ``sample``, which that of an improper prior has not."""
-    return is_functional_prior(site) or type(base_distribution(site["fn"])).sample is not dist.Distribution.sample
+    """Whether values of a site can be drawn: its distribution has a method ``sample``, unlike an improper prior's."""
+    kind = type(base_distribution(site["fn"]))
+    own = kind.sample is not dist.Distribution.sample or kind.__call__ is not dist.Distribution.__call__
+    return is_functional_prior(site) or own
 
 
 def zeros_if_not_drawable(site):

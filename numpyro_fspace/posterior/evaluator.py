@@ -157,9 +157,10 @@ class Evaluator:
         undrawn = [k for k in found if trace[k]["type"] == "sample" and not is_drawable(trace[k])]
         if undrawn:
             kinds = ", ".join(sorted({type(base_distribution(trace[k]["fn"])).__name__ for k in undrawn}))
-            warn(
-                f"{undrawn} cannot be drawn, as {kinds} has no method sample(key, sample_shape=()); all else is given."
-            )
+            what = f"{undrawn} cannot be drawn, as {kinds} has no method sample(key, sample_shape=())"
+            if set(undrawn) & set(self.from_prior):
+                raise ValueError(f"{what}: pass draws of these sites.")
+            warn(f"{what}. Functions are given; sites computed from {undrawn} are computed from zeros.")
         found = {k: v for k, v in found.items() if k not in undrawn}
         observed = [k for k in found if trace[k]["type"] == "sample" and trace[k]["is_observed"]]
         keys = jax.random.split(jax.random.fold_in(key, 1), len(observed))

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.model.functions import some_rows
@@ -45,27 +46,52 @@ def arguments_of(args: tuple, kwargs: Mapping) -> dict:
 
 
 def other_arguments(inputs: Mapping, model: Callable, args: tuple, kwargs: Mapping) -> list[str]:
-    """The arguments that have other values than in a run with these ``inputs``, however either was given them.
+    """The names of arguments with other values than in a run with these ``inputs``, however either was given them.
 
-    Values that agree in the type of the run are the same, as are arguments that only one of the two was given.
+    Only arrays and numbers are compared, those of the run's type or of a wider one. Arguments that only one of the two
+    was given are not.
     """
-    names = list(inspect.signature(model).parameters)
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        names = [k for k, one in inspect.signature(model).parameters.items() if one.kind in positional]
+    except (TypeError, ValueError):
+        names = []
+
+    def by_name(found):
+        i = int(found[1])
+        return f"argument {names[i]!r}" if i < len(names) else found[0]
 
     def named(values):
-        def by_name(found):
-            i = int(found[1])
-            return f"argument {names[i]!r}" if i < len(names) else found[0]
-
         return {re.sub(r"^positional argument (\d+)", by_name, name): value for name, value in values.items()}
 
-    before, differ = named(inputs), []
-    for name, value in named(arguments_of(args, kwargs)).items():
-        dtype = re.match(r"(\w+)\[", str(before.get(name)))
-        if dtype and hasattr(value, "dtype") and value.dtype != dtype[1] and not isinstance(value, OnDemand):
-            value = np.asarray(value).astype(dtype[1])
-        now = {name + part: text for part, text in parts_of(value).items()}
-        differ += [name] if any(before.get(part, text) != text for part, text in now.items()) else []
-    return differ
+    before = named(inputs)
+    given = named(arguments_of(args, kwargs))
+    return [name for name, value in given.items() if any(_is_other(before, name, leaf) for leaf in _leaves(value))]
+
+
+def _leaves(value):
+    leaves, _ = jax.tree_util.tree_flatten_with_path(value)
+    return [(jax.tree_util.keystr(place), leaf) for place, leaf in leaves]
+
+
+def _is_other(before: Mapping, name: str, leaf) -> bool:
+    """Whether an array or a number is certainly not the one of the run."""
+    place, value = leaf
+    text = str(before.get(name + place))
+    if isinstance(value, bool | int | float) and HASHED not in text:
+        try:
+            return float(text) != value
+        except ValueError:
+            return False
+    kind = re.match(r"(\w+)\[", text)
+    if not isinstance(value, np.ndarray | jax.Array) or not kind or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return False
+    try:
+        array = np.asarray(value)
+        is_narrower = not np.can_cast(kind[1], array.dtype)
+        return not is_narrower and fingerprint(array.astype(kind[1])) != text
+    except (TypeError, ValueError):
+        return False
 
 
 def text_of(value) -> str:

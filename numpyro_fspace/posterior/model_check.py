@@ -81,8 +81,8 @@ def warn_of_another_prior(inputs: Mapping, model: Callable, args: tuple, kwargs:
     """Warn if arguments, or a model's log density at a draw from its prior, are not those of a checkpoint's inputs."""
     if others := other_arguments(inputs, model, args, kwargs):
         warn(
-            f"These arguments are not those of the checkpoint: {', '.join(others)} has other values. What is computed "
-            "from the data of the run, such as log-likelihoods, would be wrong. Give the arguments of the run."
+            f"These arguments differ from those of the checkpoint's run: {', '.join(others)}. Log-likelihoods, and all "
+            "else that is computed from the data, would be wrong. Give the arguments of the run."
         )
         return
     saved, now = inputs.get(PRIOR_DRAW), prior_density(model, args, kwargs)

@@ -146,7 +146,7 @@ class Posterior:
             raise ValueError("samples is empty: pass the draws of all latent sites, as get_samples() gives them.")
         if any(isinstance(draws, jax.core.Tracer) for draws in self.samples.values()):
             raise TypeError(
-                "The draws are traced: predict, report and to_arviz do not work inside of jax.jit and vmap, nor with "
+                "The draws are traced: predict, report and to_arviz do not work inside jax.jit and vmap, nor with "
                 "an MCMC object that ran there. Return mcmc.get_samples() from the compiled function, and use "
                 "fs.Posterior(model, samples, args=...) outside of it."
             )

@@ -44,7 +44,7 @@ KERNEL_CURE = (
     "kernels of one input; with several inputs use a product of tinygp.transforms.Subspace(i, kernel)"
 )
 #: A variance of a posterior below minus this number times the prior's is no rounding error.
-NEGATIVE = 1e-6
+NEGATIVE = 1e-4
 #: A negative eigenvalue of this size, relative to the sum of all eigenvalues, is not a rounding error.
 INDEFINITE = 1e-6
 #: A difference of this size between k(x, x') and k(x', x), relative to the largest covariance, is not one either.
