@@ -16,6 +16,7 @@ import textwrap
 import time
 import warnings
 import zlib
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -334,12 +335,27 @@ def test_only_what_is_certainly_another_argument_is_named():
         assert others(same, x, key, noise=1.0) == others(same, single, jax.random.key(1), noise=1) == []
     assert others({"a": x + 1e-9, "b": [np.arange(3), 2.0]}) == ["argument 'x'"]
     assert others({"a": x, "b": [np.arange(3), 2.5]}, noise=True) == ["argument 'x'"]
+    for number in (float("nan"), 2**53 + 1, 10**400):
+        assert other_arguments({"argument 'noise'": repr(number)}, model, (), {"noise": number}) == []
     assert others(run, x[:4], key, noise=2) == ["positional argument 1", "argument 'noise'"]
     assert other_arguments(inputs, dict, (), {"noise": 2}) == ["argument 'noise'"]  # its signature is not known
 
 
 def add_one(values):
     return {"w": values["w"] + 1.0}
+
+
+def test_a_checkpoint_that_names_no_postprocess_fn_goes_on(tmp_path, monkeypatch):
+    """As runs of an earlier state of this format."""
+    settings = {"num_warmup": 5, "num_samples": 4, "num_chains": 1, "kernel": fs.SGHMC(scaled, num_steps=2)}
+
+    def older(*args, **kwargs):
+        return {k: v for k, v in describe(*args, **kwargs).items() if k != "postprocess_fn"}
+
+    with monkeypatch.context() as patch:
+        patch.setattr("numpyro_fspace.mcmc.driver.describe", older)
+        first = finished(tmp_path / "run", **settings)
+    assert_same(finished(tmp_path / "run", **settings), first)
 
 
 def test_another_postprocess_fn_is_refused(tmp_path):
@@ -372,9 +388,10 @@ def test_the_code_of_a_function_is_known_by_all_of_its_parts():
         *(scaled_by(1.0), scaled_by(2.0), shifted_by(1.0), shifted_by(2.0), empty(), None, add_one, np.exp),
         *(lambda v: {"w": jax.numpy.exp(v["w"])}, lambda v: {"w": jax.numpy.log(v["w"])}),
         *(lambda v: {k: v[k] for k in v if k in {"w"}}, lambda v: {k: v[k] for k in v if k in {"c", "b"}}),
+        *(partial(add_one, names={"w", "b"}), partial(add_one, names={"w"}), jax.jit(add_one)),
     ]
     texts = [_code_of(fn) for fn in functions]
-    assert len(set(texts)) == len(functions)
+    assert len(set(texts)) == len(functions) - 1 and texts[-1] == texts[6]  # a compiled function is the same
     assert texts[:2] == [_code_of(scaled_by(1.0)), _code_of(scaled_by(2.0))]
 
 

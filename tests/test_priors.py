@@ -664,3 +664,5 @@ def test_a_posterior_with_negative_variances_is_refused():
             use(x)
     _, covariance = GPPrior(tinygp.kernels.ExpSquared(1.0)).condition(x, x[:, 0], noise_variance=1e-8).moments(x)
     assert np.abs(covariance).max() < 1e-6  # rounding errors may be negative
+    first = GPPrior(1e4 * tinygp.kernels.ExpSquared(3.0)).condition(x, x[:, 0], noise_variance=1e-8)
+    first.condition(x[:5], x[:5, 0], noise_variance=1e-8).moments(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 
@@ -62,15 +63,21 @@ def _settings_of_numpyro(kernel) -> set:
 
 def _code_of(fn) -> str:
     """A function as text: its name, its code, and the values that it closes over."""
-    text, code = text_of(fn), getattr(fn, "__code__", None)
-    if code is None:
-        return text
-    values = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).items()]
-    for cell in fn.__closure__ or ():
+    if isinstance(fn, set | frozenset):  # sets have no order
+        return repr(sorted(map(_code_of, fn)))
+    if isinstance(fn, functools.partial):
+        keywords = sorted((k, _code_of(v)) for k, v in fn.keywords.items())
+        return repr(["partial", _code_of(fn.func), [*map(_code_of, fn.args)], keywords])
+    inner = inspect.unwrap(fn) if callable(fn) else fn
+    if not inspect.isfunction(inner):
+        return text_of(fn)
+    values = [*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).items()]
+    for cell in inner.__closure__ or ():
         with contextlib.suppress(ValueError):  # it is still empty
             values.append(cell.cell_contents)
-    content = repr([_parts_of_code(code), [text_of(value) for value in values]])
-    return f"{text} {hashlib.sha256(content.encode()).hexdigest()}"
+    texts = [_code_of(v) if isinstance(v, set | frozenset | functools.partial) else text_of(v) for v in values]
+    content = repr([_parts_of_code(inner.__code__), texts])
+    return f"{text_of(inner)} {hashlib.sha256(content.encode()).hexdigest()}"
 
 
 def _parts_of_code(code) -> list:

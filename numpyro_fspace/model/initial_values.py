@@ -50,7 +50,7 @@ def _inside(site, value):
         transform = biject_to(site["fn"].support)
     except NotImplementedError:  # checked_starts names the site
         return value
-    free = transform.inv(value)
+    free = transform.inv(jax.lax.optimization_barrier(value))  # XLA would cancel a logarithm of an exponential
     is_rounded = jnp.isinf(free)
     middle = transform(jnp.where(is_rounded, 0.0, free))
     return jnp.where(is_rounded.any() & ~jnp.isnan(free).any(), middle, value)

@@ -160,7 +160,9 @@ class Evaluator:
             what = f"{undrawn} cannot be drawn, as {kinds} has no method sample(key, sample_shape=())"
             if set(undrawn) & set(self.from_prior):
                 raise ValueError(f"{what}: pass draws of these sites.")
-            warn(f"{what}. Functions are given; sites computed from {undrawn} are computed from zeros.")
+            if zeros := [k for k in undrawn if not trace[k]["is_observed"]]:
+                what += f"; sites computed from {zeros} are those of zeros"
+            warn(f"{what}. Functions are given.")
         found = {k: v for k, v in found.items() if k not in undrawn}
         observed = [k for k in found if trace[k]["type"] == "sample" and trace[k]["is_observed"]]
         keys = jax.random.split(jax.random.fold_in(key, 1), len(observed))

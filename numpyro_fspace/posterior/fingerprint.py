@@ -80,8 +80,8 @@ def _is_other(before: Mapping, name: str, leaf) -> bool:
     text = str(before.get(name + place))
     if isinstance(value, bool | int | float) and HASHED not in text:
         try:
-            return float(text) != value
-        except ValueError:
+            return text != text_of(value) and float(text) != float(value)
+        except (ValueError, OverflowError):
             return False
     kind = re.match(r"(\w+)\[", text)
     if not isinstance(value, np.ndarray | jax.Array) or not kind or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):

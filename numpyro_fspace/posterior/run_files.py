@@ -112,6 +112,7 @@ class RunFiles:
             return
         (run, self._mark), mine = read_run(path), _flat_json(json.loads(json.dumps(self._run)))
         found = _flat_json({name: value for name, value in run.items() if name in self._run})
+        found = {"postprocess_fn": mine.get("postprocess_fn") and repr(None)} | found  # older runs name none
         names = [name for name in {**mine, **found} if found.get(name) != mine.get(name)]
         model = f"inputs.{PRIOR_DRAW}"  # which other arguments change too, and older runs do not have
         names = [name for name in names if name != model or (names == [model] and model in found)]

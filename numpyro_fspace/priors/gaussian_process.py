@@ -245,6 +245,7 @@ class ConditionedGP(GaussianProcess):
     def __init__(self, prior: GaussianProcess, x, y, noise_variance, nugget: ArrayLike | None):
         super().__init__(prior.num_outputs, nugget)
         self.exact, self.prior, self.x = prior.exact, prior, as_inputs(x)
+        self._first = getattr(prior, "_first", prior)  # whose variances are the unit of rounding errors
         y = as_values(as_real(y, "y"), len(self.x), self.num_outputs, "y")
         self._data = prior._factor(self.x, as_positive(noise_variance, "noise_variance", ndim=2))
         self._weights = self._data.solve(as_columns(y - prior._mean(self.x), self._data.shape))
@@ -258,7 +259,7 @@ class ConditionedGP(GaussianProcess):
         return self.prior.mean_function(x) + as_rows(product(cross, self._weights), len(x))
 
     def _covariance(self, x):
-        return checked_variances(super()._covariance(x), self.prior._covariance(x))
+        return checked_variances(super()._covariance(x), self._first._covariance(x))
 
     def _check_columns(self, *inputs):
         for x in inputs:
