@@ -280,6 +280,7 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:init_to_value:RuntimeWarning")  # two of the models have no z
 @pytest.mark.parametrize("model", [latent_inputs, latent_points, shuffled_points, shuffled_data])
 def test_what_is_equal_when_a_run_begins_may_differ_later(model, monkeypatch):
     start = numpyro.infer.init_to_value(values={"z": X, "w": W})

@@ -162,14 +162,15 @@ def _is_incomplete(text: bytes, is_first: bool) -> bool:
     with contextlib.suppress(ValueError, RecursionError):
         json.loads(text)
         return False  # the whole of something else
-    for first, second in (KEYS[:2], ("benchmark", "")):
-        start, following = f'{{"{first}": '.encode(), f', "{second}'.encode()
+    for first, others in ((KEYS[0], KEYS[1:]), ("benchmark", ("",))):
+        start = f'{{"{first}": '.encode()
         if start.startswith(text) and (text == start or not is_first):
             return True
         value = re.match(rb'("([^"\\]|\\.)*("|\\?$)|null|n?u?l?$)', text.removeprefix(start))
-        rest = text.removeprefix(start)[value.end() :] if value else b""
-        if text.startswith(start) and value and (following.startswith(rest) or rest.startswith(following)):
-            return True
+        if text.startswith(start) and value:
+            rest, following = text.removeprefix(start)[value.end() :], [f', "{key}'.encode() for key in others]
+            if any(one.startswith(rest) or rest.startswith(one) for one in following):
+                return True
     return False
 
 

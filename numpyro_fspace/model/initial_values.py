@@ -38,22 +38,8 @@ def init_to_network(site: dict | None = None):
         return functools.partial(init_to_network)
     init = site["infer"].get("fspace", {}).get("init") if site["type"] == "sample" else None
     if init is None or site["value"] is not None:
-        return _inside(site, init_to_median(site, num_samples=15))
+        return init_to_median(site, num_samples=15)
     return init(site["kwargs"]["rng_key"])
-
-
-def _inside(site, value):
-    """``value``, or the middle of the support for entries that were rounded to its boundary."""
-    if value is None or not latent_sites({site["name"]: site}) or site["fn"].support.is_discrete:
-        return value
-    try:
-        transform = biject_to(site["fn"].support)
-    except NotImplementedError:  # checked_starts names the site
-        return value
-    free = transform.inv(jax.lax.optimization_barrier(value))  # XLA would cancel a logarithm of an exponential
-    is_rounded = jnp.isinf(free)
-    middle = transform(jnp.where(is_rounded, 0.0, free))
-    return jnp.where(is_rounded.any() & ~jnp.isnan(free).any(), middle, value)
 
 
 def checked_starts(init_strategy):

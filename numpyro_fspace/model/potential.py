@@ -159,9 +159,10 @@ class ModelPotential:
                 jax.eval_shape(lambda site=site: site.log_factor)  # raises the errors of the prior's log_prob
 
     def init_params(self) -> dict:
-        """Unconstrained initial values of the latent sites."""
+        """Unconstrained initial values of the latent sites; 0 in place of infinity, at the boundary of a support."""
         sites = {k: self.trace[k] for k in self.latents}
-        return {k: biject_to(s["fn"].support).inv(s["value"]) for k, s in sites.items()}
+        free = {k: biject_to(s["fn"].support).inv(s["value"]) for k, s in sites.items()}
+        return {k: jnp.where(jnp.isinf(v), 0.0, v) for k, v in free.items()}
 
     def scale(self) -> dict:
         """Prior standard deviation of every unconstrained parameter, shaped like ``init_params``.
