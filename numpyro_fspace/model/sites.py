@@ -12,12 +12,12 @@ from numpyro.primitives import apply_stack
 from numpyro_fspace.model._numpyro import active_handlers, mask_of
 
 __all__ = [
-    "is_drawable",
     "FunctionalPriorSite",
     "active_functional_priors",
     "base_distribution",
     "counted",
     "has_point_mass",
+    "is_drawable",
     "is_functional_prior",
     "is_masked",
     "is_weight",

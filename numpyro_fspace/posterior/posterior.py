@@ -98,7 +98,8 @@ class Posterior:
 
         The files are read once, block by block, and compared with their checksums. The arrays are then mapped from
         disk, and only what is used is loaded: ``fs.predict`` reads them in batches. While a run of several chains is
-        still going on, its draws are copied into memory.
+        still going on, its draws are copied into memory. It warns if the arguments, or the model's log density at a
+        draw from its prior, are not those of the run.
 
         Args:
             folder: the folder of the checkpoint.
