@@ -24,7 +24,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-import pandas as pd
 import pytest
 from flax import linen as nn
 from models import POINTS, X, Y, linear, random_points
@@ -316,6 +315,8 @@ def test_from_checkpoint_warns_of_other_arguments_however_they_are_given(first_r
 
 
 def test_only_what_is_certainly_another_argument_is_named():
+    pandas = pytest.importorskip("pandas")
+
     def model(x, *others, noise=1.0):
         pass
 
@@ -331,7 +332,7 @@ def test_only_what_is_certainly_another_argument_is_named():
         return other_arguments(inputs, model, args, kwargs)
 
     single = x.astype(np.float32)  # which of the float64 values it was cannot be known
-    for same in (run, {"a": single, "b": [np.arange(3), 2]}, {"a": pd.Series(x), "b": None}, {}):
+    for same in (run, {"a": single, "b": [np.arange(3), 2]}, {"a": pandas.Series(x), "b": None}, {}):
         assert others(same, x, key, noise=1.0) == others(same, single, jax.random.key(1), noise=1) == []
     assert others({"a": x + 1e-9, "b": [np.arange(3), 2.0]}) == ["argument 'x'"]
     assert others({"a": x, "b": [np.arange(3), 2.5]}, noise=True) == ["argument 'x'"]
