@@ -632,6 +632,15 @@ def test_dates_are_refused_wherever_a_prior_takes_numbers(kind):
         prior.moments((np.arange(5)[:, None]).astype("timedelta64[h]"))
 
 
+def test_a_kernel_with_complex_parameters_is_trained_as_a_function_of_its_arguments():
+    x = np.linspace(0.0, 5.0, 40)[:, None]
+    start = {"alpha": jnp.array([1.4, 0.3]), "beta": jnp.array([0.2, 0.1])}
+    with pytest.raises(TypeError, match=r"a CARMA, has complex parameters .*params="):
+        fit_gp(quasisep.CARMA(**start), x, np.sin(x[:, 0]))
+    fit = fit_gp(lambda p: quasisep.CARMA(p["alpha"], p["beta"]), x, np.sin(x[:, 0]), params=start, num_steps=5)
+    assert fit.params["alpha"].shape == (2,)
+
+
 TRACED = {
     "moments by targets": lambda y, s: GOOD.condition(X, y, 0.1).moments(X)[0].sum(),
     "moments by noise": lambda y, s: GOOD.condition(X, F, s).moments(X)[0].sum(),

@@ -185,6 +185,11 @@ BROKEN = {
         ["--target", "y", "--test-fraction", "1"],
         "less than 1",
     ),
+    "seed": (
+        "a,y\n" + "".join(f"{i},{i}\n" for i in range(30)),
+        ["--target", "y", "--seed", "-1"],
+        "--seed -1 must be between 0",
+    ),
     "too few left": (
         "a,y\n" + "".join(f"{i},{i}\n" for i in range(30)),
         ["--target", "y", "--test-fraction", "0.9"],

@@ -67,6 +67,8 @@ class FitSettings:
     def __post_init__(self):
         if not 0 <= self.test_fraction < 1:
             raise ValueError(f"--test-fraction {self.test_fraction} must be at least 0 and less than 1.")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"--seed {self.seed} must be between 0 and {2**32 - 1}.")
         if self.method not in METHODS:
             raise ValueError(f"--method {self.method} is unknown; choose from {', '.join(METHODS)}.")
         if self.noise not in NOISES:

@@ -39,6 +39,12 @@ def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable],
     if isinstance(kernel, tinygp.kernels.Kernel):
         leaves, structure = jax.tree_util.tree_flatten_with_path(kernel)
         held = {str(i): leaf for i, (path, leaf) in enumerate(leaves) if _is_held(path, leaf)}
+        if any(jnp.iscomplexobj(leaf) for _, leaf in leaves):
+            raise TypeError(
+                f"The kernel, a {type(kernel).__name__}, has complex parameters computed from its arguments. Pass a "
+                "kernel function and params=, the initial values of its arguments: fit_gp(lambda p: "
+                'CARMA(p["alpha"], p["beta"]), x, y, params={"alpha": ..., "beta": ...}).'
+            )
         params = {
             str(i): as_positive(leaf, _name(kernel, path, i), ndim=2)
             for i, (path, leaf) in enumerate(leaves)
