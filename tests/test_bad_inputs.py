@@ -683,6 +683,7 @@ def test_what_is_masked_may_be_outside_the_support():
     mcmc.run(jax.random.key(0), jnp.ones((4, 1)), jnp.array([-1, 0, 1, 2]))
 
 
+@pytest.mark.slow
 def test_one_likelihood_for_all_observations():
     def model(y):
         numpyro.sample("y", dist.Normal(0.0, numpyro.sample("s", dist.HalfNormal(1.0))), obs=y)

@@ -247,6 +247,7 @@ def test_gauss_newton_is_the_dense_one(model, y, loss):
     np.testing.assert_allclose(prior, jax.flatten_util.ravel_pytree(wanted)[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_functions_and_calls_that_do_not_count():
     """Both networks' weights are inferred together; a deterministic site at other inputs is no obstacle."""
     x, y = X.astype(np.float32), Y.astype(np.float32)
@@ -384,6 +385,7 @@ def test_a_deterministic_site_may_be_anything():
     assert np.isnan(members.samples["log"]).any()
 
 
+@pytest.mark.slow
 def test_one_member_is_the_first_of_many():
     """Together or alone, with minibatches redrawn at each update."""
     x, y = X.astype(np.float32), Y.astype(np.float32)
@@ -618,6 +620,7 @@ def test_minibatches_of_numpy_data_are_indexed():
         np.testing.assert_allclose(values, same.samples[name], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_density_that_is_never_finite_is_named():
     """Adam divides by the root of the squared gradient, which overflows: nothing would move, without a word."""
     x = np.linspace(-1.0, 1.0, 8, dtype=np.float32)[:, None]

@@ -108,6 +108,7 @@ def test_uci_says_when_the_noise_has_left_its_prior():
     assert advice(3.0, noise_factor=3.0) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("data_dir")
 def test_points_of_variational_methods(monkeypatch):
     """A distance that adds up over the points sees fewer of them."""
@@ -617,6 +618,7 @@ def test_benchmark_of_chains_divides_them_among_devices():
     assert line["ms_per_step"]["fsghmc"].keys() == {"1", "64"}
 
 
+@pytest.mark.slow
 def test_settings_change_the_config(capsys):
     argv = ["run", "extrapolation", "--method", "bbb", "--quick", "--set", "noise_factor=10", "activation=relu"]
     status, out, _ = run(capsys, *argv)

@@ -152,6 +152,7 @@ def test_continued_run_on_other_data_is_centered_anew():
     assert np.allclose(mcmc.last_state.control.gradient, expected, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_continued_run_may_be_the_first_with_a_control_variate():
     states = []
     for setting in (False, True):

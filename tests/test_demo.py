@@ -40,6 +40,7 @@ def test_the_exact_process_predicts_the_next_year(data_dir):
     assert 0.8 < np.mean(np.abs(y - mean) < half) < 1.0
 
 
+@pytest.mark.slow
 def test_the_prior_of_the_network_is_the_process(data_dir):
     """Variances and the covariance of a year's distance, which is that of the season (and drift) again."""
     x = np.array([[-1.5], [-1.0], [-0.5], [0.5]], np.float32)

@@ -61,6 +61,7 @@ def test_draws_are_those_of_numpyros_driver(num_chains, thinning, options):
     assert int(np.ravel(ours.last_state.i)[0]) == 59
 
 
+@pytest.mark.slow
 def test_a_field_inside_the_sample_is_numpyros():
     ours, theirs = (finished(c, fields=("z.w",)).get_extra_fields()["z.w"] for c in (fs.MCMC, numpyro.infer.MCMC))
     assert ours.shape == theirs.shape
@@ -118,6 +119,7 @@ def test_a_run_goes_on_in_another_object(num_warmup):
     assert not np.any(other.last_state.num_diverging) and not np.any(first.last_state.num_diverging)
 
 
+@pytest.mark.slow
 def test_runs_after_one_warm_up_are_alike():
     """Each begins where the warm-up ended, with its last act still due."""
     mcmc = make(options={})
@@ -142,6 +144,7 @@ def test_heat_of_a_warm_up_is_no_draw_s():
         warn_of_trouble(mcmc)
 
 
+@pytest.mark.slow
 def test_a_warm_up_that_failed_leaves_no_trace():
     mcmc = make(options=PLAIN)
     with pytest.raises(ValueError, match="NaN"):
@@ -193,6 +196,7 @@ def test_a_chain_that_stands_still_is_told_of():
         mcmc.run(KEY, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_warmup", [1, 2, 3])
 def test_one_draw_of_burn_in_finds_a_step_size(num_warmup):
     mcmc = make(num_warmup=num_warmup, options={})
@@ -213,6 +217,7 @@ def test_constants_in_float64_are_no_loss():
         mcmc.run(KEY, x, Y, noise=noise)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_chains", [1, 2])
 def test_a_run_that_goes_on_is_numpyros_and_compiles_nothing(num_chains):
     """Minibatches and a control variate, whose center is found anew."""
@@ -270,6 +275,7 @@ def with_bar(**settings):
     return mcmc
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_chains", [1, 2])
 def test_the_bar_says_what_the_chains_do(watched, capsys, monkeypatch, num_chains):
     monkeypatch.setattr("numpyro_fspace.mcmc.progress.INTERVAL", 0.0)  # the smallest parts
@@ -343,6 +349,7 @@ def test_keys_of_the_old_style_give_the_same_draws(batch):
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 
+@pytest.mark.slow
 def test_temperature_of_a_run_that_goes_on_is_its_own():
     first = make(num_chains=1)
     first.warmup(KEY, X, Y)
@@ -557,6 +564,7 @@ def test_arrays_changed_in_place_are_other_data(cls):
     assert_equal(drawn(mcmc, y=y), drawn(small(cls), y=np.array(y)))
 
 
+@pytest.mark.slow
 def test_runs_that_are_numpyros_know_their_arguments_too():
     """With a site left out: a flag is no number, and an array changed in place is another one."""
 
@@ -597,6 +605,7 @@ def test_zeros_of_either_sign_are_not_the_same_argument():
     assert means[0] > means[1]
 
 
+@pytest.mark.slow
 def test_numpyros_driver_goes_on_without_a_warm_up():
     first = small(numpyro.infer.MCMC, fs.SGHMC(level, num_steps=2), num_warmup=20)
     drawn(first, y=Y)

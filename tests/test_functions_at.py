@@ -55,6 +55,7 @@ def test_inputs_by_name_thinned_chains_and_checkpoints(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, dict(on_disk), dict(kept))
 
 
+@pytest.mark.slow
 def test_they_are_printed(capsys):
     run(functions_at=NEW).print_summary()
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()]

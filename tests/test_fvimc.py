@@ -162,6 +162,7 @@ def test_the_kernel_of_the_m_stages_is_the_users():
     assert np.ptp(np.asarray(run(num_stages=3).result.stages[1].samples["w"]), axis=0).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [linear, curved])
 def test_draws_have_the_density(model):
     """Their probability integral transforms are uniform; those of draws without the tanh are not."""
@@ -215,6 +216,7 @@ def test_bound_by_draws_sees_the_law_of_the_posterior():
     assert abs(seen - float(other)) > 0.05
 
 
+@pytest.mark.slow
 def test_bound_of_a_gaussian_divergence_is_exact_for_linear_bijections():
     """RegularizedKL gets GP((f(m) - b)/a, J S Jᵀ/a²); the likelihood stays in closed form."""
     fvimc, line = fitted_by_hand(curved), strong(X)[1]
@@ -307,6 +309,7 @@ def test_blur_narrows_a_law_of_few_directions_to_narrow_draws():
     assert 1.1 < narrowing(0.1) < narrowing(1.0) < 3.2
 
 
+@pytest.mark.slow
 def test_squashed_draws_choose_tanh_and_reach_the_true_density():
     law, f = base()
     true = Fitted(Tanh((10,)), strong(GRID, 1.0)[0].params)

@@ -126,6 +126,7 @@ def test_student_t_has_one_scale_for_all_values(key):
     assert scipy.stats.kstest((white**2).sum(0) / 12, scipy.stats.f(12, 4).cdf).pvalue > 1e-5
 
 
+@pytest.mark.slow
 def test_training_finds_the_evidence_of_brute_force():
     """The loss of the first step is the evidence at the start; training lowers it, also with known noises."""
     y = np.asarray(prior().sample(jax.random.key(1), X), float)

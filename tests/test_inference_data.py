@@ -129,6 +129,7 @@ def test_weights_are_hidden_unless_asked_for(network_run):
     assert names(full, "posterior") == functions | {"net.kernel", "net.bias"}
 
 
+@pytest.mark.slow
 def test_weights_of_a_reparametrized_network_are_hidden_too():
     def model(x, y=None):
         scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.1))

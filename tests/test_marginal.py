@@ -524,6 +524,7 @@ def test_chains_do_not_depend_on_how_they_run(base):
     np.testing.assert_allclose(one, two, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_the_same_draws_and_goes_on(base, tmp_path):
     mcmc = run(checkpoint=tmp_path, checkpoint_every=2)
     equal(base, mcmc, atol=1e-4)

@@ -92,6 +92,7 @@ def test_calibration_is_that_of_new_draws_at_the_data(plain, many):
     assert np.all(wide < inside - 0.02)
 
 
+@pytest.mark.slow
 def test_energies_are_log_likelihoods_or_those_that_the_run_kept(plain, many):
     x, y = many
     lines = panel(fs.plot_report(plain), "energy").lines
@@ -113,6 +114,7 @@ def test_temperatures_are_those_of_the_report(plain):
     np.testing.assert_allclose(points, [found.configurational.mean, found.configurational.leading], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_nuts_has_all_panels_but_the_temperature():
     figure = fs.plot_report(run(NUTS(linear(), max_tree_depth=3), X, Y, num_samples=40, chain_method="vectorized"))
     assert [len(panel(figure, name).lines) > 0 for name in PANELS] == [True, False, True, True, True, False]
@@ -140,6 +142,7 @@ def test_classes_show_accuracy_against_confidence(kind):
     assert many.sum() == 5 and np.max(np.abs(confidence - accuracy)[many]) < 0.25
 
 
+@pytest.mark.slow
 def test_counts_are_numbers():
     def model(y=None):
         rate = numpyro.sample("rate", dist.LogNormal(0.0, 1.0))
@@ -149,6 +152,7 @@ def test_counts_are_numbers():
     assert panel(fs.plot_report(mcmc), "calibration").get_ylabel() == "targets inside"
 
 
+@pytest.mark.slow
 def test_targets_that_are_masked_do_not_count(many):
     x, y = many
     far = np.where(np.arange(200) < 100, y, 50.0)

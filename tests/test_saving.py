@@ -144,6 +144,7 @@ def test_another_model_with_the_same_sites_is_told(tmp_path):
         fs.Posterior.load(tmp_path / "p.npz", with_prior_scale(1.0), X, Y + 1.0)
 
 
+@pytest.mark.slow
 def test_another_model_does_not_go_on_with_a_checkpoint(tmp_path):
     def run(scale):
         settings = {"num_warmup": 4, "num_samples": 4, "progress_bar": False, "checkpoint": tmp_path / "run"}

@@ -424,6 +424,7 @@ def imputed(x, y, is_known):
         numpyro.sample("y", dist.Normal(b * x, s), obs=y, obs_mask=is_known)
 
 
+@pytest.mark.slow
 def test_values_that_a_mask_leaves_without_a_density_are_not_judged():
     """The known rows of ``obs_mask`` drift freely, by NumPyro's design, and mean nothing."""
     rng = np.random.default_rng(0)

@@ -185,6 +185,7 @@ def test_regularized_kl_converges_with_the_points(x64):
     assert fixed[1] > 1.1 * fixed[0]  # without the factor M on γ it goes on growing
 
 
+@pytest.mark.slow
 def test_pushforward_kl_is_the_kl_of_the_weights(x64):
     """If the Jacobian has full column rank the pushforward loses nothing: KL(q(w) ‖ N(0, σ_p²)) as γ → 0."""
     make, params = optimum("mean-field")
@@ -325,6 +326,7 @@ def test_minibatches_are_unbiased():
     assert values.std() > 0.1
 
 
+@pytest.mark.slow
 def test_other_latents_keep_their_prior(x64):
     """With a noise parameter the bound is that of the weights plus KL(q(σ) ‖ p(σ)), from the closed form."""
 
@@ -561,6 +563,7 @@ def test_functions_go_by_their_names_in_scopes(inner):
     assert min(float(jnp.std(found[k])) for k in center) > 0.01
 
 
+@pytest.mark.slow
 def test_a_scoped_functional_prior_is_fitted():
     plain = fs.FunctionalELBO()
     inside = numpyro.handlers.scope(linear, prefix="a", divider=".")

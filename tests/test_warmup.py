@@ -90,6 +90,7 @@ def wells(y=None):
     numpyro.factor("wells", -100.0 * jnp.sum(1.0 - jnp.exp(-0.5 * (w / 0.1) ** 4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm_start", [0.3, 0.0])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_chain_that_a_long_step_flings_out_of_its_well_is_brought_back(warm_start):
@@ -160,6 +161,7 @@ def many_means(y):
         numpyro.sample("y", dist.Normal(mu, 1.0).to_event(1), obs=y[rows])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The kinetic temperature")
 @pytest.mark.filterwarnings("ignore:The draws are doubtful")  # which they are: the chain is kept hot on purpose
 def test_the_noise_of_minibatches_shortens_the_step_in_warm_up_alone(monkeypatch):
