@@ -83,7 +83,7 @@ def test_mistakes_are_named():
 
     with pytest.raises(ValueError, match=r"\['nett'\] are no functions of the model; it has"):
         run(functions_at={"nett": NEW})
-    with pytest.raises(TypeError, match="functions_at= is for SGLD, SGHMC, fSGLD and fSGHMC, not for NUTS"):
+    with pytest.raises(TypeError, match=r"functions_at= is for SGLD, SGHMC, MCLMC and .*, not for NUTS"):
         fs.MCMC(NUTS(model), functions_at=NEW, **SETTINGS)
     with pytest.raises(ValueError, match="chain_method='sequential' has no functions_at"):
         fs.MCMC(fs.SGHMC(model), functions_at=NEW, num_chains=2, chain_method="sequential", **SETTINGS)

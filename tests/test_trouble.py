@@ -211,7 +211,7 @@ def test_limits_of_the_temperature(value, error, start):
     lines = advice.temperature_doubts(found)
     found = ConfigurationalTemperature(value, 1.0, error, 0.1, 256)
     lines = advice.temperature_doubts(found)
-    assert len(lines) == (start is not None) and all(line.startswith(start) for line in lines)
+    assert len(lines) == (start is not None) and all(line.text.startswith(start) for line in lines)
 
 
 def test_a_run_with_too_long_a_step_warns():
@@ -305,7 +305,7 @@ def test_unseen_directions_are_judged():
     draws[1] += np.array([[5.0], [-5.0]], np.float32)  # across the line
     points = quantities_of(one_network, {"f.kernel": draws}, (x, x[:, 0]), {}).functions
     (line,) = doubts([diagnose(*points)], standstill(np.moveaxis(points.draws, 2, 0)))
-    assert line.startswith("R-hat of f at permuted rows reaches")
+    assert line.about == "R-hat" and line.text.startswith("R-hat of f at permuted rows reaches")
 
 
 def test_one_small_effective_sample_size_of_many_is_chance():
@@ -317,7 +317,7 @@ def test_one_small_effective_sample_size_of_many_is_chance():
         ess = np.where(np.isin(np.arange(41), small), 20.0, good)
         one = np.ones(41)
         found = FunctionDiagnostics(names, 1, 300, one, one, one, ess, ess, one)
-        return doubts([found], np.zeros(1))
+        return [one.text for one in doubts([found], np.zeros(1))]
 
     assert lines([7]) == [] and lines([]) == []
     assert lines([7, 8])[0].startswith("the effective sample size of f falls to 20")
@@ -399,7 +399,9 @@ def test_rejections_are_no_standstill():
     assert 5 < still.max() < 30
     found = [diagnose(x[..., None], ("mu",))]
     assert doubts(found, still) == []
-    assert doubts(found, np.array([1, 100]))[0].startswith("chain 1 (the first being 0) stood still for 100 of 1000")
+    first = doubts(found, np.array([1, 100]))[0]
+    assert first.about == "movement"
+    assert first.text.startswith("chain 1 (the first being 0) stood still for 100 of 1000")
 
 
 @pytest.mark.parametrize(("num_draws", "start"), [(45, "the effective sample size of f falls to"), (150, None)])
@@ -408,7 +410,7 @@ def test_names_few_effective_draws(num_draws, start):
     rng = np.random.default_rng(0)
     parts = [diagnose(rng.normal(size=(2, num_draws, 1)), (name,)) for name in ("f[0]", "f[1]")]
     lines = doubts(parts, np.zeros(2))
-    assert len(lines) == (start is not None) and all(line.startswith(start) for line in lines)
+    assert len(lines) == (start is not None) and all(line.text.startswith(start) for line in lines)
 
 
 def test_an_error_of_the_judgement_costs_no_run(monkeypatch):

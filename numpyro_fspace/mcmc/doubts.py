@@ -28,28 +28,35 @@ from numpyro_fspace.posterior.limits import (
 
 if TYPE_CHECKING:
     from numpyro_fspace.mcmc.report_table import Report
+    from numpyro_fspace.posterior.doubts import Doubt
 
 __all__ = ["report_doubts", "sampler_doubts", "temperature_doubts"]
 
 
-def report_doubts(report: Report, *, convergence: list[str], sampler: list[str], shortfall_sd: float, is_tested: bool):
+def report_doubts(
+    report: Report, *, convergence: list[Doubt], sampler: list[str], shortfall_sd: float, is_tested: bool
+) -> Iterator[str]:
     """The lines of a report's advice, the most severe first.
 
+    A chain whose log likelihood falls short is named only where the chains have not converged by R-hat, or do not move:
+    the likelihood of latent values of rows varies by more than ``shortfall_sd``.
+
     Args:
-        report: its numbers.
-        convergence: lines on R-hat, effective sample sizes and chains that stand still.
-        sampler: those of ``sampler_doubts``.
+        report: a report without advice.
+        convergence: doubts about R-hat, effective sample sizes and chains that stand still.
+        sampler: the lines of ``sampler_doubts``.
         shortfall_sd: the standard deviation of the log likelihood in a chain that has converged.
         is_tested: whether the steps passed a Metropolis test.
     """
-    yield from convergence
+    yield from (doubt.text for doubt in convergence)
     (apart,) = np.nonzero(report.shortfall > SHORTFALL_LIMIT * shortfall_sd)
-    if len(apart) and not all(line.startswith("the effective") for line in convergence):
+    if len(apart) and any(doubt.about != "ESS" for doubt in convergence):
+        are_several = len(apart) > 1
         yield (
-            f"the log likelihood of the data is up to {report.shortfall.max():.4g} lower in some chains "
-            f"({', '.join(map(str, apart))}, the first being 0) than in the best, far more than chance allows: a "
-            "chain far below most may be stuck, one far above most may interpolate the data. Leave it out, or run "
-            "again, with another key or a longer num_warmup."
+            f"the log likelihood of chain{'s' if are_several else ''} {', '.join(map(str, apart))} (the first being 0) "
+            f"is {'up to ' if are_several else ''}{report.shortfall.max():.4g} below that of the best chain, far more "
+            "than chance explains. A chain far below most others is probably stuck, and one far above them may "
+            "interpolate the data. Leave that chain out, or run again with another key or a larger num_warmup."
         )
     yield from sampler
     if report.configurational is not None:
@@ -82,7 +89,7 @@ def sampler_doubts(kernel, state, num_samples: int) -> Iterator[str]:
 
     Args:
         kernel: one of our kernels.
-        state: that of its chains at the end of the run.
+        state: the state of its chains at the end of the run.
         num_samples: draws of each chain.
     """
     num_diverging, num_chains = int(np.sum(state.num_diverging)), np.size(state.num_diverging)
@@ -99,18 +106,19 @@ def sampler_doubts(kernel, state, num_samples: int) -> Iterator[str]:
         )
     if _is_rounded(state):
         yield (
-            f"rounding to {state.scale.dtype} is not small beside the posterior's width for some parameter, so the "
-            "draws are coarse: it is far from 0 and known precisely. Center it (sample its difference from a known "
-            'value), or jax.config.update("jax_enable_x64", True) before anything else.'
+            f"{state.scale.dtype} does not resolve the posterior of some parameter, which is far from 0 and known "
+            "precisely: its draws lie on a coarse grid. Center it (sample its difference from a known value), or call "
+            'jax.config.update("jax_enable_x64", True) before anything else.'
         )
     accept_prob = np.asarray(state.mean_accept_prob)
     is_tested = kernel.metropolis is not False and np.any(accept_prob != 1.0)
     if np.any(accept_prob < MIN_ACCEPT_PROB):
         found = "accepts" if is_tested else "would accept"
-        result = "the chain hardly moves" if is_tested else "the draws may have another spread than the posterior"
+        result = "the chain hardly moves" if is_tested else "their spread may differ from the posterior's"
+        is_given = kernel.step_size is not None
         yield (
-            f"the Metropolis test {found} {100 * np.min(accept_prob):.0f} % of the steps, so {result}. "
-            "Use a smaller step_size, or leave it None for warm-up to find it."
+            f"the Metropolis test {found} only {100 * np.min(accept_prob):.0f} % of the proposals, so {result}. "
+            f"Use a smaller step_size{', or leave it None for warm-up to find it' if is_given else ''}."
         )
     # With a test the draws have the right distribution, whatever the temperature.
     temperature = np.max(np.asarray(state.mean_temperature)) / kernel.temperature
@@ -123,9 +131,9 @@ def sampler_doubts(kernel, state, num_samples: int) -> Iterator[str]:
 
 
 def _is_rounded(state) -> bool:
-    """Whether a parameter is known, given the others, to less than ten units in its last place.
+    """Whether the sd of some parameter, given all others, is below ten units in its last place.
 
-    This is known only with the matrix of a dense preconditioner.
+    The matrix of a dense preconditioner tells; without one the answer is no.
     """
     factor = np.asarray(state.warmup.learned.factor, float)
     if not factor.size:

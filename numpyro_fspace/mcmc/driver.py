@@ -49,8 +49,8 @@ class MCMC(NumPyroMCMC):
     and kinetic temperature (means over chains), and for several chains the largest R-hat of the functions at ten inputs
     (not with ``checkpoint``). Nothing is written to logs. A run that is interrupted (Ctrl-C) ends within about half a
     second and keeps the draws so far of vectorized chains, and the complete chains (or the unfinished first) of
-    sequential ones. Both hold for SGLD, SGHMC, fSGLD and fSGHMC. NumPyro's own loop runs other kernels, parallel
-    chains, and runs that leave out sites (``"~z.w"`` in ``extra_fields``).
+    sequential ones. Both hold for our kernels: SGLD, SGHMC, MCLMC and their functional forms. NumPyro's own loop runs
+    other kernels, parallel chains, and runs that leave out sites (``"~z.w"`` in ``extra_fields``).
 
     **Repeated runs.** Numbers of draws, the kernel's settings and the arguments of ``run`` may change between runs;
     programs are reused where all they depend on is the same. Several drivers, also in threads, may share one kernel.
@@ -95,8 +95,8 @@ class MCMC(NumPyroMCMC):
         checkpoint_every: draws between two writes.
 
     Raises:
-        TypeError: for a sampler that is no kernel, and for functions_at or a mesh with another kernel than SGLD, SGHMC,
-            fSGLD and fSGHMC.
+        TypeError: for a sampler that is no kernel, and for functions_at or a mesh with a kernel other than SGLD, SGHMC,
+            MCLMC and their functional forms.
         ValueError: for chains that are not vectorized with a checkpoint, functions_at or a mesh, and for a mesh that
             cannot share the chains equally, or that spans processes with a checkpoint. ``run`` raises it for a folder
             that holds another run or damaged files, and if the log density is not finite where a chain of our kernels

@@ -90,7 +90,9 @@ def check_options(mcmc):
     """
     for name in _options(mcmc):
         if name != "checkpoint" and not isinstance(mcmc.sampler, SGMCMCKernel):
-            raise TypeError(f"{name}= is for SGLD, SGHMC, fSGLD and fSGHMC, not for {type(mcmc.sampler).__name__}.")
+            raise TypeError(
+                f"{name}= is for SGLD, SGHMC, MCLMC and their functional forms, not for {type(mcmc.sampler).__name__}."
+            )
         if mcmc.num_chains > 1 and mcmc.chain_method != "vectorized":
             raise ValueError(
                 f"chain_method={mcmc.chain_method!r} has no {name}: set chain_method='vectorized', or run the "

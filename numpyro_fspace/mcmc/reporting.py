@@ -180,11 +180,11 @@ def _checked_kernel(mcmc):
 
 
 def _convergence(judged, found):
-    """Lines on R-hat, effective sample sizes and chains that do not move."""
+    """Doubts about R-hat, effective sample sizes and chains that do not move."""
     still = [standstill(np.moveaxis(points.draws, 2, 0)) for points in judged[:2] if points is not None]
-    lines = doubts(found, np.min(still, axis=0)) if found else []
+    given = doubts(found, np.min(still, axis=0)) if found else []
     is_several = found and found[0].num_chains > 1
-    return [line + STACK if is_several and line.startswith("R-hat of") else line for line in lines]
+    return [one._replace(text=one.text + STACK) if is_several and one.about == "R-hat" else one for one in given]
 
 
 def _shortfall(target, state, key):

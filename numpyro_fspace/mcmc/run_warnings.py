@@ -13,7 +13,7 @@ from numpyro_fspace.posterior.convergence import standstill
 from numpyro_fspace.posterior.diagnostics import diagnose
 from numpyro_fspace.posterior.doubts import doubts
 from numpyro_fspace.posterior.limits import MIN_DRAWS, MIN_RUN
-from numpyro_fspace.posterior.quantities import points_of, quantities_of
+from numpyro_fspace.posterior.quantities import judged_draws, quantities_of
 from numpyro_fspace.posterior.warnings import without_harm
 
 __all__ = ["warn_of_draws", "warn_of_trouble"]
@@ -54,7 +54,7 @@ def _doubts_of_convergence(mcmc, draws):
     args, kwargs, model = mcmc._args, mcmc._kwargs, getattr(mcmc.sampler, "model", None)
     if model is None or getattr(mcmc, "functions_at", None) is not None:
         leaves = jax.tree_util.tree_leaves_with_path(draws)
-        parts = [points_of({jax.tree_util.keystr(path, simple=True): v for path, v in leaves})]
+        parts = [judged_draws({jax.tree_util.keystr(path, simple=True): v for path, v in leaves})]
     else:
         settings = {"num_points": NUM_POINTS, "num_others": NUM_OTHERS}
         settings["programs"] = getattr(mcmc.sampler, "_programs", None)
@@ -63,7 +63,7 @@ def _doubts_of_convergence(mcmc, draws):
     if not parts:
         return []
     still = np.min([standstill(np.moveaxis(part.draws, 2, 0)) for part in parts], axis=0)
-    return doubts([diagnose(*part) for part in parts], still)
+    return [doubt.text for doubt in doubts([diagnose(*part) for part in parts], still)]
 
 
 def warn_of_trouble(mcmc):

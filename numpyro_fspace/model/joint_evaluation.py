@@ -46,8 +46,8 @@ class OnePass:
     Args:
         fn: function of inputs [M, D] to values [M] or [M, K].
         x: measurement points [M, D].
-        known: points that are known in advance, [P, D]. With ``drawn`` they are a pool. Otherwise they are x itself
-            (P = M), with NaN in rows that are not known. None means x.
+        known: with ``drawn``, the pool [P, D] from which x is drawn; without, x itself (P = M), with NaN in the rows
+            that are not known before tracing. None means x.
         drawn: row numbers of x in the pool [M].
         name: name of the functional prior, for error messages.
     """
@@ -94,8 +94,8 @@ class OnePass:
     def assume(self, found: Found, arguments):
         """Use the result of another pass of the same model, in which the ``arguments`` of this program were concrete.
 
-        The result is used only for inputs that are one of these arguments, and for the same points. Other arrays that
-        were equal to the data, such as latent inputs that start at the data, may change.
+        The result is trusted only if the points are the same and the input is one of these arguments, the same object.
+        An array that only equaled the data then, such as latent inputs that start at the data, may differ by now.
         """
         self._assumed, self._arguments = found, arguments
 
@@ -133,7 +133,7 @@ class OnePass:
 
 
 def rows_found(trace) -> dict[str, Found]:
-    """Which points of each functional prior in a trace are rows of the data, by name; priors without are left out."""
+    """Which points of each functional prior are rows of the data, by name; priors without such points are omitted."""
     passes = {k: s["fn"].one_pass for k, s in trace.items() if is_functional_prior(s)}
     found = {k: one.found() for k, one in passes.items() if one is not None}
     return {k: v for k, v in found.items() if v is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,11 +14,23 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics
 
-__all__ = ["doubts"]
+__all__ = ["Doubt", "doubts"]
 
 
-def doubts(found: Sequence[FunctionDiagnostics], still: np.ndarray) -> list[str]:
-    """A line for each reason to doubt the chains, the most severe first.
+class Doubt(NamedTuple):
+    """A reason to doubt the draws.
+
+    Attributes:
+        about: what it is about: values that are not finite, chains that do not move, R-hat or effective sample sizes.
+        text: the reason and the cure, in words.
+    """
+
+    about: Literal["values", "movement", "R-hat", "ESS"]
+    text: str
+
+
+def doubts(found: Sequence[FunctionDiagnostics], still: np.ndarray) -> list[Doubt]:
+    """The reasons to doubt the chains, the most severe first.
 
     Args:
         found: diagnostics of the same draws.
@@ -32,31 +44,34 @@ def doubts(found: Sequence[FunctionDiagnostics], still: np.ndarray) -> list[str]
     broken, frozen = np.isnan(mean), np.flatnonzero(still >= max(ESS_LIMIT, int(STANDSTILL_SHARE * num_draws)))
     same = np.isnan(rhat) & ~broken
     if broken.any():
-        lines.append(
-            f"{_label(names[broken.argmax()])} is NaN or infinite in some draws: a chain diverged. Shorten step_size."
-        )
+        text = f"{_label(names[broken.argmax()])} is not finite in some draws: a chain diverged. Shorten step_size."
+        lines.append(Doubt("values", text))
     if frozen.size:
-        lines.append(
+        text = (
             f"{_chains(frozen, num_chains)} stood still for {still.max()} of {num_draws} draws in a row: the step is "
             "too long to be accepted or too short to be felt, or the chain starts where it cannot move. Let warm-up "
             "find the step size, or start elsewhere."
         )
+        lines.append(Doubt("movement", text))
     elif same.any():
-        lines.append(
+        text = (
             f"{_label(names[same.argmax()])} is the same in every draw up to rounding: the chains collapsed or never "
             "moved. Check step_size and the prior."
         )
+        lines.append(Doubt("movement", text))
     if np.nanmax(rhat, initial=0.0) > RHAT_LIMIT:
-        lines.append(
+        text = (
             f"R-hat of {_label(names[np.nanargmax(rhat)])} reaches {_above_limit(np.nanmax(rhat))}: "
             f"{_not_met(num_chains)}. Run longer (num_samples, or num_steps for more steps per draw), discard more "
             "(num_warmup), and do not read its spread."
         )
+        lines.append(Doubt("R-hat", text))
     elif (lowest := _lowest(names, ess))[1] < ESS_LIMIT * num_chains:
-        lines.append(
+        text = (
             f"the effective sample size of {lowest[0]} falls to {lowest[1]:.0f}, where {ESS_LIMIT * num_chains} are "
             f"wanted ({ESS_LIMIT} per chain): means are rough and quantiles rougher. Run longer, or raise num_steps."
         )
+        lines.append(Doubt("ESS", text))
     return lines
 
 

@@ -22,7 +22,7 @@ from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import check_observations
 from numpyro_fspace.model.sites import counted, is_functional_prior, module_weights, observed_sites
 from numpyro_fspace.posterior.arrays import plain
-from numpyro_fspace.posterior.arviz_groups import Site, check_dims, check_names, clean, datasets
+from numpyro_fspace.posterior.arviz_datasets import Site, check_dims, check_names, clean, datasets
 from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.draw_batches import map_draws
 from numpyro_fspace.posterior.evaluator import Evaluator, function_draws, log_likelihood

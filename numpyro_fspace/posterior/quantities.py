@@ -26,7 +26,7 @@ from numpyro_fspace.posterior.model_structure import Structure, likelihood_param
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Quantities", "Points", "quantities_of", "quantities_in_predictions", "points_of"]
+__all__ = ["JudgedDraws", "Quantities", "judged_draws", "quantities_in_predictions", "quantities_of"]
 
 #: The most draws of each chain, evenly spaced, and the most entries of each site.
 MAX_DRAWS, MAX_ENTRIES = 1000, 100
@@ -34,14 +34,14 @@ MAX_DRAWS, MAX_ENTRIES = 1000, 100
 MAX_NUMBERS = 2**21
 
 
-class Points(NamedTuple):
+class JudgedDraws(NamedTuple):
     """Draws [C, S, P] of P numbers, with their names."""
 
     draws: np.ndarray
     names: tuple[str, ...]
 
     def __repr__(self) -> str:
-        return f"Points(draws of shape {np.shape(self.draws)})"
+        return f"JudgedDraws(draws of shape {np.shape(self.draws)})"
 
 
 class Quantities(NamedTuple):
@@ -53,8 +53,8 @@ class Quantities(NamedTuple):
         left_out: what is not judged, in words.
     """
 
-    functions: Points | None
-    others: Points | None
+    functions: JudgedDraws | None
+    others: JudgedDraws | None
     left_out: tuple[str, ...]
 
 
@@ -87,17 +87,17 @@ def quantities_of(
     programs = {} if programs is None else programs
     step = -(-_num_draws(draws) // MAX_DRAWS)
     draws = {k: v[:, ::-step][:, ::-1] if step > 1 else v for k, v in draws.items()}
-    plan = structure(model, taken(draws, 0, 0), args, kwargs)
-    latents = {k for k, s in plan.trace.items() if s["type"] == "sample" and not s["is_observed"]}
-    missing = sorted(latents - set(draws) - set(plan.priors))
+    parts = structure(model, taken(draws, 0, 0), args, kwargs)
+    latents = {k for k, s in parts.trace.items() if s["type"] == "sample" and not s["is_observed"]}
+    missing = sorted(latents - set(draws) - set(parts.priors))
     draws = {k: v for k, v in draws.items() if k in latents}
-    names = [] if missing else _chosen(plan, inputs)
-    others = {k: v for k, v in draws.items() if k not in plan.weights}
-    masked = [k for k in others if is_masked(plan.trace[k]["fn"])]
+    names = [] if missing else _chosen(parts, inputs)
+    others = {k: v for k, v in draws.items() if k not in parts.weights}
+    masked = [k for k in others if is_masked(parts.trace[k]["fn"])]
     if masked:
         others |= _without_masked(model, {k: others.pop(k) for k in masked}, draws, args, kwargs)
-    left_out = [f"{k} (it reaches the data through another function)" for k in plan.networks if k not in plan.direct]
-    if plan.weights:
+    left_out = [f"{k} (it reaches the data through another function)" for k in parts.networks if k not in parts.direct]
+    if parts.weights:
         left_out.append("weights (units can be exchanged)")
     if missing:
         left_out.append(f"functions (the draws of {', '.join(missing)} were not kept)")
@@ -117,25 +117,28 @@ def quantities_of(
             left_out += [f"{k} at the data ({why})" for k in names if k not in known]
         else:
             at = {"": inputs if isinstance(inputs, dict) else dict.fromkeys(names, inputs)}
-        settings = num_others if inputs is None else 0
+        num = num_others if inputs is None else 0
         given = args, kwargs, jax.tree.map(jnp.asarray, at)
-        found = _by_chain(partial(_function_values, model, settings), draws, given, programs, ("functions", settings))
+        found = _by_chain(partial(_function_values, model, num), draws, given, programs, ("functions", num))
         functions = {k: f for name in names for k, f in found.items() if _is_of(k, name)}
-    is_likelihood_judged = plan.needs_likelihood and not missing
+    is_likelihood_judged = parts.needs_likelihood and not missing
     if is_likelihood_judged and on_disk:
         left_out.append("what enters the likelihood (the data are on disk)")
     elif is_likelihood_judged:
-        sizes = {size for size, _ in subsampled_plates(plan.trace).values()}
+        sizes = {size for size, _ in subsampled_plates(parts.trace).values()}
         rows = some_rows(np.arange(sizes.pop()), num_points) if len(sizes) == 1 else None
-        roots = frozenset(plan.networks) - plan.composed
+        roots = frozenset(parts.networks) - parts.composed
         key = "likelihood", None if rows is None else tuple(rows), roots
         found = _by_chain(partial(_likelihood_values, model, rows, roots), draws, (args, kwargs), programs, key)
         others = others | {k: v for k, v in found.items() if (v != v[:1, :1]).any()}  # a known scale is not judged
-    return Quantities(points_of(functions), points_of(others, MAX_ENTRIES), tuple(left_out))
+    return Quantities(judged_draws(functions), judged_draws(others, MAX_ENTRIES), tuple(left_out))
 
 
 def _without_masked(model, masked: dict, draws, args, kwargs) -> dict:
-    """Draws of sites with zeros where a mask leaves them without a density, as ``obs_mask=`` does; sites with any."""
+    """Draws of masked sites, with zeros in place of the entries that the mask excludes, as ``obs_mask=`` does.
+
+    Sites that are masked altogether are omitted.
+    """
 
     def counts(draw, args, kwargs):
         trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw)
@@ -146,39 +149,41 @@ def _without_masked(model, masked: dict, draws, args, kwargs) -> dict:
     return {k: np.where(found[k], np.asarray(v), 0.0) for k, v in masked.items() if found[k].any()}
 
 
-def quantities_in_predictions(predictions: dict, num_chains: int, find_structure: Callable) -> Points | None:
+def quantities_in_predictions(predictions: dict, num_chains: int, find_structure: Callable) -> JudgedDraws | None:
     """Functions and observations among predictions [S, …], by chain; None if there are too few draws or one chain."""
     num = len(next(iter(predictions.values()), ()))
     if num_chains < 2 or num < num_chains * MIN_RUN or num % num_chains:
         return None
-    plan = find_structure()
-    drawn = [k for k, s in plan.trace.items() if s["type"] == "sample" and not is_functional_prior(s)]
-    named = {k for k in predictions if k in drawn or any(_is_of(k, name) for name in plan.monitored)}
+    parts = find_structure()
+    drawn = [k for k, s in parts.trace.items() if s["type"] == "sample" and not is_functional_prior(s)]
+    named = {k for k in predictions if k in drawn or any(_is_of(k, name) for name in parts.monitored)}
     step = -(-num // num_chains // MAX_DRAWS)
     by_chain = {k: predictions[k].reshape(num_chains, -1, *predictions[k].shape[1:])[:, ::step] for k in sorted(named)}
-    return points_of(by_chain, MAX_ENTRIES)
+    return judged_draws(by_chain, MAX_ENTRIES)
 
 
 def _num_draws(draws) -> int:
     return next(iter(draws.values())).shape[1]
 
 
-def _chosen(plan: Structure, inputs) -> list:
+def _chosen(parts: Structure, inputs) -> list:
     """Names of the functions that are judged: all that ``inputs`` names, or those that the structure says."""
-    known = list(dict.fromkeys([*plan.priors, *plan.networks]))
+    known = list(dict.fromkeys([*parts.priors, *parts.networks]))
     if inputs is None:
-        return plan.monitored
+        return parts.monitored
     if not known:
-        raise ValueError("inputs: the model has no random_module and no functional_prior, so there is no f to judge.")
+        raise ValueError(
+            "inputs: the model has no gp_network, random_module or functional_prior: there is no f to judge."
+        )
     if not isinstance(inputs, dict):
-        return plan.monitored or plan.networks
+        return parts.monitored or parts.networks
     if not inputs.keys() <= set(known):
         raise ValueError(f"inputs: report judges {sorted(known)}, got inputs of {sorted(inputs)}.")
     return [k for k in known if k in inputs]
 
 
 def _kinds(known: dict, num_points: int, num_others: int) -> dict:
-    """Inputs by kind, which is added to the function's name, and by function."""
+    """``{kind: {function: inputs}}``; labels are the function's name and the kind."""
     return {
         "": {k: some_rows(x, num_points) for k, x in known.items()},
         " at permuted rows": {k: _permuted(x, num_others) for k, x in known.items() if _has_columns(x)},
@@ -254,11 +259,11 @@ def _is_of(label: str, name: str) -> bool:
     return label == name or label.startswith((f"{name}[", f"{name} at "))
 
 
-def points_of(draws: dict, most: int | None = None) -> Points | None:
+def judged_draws(draws: dict, most: int | None = None) -> JudgedDraws | None:
     """Draws [C, S, …] by label as one array, with at most ``most`` points of each label.
 
     Numbers that are the same in all draws while others move are constants, such as the zeros of a triangular matrix,
-    and are left out. So are values that are not finite, except at the data.
+    and are left out. So are values that are not finite away from the data; at the data they show that a chain diverged.
     """
     parts, names = [], []
     for label, values in draws.items():
@@ -277,4 +282,4 @@ def points_of(draws: dict, most: int | None = None) -> Points | None:
         names += [f"{label}[{', '.join(map(str, np.unravel_index(i, shape)))}]" if shape else label for i in chosen]
     if not names:
         return None
-    return Points(np.concatenate(parts, axis=2), tuple(names))
+    return JudgedDraws(np.concatenate(parts, axis=2), tuple(names))

@@ -55,9 +55,9 @@ def warn_of_predictions(predictions: dict, num_chains: int, find_structure):
         if points is None:
             return
         found = diagnose(*points)
-        lines = doubts([found], np.zeros(found.num_chains))
-        if lines and lines[0].startswith("R-hat"):
-            warn(f"At these inputs {lines[0]}")
+        for doubt in doubts([found], np.zeros(found.num_chains))[:1]:
+            if doubt.about == "R-hat":
+                warn(f"At these inputs {doubt.text}")
 
 
 @contextmanager
