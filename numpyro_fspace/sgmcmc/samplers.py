@@ -16,12 +16,22 @@ from numpyro_fspace.sgmcmc.gradient_noise import GradientNoise
 __all__ = ["Given", "Hamiltonian", "Langevin", "Microcanonical", "Sampler"]
 
 
-#: The longest tuned step for a largest curvature of 1; from 2 on, leapfrog steps are unstable.
-LONGEST = 1.5
+#: The longest tuned step for a largest curvature of 1 (from 2 on, leapfrog steps are unstable), and the longest step as
+#: a share of the ``resonance``.
+LONGEST, RESONANCE_SHARE = 1.5, 0.9
 #: Acceptance probability for which warm-up tunes the step of a tested sampler.
 ACCEPT_PROB = 0.9
 #: Variance per parameter of the energy error of an untested draw; the smallest acceptance that may result.
 ERROR, MIN_TARGET_ACCEPT = 7e-5, 0.8
+
+
+def resonance(refresh_every: int) -> float:
+    """The step ε√λ of a mode that turns by π between two refreshes of the momentum, 2 sin(π / 2k) for k leapfrog steps.
+
+    Refreshes then meet the mode always at the same phase, so that its amplitude hardly changes. Its energy returns, and
+    a Metropolis test accepts every draw, so that the acceptance does not tell.
+    """
+    return 2.0 * math.sin(math.pi / (2 * refresh_every))
 
 
 class Given(NamedTuple):
@@ -139,7 +149,8 @@ class Hamiltonian(Sampler):
         return state.position, state.momentum, info
 
     def stable_step_size(self, curvature):
-        return (LONGEST if self.is_tuned else 1.0) / jnp.sqrt(curvature)
+        longest = LONGEST if self.is_tuned else 1.0
+        return min(longest, RESONANCE_SHARE * resonance(self.refresh_every)) / jnp.sqrt(curvature)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,4 +187,4 @@ class Microcanonical(Sampler):
         return max(MIN_TARGET_ACCEPT, math.erfc(math.sqrt(ERROR * size / 8.0)))
 
     def stable_step_size(self, curvature):
-        return LONGEST / jnp.sqrt(curvature)
+        return min(LONGEST, RESONANCE_SHARE * resonance(self.refresh_every)) / jnp.sqrt(curvature)
