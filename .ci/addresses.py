@@ -1,14 +1,14 @@
 """Writes the addresses of the repository into what PyPI shows: `addresses.py ACCOUNT/REPOSITORY TAG`, from the root.
 
-The project's links in ``pyproject.toml`` get their owner. Links and pictures of ``README.md`` that are relative, which
-PyPI cannot follow, become those of the tag.
+The project's links in ``pyproject.toml`` get their owner; the documentation is at GitHub Pages. Links and pictures of
+``README.md`` that are relative, which PyPI cannot follow, become those of the tag.
 """
 
 import re
 import sys
 from pathlib import Path
 
-PLACE = "OWNER/numpyro_fspace"
+PLACE, PAGES = "OWNER/numpyro_fspace", "OWNER.github.io/numpyro_fspace"
 
 
 def with_addresses(text: str, repository: str, tag: str) -> str:
@@ -27,7 +27,9 @@ def with_addresses(text: str, repository: str, tag: str) -> str:
 
 def main(repository: str, tag: str):
     project, readme = Path("pyproject.toml"), Path("README.md")
-    project.write_text(project.read_text().replace(PLACE, repository))
+    owner, name = repository.split("/")
+    pages = f"{owner.lower()}.github.io/{name}"
+    project.write_text(project.read_text().replace(PLACE, repository).replace(PAGES, pages))
     readme.write_text(with_addresses(readme.read_text(), repository, tag).replace(PLACE, repository))
 
 

@@ -148,6 +148,7 @@ def test_addresses_of_a_release(tmp_path, monkeypatch):
     assert "OWNER/" not in readme + project
     urls = tomllib.loads(project)["project"]["urls"]
     assert {"Source", "Documentation", "Changelog", "Issues"} <= set(urls)
+    assert urls.pop("Documentation") == "https://someone.github.io/else"
     assert all(url.startswith("https://github.com/someone/else") for url in urls.values())
 
 
