@@ -211,7 +211,7 @@ def test_limits_of_the_temperature(value, error, start):
     lines = advice.temperature_doubts(found)
     found = ConfigurationalTemperature(value, 1.0, error, 0.1, 256)
     lines = advice.temperature_doubts(found)
-    assert len(lines) == (start is not None) and all(line.text.startswith(start) for line in lines)
+    assert len(lines) == (start is not None) and all(line.startswith(start) for line in lines)
 
 
 def test_a_run_with_too_long_a_step_warns():
