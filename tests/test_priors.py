@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -639,6 +641,22 @@ def test_a_kernel_with_complex_parameters_is_trained_as_a_function_of_its_argume
         fit_gp(quasisep.CARMA(**start), x, np.sin(x[:, 0]))
     fit = fit_gp(lambda p: quasisep.CARMA(p["alpha"], p["beta"]), x, np.sin(x[:, 0]), params=start, num_steps=5)
     assert fit.params["alpha"].shape == (2,)
+
+
+class Warped(tinygp.kernels.Kernel):
+    """A squared exponential kernel of inputs that a function changes first."""
+
+    warp: Callable
+    scale: jax.Array
+
+    def evaluate(self, X1, X2):
+        return jnp.exp(-0.5 * jnp.sum(((self.warp(X1) - self.warp(X2)) / self.scale) ** 2))
+
+
+def test_functions_among_the_parameters_of_a_kernel_are_held():
+    x = np.linspace(0.0, 2.0, 20)[:, None]
+    fit = fit_gp(Warped(jnp.sin, jnp.array(0.5)), x, np.sin(3 * x[:, 0]), num_steps=5)
+    assert fit.prior.kernel.warp is jnp.sin and fit.prior.kernel.scale != 0.5
 
 
 TRACED = {

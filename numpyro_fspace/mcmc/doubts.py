@@ -38,8 +38,8 @@ def report_doubts(
 ) -> Iterator[str]:
     """The lines of a report's advice, the most severe first.
 
-    A chain whose log likelihood falls short is named only where the chains have not converged by R-hat, or do not move:
-    the likelihood of latent values of rows varies by more than ``shortfall_sd``.
+    A chain whose log likelihood falls short is named only beside a doubt that is not about effective sample sizes: the
+    likelihood of latent values of rows varies by more than ``shortfall_sd``.
 
     Args:
         report: a report without advice.
@@ -56,7 +56,7 @@ def report_doubts(
             f"the log likelihood of chain{'s' if are_several else ''} {', '.join(map(str, apart))} (the first being 0) "
             f"is {'up to ' if are_several else ''}{report.shortfall.max():.4g} below that of the best chain, far more "
             "than chance explains. A chain far below most others is probably stuck, and one far above them may "
-            "interpolate the data. Leave that chain out, or run again with another key or a larger num_warmup."
+            "interpolate the data. Leave such a chain out, or run again with another key or a larger num_warmup."
         )
     yield from sampler
     if report.configurational is not None:
@@ -114,10 +114,10 @@ def sampler_doubts(kernel, state, num_samples: int) -> Iterator[str]:
     is_tested = kernel.metropolis is not False and np.any(accept_prob != 1.0)
     if np.any(accept_prob < MIN_ACCEPT_PROB):
         found = "accepts" if is_tested else "would accept"
-        result = "the chain hardly moves" if is_tested else "their spread may differ from the posterior's"
+        result = "the chain hardly moves" if is_tested else "the draws may have another spread than the posterior"
         is_given = kernel.step_size is not None
         yield (
-            f"the Metropolis test {found} only {100 * np.min(accept_prob):.0f} % of the proposals, so {result}. "
+            f"the Metropolis test {found} only {100 * np.min(accept_prob):.0f} % of the moves, so {result}. "
             f"Use a smaller step_size{', or leave it None for warm-up to find it' if is_given else ''}."
         )
     # With a test the draws have the right distribution, whatever the temperature.

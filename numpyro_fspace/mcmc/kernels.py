@@ -126,7 +126,8 @@ class SGHMC(SGMCMCKernel):
     Args:
         model: a NumPyro model with continuous global latent sites.
         step_size: ε, a number or an optax schedule of the gradient step. None lets warm-up choose it: 1/√λ for the
-            largest curvature λ (2/√λ is the stability bound), or at most 1.27/√λ with a Metropolis test.
+            largest curvature λ (2/√λ is the stability bound), or at most 1.22/√λ with a Metropolis test
+            (see also ``refresh_every``).
         num_steps: gradient steps per draw.
         friction: γ > 0, relative to the mass, per unit of time. None is 1 if the step size is given. If warm-up
             chooses it, None is 0.3 for gradients without noise, and 1 or more for noisy ones. With
@@ -141,7 +142,7 @@ class SGHMC(SGMCMCKernel):
         refresh_every: steps between the thermostat's partial refreshes of the momentum (BAOAB); divides
             ``num_steps``. None is 2, or 1 if ``num_steps`` is odd. Fewer refreshes draw less noise and do not change
             the order of the error, but a mode that turns by half a circle between two of them, at ε√λ = 2 sin(π/2k),
-            is hardly damped. Warm-up takes at most nine tenths of this step.
+            is hardly damped. Steps that warm-up chooses turn it by at most 150 degrees, or 120 with noisy gradients.
         integrator: ``"baoab"`` or ``"euler"``.
         control_variates: with minibatches, correct each gradient by the minibatch's error at a center where the full
             gradient is known (``fs.sgmcmc.control_variates``). True renews the center every

@@ -39,7 +39,7 @@ def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable],
     if isinstance(kernel, tinygp.kernels.Kernel):
         leaves, structure = jax.tree_util.tree_flatten_with_path(kernel)
         held = {str(i): leaf for i, (path, leaf) in enumerate(leaves) if _is_held(path, leaf)}
-        if any(jnp.iscomplexobj(leaf) for _, leaf in leaves):
+        if any(np.iscomplexobj(leaf) for _, leaf in leaves):
             raise TypeError(
                 f"The kernel, a {type(kernel).__name__}, has complex parameters computed from its arguments. Pass a "
                 "kernel function and params=, the initial values of its arguments: fit_gp(lambda p: "

@@ -16,22 +16,24 @@ from numpyro_fspace.sgmcmc.gradient_noise import GradientNoise
 __all__ = ["Given", "Hamiltonian", "Langevin", "Microcanonical", "Sampler"]
 
 
-#: The longest tuned step for a largest curvature of 1 (from 2 on, leapfrog steps are unstable), and the longest step as
-#: a share of the ``resonance``.
-LONGEST, RESONANCE_SHARE = 1.5, 0.9
+#: The longest tuned step for a largest curvature of 1; from 2 on, leapfrog steps are unstable.
+LONGEST = 1.5
+#: How far a mode may turn between two refreshes of the momentum, with exact gradients and with noisy ones.
+MAX_TURN, MAX_NOISY_TURN = 5.0 * math.pi / 6.0, 2.0 * math.pi / 3.0
 #: Acceptance probability for which warm-up tunes the step of a tested sampler.
 ACCEPT_PROB = 0.9
 #: Variance per parameter of the energy error of an untested draw; the smallest acceptance that may result.
 ERROR, MIN_TARGET_ACCEPT = 7e-5, 0.8
 
 
-def resonance(refresh_every: int) -> float:
-    """The step ε√λ of a mode that turns by π between two refreshes of the momentum, 2 sin(π / 2k) for k leapfrog steps.
+def step_of_turn(turn: float, num_steps: int) -> float:
+    """The step ε√λ at which a mode turns by ``turn`` in so many leapfrog steps, 2 sin(turn / 2k) for k of them.
 
-    Refreshes then meet the mode always at the same phase, so that its amplitude hardly changes. Its energy returns, and
-    a Metropolis test accepts every draw, so that the acceptance does not tell.
+    At a turn of π refreshes of the momentum meet the mode always at the same phase, so that its amplitude hardly
+    changes, and the noise of gradients accumulates in it. Its energy returns, and a Metropolis test accepts every draw,
+    so that the acceptance does not tell.
     """
-    return 2.0 * math.sin(math.pi / (2 * refresh_every))
+    return 2.0 * math.sin(turn / (2 * num_steps))
 
 
 class Given(NamedTuple):
@@ -149,8 +151,9 @@ class Hamiltonian(Sampler):
         return state.position, state.momentum, info
 
     def stable_step_size(self, curvature):
-        longest = LONGEST if self.is_tuned else 1.0
-        return min(longest, RESONANCE_SHARE * resonance(self.refresh_every)) / jnp.sqrt(curvature)
+        longest, turn = (LONGEST, MAX_TURN) if self.is_tuned else (1.0, MAX_NOISY_TURN)
+        num_steps = self.refresh_every if self.integrator == "baoab" else 1
+        return min(longest, step_of_turn(turn, num_steps)) / jnp.sqrt(curvature)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,4 +190,4 @@ class Microcanonical(Sampler):
         return max(MIN_TARGET_ACCEPT, math.erfc(math.sqrt(ERROR * size / 8.0)))
 
     def stable_step_size(self, curvature):
-        return min(LONGEST, RESONANCE_SHARE * resonance(self.refresh_every)) / jnp.sqrt(curvature)
+        return min(LONGEST, step_of_turn(MAX_TURN, self.refresh_every)) / jnp.sqrt(curvature)

@@ -255,5 +255,5 @@ def test_settings_are_checked(settings, error, reason):
 
 def test_a_step_that_a_test_would_refuse_is_warned_of():
     x, y = table(3)
-    with pytest.warns(RuntimeWarning, match=r"would accept only \d+ % of the proposals"):
+    with pytest.warns(RuntimeWarning, match=r"would accept only \d+ % of the moves"):
         run(fs.MCLMC(line, step_size=0.12, preconditioner=fs.preconditioners.identity()), x, y, num_samples=50)
