@@ -168,4 +168,4 @@ def test_a_parameter_known_to_its_last_digits_is_warned_of(num, is_warned):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(fs.SGHMC(far), y, num_samples=50)
-    assert any("Rounding to float32" in str(w.message) for w in caught) == is_warned
+    assert any("Float32 does not resolve" in str(w.message) for w in caught) == is_warned

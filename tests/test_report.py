@@ -151,7 +151,7 @@ def test_names_a_chain_whose_likelihood_is_no_number(data):
     starts = np.array([3 * [0.1], 3 * [0.1001], 3 * [2.0]])
     found = placed(model, starts, x, y)
     np.testing.assert_array_equal(np.isinf(found.shortfall), [False, False, True])
-    assert any("(2, the first being 0)" in line for line in found.advice)
+    assert any("chain 2 (the first being 0)" in line for line in found.advice)
 
 
 @pytest.mark.slow
