@@ -289,13 +289,16 @@ def slowest_mode(refresh_every, longest, *, friction, num_steps=24):
     return np.abs(np.linalg.eigvals(maps)).max()
 
 
-@pytest.mark.parametrize("metropolis", [True, False])
-@pytest.mark.parametrize("every", [1, 2, 3, 6])
+SLOWEST = {(1, True): 0.2, (2, True): 0.25, (3, True): 0.4, (6, True): 0.65}
+SLOWEST |= {(1, False): 0.03, (2, False): 0.03, (3, False): 0.1, (6, False): 0.3}
+
+
+@pytest.mark.parametrize(("every", "metropolis"), SLOWEST)
 def test_every_mode_is_damped(every, metropolis):
     """At the friction of exact or noisy gradients and steps that warm-up may choose; not where a mode resonates."""
     kernel, friction = fs.SGHMC(linear(), num_steps=24, refresh_every=every), 0.3 if metropolis else 1.0
     longest = kernel._sampler(metropolis).stable_step_size(1.0)
-    assert slowest_mode(every, longest, friction=friction) < 0.65
+    assert slowest_mode(every, longest, friction=friction) < SLOWEST[every, metropolis]
     if every > 1:
         resonance = 2.0 * np.sin(np.pi / (2 * every))
         assert longest < resonance
