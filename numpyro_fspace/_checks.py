@@ -160,10 +160,12 @@ def as_numbers(value, name: str):
     """``value`` as an array of numbers that JAX takes; arrays of JAX, traced ones too, unchanged.
 
     Raises:
-        TypeError: dates, durations, text, random keys, other objects, masked values, sparse matrices.
+        TypeError: dates, durations, text, random keys, other objects, masked values, sparse matrices, dicts.
     """
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         raise TypeError(f"{name} holds random keys, where numbers are needed.")
+    if isinstance(value, dict):
+        raise TypeError(f"{name} is a dict with the keys {list(value)}, where one array is needed: pass an entry.")
     if isinstance(value, jax.Array) or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
         return jnp.asarray(value)
     if is_sparse(value):

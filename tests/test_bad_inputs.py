@@ -336,8 +336,8 @@ CASES = [
     ),
     ("K for one output", lambda: evaluate(gp(), POINTS, outputs=2), ValueError, "num_outputs=2"),
     ("K mismatch", lambda: evaluate(gp(num_outputs=3), POINTS, outputs=2), ValueError, "num_outputs"),
-    ("not positive definite", lambda: evaluate(fs.GPPrior(indefinite, nugget=0.1), POINTS), ValueError,
-     "not positive definite.*larger nugget"),
+    ("negative kernel", lambda: evaluate(fs.GPPrior(indefinite, nugget=0.1), POINTS), ValueError,
+     "The process has the variance -1 at x, because its kernel is not a covariance"),
     # ---- priors
     ("nugget 0", lambda: gp(nugget=0.0), ValueError, "nugget must be positive"),
     ("nugget < 0", lambda: gp(nugget=-1e-3), ValueError, "nugget must be positive"),
@@ -572,6 +572,7 @@ CASES = [
     ("tolerance below rounding", gp_network(tolerance=1e-8), ValueError, "tolerance=1e-08 is below 5e-07, the smallest"),
     ("functional prior of a dict", lambda: start(fs.fSGHMC(with_site(prior_model(fn=lambda x: {"mean": x[:, 0]}, points=POINTS)))), ValueError,
      r"functional_prior\('f'\): its function must return one array \[M\] or \[M, K\], got {'mean': \(\d+,\)}"),
+    ("network of a dict", lambda: start(fs.SGHMC(lambda x: fs.random_module("f", nn.Dense(1), input_shape=1)(x)), {"a": X}), TypeError, r"x is a dict with the keys \['a'\], where one array is needed"),
     ("predict no rows", lambda: fs.predict(DRAWS, KEY, X[:0], model=in_rows), ValueError, "argument 0 of predict is empty"),
     ("predict inputs number", lambda: fs.predict(DRAWS, KEY, X, model=linear(POINTS), inputs=5.0), ValueError, r"inputs must be an array \[N, D\]"),
     ("predict inputs None", lambda: fs.predict(DRAWS, KEY, X, model=linear(POINTS), inputs={"f": None}), ValueError,

@@ -323,7 +323,8 @@ def test_condition_on_traced_data():
 
 def test_covariance_without_a_factor_is_reported():
     """An error with the eigenvalue, at trace time too, if x is concrete; NaN, not -inf, if x is traced."""
-    prior = GPPrior(lambda x1, x2: -ExpSquared()(x1, x2), nugget=1e-3)
+    repelling = tinygp.kernels.Custom(lambda a, b: jnp.where((a == b).all(), 1.0, -0.9))
+    prior = GPPrior(repelling, nugget=1e-3)
     with pytest.raises(ValueError, match=r"smallest eigenvalue is -\d.*larger nugget"):
         prior.check(X)
     with pytest.raises(ValueError, match="not positive definite"):
@@ -682,12 +683,38 @@ def test_inputs_are_concrete_and_another_argument_is_traced(name):
     np.testing.assert_allclose(slope, (ahead - behind) / (2 * step), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    {
+        "nan": (lambda: tinygp.kernels.ExpSquared(float("nan")), "the prior covariance holds NaN or infinity"),
+        "scale zero": (lambda: tinygp.kernels.ExpSquared(0.0), "the prior covariance holds NaN or infinity"),
+        "returns nan": (lambda: tinygp.kernels.Custom(lambda a, b: jnp.nan), "the prior covariance holds NaN"),
+        "negative": (lambda: -1.0 * tinygp.kernels.ExpSquared(1.0), "The process has the variance -1 at x"),
+    }.values(),
+)
+@pytest.mark.parametrize("use", ["moments", "marginal", "check", "sample", "tabulated", "log_prob"])
+def test_every_use_of_a_kernel_without_a_covariance_is_refused(kernel, message, use):
+    prior = GPPrior(kernel())
+    with pytest.raises(ValueError, match=message):
+        {
+            "sample": lambda: prior.sample(jax.random.key(0), X),
+            "log_prob": lambda: prior.log_prob(X, np.zeros(len(X), np.float32)),
+        }.get(use, lambda: getattr(prior, use)(X))()
+
+
+def test_values_whose_squares_overflow_are_refused():
+    prior = GPPrior(tinygp.kernels.ExpSquared(1.0))
+    with pytest.raises(ValueError, match=r"f reaches 1e\+30, whose square is beyond float32: standardize f"):
+        prior.log_prob(X, np.full(len(X), 1e30))
+    assert np.isfinite(prior.log_prob(X, np.full(len(X), 1e15)))
+
+
 def test_a_posterior_with_negative_variances_is_refused():
     """The periodic kernel is no covariance in two dimensions, which the noise hides at the data."""
     x = np.random.default_rng(0).normal(size=(40, 2))
     posterior = GPPrior(tinygp.kernels.ExpSineSquared(1.0, gamma=3.0)).condition(x[:5], x[:5, 0], noise_variance=0.5)
     for use in (posterior.moments, posterior.marginal):
-        with pytest.raises(ValueError, match=r"The posterior of the process has the variance -.* not a covariance"):
+        with pytest.raises(ValueError, match=r"The process has the variance -.* not a covariance"):
             use(x)
     _, covariance = GPPrior(tinygp.kernels.ExpSquared(1.0)).condition(x, x[:, 0], noise_variance=1e-8).moments(x)
     assert np.abs(covariance).max() < 1e-6  # rounding errors may be negative

@@ -31,6 +31,8 @@ __all__ = [
     "as_columns",
     "as_moments",
     "as_rows",
+    "checked_finite",
+    "checked_variances",
     "factorize",
     "product",
     "warn_of_indefinite",
@@ -145,8 +147,6 @@ def factorize(covariance: Float[AnyArray, "B M M"], diagonal: Float[AnyArray, "B
 
 def _cholesky(covariance: np.ndarray, diagonal: np.ndarray, what: str) -> np.ndarray:
     """The factor of one concrete covariance, or an error that states its smallest eigenvalue."""
-    if not np.isfinite(covariance).all():
-        raise ValueError("the prior covariance holds NaN or infinity: check the kernel at these x.")
     difference, largest = (np.abs(part).max(initial=0.0) for part in (covariance - covariance.T, covariance))
     if difference > ASYMMETRIC * largest:
         raise ValueError(
@@ -195,14 +195,22 @@ def warn_of_indefinite(covariance: AnyArray) -> None:
             return
 
 
+def checked_finite(moment: AnyArray, name: str = "covariance") -> AnyArray:
+    """A mean or covariance of a prior, which holds no NaN or infinity if it is concrete."""
+    if isinstance(moment, np.ndarray) and not np.isfinite(moment).all():
+        function = {"covariance": "kernel", "mean": "mean function"}[name]
+        raise ValueError(f"the prior {name} holds NaN or infinity: check the {function} at these x.")
+    return moment
+
+
 def checked_variances(covariance: AnyArray, prior: AnyArray) -> AnyArray:
-    """Concrete covariances [B, M, M] of a posterior, which are not negative beyond rounding errors of the prior's."""
+    """Concrete covariances [B, M, M], with no variance that is negative beyond rounding errors of the prior's."""
     if isinstance(covariance, np.ndarray) and isinstance(prior, np.ndarray) and covariance.size:
         variances, largest = np.diagonal(covariance, axis1=-2, axis2=-1), np.diagonal(prior, axis1=-2, axis2=-1).max()
         if variances.min() < -NEGATIVE * largest:
             raise ValueError(
-                f"The posterior of the process has the variance {variances.min():.3g} at x, as its kernel is not a "
-                f"covariance at x and the data: {KERNEL_CURE}."
+                f"The process has the variance {variances.min():.3g} at x, because its kernel is not a covariance: "
+                f"{KERNEL_CURE}."
             )
     return covariance
 

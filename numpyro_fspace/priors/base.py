@@ -114,7 +114,7 @@ def as_values(f, num_points: int, num_outputs: int | None, name: str = "f") -> F
     """Values of a function at M points as floats [M, K]; both [M] and [M, 1] are accepted if num_outputs is None.
 
     Raises:
-        ValueError: the shape does not fit the points or the prior's ``num_outputs``.
+        ValueError: the shape does not fit the points or the prior's ``num_outputs``, or the values have no density.
     """
     if f is None or isinstance(f, tuple | dict):
         raise TypeError(f"{name} must be one array, got {type(f).__name__}.")
@@ -124,6 +124,9 @@ def as_values(f, num_points: int, num_outputs: int | None, name: str = "f") -> F
     if not isinstance(f, jax.core.Tracer) and not np.isfinite(f).all():
         raise ValueError(f"{name} holds NaN or infinity, which have no density.")
     f = f.astype(jnp.promote_types(f.dtype, jnp.float32))  # integers and half precision become float32
+    kept = jax.dtypes.canonicalize_dtype(f.dtype)
+    if not is_traced(f) and f.size and np.abs(f).max() > np.sqrt(jnp.finfo(kept).max):
+        raise ValueError(f"{name} reaches {np.abs(f).max():.2g}, whose square is beyond {kept}: standardize {name}.")
     if num_outputs is None and f.shape in [(num_points,), (num_points, 1)]:
         return f.reshape(num_points, 1)
     if num_outputs is not None and f.shape == (num_points, num_outputs):

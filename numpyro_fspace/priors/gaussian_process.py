@@ -17,6 +17,7 @@ from numpyro_fspace.priors._cholesky import (
     as_columns,
     as_moments,
     as_rows,
+    checked_finite,
     checked_variances,
     factorize,
     product,
@@ -129,6 +130,9 @@ class GaussianProcess(ABC):
         Returns:
             Mean [M] and covariance [M, M]; [M, K] and [K, M, M] if the prior has ``num_outputs``; [M, K] and the
             covariance of ``f.ravel()``, [M K, M K], if the outputs are dependent.
+
+        Raises:
+            ValueError: x, the mean or the covariance has NaN or infinity, or a variance is negative.
         """
         x = as_inputs(x)
         return as_moments(self._mean(x), self._covariance(x), self.num_outputs)
@@ -204,12 +208,10 @@ class GaussianProcess(ABC):
 
     def _mean(self, x) -> Float[AnyArray, "M K"]:
         mean = self._memory.once(("mean", x), lambda: at_compile_time(self.mean_function, x, exact=self.exact))
-        if isinstance(mean, np.ndarray) and not np.isfinite(mean).all():
-            raise ValueError("the prior mean holds NaN or infinity: check the mean function at these x.")
-        return mean
+        return checked_finite(mean, "mean")
 
     def _covariance(self, x) -> Float[AnyArray, "B P P"]:
-        return at_compile_time(lambda a: self.covariance_function(a, a), x, exact=self.exact)
+        return checked_finite(at_compile_time(lambda a: self.covariance_function(a, a), x, exact=self.exact))
 
     def _factor(self, x, noise=None) -> Factor:
         """The factor of k(x, x) plus noise (a scalar, [M] or [M, K]), or plus the nugget."""

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace.priors._cholesky import checked_variances
 from numpyro_fspace.priors._concrete import at_compile_time, is_traced
 from numpyro_fspace.priors.base import as_real
 from numpyro_fspace.priors.gaussian_process import GaussianProcess
@@ -245,6 +246,10 @@ class GPPrior(GaussianProcess):
         if mean.shape not in [(len(x),), shape]:
             raise ValueError(f"mean must return shape [{len(x)}] or {list(shape)}, got {list(mean.shape)}.")
         return jnp.broadcast_to(mean.reshape(len(x), -1), shape)
+
+    def _covariance(self, x):
+        covariance = super()._covariance(x)
+        return checked_variances(covariance, covariance)
 
     def covariance_function(self, x1, x2):
         for one in self.kernel if isinstance(self.kernel, list | tuple) else [self.kernel]:
