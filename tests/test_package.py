@@ -107,7 +107,7 @@ def test_the_algorithms_stand_alone():
 @pytest.mark.parametrize(
     "module, allowed",
     [
-        ("arviz", ("posterior/inference_data.py", "posterior/stacking.py")),
+        ("arviz", ("posterior/arviz_export.py", "posterior/stacking.py")),
         ("tinygp", ("priors/", "baselines/", "benchmarks/", "estimators/", "experiments/")),
         ("matplotlib", ("posterior/plots.py", "mcmc/plot_report.py", "estimators/", "experiments/")),
         ("blackjax", ("sgmcmc/", "benchmarks/", "experiments/")),

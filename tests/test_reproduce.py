@@ -10,14 +10,23 @@ from numpyro_fspace import __version__
 from numpyro_fspace.__main__ import main
 from numpyro_fspace.experiments.catalog import NAMES, find
 from numpyro_fspace.experiments.records import run_of
-from numpyro_fspace.experiments.reproduce import PLAN, planned
+from numpyro_fspace.experiments.reproduce import EXPERIMENTS, PLAN, planned
 
 
 def test_the_plan_has_all_experiments_and_fits_into_half_a_day():
-    assert tuple(PLAN) == NAMES
-    minutes = {name: len(planned(name)) * find(name).minutes for name in PLAN}
+    assert set(PLAN) - set(EXPERIMENTS) == set(NAMES)
+    minutes = {name: len(planned(name)) * find(EXPERIMENTS.get(name, name)).minutes for name in PLAN}
     assert sum(minutes.values()) < 12 * 60, minutes
     assert all(len(planned(name, quick=True)) == len(PLAN[name]) for name in PLAN)
+
+
+def test_a_page_of_runs_of_another_experiment():
+    """The protocols are runs of the UCI experiment, whose commands the page had before."""
+    job = planned("protocols")[-1]
+    assert (job.dataset, job.method, job.config.train_share, job.config.widths) == (
+        "bikesharing", "fsghmc", 0.7, (16, 16, 16),
+    )  # fmt: skip
+    assert {job.config.train_share for job in planned("protocols")} == {0.7, 0.8}
 
 
 def test_no_run_is_planned_twice():

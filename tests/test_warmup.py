@@ -17,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import chain
+from numpyro_fspace.mcmc.loop import phases
 from numpyro_fspace.mcmc.warmup import adapt, stability
 from numpyro_fspace.mcmc.warmup.friction import MAX_KICK, MAX_NOISE_EXCESS, Noise, friction_for, steadying
 from numpyro_fspace.mcmc.warmup.optimizer import Descent, adam, descend
@@ -314,7 +315,7 @@ def test_every_draw_and_calibration_belongs_to_one_phase_however_a_run_is_cut(se
     for parts in ([60], [1] * 60, [7, 5, 28, 1, 19], [12, 28, 20]):
         draws, calibrations, start = [], [], 0
         for num in parts:
-            for phase in chain.phases(plan, start, start + num):
+            for phase in phases(plan, start, start + num):
                 if phase.update is chain.calibrate:
                     calibrations.append((phase.start, len(draws)))
                     continue

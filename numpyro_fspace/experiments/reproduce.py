@@ -1,4 +1,4 @@
-"""``fspace reproduce``: the runs behind every table and picture of the documentation, in about eight core hours."""
+"""``fspace reproduce``: the runs behind every table and picture of the documentation, in about nine core hours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from numpyro_fspace.experiments.catalog import NAMES, Job, find, jobs, run
+from numpyro_fspace.experiments.catalog import Job, find, jobs, run
 from numpyro_fspace.experiments.records import check, read, write
 from numpyro_fspace.experiments.tables import table
 
@@ -40,8 +40,12 @@ SAMPLERS = ("fsghmc", "fsgld", "sghmc", "sgld")
 TABLES = ("yacht", "boston", "energy", "concrete", "wine_red")
 UPDATES = {"num_updates": 3000}
 EXACT = {"exact": True}
+EIGHTY, SEVENTY = {"train_share": 0.8}, {"train_share": 0.7, "widths": (16, 16, 16), "activation": "relu"}
+VARYING = {"varying_noise": True}
 
-#: The runs by experiment. Splits and seeds are as few as show the differences that the pages speak of.
+#: Pages whose runs are those of another experiment.
+EXPERIMENTS = {"protocols": "uci"}
+#: The runs by page. Splits and seeds are as few as show the differences that the pages speak of.
 PLAN: Mapping[str, tuple[Request, ...]] = {
     "extrapolation": (
         Request(methods=("fsghmc",), num_seeds=5, settings=EXACT),
@@ -70,6 +74,14 @@ PLAN: Mapping[str, tuple[Request, ...]] = {
         Request(
             methods=("gfsvi",), datasets=TABLES, num_splits=3, settings={"num_updates": 1500, "learning_rate": 0.01}
         ),
+    ),
+    "protocols": (
+        Request(methods=("gp", "fsghmc"), datasets=("airfoil",), num_splits=3, settings=EIGHTY),
+        Request(methods=("fsghmc",), datasets=("airfoil",), num_splits=3, settings={**EIGHTY, **VARYING}),
+        Request(methods=("fsghmc",), datasets=("bikesharing",), num_splits=2, settings={**EIGHTY, **VARYING}),
+        Request(methods=("gp", "fsghmc"), datasets=("airfoil", "energy"), num_splits=3, settings=SEVENTY),
+        Request(methods=("fsghmc",), datasets=("energy",), num_splits=3, settings={**SEVENTY, **VARYING}),
+        Request(methods=("fsghmc",), datasets=("bikesharing",), settings=SEVENTY),
     ),
     "two_moons": (
         Request(methods=("fsghmc",), settings=EXACT),
@@ -110,12 +122,12 @@ PLAN: Mapping[str, tuple[Request, ...]] = {
 
 
 def planned(name: str, *, quick: bool = False, progress: bool = False) -> list[Job]:
-    """The jobs of an experiment in ``PLAN``; with ``quick`` a tiny run of the first method of each request."""
+    """The jobs of a page in ``PLAN``; with ``quick`` a tiny run of the first method of each request."""
     found: list[Job] = []
     for request in PLAN[name]:
         exact = {k: v for k, v in request.settings.items() if k == "exact"}
         found += jobs(
-            name,
+            EXPERIMENTS.get(name, name),
             methods=request.methods[:1] if quick else request.methods,
             datasets=(request.datasets[:1] if quick else request.datasets) or None,
             num_splits=1 if quick else request.num_splits,
@@ -150,7 +162,11 @@ def _git(*arguments: str) -> str | None:
 
 
 def reproduce(
-    names: Sequence[str] = NAMES, folder: str | Path = "fspace-results", *, quick: bool = False, progress: bool = False
+    names: Sequence[str] = tuple(PLAN),
+    folder: str | Path = "fspace-results",
+    *,
+    quick: bool = False,
+    progress: bool = False,
 ) -> Iterator[str]:
     """Make the runs of ``PLAN``, and yield a line of text at each step.
 
@@ -159,7 +175,7 @@ def reproduce(
     same call continues after an interruption.
 
     Args:
-        names: experiments.
+        names: pages, each an experiment or a name in ``EXPERIMENTS``.
         folder: of the files.
         quick: whether to make a few tiny runs, to see that everything works.
         progress: whether to show progress bars.
@@ -174,15 +190,16 @@ def reproduce(
     folder, failed = Path(folder), dict[str, str]()
     for name in names:
         path, todo = folder / f"{name}.jsonl", planned(name, quick=quick, progress=progress)
+        source = EXPERIMENTS.get(name, name)
         check(path)
         try:
-            for line in run(name, todo, read(path)):
+            for line in run(source, todo, read(path)):
                 write(line | provenance(), path)
                 yield f"{name}: {line['method']} on {line['dataset']}, split {line['split']}, seed {line['seed']}"
         except (ValueError, OSError, ImportError) as error:
             failed[name] = str(error)
             yield f"{name}: {error}"
-        records, experiment = read(path), find(name)
+        records, experiment = read(path), find(source)
         if records:
             text = table(experiment, records)
             (folder / f"{name}.md").write_text(text + "\n")

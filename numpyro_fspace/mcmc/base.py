@@ -23,7 +23,7 @@ from numpyro_fspace.model._numpyro import active_handlers
 from numpyro_fspace.model.admission import check_gradient
 from numpyro_fspace.model.arguments import frozen, kept, split_arrays
 from numpyro_fspace.model.checks import checked_arguments, known_values
-from numpyro_fspace.model.marginal import MarginalPotential, find_block
+from numpyro_fspace.model.marginal_potential import MarginalPotential, find_block
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 

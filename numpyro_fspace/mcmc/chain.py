@@ -1,20 +1,16 @@
 """One chain of a kernel: its start, and the updates that the phases of a run consist of.
 
 ``warm_start``, ``calibrate``, ``draw_and_learn`` and ``sample`` take the target, the number of a draw and the state
-before it, and return the updated state. ``phases`` says which of them makes which draws, for a driver that compiles
-each as a program of its own; ``draw`` is all of them in one program, for a driver that knows nothing of phases.
+before it, and return the updated state. ``loop.phases`` says which of them makes which draws, each in a program of its
+own; ``draw`` is all of them in one program, for a driver that knows nothing of phases.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from numpyro_fspace.mcmc.plan import Plan
 from numpyro_fspace.mcmc.state import Averages, DrawInfo, KernelState
 from numpyro_fspace.mcmc.target import Target
 from numpyro_fspace.mcmc.warmup import adapt
@@ -24,7 +20,7 @@ from numpyro_fspace.mcmc.warmup.state import WarmupState
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate
 from numpyro_fspace.sgmcmc.samplers import Given
 
-__all__ = ["Phase", "draw", "phases", "start"]
+__all__ = ["calibrate", "draw", "draw_and_learn", "sample", "start", "warm_start"]
 
 
 def start(target: Target, key, init_params) -> KernelState:
@@ -50,45 +46,6 @@ def start(target: Target, key, init_params) -> KernelState:
         rng_key=key,
         plan=None,  # type: ignore[arg-type]  # the caller sets it
     )
-
-
-class Phase(NamedTuple):
-    """A part of a run that one program makes.
-
-    Attributes:
-        update: the update, a function of this module.
-        start, stop: its draws; a calibration makes none, and precedes draw ``start``.
-        keeps: whether the program is that of the sampling phase, whose draws are kept.
-    """
-
-    update: Callable
-    start: int
-    stop: int
-    keeps: bool
-
-    @property
-    def num_updates(self) -> int:
-        """Number of updates."""
-        return max(1, self.stop - self.start)
-
-
-def phases(plan: Plan, start: int, stop: int) -> Iterator[Phase]:
-    """The phases of the draws ``start`` to ``stop`` - 1, in their order.
-
-    Burn-in that measures nothing is made by the program of the sampling phase.
-    """
-    warm, end = plan.schedule.num_optimizing, plan.num_warmup
-    if start < min(stop, warm):
-        yield Phase(warm_start, start, min(stop, warm), keeps=False)
-    start = max(start, warm)
-    limits = {*plan.interruptions, end, stop}
-    for limit in sorted(draw for draw in limits if start <= draw <= stop):
-        if start < limit:
-            is_last = start >= end or not plan.measures
-            yield Phase(sample if start >= end and plan.measures else draw_and_learn, start, limit, keeps=is_last)
-        if limit in plan.interruptions and limit < stop:
-            yield Phase(calibrate, limit, limit, keeps=False)
-        start = limit
 
 
 def draw(target: Target, i, state: KernelState) -> KernelState:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from numpyro.util import nested_attrgetter
 
 from numpyro_fspace._xla import UNDIVIDED, is_nested
 from numpyro_fspace.mcmc import chain
-from numpyro_fspace.mcmc.plan import one_at_a_time
+from numpyro_fspace.mcmc.plan import Plan, one_at_a_time
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.model.functions import function_inputs, function_values, some_rows
 from numpyro_fspace.model.joint_evaluation import assume_rows_of_points
@@ -21,12 +22,51 @@ from numpyro_fspace.model.on_demand import OnDemand
 from numpyro_fspace.model.programs import depends_on
 from numpyro_fspace.model.sharding import CHAINS
 
-__all__ = ["Loop", "started"]
+__all__ = ["Loop", "Phase", "phases", "started"]
 
 #: Number of inputs at which the bar judges functions.
 NUM_PROBES = 10
 #: How arrays are spread over the devices of a mesh: not, by their axis of chains, or by that axis of their slots.
 ALL, EACH, BY_CHAIN = PartitionSpec(), PartitionSpec(CHAINS), PartitionSpec(None, CHAINS)
+
+
+class Phase(NamedTuple):
+    """A part of a run that one program makes.
+
+    Attributes:
+        update: the update, a function of ``chain``.
+        start, stop: its draws; a calibration makes none, and precedes draw ``start``.
+        keeps: whether the program is that of the sampling phase, whose draws are kept.
+    """
+
+    update: Callable
+    start: int
+    stop: int
+    keeps: bool
+
+    @property
+    def num_updates(self) -> int:
+        """Number of updates."""
+        return max(1, self.stop - self.start)
+
+
+def phases(plan: Plan, start: int, stop: int) -> Iterator[Phase]:
+    """The phases of the draws ``start`` to ``stop`` - 1, in their order.
+
+    Burn-in that measures nothing is made by the program of the sampling phase.
+    """
+    warm, end = plan.schedule.num_optimizing, plan.num_warmup
+    if start < min(stop, warm):
+        yield Phase(chain.warm_start, start, min(stop, warm), keeps=False)
+    start = max(start, warm)
+    limits = {*plan.interruptions, end, stop}
+    for limit in sorted(draw for draw in limits if start <= draw <= stop):
+        if start < limit:
+            update = chain.sample if start >= end and plan.measures else chain.draw_and_learn
+            yield Phase(update, start, limit, keeps=start >= end or not plan.measures)
+        if limit in plan.interruptions and limit < stop:
+            yield Phase(chain.calibrate, limit, limit, keeps=False)
+        start = limit
 
 
 class Loop:
@@ -36,7 +76,7 @@ class Loop:
     (if they contain the same number of measurement points).
 
     Args:
-        sampler: a kernel.
+        kernel: of NumPyro's protocol.
         fields: names of the fields of a state that are kept; parts of a field as ``"a.b"``.
         join: from arrays to ``(args, kwargs, inputs, points)``: the model's arguments, the inputs at which its
             functions are kept in place of the weights (None keeps the weights), and which rows of the arrays are
@@ -47,8 +87,8 @@ class Loop:
         is_divided: whether XLA may divide loops over arrays among a CPU's threads.
     """
 
-    def __init__(self, sampler, fields, join, *, num_chains: int, thinning: int, constrain, mesh, is_divided: bool):
-        self.sampler, self.fields, self.join = sampler, fields, join
+    def __init__(self, kernel, fields, join, *, num_chains: int, thinning: int, constrain, mesh, is_divided: bool):
+        self.kernel, self.fields, self.join = kernel, fields, join
         self.num_chains, self.thinning, self.constrain, self.mesh = num_chains, thinning, constrain, mesh
         self.options = None if is_divided else UNDIVIDED
         self._programs: dict = {}
@@ -68,7 +108,7 @@ class Loop:
         if not isinstance(state, KernelState):
             return self._program(None, keeps=True)(state, draws, start, stop, first, arrays, inputs)
         offset = _draws_made(state, start) - start  # a run that goes on is past its warm-up
-        for phase in chain.phases(state.plan, start + offset, stop + offset):
+        for phase in phases(state.plan, start + offset, stop + offset):
             if phase.update is not chain.warm_start:
                 state = started(state)
             program = self._program(phase.update, keeps=phase.keeps)
@@ -88,10 +128,10 @@ class Loop:
         args, kwargs, *_ = self.join(arrays)
         if any(isinstance(leaf, OnDemand) for leaf in jax.tree.leaves((args, kwargs))):
             return {}
-        start = getattr(state, self.sampler.sample_field)
+        start = getattr(state, self.kernel.sample_field)
         first = start if self.num_chains == 1 else jax.tree.map(lambda a: a[0], start)
-        draw = self.sampler.postprocess_fn(args, kwargs)(first)
-        inputs = function_inputs(self.sampler.model, jax.tree.map(lambda a: a[None], draw), args, kwargs)
+        draw = self.kernel.postprocess_fn(args, kwargs)(first)
+        inputs = function_inputs(self.kernel.model, jax.tree.map(lambda a: a[None], draw), args, kwargs)
         return {k: some_rows(x, NUM_PROBES) for k, x in inputs.items()}
 
     @one_at_a_time
@@ -143,16 +183,16 @@ class Loop:
         args, kwargs, *_ = self.join(arrays)
         with assume_rows_of_points(points, arrays):
             if update is None:
-                return self.sampler.sample(state, args, kwargs)
-            return self.sampler.updated(update, state, args, kwargs)
+                return self.kernel.sample(state, args, kwargs)
+            return self.kernel.updated(update, state, args, kwargs)
 
     def _stored(self, state, args, kwargs, functions_at, inputs):
-        constrain = self.constrain or self.sampler.postprocess_fn(args, kwargs)
+        constrain = self.constrain or self.kernel.postprocess_fn(args, kwargs)
         over_chains = jax.vmap if self.num_chains > 1 else lambda fn: fn
         values = {name: nested_attrgetter(name)(state) for name in self.fields}
 
         def functions(draw, inputs):
-            return function_values(self.sampler.model, draw, args, kwargs, inputs)
+            return function_values(self.kernel.model, draw, args, kwargs, inputs)
 
         def in_place_of_weights(draw):
             hidden = depends_on(lambda draw: functions(draw, functions_at), draw)
@@ -161,9 +201,9 @@ class Loop:
         def probes(draw):
             return jnp.concatenate([f.ravel() for f in functions(draw, inputs).values()])
 
-        draws = over_chains(constrain)(values[self.sampler.sample_field])
+        draws = over_chains(constrain)(values[self.kernel.sample_field])
         kept = draws if functions_at is None else over_chains(in_place_of_weights)(draws)
-        values[self.sampler.sample_field] = kept
+        values[self.kernel.sample_field] = kept
         return values, over_chains(probes)(draws) if inputs else ()
 
 

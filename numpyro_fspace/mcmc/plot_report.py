@@ -17,9 +17,9 @@ from numpyro_fspace.mcmc.report_table import Report
 from numpyro_fspace.mcmc.reporting import report
 from numpyro_fspace.metrics import calibration_curve, reliability_curve
 from numpyro_fspace.model.on_demand import errors_as_themselves
+from numpyro_fspace.posterior.arviz_export import observations
 from numpyro_fspace.posterior.diagnostics import diagnose
 from numpyro_fspace.posterior.evaluator import Evaluator, log_likelihood
-from numpyro_fspace.posterior.inference_data import observations
 from numpyro_fspace.posterior.limits import ESS_LIMIT, KINETIC_LIMIT, RHAT_LIMIT
 from numpyro_fspace.posterior.plots import pyplot
 from numpyro_fspace.posterior.posterior import as_posterior

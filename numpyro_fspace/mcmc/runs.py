@@ -152,5 +152,5 @@ class Run:
 
     def _check_start(self, start, state):
         """Raise an error if a chain could not move away from ``start`` in its first draw."""
-        if isinstance(self.loop.sampler, SGMCMCKernel):
-            self.loop.sampler.check_start(gathered(start), gathered(state), *self.arguments)
+        if isinstance(self.loop.kernel, SGMCMCKernel):
+            self.loop.kernel.check_start(gathered(start), gathered(state), *self.arguments)

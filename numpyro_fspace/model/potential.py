@@ -27,7 +27,7 @@ from numpyro_fspace.model.handlers import (
 )
 from numpyro_fspace.model.initial_values import checked_starts, init_to_network
 from numpyro_fspace.model.joint_evaluation import rows_found
-from numpyro_fspace.model.primitives import draw_points
+from numpyro_fspace.model.point_samplers import draw_points
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import (
     check_observations,

@@ -1,8 +1,8 @@
 """Draws of a posterior, and what they are good for: predictions, ArviZ, files, pictures, convergence."""
 
 from numpyro_fspace.posterior import diagnostics
+from numpyro_fspace.posterior.arviz_export import to_arviz
 from numpyro_fspace.posterior.decomposition import Decomposition, decompose
-from numpyro_fspace.posterior.inference_data import to_arviz
 from numpyro_fspace.posterior.plots import plot_functions
 from numpyro_fspace.posterior.posterior import Posterior
 from numpyro_fspace.posterior.predictive import Predictive, predict

@@ -144,8 +144,7 @@ class GaussianProcess(ABC):
         if nugget is None:
             nugget = default_nugget(self.smallest_share(as_inputs(x)), covariance)[..., None, None]
             nugget = nugget if covariance.ndim == 3 else nugget[0]
-        xp = np if isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray) else jnp
-        return mean, covariance + nugget * xp.eye(covariance.shape[-1])
+        return mean, covariance + nugget * np.eye(covariance.shape[-1], dtype=covariance.dtype)
 
     def condition(
         self,
@@ -224,8 +223,7 @@ class GaussianProcess(ABC):
             nugget = default_nugget(self.smallest_share(x), covariance)[:, None]
         else:
             nugget = as_diagonal(nugget, len(x), self.num_outputs, size=covariance.shape[-1], name=name)
-        concrete = isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray)
-        xp = np if concrete else jnp
+        xp = np if isinstance(covariance, np.ndarray) and isinstance(nugget, np.ndarray) else jnp
         size, blocks = covariance.shape[-1], max(len(covariance), len(nugget) if nugget.ndim == 2 else 1)
         covariance = xp.broadcast_to(covariance, (blocks, size, size))
         factor = factorize(covariance, xp.broadcast_to(nugget, (blocks, size)), name)

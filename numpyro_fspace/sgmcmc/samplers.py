@@ -27,7 +27,7 @@ ERROR, MIN_TARGET_ACCEPT = 7e-5, 0.8
 
 
 def step_of_turn(turn: float, num_steps: int) -> float:
-    """The step ε√λ at which a mode turns by ``turn`` in so many leapfrog steps, 2 sin(turn / 2k) for k of them.
+    """The step ε√λ at which a mode turns by ``turn`` in ``num_steps`` = k leapfrog steps, 2 sin(turn / 2k).
 
     At a turn of π refreshes of the momentum meet the mode always at the same phase, so that its amplitude hardly
     changes, and the noise of gradients accumulates in it. Its energy returns, and a Metropolis test accepts every draw,

@@ -102,8 +102,8 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
 
         With ``refresh_every`` = k the thermostat O acts at every k-th step, for a time kε. Noise, which on a CPU costs
         more than the gradient of a small network, is then drawn k times less often, and the order of the error does not
-        change (nor does the exactness on Gaussians). Keep k ε√λ_max below 2.1: a mode that turns by π between refreshes
-        meets them at the same phase, is hardly damped, and accumulates the noise of gradients.
+        change (nor does the exactness on Gaussians). Keep ε√λ_max below 2 and k ε√λ_max below 2.1: a mode that turns by
+        π between refreshes meets them at the same phase, is hardly damped, and accumulates the noise of gradients.
 
         A transition that ends in a number that is not finite (or a kinetic temperature above 10⁴) is undone, and its
         momentum is drawn afresh. With the test, a rejected transition reverses its momentum; one that meets NaN is
