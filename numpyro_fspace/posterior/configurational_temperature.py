@@ -92,63 +92,17 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
         of its own.
     """
     plan = kernel._plan_of(state, args, kwargs)
-    is_random, batches = plan.has_random_points, plan.batches
     num_chains, num_kept = next(iter(draws.values())).shape[:2]
-    num_steps, size = int(np.sum(state.i)) * kernel.num_steps, state.scale.shape[-1]
-    is_cut = batches >= PER_CURVATURE
-    gradient = batches + NUM_SETS if is_random else batches
-    cost = (2 if is_random else 1) * gradient + (4 if is_cut else gradient)
-    affordable = max(share * num_steps / cost, min(MIN_DRAWS, LARGEST_SHARE * num_steps / cost))
-    num = int(min(MAX_DRAWS, num_chains * num_kept, MAX_NUMBERS // size, affordable))
+    num, is_cut = _affordable(plan, kernel.num_steps, state, share)
+    num = min(num, num_chains * num_kept)
     if num < FEWEST_DRAWS or plan.has_own_noise or not set(plan.params) <= set(draws):
         return None
     chains = _even(num_chains, num)
     places = _even(num_kept, num // len(chains))
     chain, place = (a.ravel() for a in np.meshgrid(chains, places, indexing="ij"))
     some = taken({k: draws[k] for k in plan.params}, chain, place)
-    arrays, static, join = split_arrays((args, kwargs))
-    kind_of_key = key
-
-    def gradients(is_whole, points, scale, learned, arrays):
-        args, kwargs = join(arrays)
-        model = kernel._model_potential(args, kwargs)
-        preconditioner = kernel.preconditioner.chosen(size, model.is_plain)
-
-        def one(given):
-            draw, offset, chain, key = given  # a key by its numbers
-            position, unravel = flatten(_unconstrained(model, draw))
-            metric = preconditioner.build(scale[chain], jax.tree.map(lambda a: a[chain], learned))
-            z = unravel(position + metric.scale(offset))
-            gradient = _gradient(model, z, like(key, kind_of_key), is_random, is_whole)
-            return metric.scale_gradient(ravel_pytree(gradient)[0])
-
-        return jax.lax.map(one, points)
-
-    def compiled(is_whole):
-        key = "configurational temperature", kernel._settings(), is_random, is_whole
-        return kernel._compiled(partial(gradients, is_whole), static, *key)
-
-    def at(rows, offsets, keys, is_whole=True):
-        """Gradients at draws plus offsets [n, P], by a program for ``NUM_AT_ONCE`` of them."""
-        program, found = compiled(is_whole), []
-        for start in range(0, len(rows), NUM_AT_ONCE):
-            part = np.minimum(np.arange(start, start + NUM_AT_ONCE), len(rows) - 1)
-            which = rows[part]
-            given = {k: v[which] for k, v in some.items()}
-            points = given, offsets[part].astype(state.scale.dtype), chain[which], keys[part]
-            found.append(np.asarray(program(points, state.scale, state.warmup.learned, arrays), np.float64))
-        return np.concatenate(found)[: len(rows)]
-
-    def hessian_times(rows, vectors, reach):
-        """The products of the Hessians at draws with vectors [n, P], by central differences."""
-        offsets = np.concatenate([reach * vectors, -reach * vectors])
-        above, below = np.split(at(np.tile(rows, 2), offsets, np.concatenate([keys[0][rows]] * 2), not is_cut), 2)
-        return (above - below) / (2 * reach)
-
-    keys = plain(jax.random.split(key, (2, len(chain))))
-    every = np.arange(len(chain))
-    first = at(every, np.zeros((len(chain), size)), keys[0])
-    second = at(every, np.zeros((len(chain), size)), keys[1]) if is_random else first
+    gradients = _Gradients(kernel, state, some, chain, (args, kwargs), key, is_cut=is_cut)
+    first, second = gradients.first, gradients.second
     good = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
     if good.sum() < max(FEWEST_DRAWS, 0.9 * len(good)):
         return None
@@ -158,21 +112,15 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
     if len(chains) > 1:
         directions = np.stack([_leading((first + second)[half]) for half in halves])
     else:
-        few = [half[_even(len(half), NUM_HESSIANS)] for half in halves]
-        which = np.repeat([0, 1], [len(rows) for rows in few])
-        directions = np.stack([_unit(np.random.default_rng(half).choice([-1.0, 1.0], size)) for half in (0, 1)])
-        largest = 1.0  # curvature so far
-        for _ in range(NUM_TURNS):
-            turned = hessian_times(np.concatenate(few), directions[which], _reach(largest))
-            means = [turned[which == half].mean(axis=0) for half in (0, 1)]
-            largest = max(largest, *(float(np.linalg.norm(mean)) for mean in means))
-            directions = np.stack([_unit(mean) for mean in means])
+        directions = _of_largest_curvature(gradients, halves)
     leading = directions[fold]  # [n, P]
     squares = np.stack([(first * second).sum(1), (first * leading).sum(1) * (second * leading).sum(1)])
+    every = np.arange(len(chain))
     rows = every if is_cut else every[::PER_CURVATURE][: len(every) // PER_CURVATURE]
-    probes = np.random.default_rng(0).choice([-1.0, 1.0], (len(rows), size)), leading[rows]
+    probes = np.random.default_rng(0).choice([-1.0, 1.0], (len(rows), first.shape[1])), leading[rows]
     products = [
-        hessian_times(rows, vectors, _reach(along[good].mean())) for vectors, along in zip(probes, squares, strict=True)
+        gradients.hessian_times(rows, vectors, _reach(along[good].mean()))
+        for vectors, along in zip(probes, squares, strict=True)
     ]
     curvatures = np.stack([(d * v).sum(1) for d, v in zip(products, probes, strict=True)])
     is_known = good[rows] & np.isfinite(curvatures).all(axis=0)
@@ -184,6 +132,96 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
     (mean, mean_error), (lead, lead_error) = results
     temperature, num_draws = kernel.temperature, int(good.sum())
     return ConfigurationalTemperature(mean / temperature, lead / temperature, mean_error, lead_error, num_draws)
+
+
+def _affordable(plan, num_steps: int, state, share: float) -> tuple[int, bool]:
+    """How many draws a share of the run's gradient steps affords, and whether one minibatch gives each a curvature."""
+    num_gradients, size = int(np.sum(state.i)) * num_steps, state.scale.shape[-1]
+    is_cut = plan.batches >= PER_CURVATURE
+    gradient = plan.batches + NUM_SETS if plan.has_random_points else plan.batches
+    cost = (2 if plan.has_random_points else 1) * gradient + (4 if is_cut else gradient)
+    most = max(share * num_gradients / cost, min(MIN_DRAWS, LARGEST_SHARE * num_gradients / cost))
+    return int(min(MAX_DRAWS, MAX_NUMBERS // size, most)), is_cut
+
+
+class _Gradients:
+    """Gradients of U in the preconditioner's coordinates at draws, and products with the Hessians there.
+
+    Args:
+        kernel, state: the kernel, and the state of its chains.
+        draws: of the latent sites, [n, …].
+        chain: the number of each draw's chain [n].
+        arguments: ``(args, kwargs)`` of the model.
+        key: draws minibatches and measurement points.
+        is_cut: whether products with the Hessian take a minibatch each.
+
+    Attributes:
+        first, second: gradients at the draws [n, P] of all data, at two sets of measurement points where these are
+            random; otherwise the same array.
+    """
+
+    def __init__(self, kernel, state, draws, chain, arguments, key, *, is_cut: bool):
+        plan = kernel._plan_of(state, *arguments)
+        self.kernel, self.state, self.draws, self.chain, self.key = kernel, state, draws, chain, key
+        self.arrays, self.static, self.join = split_arrays(arguments)
+        self.is_random, self.is_cut, self.size = plan.has_random_points, is_cut, state.scale.shape[-1]
+        self.keys = plain(jax.random.split(key, (2, len(chain))))
+        every, here = np.arange(len(chain)), np.zeros((len(chain), self.size))
+        self.first = self.at(every, here, self.keys[0])
+        self.second = self.at(every, here, self.keys[1]) if self.is_random else self.first
+
+    def at(self, rows, offsets, keys, is_whole: bool = True):
+        """Gradients at draws plus offsets [n, P], by a program for ``NUM_AT_ONCE`` of them."""
+        settings = {"like_key": self.key, "is_random": self.is_random, "is_whole": is_whole}
+        name = "configurational temperature", self.kernel._settings(), self.is_random, is_whole
+        gradients_at = partial(_gradients_at, self.kernel, self.join, **settings)
+        program, found = self.kernel._compiled(gradients_at, self.static, *name), []
+        for start in range(0, len(rows), NUM_AT_ONCE):
+            part = np.minimum(np.arange(start, start + NUM_AT_ONCE), len(rows) - 1)
+            which = rows[part]
+            given = {k: v[which] for k, v in self.draws.items()}
+            points = given, offsets[part].astype(self.state.scale.dtype), self.chain[which], keys[part]
+            gradients = program(points, self.state.scale, self.state.warmup.learned, self.arrays)
+            found.append(np.asarray(gradients, np.float64))
+        return np.concatenate(found)[: len(rows)]
+
+    def hessian_times(self, rows, vectors, reach):
+        """The products of the Hessians at draws with vectors [n, P], by central differences."""
+        offsets = np.concatenate([reach * vectors, -reach * vectors])
+        keys = np.concatenate([self.keys[0][rows]] * 2)
+        above, below = np.split(self.at(np.tile(rows, 2), offsets, keys, not self.is_cut), 2)
+        return (above - below) / (2 * reach)
+
+
+def _gradients_at(kernel, join, points, scale, learned, arrays, *, like_key, is_random, is_whole):
+    """The gradients of ``_Gradients.at``; a program that the kernel keeps, so that it holds no draws."""
+    args, kwargs = join(arrays)
+    model = kernel._model_potential(args, kwargs)
+    preconditioner = kernel.preconditioner.chosen(scale.shape[-1], model.is_plain)
+
+    def one(given):
+        draw, offset, chain, key = given  # a key by its numbers
+        position, unravel = flatten(_unconstrained(model, draw))
+        metric = preconditioner.build(scale[chain], jax.tree.map(lambda a: a[chain], learned))
+        z = unravel(position + metric.scale(offset))
+        gradient = _gradient(model, z, like(key, like_key), is_random, is_whole)
+        return metric.scale_gradient(ravel_pytree(gradient)[0])
+
+    return jax.lax.map(one, points)
+
+
+def _of_largest_curvature(gradients: _Gradients, halves):
+    """Unit vectors [2, P] of the largest curvature averaged over some draws of each half, by power iteration."""
+    few = [half[_even(len(half), NUM_HESSIANS)] for half in halves]
+    which = np.repeat([0, 1], [len(rows) for rows in few])
+    directions = np.stack([_unit(np.random.default_rng(half).choice([-1.0, 1.0], gradients.size)) for half in (0, 1)])
+    largest = 1.0  # curvature so far
+    for _ in range(NUM_TURNS):
+        turned = gradients.hessian_times(np.concatenate(few), directions[which], _reach(largest))
+        means = [turned[which == half].mean(axis=0) for half in (0, 1)]
+        largest = max(largest, *(float(np.linalg.norm(mean)) for mean in means))
+        directions = np.stack([_unit(mean) for mean in means])
+    return directions
 
 
 def _even(num: int, most: int):
