@@ -548,6 +548,8 @@ CASES = [
      "'inputs' of to_arviz holds 8 NaN"),
     ("to_arviz probes", lambda: fs.to_arviz(fs.Posterior(linear(POINTS), DRAWS, args=(X, Y)), num_probes=-1), ValueError, "num_probes=-1"),
     ("to_arviz coords", lambda: fs.to_arviz(fs.Posterior(linear(POINTS), DRAWS, args=(X, Y)), coords=3), TypeError, "coords must be a dict"),
+    ("to_arviz coords of keys", lambda: fs.to_arviz(fs.Posterior(linear(POINTS), DRAWS, args=(X, Y)), dims={"y": ["d"]}, coords={"d": KEY}), TypeError,
+     "coords: those of 'd' must be a list or an array"),
     ("load None", lambda: fs.Posterior.load(None, linear()), TypeError, "path must be the name of a file, got None"),
     ("postprocess_fn", lambda: fs.MCMC(fs.SGHMC(linear()), postprocess_fn=3), TypeError, "postprocess_fn must be a function"),
     ("chain_method", lambda: fs.MCMC(fs.SGHMC(linear()), chain_method="x"), ValueError, "chain_method='x' is unknown"),

@@ -77,9 +77,10 @@ def datasets(groups: dict, sites: dict, dims: dict | None, coords: dict | None) 
         coords: coordinates, by name of dimension.
 
     Raises:
+        TypeError: for coordinates that are no array.
         ValueError: for names that are no variables, and coordinates of another length than their dimension.
     """
-    dims, coords = dims or {}, {k: np.asarray(v) for k, v in (coords or {}).items()}
+    dims, coords = dims or {}, {k: _as_coordinates(k, v) for k, v in (coords or {}).items()}
     names = {*sites, *(k for group in groups.values() for k in group)}
     unknown = sorted(set(dims) - names)
     if unknown:
@@ -134,6 +135,14 @@ def _points(name, values, dims, start, points) -> Variable:
     dim, kept = f"{name}_point", np.flatnonzero(points)
     flat = values.reshape(*values.shape[:start], points.size, *values.shape[stop:])
     return Variable(np.take(flat, kept, start), [*dims[:start], dim, *dims[stop:]], {dim: (kept, points.size)})
+
+
+def _as_coordinates(dim: str, values) -> np.ndarray:
+    """Coordinates given by the user as an array."""
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"coords: those of {dim!r} must be a list or an array, got {values!r}: {error}") from None
 
 
 def _dataset(variables: dict, axes, coords: dict):
