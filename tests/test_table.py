@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from numpyro_fspace.__main__ import main
-from numpyro_fspace.estimators.table import Design, read_csv, read_design
+from numpyro_fspace.estimators.csv_file import read_csv
+from numpyro_fspace.estimators.table import Design, read_design
 
 ROWS = 30
 
@@ -54,7 +55,90 @@ def test_numbers_levels_and_dates(tmp_path):
 def test_days_before_months_and_tabs(tmp_path):
     days = [f"{i + 1:02d}/03/2020" for i in range(ROWS)]
     design, x, _ = design_of(written(tmp_path, table(day=days), separator="\t"))
-    assert design.columns[1].day_first and np.diff(x[:, 1]).tolist() == [1.0] * (ROWS - 1)
+    assert design.columns[1].date_format == "%d/%m/%Y" and np.diff(x[:, 1]).tolist() == [1.0] * (ROWS - 1)
+
+
+def predicted_inputs(design, text, tmp_path, decimal="."):
+    """The inputs of new rows, of the text of a file."""
+    path = tmp_path / "new.csv"
+    path.write_text(text)
+    return design.inputs(read_csv(path, decimal))
+
+
+def test_the_order_of_day_and_month_is_that_of_the_training_rows(tmp_path):
+    """A new row's date must not depend on the other rows of its file."""
+    first = np.datetime64("2020-01-13")
+    days = [str(first + 3 * i) for i in range(ROWS)]
+    turned = ["/".join(reversed(day.split("-"))) for day in days]
+    design, x, _ = design_of(written(tmp_path, table(when=turned)))
+    np.testing.assert_array_equal(x[:, 1], 3.0 * np.arange(ROWS))
+    for rows in (["05/02/2020", "06/02/2020"], ["06/02/2020", "25/02/2020"], ["25/02/2020", "06/02/2020"]):
+        found = predicted_inputs(design, "a,when\n" + "".join(f"1,{row}\n" for row in rows), tmp_path)[:, 1]
+        right = [np.datetime64("-".join(reversed(row.split("/")))) - first for row in rows]
+        np.testing.assert_array_equal(found, np.array(right).astype(float))
+    assert np.isnan(predicted_inputs(design, "a,when\n1,2020-02-05\n", tmp_path)[0, 1])  # another format
+
+
+def test_dates_that_could_be_read_in_either_order(tmp_path):
+    days = [f"{i % 12 + 1:02d}/{i % 9 + 1:02d}/2020" for i in range(ROWS)]
+    design, *_ = design_of(written(tmp_path, table(when=days)))
+    assert any("(%m/%d/%Y, month first, where all could be read day first too)" in said for said in design.said)
+
+
+@pytest.mark.parametrize("cell", ["1-3", "10-20", "1 234", "5 kg", "1.2.3", "1/2", "2020 Q1", "Room 12"])
+def test_text_with_digits_is_no_date(cell, tmp_path):
+    design, *_ = design_of(written(tmp_path, table(what=[cell, "other 1.2", "third 3-4"] * 10)))
+    assert design.columns[1].kind == "levels"
+
+
+def test_points_between_thousands_and_decimal_commas(tmp_path):
+    prices = ["950", "1.234", "2.500,75", "870", "12.000"] * 6
+    path = written(tmp_path, table(price=prices), separator=";")
+    design, x, _, _ = read_design(read_csv(path, ","), "y")
+    np.testing.assert_array_equal(x[:5, 1], [950.0, 1234.0, 2500.75, 870.0, 12000.0])
+    assert predicted_inputs(design, "a;price\n1;1.500\n", tmp_path, ",")[0, 1] == 1500.0
+    path = written(tmp_path, table(price=["1,5", "2.25", "3,5"] * 10), separator=";")
+    with pytest.raises(ValueError, match=r"column 'price' holds numbers with decimal commas, but line 3 says '2.25'"):
+        read_csv(path, ",")
+    with pytest.raises(ValueError, match=r"decimal commas \('1.234,56'\): say --decimal ','"):
+        design_of(written(tmp_path, table(price=["1.234,56", "2.345,67"] * 15), separator=";"))
+    with pytest.raises(ValueError, match=r"holds '1,234': remove commas between thousands, or, .* --decimal ','"):
+        design_of(written(tmp_path, table(price=["1,234", "950", "12,000"] * 10), separator=";"))
+
+
+@pytest.mark.parametrize(
+    ("cells", "new", "right"),
+    [
+        (["TRUE", "FALSE", "unknown"], ["TRUE", "FALSE"], [[0, 1, 0], [1, 0, 0]]),
+        (["0.5", "1", "2"], ["1", "2.0"], [[0, 1, 0], [0, 0, 1]]),
+        (["01", "1", "A"], ["01", "1"], [[1, 0, 0], [0, 1, 0]]),
+    ],
+)
+def test_a_level_does_not_depend_on_the_other_rows_of_its_file(cells, new, right, tmp_path):
+    design, *_ = design_of(written(tmp_path, table(level=cells * 10)), categorical=("level",))
+    rows = "a,level\n" + "".join(f"1,{cell}\n" for cell in new)
+    np.testing.assert_array_equal(predicted_inputs(design, rows, tmp_path)[:, 1:], right)
+
+
+def test_levels_of_a_long_file_are_those_of_a_short_one(tmp_path):
+    """Readers that guess types part by part take '1' for a number in one part and for text in the next."""
+    num = 300_000
+    cells = [("1", "2", "3" if i < 280_000 else "A")[i % 3] for i in range(num)]
+    cells[5] = ""
+    columns = {"level": cells, "y": [i % 97 for i in range(num)]}
+    design, *_ = design_of(written(tmp_path, columns), categorical=("level",))
+    assert design.columns[0].levels == ("1", "2", "3", "A")
+
+
+def test_empty_lines_are_rows_but_for_the_last(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("x\n1\n\n3\n4\n\n\n")
+    assert read_csv(path)["x"].fillna("missing").tolist() == ["1", "missing", "3", "4"]
+    path.write_text("x,y\n" + "1,2\n" * 15 + "\n\n" + "3,4\n" * 5 + "5,oops\n" + "6,7\n" * 9)
+    with pytest.raises(ValueError, match="line 24 says 'oops'"):
+        design_of(path)
+    path.write_text('a, "b c" , y\n1, "2, 3", 4\n')
+    assert list(read_csv(path).columns) == ["a", "b c", "y"] and read_csv(path).iloc[0].tolist() == ["1", "2, 3", "4"]
 
 
 def test_missing_text_counts_as_one_column(tmp_path):

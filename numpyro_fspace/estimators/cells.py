@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-import warnings
+from datetime import datetime
 
-__all__ = ["MOSTLY", "as_dates", "as_numbers", "as_text", "check_decimal_commas", "check_numbers", "numerically"]
+__all__ = [
+    "MOSTLY",
+    "as_dates",
+    "as_finite",
+    "as_numbers",
+    "as_text",
+    "check_decimal_commas",
+    "check_numbers",
+    "date_format",
+    "numerically",
+]
 
 #: A text column of which this share are numbers (or dates) is one of numbers (or dates) with errors.
 MOSTLY = 0.5
-#: Two numbers with a separator of dates between them.
-SOME_DATE = r"\d[-/. ]\w{1,9}[-/. ,]*\d"
+#: Numbers with decimal commas, perhaps with points between thousands; and numbers with commas between thousands.
+DECIMAL_COMMA = r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d*),\d+"
+THOUSANDS = r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?"
+#: Formats of dates and of times after them. Month before day comes first.
+DATES = (
+    *(f.replace("-", s) for s in "-/." for f in ("%Y-%m-%d", "%m-%d-%Y", "%d-%m-%Y", "%m-%d-%y", "%d-%m-%y")),
+    *(f.replace("-", s) for s in "-/ " for f in ("%d-%b-%Y", "%d-%B-%Y", "%Y-%b-%d")),
+    *("%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y"),
+)
+TIMES = ("", *(f"{s}{t}{z}" for s in " T" for t in ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f") for z in ("", "%z", " %z")))
+#: Cells that are tried with every format.
+NUM_TRIED = 20
 
 
 def check_numbers(values) -> None:
@@ -30,18 +50,30 @@ def check_numbers(values) -> None:
         raise ValueError(
             f"column {str(values.name)!r} holds numbers, but line {line} says {example!r} ({len(bad)} such rows): "
             "correct it, leave it empty if it is missing, or say --categorical or --drop. For commas as decimal points "
-            "there is --decimal ','."
+            "there is --decimal ','; remove commas between thousands."
         )
 
 
 def check_decimal_commas(values) -> None:
-    """Text that is mostly numbers with decimal commas, such as '1,5', is refused."""
+    """Text that is mostly numbers with commas, such as '1,5' or '1,234.5', is refused."""
     known = as_text(values.dropna())
-    looks = known.str.fullmatch(r"[+-]?\d*,\d+", na=False)
-    if len(known) and looks.mean() >= MOSTLY:
+    if not len(known):
+        return
+    decimal, thousands = (known.str.fullmatch(form).fillna(False) for form in (DECIMAL_COMMA, THOUSANDS))
+    name, levels = str(values.name), "If these are levels, say --categorical"
+    if (
+        thousands.any()
+        and (thousands | as_numbers(known).notna()).mean() >= MOSTLY
+        and not (decimal & ~thousands).any()
+    ):
         raise ValueError(
-            f"column {str(values.name)!r} looks like numbers with decimal commas ({known[looks].iloc[0]!r}): say "
-            f"--decimal ','. If these are levels, say --categorical {str(values.name)!r}, or for a target --classes."
+            f"column {name!r} holds {known[thousands].iloc[0]!r}: remove commas between thousands, or, if these are "
+            f"decimal commas, say --decimal ','. {levels} {name!r}, or for a target --classes."
+        )
+    if decimal.mean() >= MOSTLY:
+        raise ValueError(
+            f"column {name!r} looks like numbers with decimal commas ({known[decimal].iloc[0]!r}): say --decimal ','. "
+            f"{levels} {name!r}, or for a target --classes."
         )
 
 
@@ -52,25 +84,51 @@ def as_numbers(values):
     return pd.to_numeric(values, errors="coerce")
 
 
+def as_finite(values):
+    """Values as an array of numbers [N], NaN where they are none or infinite."""
+    import numpy as np
+
+    found = as_numbers(values).to_numpy(float, na_value=np.nan)
+    return np.where(np.isfinite(found), found, np.nan)
+
+
 def as_text(values):
     """Values as text, missing ones left missing; whole numbers without a decimal point."""
-    import pandas as pd
-
-    if pd.api.types.is_float_dtype(values) and (values.dropna() % 1 == 0).all():
-        values = values.astype("Int64")
-    return values.astype("string").str.strip()
+    return values.astype("string").str.strip().str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True)
 
 
-def as_dates(values, day_first: bool = False):
-    """Values as dates without time zone, in the format of the first one; missing where they are none."""
+def date_format(values) -> tuple[str, str]:
+    """The format in which most values are dates, ``""`` for none, and words for where another order fits as well."""
+    text = values.astype("string").str.strip()
+    if text.str.count(r"\d").ge(3).mean() < MOSTLY:
+        return "", ""
+    tried = text.drop_duplicates()[:NUM_TRIED]
+    shares = {}
+    for form in (date + time for date in DATES for time in TIMES):
+        if any(_is_date(cell, form) for cell in tried):
+            shares[form] = as_dates(text, form).notna().mean()
+    best = max(shares, key=lambda form: shares[form], default="")
+    if not best or shares[best] < MOSTLY:
+        return "", ""
+    swapped = best.replace("%m", "%_").replace("%d", "%m").replace("%_", "%d")
+    is_open = swapped != best and not best.startswith("%Y") and shares.get(swapped) == shares[best]
+    return best, ", month first, where all could be read day first too" if is_open else ""
+
+
+def _is_date(cell: str, form: str) -> bool:
+    try:
+        datetime.strptime(cell, form)
+    except ValueError:
+        return False
+    return True
+
+
+def as_dates(values, form: str):
+    """Values as dates without time zone; missing where they have another format."""
     import pandas as pd
 
     text = values.astype("string").str.strip()
-    text = text.where(text.str.contains(SOME_DATE, na=False))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a format is not consistent with the order of day and month
-        found = pd.to_datetime(text, errors="coerce", utc=True, dayfirst=day_first)
-    return found.dt.tz_localize(None)
+    return pd.to_datetime(text, format=form, errors="coerce", utc=True).dt.tz_localize(None)
 
 
 def numerically(text: str):

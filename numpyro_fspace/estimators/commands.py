@@ -14,11 +14,12 @@ import numpy as np
 
 from numpyro_fspace.estimators.base import METHODS
 from numpyro_fspace.estimators.classifier import Classifier
+from numpyro_fspace.estimators.csv_file import read_csv
 from numpyro_fspace.estimators.figures import partial_dependence_figure, predicted_observed_figure
 from numpyro_fspace.estimators.regressor import NOISES, Regressor
 from numpyro_fspace.estimators.saved import SETTINGS, load_estimator, save_estimator
 from numpyro_fspace.estimators.scores import classification_scores, regression_scores, text_table
-from numpyro_fspace.estimators.table import MIN_ROWS, Design, read_csv, read_design
+from numpyro_fspace.estimators.table import MIN_ROWS, Design, read_design
 from numpyro_fspace.mcmc import report
 from numpyro_fspace.posterior import to_arviz
 
@@ -161,7 +162,9 @@ def predict_table(folder: str | Path, path: str | Path, out: str | Path) -> None
     x = design.inputs(frame)
     complete = ~np.isnan(x).any(1)
     if not complete.any():
-        raise ValueError(f"{path}: every row lacks an input, or has a level that the training rows did not have.")
+        raise ValueError(
+            f"{path}: every row lacks an input, or has a level or a format of dates that no training row had."
+        )
     found = predictions(estimator, x[complete]).set_index(frame.index[complete]).reindex(frame.index)
     if design.target in frame:
         found.insert(0, "observed", frame[design.target])
@@ -173,8 +176,8 @@ def predict_table(folder: str | Path, path: str | Path, out: str | Path) -> None
         rows = np.flatnonzero(~complete)
         named = "; ".join(f"row {row + 1}: {', '.join(_gaps(design, frame.iloc[[row]]))}" for row in rows[:5])
         print(
-            f"{len(rows)} rows lack an input, or have a level that the training rows did not have, and are empty "
-            f"({named}{'; …' if len(rows) > 5 else ''})."
+            f"{len(rows)} rows lack an input, or have a level or a format of dates that no training row had, and are "
+            f"empty ({named}{'; …' if len(rows) > 5 else ''})."
         )
 
 

@@ -1,10 +1,8 @@
-"""A table of one's own: a CSV file to numbers, with everything said that was changed on the way."""
+"""A table of one's own, of text, as numbers, with everything said that was changed on the way."""
 
 from __future__ import annotations
 
-import csv
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,17 +10,19 @@ import numpy as np
 from numpyro_fspace.estimators.cells import (
     MOSTLY,
     as_dates,
+    as_finite,
     as_numbers,
     as_text,
     check_decimal_commas,
     check_numbers,
+    date_format,
     numerically,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Column", "Design", "read_csv", "read_design"]
+__all__ = ["Column", "Design", "read_design"]
 
 #: Most levels of a text column that is one-hot, and least rows that a fit needs.
 MAX_LEVELS, MIN_ROWS = 20, 20
@@ -39,7 +39,7 @@ class Column:
         kind: ``"number"``, ``"date"`` (days since ``start``), or ``"levels"`` (one-hot).
         levels: of a categorical column, as text.
         start: the first date, in ISO format.
-        day_first: whether dates such as 03/04/2020 begin with the day.
+        date_format: the format of its dates, as of ``strftime``.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Column:
     kind: str
     levels: tuple[str, ...] = ()
     start: str = ""
-    day_first: bool = False
+    date_format: str = ""
 
     @property
     def labels(self) -> list[str]:
@@ -65,10 +65,9 @@ class Column:
             hot = np.stack([(text == level).fillna(False).to_numpy(bool) for level in self.levels], -1).astype(float)
             return np.where(hot.any(-1, keepdims=True), hot, np.nan)[:, len(self.levels) == 2 :]
         if self.kind == "date":
-            days = (as_dates(values, self.day_first) - pd.Timestamp(self.start)) / pd.Timedelta(days=1)
+            days = (as_dates(values, self.date_format) - pd.Timestamp(self.start)) / pd.Timedelta(days=1)
             return days.to_numpy(float, na_value=np.nan)[:, None]
-        found = pd.to_numeric(values, errors="coerce").to_numpy(float, na_value=np.nan)[:, None]
-        return np.where(np.isfinite(found), found, np.nan)
+        return as_finite(values)[:, None]
 
 
 @dataclass(frozen=True)
@@ -104,12 +103,9 @@ class Design:
 
     def targets(self, frame: pd.DataFrame) -> np.ndarray:
         """Targets [N] of a table: numbers (NaN where missing), or text (None where missing)."""
-        import pandas as pd
-
         values = frame[self.target]
         if not self.is_classes:
-            found = pd.to_numeric(values, errors="coerce").to_numpy(float, na_value=np.nan)
-            return np.where(np.isfinite(found), found, np.nan)
+            return as_finite(values)
         return as_text(values).to_numpy(object, na_value=None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,58 +119,13 @@ class Design:
         return cls(settings["target"], tuple(columns), settings["is_classes"])
 
 
-def read_csv(path: str | Path, decimal: str = ".") -> pd.DataFrame:
-    """The table of a CSV file, with ``,``, ``;`` or a tab between the fields; errors name the line and the cure."""
-    import pandas as pd
-
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file.")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            header = file.readline()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text in UTF-8 ({error}): save the table as CSV in UTF-8.") from error
-    separator = max(",;\t", key=header.count)
-    names = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
-    if not any(names):
-        raise ValueError(f"{path} is empty, or its first line is: the first line must name the columns.")
-    twice = sorted({name for name in names if name and names.count(name) > 1})
-    if twice:
-        raise ValueError(f"{path} names the columns {twice} twice: give each column a name of its own.")
-    options: dict[str, Any] = {"sep": separator, "encoding": "utf-8-sig", "decimal": decimal, "skipinitialspace": True}
-    try:
-        _check_fields(path, separator, len(names))
-        frame = pd.read_csv(path, index_col=False, usecols=range(len(names)), **options)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read: {str(error).strip()} (fields between {separator!r}).") from error
-    frame.columns = [name or f"column {i + 1}" for i, name in enumerate(names)]
-    if not len(frame):
-        raise ValueError(f"{path} has a first line with names, and no rows.")
-    return frame
-
-
-def _check_fields(path: Path, separator: str, num: int) -> None:
-    """A line with more or fewer fields than the first is refused, as its values may be in the wrong columns."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter=separator, skipinitialspace=True)
-        for fields in reader:
-            is_short = 0 < len(fields) < num and fields != [""]  # an empty line
-            if is_short or any(field.strip() for field in fields[num:]):
-                raise ValueError(
-                    f"{path}: line {reader.line_num} has {len(fields)} fields between {separator!r}, and the first "
-                    f"line names {num} columns: correct it. A missing value is an empty field, and text with "
-                    f"{separator!r} in it stands in double quotes."
-                )
-
-
 def read_design(
     frame: pd.DataFrame, target: str, *, categorical=(), drop=(), classes: bool | None = None
 ) -> tuple[Design, np.ndarray, np.ndarray, np.ndarray]:
     """Find out what the columns are.
 
     Args:
-        frame: the table.
+        frame: the table, of text (``read_csv``).
         target: name of the target's column.
         categorical: names of columns that are one-hot although they hold numbers.
         drop: names of columns to leave out.
@@ -231,9 +182,9 @@ def _row_numbers(frame) -> str | None:
     """The name of the first column if it numbers the rows: it has no name, or one in ``INDEX_NAMES``."""
     name, values = frame.columns[0], frame.iloc[:, 0]
     is_index = name == "column 1" or name.lower() in INDEX_NAMES
-    if not is_index or values.dtype.kind not in "iu":
-        return None
-    return name if len(frame) > 1 and (np.diff(values.to_numpy()) == 1).all() else None
+    numbers = as_finite(values)
+    counts_up = len(frame) > 1 and (np.diff(numbers) == 1).all() and numbers[0] % 1 == 0
+    return name if is_index and counts_up else None
 
 
 def _is_classes(values, classes: bool | None) -> bool:
@@ -243,7 +194,7 @@ def _is_classes(values, classes: bool | None) -> bool:
     known = values.dropna()
     numbers = as_numbers(known)
     is_text = numbers.notna().mean() < MOSTLY if len(known) else False
-    return bool(is_text or known.dtype == bool or known.nunique() == 2)
+    return bool(is_text or as_text(known).nunique() == 2)
 
 
 def _column(values, is_categorical: bool, said: list[str]) -> Column | None:
@@ -252,27 +203,27 @@ def _column(values, is_categorical: bool, said: list[str]) -> Column | None:
     if not len(known):
         said.append(f"{name!r} is empty and is left out.")
         return None
-    if known.nunique() == 1:
+    levels, numbers = tuple(sorted(as_text(known).unique(), key=numerically)), as_numbers(known)
+    if len(levels) == 1 or (numbers.notna().all() and numbers.nunique() == 1):
         said.append(f"{name!r} is the same in all rows and is left out.")
         return None
     if not is_categorical:
         check_decimal_commas(values)
-    levels = tuple(sorted(as_text(known).unique(), key=numerically))
-    if is_categorical or known.dtype == bool:
+    if is_categorical:
         return _levels(name, levels, said)
-    if as_numbers(known).notna().mean() >= MOSTLY:
+    if numbers.notna().mean() >= MOSTLY:
         check_numbers(values)
         return Column(name, kind="number")
-    dates, day_first = min(
-        ((as_dates(known, first), first) for first in (False, True)), key=lambda d: d[0].isna().sum()
-    )
-    if dates.notna().mean() >= MOSTLY:
+    form, order = date_format(known)
+    if form:
+        dates = as_dates(known, form)
         if dates.isna().any():
             line = int(dates.index[dates.isna()][0]) + 2
-            raise ValueError(f"column {name!r} holds dates, but line {line} says {known[line - 2]!r}: correct it.")
-        order = "day first" if day_first else "month first, where a date leaves it open"
-        said.append(f"{name!r} holds dates ({order}): it is turned into days since {dates.min():%Y-%m-%d}.")
-        return Column(name, kind="date", start=dates.min().isoformat(), day_first=day_first)
+            raise ValueError(
+                f"column {name!r} holds dates ({form}), but line {line} says {known[line - 2]!r}: correct it."
+            )
+        said.append(f"{name!r} holds dates ({form}{order}): it is turned into days since {dates.min():%Y-%m-%d}.")
+        return Column(name, kind="date", start=dates.min().isoformat(), date_format=form)
     return _levels(name, levels, said)
 
 

@@ -1,0 +1,95 @@
+"""The cells of a CSV file as text, and errors that name its first wrong line."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpyro_fspace.estimators.cells import MOSTLY
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["read_csv"]
+
+#: A number with a decimal comma, or none, and perhaps points between thousands; and one with a decimal point.
+WITH_COMMA = r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d+|(?=,\d))(?:,\d*)?(?:[eE][+-]?\d+)?"
+WITH_POINT = r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?"
+
+
+def read_csv(path: str | Path, decimal: str = ".") -> pd.DataFrame:
+    """The table of a CSV file, with ``,``, ``;`` or a tab between the fields; errors name the line and the cure.
+
+    All cells are text, so that what a cell is does not depend on the other rows of its file; missing ones are missing.
+    Every line after the first is a row, empty ones too, except at the end of the file.
+
+    Args:
+        path: of the file.
+        decimal: the decimal point, ``"."`` or ``","``; with ``","`` numbers may have points between thousands. Numbers
+            are returned with a point, and without those between thousands.
+    """
+    import pandas as pd
+
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file.")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8 ({error}): save the table as CSV in UTF-8.") from error
+    separator = max(",;\t", key=header.count)
+    names = [name.strip() for name in next(csv.reader([header], delimiter=separator, skipinitialspace=True), [])]
+    if not any(names):
+        raise ValueError(f"{path} is empty, or its first line is: the first line must name the columns.")
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{path} names the columns {twice} twice: give each column a name of its own.")
+    options: dict[str, Any] = {"sep": separator, "encoding": "utf-8-sig", "skipinitialspace": True, "dtype": str}
+    try:
+        num_rows = _checked_rows(path, separator, len(names))
+        if not num_rows:
+            raise ValueError(f"{path} has a first line with names, and no rows.")
+        columns = {"index_col": False, "usecols": range(len(names)), "skip_blank_lines": False}
+        frame = pd.read_csv(path, **columns, **options)[:num_rows]
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read: {str(error).strip()} (fields between {separator!r}).") from error
+    frame.columns = [name or f"column {i + 1}" for i, name in enumerate(names)]
+    frame = frame.apply(lambda cells: cells.astype("string").str.strip().replace("", pd.NA))
+    return frame.apply(_with_points) if decimal == "," else frame
+
+
+def _checked_rows(path: Path, separator: str, num: int) -> int:
+    """The number of rows up to the last line that is not empty.
+
+    A line with more or fewer fields than the first is refused, as its values may be in the wrong columns.
+    """
+    num_rows = last = 0
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=separator, skipinitialspace=True)
+        next(reader, None)
+        for fields in reader:
+            num_rows += 1
+            is_empty = fields in ([], [""]) and (num > 1 or not fields)
+            last = last if is_empty else num_rows
+            if (not is_empty and len(fields) < num) or any(field.strip() for field in fields[num:]):
+                raise ValueError(
+                    f"{path}: line {reader.line_num} has {len(fields)} fields between {separator!r}, and the first "
+                    f"line names {num} columns: correct it. A missing value is an empty field, and text with "
+                    f"{separator!r} in it stands in double quotes."
+                )
+    return last
+
+
+def _with_points(cells):
+    """Numbers with decimal commas as numbers with points; a number with a decimal point among them is refused."""
+    is_number = cells.str.fullmatch(WITH_COMMA).fillna(False)
+    wrong = cells[cells.str.fullmatch(WITH_POINT).fillna(False) & ~is_number]
+    if len(wrong) and is_number.sum() >= MOSTLY * cells.notna().sum():
+        raise ValueError(
+            f"column {str(cells.name)!r} holds numbers with decimal commas, but line {int(wrong.index[0]) + 2} says "
+            f"{wrong.iloc[0]!r} ({len(wrong)} such rows): correct it, or leave --decimal out."
+        )
+    plain = cells.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
+    return cells.where(~is_number, plain)
