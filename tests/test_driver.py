@@ -730,19 +730,21 @@ def test_ctrl_c_keeps_the_chains_that_were_made(press):
     whole = mcmc.get_samples(group_by_chain=True)["m"]
     press(9)
     np.testing.assert_array_equal(interrupted(small(**settings)), whole[:1, :5])
-    calls = []
+    for num_whole in (1, 2):
+        calls = []
 
-    def second(self, done, *rest):
-        calls.append(done)
-        if len(calls) == 24 + 3:
-            signal.raise_signal(signal.SIGINT)
+        def later(self, done, *rest, calls=calls, num=24 * num_whole + 3):
+            calls.append(done)
+            if len(calls) == num:
+                signal.raise_signal(signal.SIGINT)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Progress, "next_stop", lambda self: len(calls) % 24 + 1)
-        patch.setattr(Progress, "update", second)
-        mcmc = small(**settings)
-        np.testing.assert_array_equal(interrupted(mcmc), whole[:1])
-    assert mcmc.last_state.i.shape == (1,)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Progress, "next_stop", lambda self, calls=calls: len(calls) % 24 + 1)
+            patch.setattr(Progress, "update", later)
+            mcmc = small(**settings)
+            np.testing.assert_array_equal(interrupted(mcmc), whole[:num_whole])
+        assert mcmc.last_state.i.shape == (num_whole,)
+        np.testing.assert_array_equal(fs.to_arviz(mcmc, log_lik=False)["posterior"]["m"], whole[:num_whole])
 
 
 @pytest.mark.parametrize("thinning", [1, 3])

@@ -313,6 +313,17 @@ def test_dimensions_are_named_after_plates_or_by_hand():
     np.testing.assert_array_equal(data["log_likelihood"]["y"].coords["time"].values, coords["time"])
 
 
+def test_deterministic_sites_are_those_of_the_arguments():
+    """Draws hold those of the rows of the run, which are other rows than held-out ones, perhaps of equal number."""
+    effect = np.random.default_rng(0).normal(size=(4, 3, 2)).astype(np.float32)
+    x, y = X + 10.0, np.stack([Y, Y], 1)
+    for draws in ({"effect": effect}, {"effect": effect, "mean": np.zeros((4, 8, 2), np.float32)}):
+        posterior = fs.to_arviz(fs.Posterior(nested, draws, args=(x, y)))["posterior"]
+        np.testing.assert_allclose(posterior["mean"].values[0], x * effect.sum(1)[:, None], rtol=1e-5)
+        assert posterior["mean"].dims == ("chain", "draw", "rows", "outputs")
+        assert "mean" not in fs.to_arviz(fs.Posterior(nested, draws, args=(x, y)), log_lik=False)["posterior"]
+
+
 def test_coordinates_of_rows_that_are_left():
     names = [f"row {i}" for i in range(8)]
     data = export(MASKED["handlers.mask"], Y, coords={"rows": names})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -19,7 +20,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from models import X, Y, linear, random_points, run
-from numpyro.infer import NUTS, SVI, Trace_ELBO
+from numpyro.infer import NUTS, SVI, HMCGibbs, Trace_ELBO
 
 import numpyro_fspace as fs
 from numpyro_fspace.posterior.saved_posterior import read_archive
@@ -132,16 +133,124 @@ def test_another_model_with_the_same_sites_is_told(tmp_path):
     posterior = fs.Posterior(with_prior_scale(1.0), {"w": jnp.array([[0.1, 0.2], [1.5, -1.0]])}, args=(X, Y))
     fs.save(posterior, tmp_path / "p.npz")
     found = read_archive(tmp_path / "p.npz")["log_densities"]
-    for draw, density in zip(posterior.samples["w"], found, strict=True):
-        by_hand = dist.Normal().log_prob(draw).sum() + dist.Normal(draw[0] + draw[1] * X[:, 0], 0.5).log_prob(Y).sum()
-        np.testing.assert_allclose(density, by_hand, rtol=1e-5)
+    for draw, parts in zip(posterior.samples["w"], found, strict=True):
+        likelihood = dist.Normal(draw[0] + draw[1] * X[:, 0], 0.5).log_prob(Y).sum()
+        by_hand = {"latent sites": dist.Normal().log_prob(draw).sum(), "y": likelihood}
+        assert parts == pytest.approx({k: float(v) for k, v in by_hand.items()}, rel=1e-5)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         fs.Posterior.load(tmp_path / "p.npz", with_prior_scale(1.0))
-    with pytest.warns(RuntimeWarning, match="are not those of the draws: the log density at the first"):
+    with pytest.warns(
+        RuntimeWarning, match="are not those of the draws: the log density of 'latent sites' at the first draw is"
+    ):
         fs.Posterior.load(tmp_path / "p.npz", with_prior_scale(1.1))
     with pytest.warns(RuntimeWarning, match="are not those of the draws"):
         fs.Posterior.load(tmp_path / "p.npz", with_prior_scale(1.0), X, Y + 1.0)
+
+
+def of_many_weights(factor=1.0, df=None, activation=jnp.tanh, penalty=0.0):
+    """A network whose weights have most of the log density."""
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 0.1).expand([1000]).to_event(1))
+        f = activation(x * w[:500]) @ w[500:]
+        if penalty:
+            numpyro.factor("penalty", -penalty * jnp.mean(f**2))
+        likelihood = dist.Normal(f, 0.5 * factor) if df is None else dist.StudentT(df, f, 0.5)
+        numpyro.sample("y", likelihood, obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"factor": 1.2}, "y"),
+        ({"df": 2.0}, "y"),
+        ({"activation": jax.nn.relu}, "y"),
+        ({"penalty": 1.0}, "penalty"),
+    ],
+)
+def test_another_likelihood_is_told_beside_many_weights(changes, part, tmp_path):
+    draws = 0.1 * np.random.default_rng(0).normal(size=(2, 1000)).astype(np.float32)
+    fs.save(fs.Posterior(of_many_weights(), {"w": draws}, args=(X, Y)), tmp_path / "p.npz")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        fs.Posterior.load(tmp_path / "p.npz", of_many_weights())
+    with pytest.warns(RuntimeWarning, match=f"the log density of '{part}' at the"):
+        fs.Posterior.load(tmp_path / "p.npz", of_many_weights(**changes))
+
+
+def line_of(y):
+    """A model with minibatches of data that it closes over."""
+    y = jnp.asarray(y)
+
+    def model(x):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        with numpyro.plate("data", len(x), subsample_size=2) as rows:
+            numpyro.sample("y", dist.Normal(w[0] + w[1] * x[rows, 0], 0.5), obs=y[rows])
+
+    return model
+
+
+GIBBS = {"gibbs_sites": ["w"]}
+
+
+def gibbs_to(value):
+    def gibbs_fn(rng_key, gibbs_sites, hmc_sites):
+        return {"w": jnp.full(2, value)}
+
+    return gibbs_fn
+
+
+def with_offset(x, y=None):
+    offset = numpyro.sample("offset", dist.Normal())
+    w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+    numpyro.sample("y", dist.Normal(offset + w[0] + w[1] * x[:, 0], 0.5), obs=y)
+
+
+def around(value):
+    """A context in which a site has this value."""
+    return numpyro.handlers.condition(data={"offset": jnp.asarray(value)})
+
+
+RUNS = {
+    "data of the model": (lambda: fs.SGHMC(line_of(Y)), lambda: fs.SGHMC(line_of([*Y[:-1], 9.0])), (X,), "'y'"),
+    "a kernel in a kernel": (
+        lambda: HMCGibbs(NUTS(with_offset, max_tree_depth=1), gibbs_to(0.0), **GIBBS),
+        lambda: HMCGibbs(NUTS(with_offset, max_tree_depth=2), gibbs_to(0.0), **GIBBS),
+        (X, Y),
+        r"settings\.inner_kernel\._max_tree_depth",
+    ),
+    "a function of a kernel": (
+        lambda: HMCGibbs(NUTS(with_offset, max_tree_depth=1), gibbs_to(0.0), **GIBBS),
+        lambda: HMCGibbs(NUTS(with_offset, max_tree_depth=1), gibbs_to(5.0), **GIBBS),
+        (X, Y),
+        r"settings\._gibbs_fn",
+    ),
+    "a handler around the run": (
+        lambda: (fs.SGHMC(with_offset), around(0.1)),
+        lambda: (fs.SGHMC(with_offset), around(5.0)),
+        (X, Y),
+        "handlers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_checkpoint_of_another_run_is_refused(name, tmp_path):
+    first, second, args, what = RUNS[name]
+
+    def run(make):
+        kernel, context = made if isinstance(made := make(), tuple) else (made, contextlib.nullcontext())
+        mcmc = fs.MCMC(kernel, num_warmup=4, num_samples=4, progress_bar=False, checkpoint=tmp_path / "run")
+        with context:
+            mcmc.run(jax.random.key(0), *args)
+        return mcmc.get_samples()["w"]
+
+    np.testing.assert_array_equal(run(first), run(first))
+    with pytest.raises(ValueError, match=f"holds another run: .*{what}"):
+        run(second)
 
 
 @pytest.mark.slow
@@ -154,7 +263,9 @@ def test_another_model_does_not_go_on_with_a_checkpoint(tmp_path):
 
     draws = run(1.0).get_samples()["w"]
     np.testing.assert_array_equal(run(1.0).get_samples()["w"], draws)
-    with pytest.raises(ValueError, match=r"the model's log density at a draw from its prior was .* and is"):
+    with pytest.raises(
+        ValueError, match=r"the model's log density at a draw from its prior\['latent sites'\] was .* and is"
+    ):
         run(2.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)

@@ -64,10 +64,10 @@ class MCMC(NumPyroMCMC):
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written every ``checkpoint_every`` draws. If the
     process is killed, the same call (same kernel, numbers, key and data) continues after the last part that was written
     and gives the draws of an undisturbed run, bit for bit on the same machine. A finished run is read. A folder that
-    holds another run is refused and not changed; the error names what differs. Kernel, settings, key, data, other
-    arguments, shapes, and the model's log density at a draw from its prior are compared. Every draw is checked against
-    its checksum, so that damaged or mixed files are refused. Only one part is held in memory while the run goes.
-    ``get_samples`` then returns read-only NumPy arrays that are mapped from disk, and
+    holds another run is refused and not changed; the error names what differs. Kernel, settings, outer handlers, key,
+    data (on disk: 1000 rows), other arguments, shapes, and the parts of the model's log density at a draw from its
+    prior are compared. Every draw has a checksum, so that damaged or mixed files are refused. Only one part is held in
+    memory while the run goes. ``get_samples`` then returns read-only NumPy arrays that are mapped from disk, and
     ``fs.Posterior.from_checkpoint`` opens them without the run, also while it goes.
 
     **Many chains.** Vectorized chains are one program on one device. With ``mesh=`` every device along its axis

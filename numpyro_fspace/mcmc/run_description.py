@@ -9,8 +9,11 @@ import inspect
 
 import jax
 import numpy as np
+from numpyro.handlers import seed, trace
+from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_fspace.mcmc.base import SGMCMCKernel
+from numpyro_fspace.model._numpyro import active_handlers
 from numpyro_fspace.posterior.fingerprint import arguments_of, fingerprint, parts_of, text_of
 from numpyro_fspace.posterior.model_check import PRIOR_DRAW, prior_density
 
@@ -21,7 +24,7 @@ def describe(mcmc, key, fields, init_params, *, args, kwargs) -> dict:
     """A description of a run of ``mcmc``. A checkpoint with another description belongs to another run."""
     hidden = set() if isinstance(mcmc.sampler, SGMCMCKernel) else _settings_of_numpyro(mcmc.sampler)
     values = vars(mcmc.sampler) | _with_defaults(mcmc.sampler)
-    settings = {k: text_of(values[k]) for k in sorted(values) if not k.startswith("_") or k in hidden}
+    settings = {k: _setting(values[k]) for k in sorted(values) if not k.startswith("_") or k in hidden}
     if callable(step_size := values.get("step_size")):
         total = (mcmc.num_warmup + mcmc.num_samples) * mcmc.sampler.num_steps
         counts = np.unique(np.r_[np.linspace(0, total, 1000), np.geomspace(1, max(1, total), 100)].astype(int))
@@ -33,6 +36,7 @@ def describe(mcmc, key, fields, init_params, *, args, kwargs) -> dict:
     return {
         "inputs": {name + part: text for name, value in inputs.items() for part, text in parts_of(value).items()},
         "kept": "functions" if mcmc.functions_at is not None else "weights",
+        "handlers": [_handler(one) for one in active_handlers() if not isinstance(one, trace | seed)],
         "kernel": type(mcmc.sampler).__name__,
         "settings": settings,
         "num_warmup": mcmc.num_warmup,
@@ -45,6 +49,23 @@ def describe(mcmc, key, fields, init_params, *, args, kwargs) -> dict:
         "postprocess_fn": _code_of(mcmc.postprocess_fn),
         "float64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
     }
+
+
+def _setting(value):
+    """A setting of a kernel as text; the settings of a kernel in it by name."""
+    if isinstance(value, MCMCKernel):
+        values = vars(value) | _with_defaults(value)
+        names = (k for k in sorted(values) if not k.startswith("_") or k in _settings_of_numpyro(value))
+        return {"kernel": type(value).__name__} | {k: _setting(values[k]) for k in names}
+    kind = str(getattr(inspect.unwrap(value) if callable(value) else value, "__module__", ""))
+    is_own = callable(value) and not kind.startswith(("numpyro.", "numpyro_fspace."))
+    return _code_of(value) if is_own else text_of(value)
+
+
+def _handler(handler) -> str:
+    """An effect handler around a run as text: its kind and its values."""
+    values = {k: v for k, v in vars(handler).items() if k != "fn"}
+    return f"{type(handler).__name__} {[(k, _code_of(v) if callable(v) else text_of(v)) for k, v in values.items()]}"
 
 
 def _with_defaults(kernel) -> dict:

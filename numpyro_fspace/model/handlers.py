@@ -118,7 +118,12 @@ class given_last_layers(Messenger):
 
 
 class given_rows(Messenger):
-    """Runs a model with the given rows, of any number, as the minibatch of every subsampled plate."""
+    """Runs a model with the given rows, of any number, as the minibatch of every subsampled plate.
+
+    Args:
+        fn: the model.
+        rows: their numbers, or a function of a plate's size that returns them.
+    """
 
     def __init__(self, fn, rows):
         super().__init__(fn)
@@ -127,7 +132,8 @@ class given_rows(Messenger):
     def process_message(self, msg):
         size, batch = msg["args"] if msg["type"] == "plate" else (0, None)
         if msg["type"] == "plate" and msg["value"] is None and batch not in (None, size):
-            msg["args"], msg["value"] = (size, len(self.rows)), self.rows
+            rows = self.rows(size) if callable(self.rows) else self.rows
+            msg["args"], msg["value"] = (size, len(rows)), rows
 
 
 class parts_of_plates(Messenger):

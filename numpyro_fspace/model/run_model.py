@@ -31,7 +31,7 @@ def run_model(
     key: Key[Array, ""] | None = None,
     substitute: Mapping | Callable | None = None,
     full_plates: bool = True,
-    rows: Int[ArrayLike, " B"] | None = None,
+    rows: Int[ArrayLike, " B"] | Callable | None = None,
     hook: Callable | None = None,
     networks: bool = False,
     points: bool = False,
@@ -47,7 +47,8 @@ def run_model(
         substitute: values of its ``sample`` sites by name; or a function of a site that returns its value or None, such
             as an init strategy of NumPyro.
         full_plates: whether every plate has its full size, whatever its ``subsample_size``.
-        rows: the minibatch of every subsampled plate, instead of the full size.
+        rows: the minibatch of every subsampled plate, or a function of a plate's size that returns it, instead of the
+            full size.
         hook: ``hook(name, fn, values)`` replaces each function under a functional prior; see ``function_hook``.
         networks: whether the hook replaces networks too.
         points: whether functional priors draw their measurement points, as under engines that need a density.
@@ -67,7 +68,7 @@ def run_model(
     if substitute is not None and not callable(substitute):
         model = handlers.substitute(model, substitute_fn=partial(_value, substitute))
     if rows is not None:
-        model = given_rows(model, jnp.asarray(rows))
+        model = given_rows(model, rows if callable(rows) else jnp.asarray(rows))
     elif full_plates:
         model = with_full_plates(model)
     if key is not None:

@@ -73,6 +73,9 @@ def to_arviz(
     Of a run that kept functions in place of weights (``fs.MCMC(..., functions_at=x)``): ``posterior``,
     ``sample_stats`` and ``constant_data`` alone.
 
+    Deterministic sites are those of the arguments of ``source``: a ``fs.Posterior`` with other arguments than those of
+    the run has them computed anew (with ``log_lik=False`` they are left out).
+
     Draws that lie on disk (of a checkpoint) stay there; functions, log-likelihood and predictive draws are computed and
     held in memory.
 
@@ -133,7 +136,12 @@ def to_arviz(
     check_names([k for k, s in trace.items() if s["type"] != "plate"])
     networks = tuple(f"{k}." for k, s in trace.items() if s["type"] == "network") + module_weights(trace)
     hidden = set() if weights else {k for k in found.samples if k.startswith(networks)}
-    posterior = {clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden}
+    computed = {k for k, s in trace.items() if s["type"] == "deterministic"}
+    if isinstance(source, NumPyroMCMC):  # whose draws hold those of the same arguments
+        computed -= set(found.samples)
+    posterior = {
+        clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden | computed
+    }
     named = _named_arrays(model, args, kwargs)
     given = {clean(k): _as_given(v, named.values()) for k, v in observed.items()}
     if inputs is None:
@@ -143,7 +151,7 @@ def to_arviz(
     else:
         predictions = function_draws(found, args, kwargs, inputs) if len(inputs) else {}
     warn_of_nan(predictions, found.samples)
-    functions = {k for k, s in trace.items() if s["type"] == "network" or is_functional_prior(s)}
+    functions = {k for k, s in trace.items() if s["type"] == "network" or is_functional_prior(s)} | computed
     posterior |= {clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in functions}
     groups = {
         "posterior": posterior,

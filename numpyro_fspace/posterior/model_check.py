@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,9 @@ import numpy as np
 
 from numpyro_fspace._checks import warn
 from numpyro_fspace.model.arguments import split_arrays
+from numpyro_fspace.model.functions import some_rows
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sites import log_density_of, zeros_if_not_drawable
+from numpyro_fspace.model.sites import is_functional_prior, log_density_of, zeros_if_not_drawable
 from numpyro_fspace.posterior.fingerprint import other_arguments
 
 if TYPE_CHECKING:
@@ -24,13 +26,18 @@ __all__ = ["PRIOR_DRAW", "log_densities", "prior_density", "warn_of_another_mode
 
 #: What a checkpoint knows its model by.
 PRIOR_DRAW = "the model's log density at a draw from its prior"
-
+#: How the inputs of a run name a part of it.
+PART = r"\['(.*)'\]"
 #: Log densities may differ by as much between devices and versions of JAX, relative to 1 and to their own size.
 TOLERANCE = 0.01
+#: The most rows of a subsampled plate at which a likelihood is evaluated.
+MAX_ROWS = 1000
+#: The part of a log density that is the prior of the latent sites.
+LATENTS = "latent sites"
 
 
 def _log_densities(model: Callable, args: tuple, kwargs: Mapping, draws: Sequence[Mapping]) -> list:
-    """The log densities of a model at draws of its latent sites, and at the first row of each subsampled plate.
+    """The log densities of a model at draws of its latent sites, in parts, at some rows of each subsampled plate.
 
     Args:
         model: a NumPyro model.
@@ -38,7 +45,8 @@ def _log_densities(model: Callable, args: tuple, kwargs: Mapping, draws: Sequenc
         draws: values by site. Other sites are drawn from the prior, and are 0 if it is improper.
 
     Returns:
-        A number for each draw; None if the model does not run with these arguments, or if the density is not finite.
+        For each draw a dict: the density of all latent sites together, and that of each observed site, factor and
+        functional prior by its name; None if the model does not run with these arguments, or if one is not finite.
     """
 
     def value(draw, site):
@@ -49,24 +57,31 @@ def _log_densities(model: Callable, args: tuple, kwargs: Mapping, draws: Sequenc
     @jax.jit
     def evaluated(draw, arrays):
         args, kwargs = join(arrays)
-        one_row = {"rows": jnp.arange(1), "full_plates": False}
         settings = {"key": jax.random.key(0), "points": True, "density": True, "isolated": True}
-        trace = run_model(model, args, kwargs, substitute=partial(value, draw), **one_row, **settings)
-        sites = [site for site in trace.values() if site["type"] == "sample"]
-        return sum((jnp.sum(log_density_of(site)) for site in sites), jnp.zeros(()))
+        settings |= {"rows": _some_rows, "full_plates": False}
+        parts: dict = {}
+        for name, site in run_model(model, args, kwargs, substitute=partial(value, draw), **settings).items():
+            if site["type"] == "sample":
+                part = name if site["is_observed"] or is_functional_prior(site) else LATENTS
+                parts[part] = parts.get(part, 0.0) + jnp.sum(log_density_of(site))
+        return parts
 
     try:
         arrays, _, join = split_arrays((args, kwargs))
-        found = [float(evaluated(draw, arrays)) for draw in draws]
+        found = [{k: float(v) for k, v in evaluated(draw, arrays).items()} for draw in draws]
     except Exception:  # whatever a model makes of arguments that are missing, or that are no data
         return [None] * len(draws)
-    return [one if np.isfinite(one) else None for one in found]
+    return [one if np.isfinite([*one.values()]).all() else None for one in found]
 
 
-def prior_density(model: Callable, args: tuple, kwargs: Mapping) -> float | None:
-    """The log density of a model at a draw from its prior, in three digits, which do not differ between machines."""
+def _some_rows(size: int):
+    return jnp.asarray(some_rows(np.arange(size), MAX_ROWS))
+
+
+def prior_density(model: Callable, args: tuple, kwargs: Mapping) -> dict[str, float] | None:
+    """The log density of a model at a draw from its prior, in parts of three digits, the same on every machine."""
     (found,) = _log_densities(model, args, kwargs, [{}])
-    return None if found is None else float(f"{found:.3g}")
+    return None if found is None else {k: float(f"{v:.3g}") for k, v in found.items()}
 
 
 def log_densities(posterior: Posterior) -> list:
@@ -85,22 +100,36 @@ def warn_of_another_prior(inputs: Mapping, model: Callable, args: tuple, kwargs:
             "else that is computed from the data, would be wrong. Give the arguments of the run."
         )
         return
-    saved, now = inputs.get(PRIOR_DRAW), prior_density(model, args, kwargs)
-    if now is None or saved in (None, repr(None)) or np.isclose(now, float(saved), rtol=TOLERANCE, atol=TOLERANCE):
+    now = prior_density(model, args, kwargs)
+    known = ((re.fullmatch(re.escape(PRIOR_DRAW) + PART, name), text) for name, text in inputs.items())
+    saved = {match[1]: float(text) for match, text in known if match}
+    for name in _other_parts(saved, now) if saved and now is not None else ():
+        warn(
+            f"The model, or the arguments given with it, are not those of the checkpoint: {PRIOR_DRAW} is "
+            f"{now.get(name, 0.0)} for {name!r}, and was {saved.get(name, 0.0)} in the run. Predictions would be "
+            "wrong. Use the model and the arguments of the run."
+        )
         return
-    warn(
-        f"The model, or the arguments given with it, are not those of the checkpoint: {PRIOR_DRAW} is {now}, and was "
-        f"{saved} in the run. Predictions would be wrong. Use the model and the arguments of the run."
-    )
 
 
 def warn_of_another_model(saved: list, posterior: Posterior) -> None:
     """Warn if the log densities of a posterior's model are not those saved with its draws."""
     now = log_densities(posterior) if saved else []
-    if None in (*saved, *now) or np.allclose(now, saved, rtol=TOLERANCE, atol=TOLERANCE):
+    if not now or None in (*saved, *now):
         return
-    warn(
-        "The model, or the arguments given with it, are not those of the draws: the log density at the first and the "
-        f"last draw is {now[0]:.6g} and {now[1]:.6g}, and was {saved[0]:.6g} and {saved[1]:.6g} when they were saved. "
-        "Predictions would be wrong. Load with the same layers, activation functions, priors, kernels and likelihood."
-    )
+    for before, after, which in zip(saved, now, ("first", "last"), strict=True):
+        for name in _other_parts(before, after):
+            warn(
+                "The model, or the arguments given with it, are not those of the draws: the log density of "
+                f"{name!r} at the {which} draw is {after.get(name, 0.0):.6g}, and was {before.get(name, 0.0):.6g} when "
+                "it was saved. Predictions would be wrong. Load with the same layers, activation functions, priors, "
+                "kernels and likelihood."
+            )
+            return
+
+
+def _other_parts(before: Mapping, after: Mapping) -> list[str]:
+    """The names of the parts of a log density that differ."""
+    only_one = [*(set(before) ^ set(after))]
+    both = [k for k in before if k in after]
+    return only_one + [k for k in both if not np.isclose(before[k], after[k], rtol=TOLERANCE, atol=TOLERANCE)]

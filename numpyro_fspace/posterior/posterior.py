@@ -221,7 +221,7 @@ def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, .
                 f"from the prior. If that is meant, say so: predict(..., from_prior={missing})."
             )
         args, kwargs = with_devices_of((source._args, source._kwargs), samples)
-        settings = {"num_chains": source.num_chains, "args": args, "kwargs": kwargs, "stats": stats}
+        settings = {"num_chains": _num_chains(source), "args": args, "kwargs": kwargs, "stats": stats}
         found = Posterior(source.sampler.model, samples, **settings)
         return found if model is None else as_posterior(found, model)
     if not isinstance(source, dict):
@@ -239,8 +239,13 @@ def functions_run(source) -> Posterior:
         return source
     _check_has_run(source)
     stats, (args, kwargs) = _arrays(source.get_extra_fields()), (source._args, source._kwargs)
-    settings = {"num_chains": source.num_chains, "args": args, "kwargs": kwargs, "stats": stats}
+    settings = {"num_chains": _num_chains(source), "args": args, "kwargs": kwargs, "stats": stats}
     return Posterior(source.sampler.model, source.get_samples(), **settings, functions_at=source.functions_at)
+
+
+def _num_chains(source: NumPyroMCMC) -> int:
+    """The number of chains that a run has kept, which may be fewer than asked if it was interrupted."""
+    return len(jax.tree.leaves(source.get_samples(group_by_chain=True))[0])
 
 
 def _check_has_run(source):

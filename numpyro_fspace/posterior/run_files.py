@@ -115,7 +115,8 @@ class RunFiles:
         found = {"postprocess_fn": mine.get("postprocess_fn") and repr(None)} | found  # older runs name none
         names = [name for name in {**mine, **found} if found.get(name) != mine.get(name)]
         model = f"inputs.{PRIOR_DRAW}"  # which other arguments change too, and older runs do not have
-        names = [name for name in names if name != model or (names == [model] and model in found)]
+        others, is_known = [k for k in names if not k.startswith(model)], any(k.startswith(model) for k in found)
+        names = others or (names if is_known else [])
         if names:
             text = "; ".join(_difference(name, found.get(name), mine.get(name)) for name in names[:4])
             raise ValueError(f"checkpoint={str(self.directory)!r} holds another run: {text}. Give another directory.")
