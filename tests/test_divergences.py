@@ -162,6 +162,24 @@ def test_bad_arguments_are_refused(kwargs, error):
 # ---- Wasserstein2 --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("num_points", [50, 500])
+def test_the_distance_to_the_prior_itself_is_that_of_the_nugget(num_points):
+    """In float32, where eigenvalues of a Gram matrix keep half of the digits: M roots of them add up to a distance."""
+    x, nugget = jnp.linspace(-1.0, 1.0, num_points)[:, None], 1e-3
+    prior = fs.GPPrior(lambda a, b: 1.0 + a @ b.T, nugget=nugget)
+
+    def distance(sd):
+        line = LinearizedPushforward(
+            lambda w, x: (w[0] + w[1] * x[:, 0])[:, None], jnp.zeros(2), lambda rows: rows * sd
+        )
+        return fs.variational.Wasserstein2()(line, prior, x)
+
+    value, slope = jax.value_and_grad(distance)(1.0)
+    trace = num_points * 4 / 3
+    np.testing.assert_allclose(value, (num_points - 2) * nugget, atol=1e-6 * trace)  # a line has two directions
+    np.testing.assert_allclose(slope, 0.0, atol=1e-2 * trace)  # the nugget moves the optimum a little
+
+
 def gaussian_w2(mean_q, cov_q, mean_p, cov_p):
     root = sqrtm(np.asarray(cov_p, float)).real
     cross = np.sqrt(np.maximum(np.linalg.eigvalsh(root @ np.asarray(cov_q, float) @ root), 0.0)).sum()

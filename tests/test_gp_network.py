@@ -218,6 +218,32 @@ def test_the_mean_of_the_process_is_added_to_the_network(key, mean):
     np.testing.assert_allclose(values(fs.GPPrior(SMOOTH, mean=mean)) - values(GP), expected, atol=2e-3)
 
 
+@pytest.mark.parametrize("scale", [np.float32(0.6), np.float64(0.6), np.array(0.6)], ids=["f32", "f64", "array"])
+def test_a_kernel_of_numpy_numbers_is_known_in_a_compiled_model(key, scale):
+    """Made inside the model, under jit, it has the scales and units that it has outside."""
+
+    def model():
+        return fs.gp_network("f", network(8), fs.GPPrior(tinygp.kernels.ExpSquared(scale)), POINTS)(POINTS)
+
+    seeded = handlers.seed(model, key)
+    np.testing.assert_allclose(jax.jit(seeded)(), seeded(), atol=1e-4)
+
+
+def test_constants_of_a_nested_program_are_part_of_the_network(key):
+    """Networks that differ by the frequencies in a compiled function of theirs alone."""
+
+    def net(frequencies):
+        features = jax.jit(lambda h: jnp.concatenate([jnp.sin(h * frequencies), jnp.cos(h * frequencies)], -1))
+        return nn.Sequential([nn.Dense(8), features, nn.Dense(1)])
+
+    points = POINTS.astype(np.float32)
+    layers = [
+        find_last_layer("f", read_network("f", net(np.linspace(*ends, 8, dtype=np.float32)), (1,)), (1,), points)
+        for ends in [(0.5, 1.5), (0.5, 1.5), (0.001, 0.002)]
+    ]
+    assert layers[0].program == layers[1].program != layers[2].program
+
+
 @pytest.mark.parametrize("domain", [jnp.log, jnp.sqrt])
 def test_a_network_of_positive_inputs_is_examined_at_its_points(key, domain):
     points, num = np.linspace(0.5, 2.0, 6, dtype=np.float32)[:, None], 400

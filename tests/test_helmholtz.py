@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from tinygp.kernels import ExpSquared, Matern52, RationalQuadratic, distance
+from tinygp.transforms import Subspace
 
 import numpyro_fspace as fs
 from numpyro_fspace.variational.pushforward import LinearizedPushforward
@@ -227,6 +228,11 @@ def test_calibrated_to_a_dependent_law():
             "potential must be a tinygp kernel instance",
         ),
         (lambda: fs.priors.Helmholtz(ExpSquared(), 3.0), TypeError, r"stream must be .* got 3\.0"),
+        (
+            lambda: fs.priors.Helmholtz(Subspace(7, ExpSquared()), ExpSquared()),
+            ValueError,
+            "the kernel uses input 7 of x",
+        ),
         (lambda: prior().log_prob(X[:, :1], F), ValueError, r"kernel of the plane, got inputs \[6, 1\]"),
         (lambda: prior(num_outputs=None).log_prob(X, F[:, 0]), ValueError, "matrix-valued kernel must return shape"),
         (lambda: prior(num_outputs=3).log_prob(X, np.ones((6, 3))), ValueError, "got .* with num_outputs=3"),

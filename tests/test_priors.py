@@ -702,6 +702,11 @@ def test_every_use_of_a_kernel_without_a_covariance_is_refused(kernel, message, 
         }.get(use, lambda: getattr(prior, use)(X))()
 
 
+def test_a_student_process_of_few_degrees_of_freedom_has_no_covariance():
+    prior = StudentTPrior(tinygp.kernels.ExpSquared(0.01), df=1.5)
+    assert np.isposinf(prior.moments(np.array([[0.0], [10.0]]))[1]).all()
+
+
 def test_values_whose_squares_overflow_are_refused():
     prior = GPPrior(tinygp.kernels.ExpSquared(1.0))
     with pytest.raises(ValueError, match=r"f reaches 1e\+30, whose square is beyond float32: standardize f"):

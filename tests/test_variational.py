@@ -435,6 +435,51 @@ def test_linearized_function_is_the_first_order_expansion():
     assert np.abs(at(1.0, linear_model) - at(1.0, network)).max() > 0.05
 
 
+def test_a_linearized_network_of_two_outputs_has_two():
+    class Two(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            h = nn.tanh(nn.Dense(5)(x))
+            return nn.Dense(1)(h)[:, 0], nn.Dense(1)(h)[:, 0]
+
+    def model(x):
+        for number, part in enumerate(fs.random_module("net", Two(), input_shape=1)(x)):
+            numpyro.deterministic(f"part{number}", part)
+
+    draws = numpyro.infer.Predictive(model, num_samples=2)(jax.random.key(0), X)
+    center, other = ({k: v[i] for k, v in draws.items() if k.startswith("net")} for i in range(2))
+
+    def parts(model, values):
+        trace = numpyro.handlers.trace(numpyro.handlers.substitute(model, values)).get_trace(X)
+        return np.stack([trace[f"part{number}"]["value"] for number in (0, 1)])
+
+    near = {k: center[k] + 1e-3 * (other[k] - center[k]) for k in center}
+    linear = parts(fs.variational.linearize(model, center), near)
+    np.testing.assert_allclose(linear, parts(model, near), atol=1e-5)
+    assert np.abs(linear - parts(model, center)).max(1).min() > 1e-4
+
+
+def test_supports_that_depend_on_other_sites_are_those_of_the_guide():
+    """The bound constrains flat values as the guide does, whatever the guide's first trace had."""
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        f = fs.functional_prior("f", lambda x: w[0] + w[1] * x[:, 0], fs.GPPrior(tinygp.kernels.ExpSquared(0.5)), X)
+        top = numpyro.sample("top", dist.LogNormal(0.0, 1.0))
+        s = numpyro.sample("s", dist.Uniform(0.0, top))
+        numpyro.sample("y", dist.Normal(f(x), s), obs=y)
+
+    guide = fs.variational.guides.mean_field(model)
+    svi = SVI(model, guide, optax.adam(0.01), fs.FunctionalELBO())
+    state = svi.init(jax.random.key(0), X, X[:, 0])
+    settings = {"args": (X, X[:, 0]), "kwargs": {}, "needs_normal": True}
+    guided = GuidedModel(model, guide, svi.get_params(state), jax.random.key(1), **settings)
+    flat = guided.loc + jnp.arange(4.0) - 1.5
+    by_guide = guide._postprocess_fn(guide._unpack_latent(flat))
+    for name, value in guided.constrain(flat).items():
+        np.testing.assert_allclose(value, by_guide[name], rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_network_with_random_points_is_fitted():
     """The posterior of f is near the exact one of its prior, as near as twenty units bring it."""

@@ -15,7 +15,7 @@ from numpyro_fspace._checks import check_count, check_positive, one_line
 from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
 from numpyro_fspace.priors.fit import NOISE_FLOOR
-from numpyro_fspace.priors.gp_prior import on_rows
+from numpyro_fspace.priors.gp_prior import check_columns, on_rows
 from numpyro_fspace.priors.kernel_params import kernel_and_params
 from numpyro_fspace.sgmcmc.base import times
 
@@ -149,6 +149,7 @@ def fit_svgp(
     start = given_fn(params)
     if not isinstance(start, tinygp.kernels.Kernel):
         raise TypeError(f"fit_svgp: kernel must be, or return, a tinygp kernel, got {type(start).__name__}.")
+    check_columns(start, x.shape[1])
 
     def kernel_fn(values):
         return on_rows(given_fn(values))

@@ -93,7 +93,8 @@ def gp_network(
         module: a network as for ``random_module`` whose output, [M] or [M, K], is affine in its last layer.
         prior: a Gaussian prior, such as ``fs.GPPrior`` (including one with ``fs.priors.Helmholtz``) or a conditioned
             one. f gets its moments without nugget. It must have as many outputs as the network. If its kernel has
-            random parameters, the default s and τ are fixed numbers.
+            random parameters, the default s, τ and units in compiled programs, which sample and predict, are fixed
+            numbers; a model that is run without ``jax.jit`` chooses them for each value of the parameters.
         points: X_M, an array [M, D] or fixed points of ``fs.measurement`` (``space_filling``, ``fixed``). With one
             input they should be at most a lengthscale apart; with several inputs use rows of the data.
         input_shape: shape of one input; None means that of a point, (D,).
@@ -108,10 +109,10 @@ def gp_network(
 
     Raises:
         TypeError: the prior is not Gaussian.
-        ValueError: the points are random; points and input_shape have different sizes; the process has no variance; the
-            output of the network is not affine in its last layer; the last layer is frozen; the network computes in
-            less than float32; the numbers of outputs differ; hidden_scale or tolerance is not positive; and as for
-            ``random_module``.
+        ValueError: the points are random, or depend on the model's arguments; points and input_shape have different
+            sizes; the process has no variance; the output of the network is not affine in its last layer; the last
+            layer is frozen; the network computes in less than float32; the numbers of outputs differ; hidden_scale or
+            tolerance is not positive; and as for ``random_module``.
 
     Warns:
         RuntimeWarning: the network cannot represent the process at the points (it is too narrow or too smooth), or
@@ -244,6 +245,12 @@ def _fixed_points(name, points):
             f"gp_network({name!r}): the points must be fixed, because the distribution is exact only at these points: "
             "use fs.measurement.space_filling(low, high, num), rows of the data, or points(jax.random.key(0)). For "
             "random points use fs.functional_prior."
+        )
+    if is_traced(points.constant):
+        raise ValueError(
+            f"gp_network({name!r}): the points depend on the model's arguments or on latent sites, so that predictions "
+            "would be of other points than the run. Make them outside of the model: points = "
+            "fs.measurement.fixed(x_train)."
         )
     return points.constant
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.model.arguments import frozen
-from numpyro_fspace.model.programs import depends_on, makes_features, vanishes_with
+from numpyro_fspace.model.programs import constants, depends_on, makes_features, vanishes_with
 from numpyro_fspace.priors._concrete import evaluated, is_traced
 from numpyro_fspace.priors.gp_prior import full_precision
 from numpyro_fspace.sgmcmc.base import times
@@ -149,12 +149,13 @@ def find_last_layer(name: str, network: Network, shape: tuple[int, ...], points=
         )
     program = jax.make_jaxpr(network.apply)(weights, x)
     layer = LastLayer(network, (), 1 if out.ndim == 1 else out.shape[1], x.dtype.kind == "i")
-    if is_traced(program.consts):
+    known = constants(program)
+    if is_traced(known):
         return dataclasses.replace(
             _find(name, layer, program, weights, x), makes_features=makes_features(network.apply, weights, x)
         )
     text = re.sub(r" at 0x[0-9a-f]+", "", str(program))
-    signature = str((text, frozen(list(program.consts)), tuple(weights), network.outputs_first))
+    signature = str((text, frozen(known), tuple(weights), network.outputs_first))
     if signature not in _FOUND:
         found = _find(name, layer, program, weights, x)
         while len(_FOUND) >= MAX_FOUND:

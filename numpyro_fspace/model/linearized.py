@@ -80,7 +80,7 @@ def linearize(model, center: dict):
                 if missing:
                     raise KeyError(f"linearize: center has no value for the sites {missing}.")
                 value, slope = jax.jvp(at, (start,), (step,))
-                return value + slope
+                return jax.tree.map(jnp.add, value, slope)
 
             return linear_fn
 

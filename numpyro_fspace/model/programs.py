@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters.partial_eval import dce_jaxpr
 
-__all__ = ["called", "depends_on", "makes_features", "sources", "vanishes_with"]
+__all__ = ["called", "constants", "depends_on", "makes_features", "sources", "vanishes_with"]
 
 
 def depends_on(fn, values: dict) -> set:
@@ -72,6 +73,22 @@ def called(equation):
     if equation.primitive.name not in CALLS:
         return None
     return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+
+
+def constants(program) -> list:
+    """The constants of a closed program, and of all programs within it."""
+    found = list(program.consts)
+    for equation in program.jaxpr.eqns:
+        for part in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
+            if isinstance(part, ClosedJaxpr):
+                found += constants(part)
+            elif isinstance(part, Jaxpr):
+                found += constants(ClosedJaxpr(part, ()))
+    return found
+
+
+def _is_program(value) -> bool:
+    return isinstance(value, ClosedJaxpr | Jaxpr)
 
 
 def without_constants(program):

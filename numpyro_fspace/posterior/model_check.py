@@ -103,7 +103,9 @@ def warn_of_another_prior(inputs: Mapping, model: Callable, args: tuple, kwargs:
     now = prior_density(model, args, kwargs)
     known = ((re.fullmatch(re.escape(PRIOR_DRAW) + PART, name), text) for name, text in inputs.items())
     saved = {match[1]: float(text) for match, text in known if match}
-    for name in _other_parts(saved, now) if saved and now is not None else ():
+    if now is None or not saved:
+        return
+    for name in _other_parts(saved, now):
         warn(
             f"The model, or the arguments given with it, are not those of the checkpoint: {PRIOR_DRAW} is "
             f"{now.get(name, 0.0)} for {name!r}, and was {saved.get(name, 0.0)} in the run. Predictions would be "

@@ -32,7 +32,9 @@ NO_SHARE = 1e-6
 
 
 def _as_jax(leaf):
-    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
+    """A parameter as JAX's array, known even if a program is being traced, so that the prior is not random there."""
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
 
 
 def on_rows(kernel):

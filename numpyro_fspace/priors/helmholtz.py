@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_fspace._checks import one_line
 from numpyro_fspace.priors._concrete import at_compile_time
+from numpyro_fspace.priors.gp_prior import check_columns
 from numpyro_fspace.sgmcmc.base import times
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Helmholtz:
         for name, kernel in {"potential": potential, "stream": stream}.items():
             if isinstance(kernel, type) or not callable(kernel):
                 raise TypeError(f"Helmholtz: {name} must be a tinygp kernel instance, got {kernel!r}.")
+            check_columns(kernel, 2)
             _check_smooth(name, kernel)
         self.potential, self.stream = potential, stream
 

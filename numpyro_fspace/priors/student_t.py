@@ -100,8 +100,8 @@ class StudentTPrior:
     def moments(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
         """Mean and covariance df / (df - 2) · k(x, x), without nugget; infinite if df ≤ 2."""
         mean, scale = self.gaussian.moments(x)
-        factor = jnp.where(self.df > 2, self.df / jnp.where(self.df > 2, self.df - 2, 1.0), jnp.inf)
-        return mean, factor * scale
+        factor = self.df / jnp.where(self.df > 2, self.df - 2, 1.0)
+        return mean, jnp.where(self.df > 2, factor * scale, jnp.inf)
 
     def tabulated(self, pool: Float[ArrayLike, "N D"]) -> StudentTPrior | None:
         """This prior at the points of a pool, as a function of row numbers; see ``GPPrior.tabulated``."""

@@ -11,6 +11,7 @@ from numpyro.distributions import biject_to, transforms
 from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation
+from numpyro.infer.util import constrain_fn
 
 from numpyro_fspace._checks import check_count, one_line
 from numpyro_fspace.model._numpyro import flat_to_sites
@@ -20,7 +21,7 @@ from numpyro_fspace.model.linearized import function_of
 from numpyro_fspace.model.programs import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import check_observations
-from numpyro_fspace.model.site_transforms import base_transform
+from numpyro_fspace.model.site_transforms import base_transform, has_dynamic_support
 from numpyro_fspace.model.sites import active_functional_priors
 from numpyro_fspace.variational import likelihood
 from numpyro_fspace.variational.divergences import RegularizedKL
@@ -195,7 +196,11 @@ class GuidedModel:
         return self._constrained(self.unpack(flat))
 
     def _constrained(self, unconstrained: dict) -> dict:
-        return {k: biject_to(self.sites[k]["fn"].support)(v) for k, v in unconstrained.items()}
+        if not any(has_dynamic_support(site) for site in self.sites.values()):
+            return {k: biject_to(self.sites[k]["fn"].support)(v) for k, v in unconstrained.items()}
+        with handlers.block():
+            values = constrain_fn(fresh_draws(self.model, self.key), self.args, self.kwargs, unconstrained)
+        return {k: values[k] for k in unconstrained}
 
     def trace(self, model, values, replace=None):
         """``model`` run with these latent values, and the minibatch and measurement points of this step."""
