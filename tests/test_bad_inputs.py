@@ -308,7 +308,7 @@ CASES = [
     ("gp_network, random points", gp_network(points=fs.measurement.uniform(0.0, 1.0, 3)), ValueError, "must be fixed"),
     ("gp_network, points [M]", gp_network(points=POINTS[:, 0]), ValueError, r"pass points\[:, None\]"),
     ("gp_network, points of an argument", lambda: jax.jit(lambda x: gp_network(points=x)())(GRID),
-     ValueError, r"the points depend on the model's arguments .*points = fs.measurement.fixed\(x_train\)"),
+     ValueError, r"the points are not known when the model is compiled: .*points = fs.measurement.fixed\(x_train\)"),
     ("gp_network, points NaN", gp_network(points=POINTS * np.nan), ValueError, "points holds NaN"),
     ("gp_network, input_shape", gp_network(input_shape=(2, 2)), ValueError, "point has 1 numbers.*needs 4"),
     ("gp_network, softplus", gp_network(nn.Sequential([DEEP, nn.softplus])), ValueError, "not affine in any.*likelihood"),

@@ -318,10 +318,10 @@ def test_deterministic_sites_are_those_of_the_arguments():
     effect = np.random.default_rng(0).normal(size=(4, 3, 2)).astype(np.float32)
     x, y = X + 10.0, np.stack([Y, Y], 1)
     for draws in ({"effect": effect}, {"effect": effect, "mean": np.zeros((4, 8, 2), np.float32)}):
-        posterior = fs.to_arviz(fs.Posterior(nested, draws, args=(x, y)))["posterior"]
-        np.testing.assert_allclose(posterior["mean"].values[0], x * effect.sum(1)[:, None], rtol=1e-5)
-        assert posterior["mean"].dims == ("chain", "draw", "rows", "outputs")
-        assert "mean" not in fs.to_arviz(fs.Posterior(nested, draws, args=(x, y)), log_lik=False)["posterior"]
+        for log_lik in (True, False):
+            posterior = fs.to_arviz(fs.Posterior(nested, draws, args=(x, y)), log_lik=log_lik)["posterior"]
+            np.testing.assert_allclose(posterior["mean"].values[0], x * effect.sum(1)[:, None], rtol=1e-5)
+            assert posterior["mean"].dims == ("chain", "draw", "rows", "outputs")
 
 
 def test_coordinates_of_rows_that_are_left():

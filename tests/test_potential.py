@@ -241,9 +241,9 @@ def of_noise(log_sd):
 
 def of_network(x):
     net = nn.Sequential([nn.Dense(3), nn.tanh, nn.Dense(1)])
-    return fs.gp_network("g", net, fs.GPPrior(tinygp.kernels.ExpSquared()), jnp.linspace(-1, 1, 8)[:, None])(
-        x[:, None]
-    )[:, 0]
+    return fs.gp_network("g", net, fs.GPPrior(tinygp.kernels.ExpSquared()), np.linspace(-1, 1, 8)[:, None])(x[:, None])[
+        :, 0
+    ]
 
 
 def of_both(x):

@@ -181,6 +181,37 @@ def test_another_likelihood_is_told_beside_many_weights(changes, part, tmp_path)
         fs.Posterior.load(tmp_path / "p.npz", of_many_weights(**changes))
 
 
+def test_sites_of_any_name_are_known_again(tmp_path):
+    def model(x, y=None):
+        w = numpyro.sample("w'", dist.Normal())
+        numpyro.sample("y'", dist.Normal(w * x[:, 0], 0.5), obs=y)
+
+    settings = {"num_warmup": 4, "num_samples": 4, "progress_bar": False, "checkpoint": tmp_path / "run"}
+    fs.MCMC(fs.SGHMC(model), **settings).run(jax.random.key(0), X, Y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        fs.Posterior.from_checkpoint(tmp_path / "run", model, X, Y)
+
+
+def test_latent_values_of_all_rows_of_a_minibatch_are_compared(tmp_path):
+    """More rows than those at which the likelihood is evaluated."""
+    num = 1500
+
+    def with_scale(scale):
+        def model(x, y=None):
+            z = numpyro.sample("z", dist.Normal(0.0, scale).expand([num]).to_event(1))
+            with numpyro.plate("rows", num, subsample_size=5) as rows:
+                numpyro.sample("y", dist.Normal(z[rows] + x[rows], 0.5), obs=None if y is None else y[rows])
+
+        return model
+
+    args = (jnp.zeros(num), jnp.ones(num))
+    fs.save(fs.Posterior(with_scale(1.0), {"z": jnp.ones((2, num))}, args=args), tmp_path / "p.npz")
+    assert None not in read_archive(tmp_path / "p.npz")["log_densities"]
+    with pytest.warns(RuntimeWarning, match="the log density of 'z' at the|the log density of 'latent sites' at the"):
+        fs.Posterior.load(tmp_path / "p.npz", with_scale(2.0))
+
+
 def line_of(y):
     """A model with minibatches of data that it closes over."""
     y = jnp.asarray(y)
@@ -380,7 +411,7 @@ def test_a_later_format_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(saved_posterior, "FORMAT", 99)
     fs.save(fs.Posterior(linear(), {"w": np.zeros((2, 2))}), tmp_path / "p.npz")
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="has format 99, this version reads 1"):
+    with pytest.raises(ValueError, match="has format 99, this version reads 2"):
         fs.Posterior.load(tmp_path / "p.npz", linear())
 
 

@@ -93,17 +93,63 @@ def test_text_with_digits_is_no_date(cell, tmp_path):
 
 def test_points_between_thousands_and_decimal_commas(tmp_path):
     prices = ["950", "1.234", "2.500,75", "870", "12.000"] * 6
-    path = written(tmp_path, table(price=prices), separator=";")
+    path = written(tmp_path, {"price": prices, "y": list(range(ROWS))}, separator=";")
     design, x, _, _ = read_design(read_csv(path, ","), "y")
-    np.testing.assert_array_equal(x[:5, 1], [950.0, 1234.0, 2500.75, 870.0, 12000.0])
-    assert predicted_inputs(design, "a;price\n1;1.500\n", tmp_path, ",")[0, 1] == 1500.0
-    path = written(tmp_path, table(price=["1,5", "2.25", "3,5"] * 10), separator=";")
-    with pytest.raises(ValueError, match=r"column 'price' holds numbers with decimal commas, but line 3 says '2.25'"):
+    np.testing.assert_array_equal(x[:5, 0], [950.0, 1234.0, 2500.75, 870.0, 12000.0])
+    assert predicted_inputs(design, "price;b\n1.500;1\n", tmp_path, ",")[0, 0] == 1500.0
+    path = written(tmp_path, {"price": ["1,5", "2.25", "3,5"] * 10, "b": [1] * ROWS}, separator=";")
+    with pytest.raises(ValueError, match=r"column 'price' holds '2.25' in line 3 .*, with a decimal point"):
         read_csv(path, ",")
     with pytest.raises(ValueError, match=r"decimal commas \('1.234,56'\): say --decimal ','"):
         design_of(written(tmp_path, table(price=["1.234,56", "2.345,67"] * 15), separator=";"))
     with pytest.raises(ValueError, match=r"holds '1,234': remove commas between thousands, or, .* --decimal ','"):
         design_of(written(tmp_path, table(price=["1,234", "950", "12,000"] * 10), separator=";"))
+
+
+@pytest.mark.parametrize("cells", [["0.5", "0.25", "0.123"], ["0.037", "0.038"], ["1.143e+00", "2,5"]])
+def test_a_decimal_point_beside_decimal_commas_is_refused(cells, tmp_path):
+    """None of these points stands between thousands."""
+    path = written(tmp_path, {"c": [cells[i % len(cells)] for i in range(ROWS)], "b": [1] * ROWS}, separator=";")
+    with pytest.raises(ValueError, match=r"column 'c' holds '.*' in line \d+ .*, with a decimal point: correct it"):
+        read_csv(path, ",")
+
+
+def test_text_with_points_stays_beside_decimal_commas(tmp_path):
+    path = written(tmp_path, {"c": ["192.168.100.100", "host", "1.5.2"] * 10, "b": [1] * 30}, separator=";")
+    assert read_csv(path, ",")["c"][:3].tolist() == ["192.168.100.100", "host", "1.5.2"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "days"),
+    [
+        ("2000-01", "2000-02", 31.0),
+        ("01/31/2000 03:00 PM", "02/01/2000 03:00 PM", 1.0),
+        ("2020-01-01 00:00:00+00:00", "2020-01-02 00:00:00+00:00", 1.0),
+        ("2020-01-01T00:00:00.000000000", "2020-01-01T12:00:00.000000000", 0.5),
+        ("31.01.20", "01.02.20", 1.0),
+        ("31 Jan 2020", "01 Feb 2020", 1.0),
+        ("2020-01-01 06:00:00", "2020-01-02", 0.75),
+    ],
+)
+def test_formats_of_dates(first, second, days, tmp_path):
+    design, x, _ = design_of(written(tmp_path, table(when=[first, second] * 15)))
+    assert design.columns[1].kind == "date"
+    np.testing.assert_allclose(np.diff(x[:2, 1]), days)
+
+
+def test_truth_values_have_one_spelling(tmp_path):
+    design, *_ = design_of(written(tmp_path, table(flag=["True", "False"] * 15)))
+    new = predicted_inputs(design, "a,flag\n1,TRUE\n1,false\n", tmp_path)
+    np.testing.assert_array_equal(new[:, 1], [1.0, 0.0])
+
+
+def test_numbers_of_rows_beside_an_empty_line(tmp_path):
+    path = tmp_path / "data.csv"
+    rows = [f"{i},{i % 7},{i % 5}\n" for i in range(40)]
+    path.write_text("id,a,y\n" + "".join(rows[:20]) + "\n" + "".join(rows[20:]))
+    design, _, _, numbers = read_design(read_csv(path), "y")
+    assert [column.name for column in design.columns] == ["a"]
+    assert numbers[19:21].tolist() == [20, 22]
 
 
 @pytest.mark.parametrize(

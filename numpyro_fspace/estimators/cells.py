@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from datetime import datetime
 
 __all__ = [
@@ -27,7 +29,8 @@ DATES = (
     *(f.replace("-", s) for s in "-/ " for f in ("%d-%b-%Y", "%d-%B-%Y", "%Y-%b-%d")),
     *("%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y"),
 )
-TIMES = ("", *(f"{s}{t}{z}" for s in " T" for t in ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f") for z in ("", "%z", " %z")))
+CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
+TIMES = ("", *(f"{s}{clock}{zone}" for s in " T" for clock in CLOCKS for zone in ("", "%z", " %z")))
 #: Cells that are tried with every format.
 NUM_TRIED = 20
 
@@ -93,8 +96,9 @@ def as_finite(values):
 
 
 def as_text(values):
-    """Values as text, missing ones left missing; whole numbers without a decimal point."""
-    return values.astype("string").str.strip().str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True)
+    """Values as text, missing ones left missing; whole numbers without a point, truth values in one spelling."""
+    text = values.astype("string").str.strip().str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True)
+    return text.where(~text.str.fullmatch(r"(?i:true|false)").fillna(False), text.str.capitalize())
 
 
 def date_format(values) -> tuple[str, str]:
@@ -102,11 +106,10 @@ def date_format(values) -> tuple[str, str]:
     text = values.astype("string").str.strip()
     if text.str.count(r"\d").ge(3).mean() < MOSTLY:
         return "", ""
-    tried = text.drop_duplicates()[:NUM_TRIED]
-    shares = {}
-    for form in (date + time for date in DATES for time in TIMES):
-        if any(_is_date(cell, form) for cell in tried):
-            shares[form] = as_dates(text, form).notna().mean()
+    tried = text.dropna().drop_duplicates()[:NUM_TRIED]
+    forms = [date + time for date in DATES for time in TIMES if any(_is_date(cell, date + time) for cell in tried)]
+    forms += [form for cell in tried for form in _guesses(cell)]
+    shares = {form: as_dates(text, form).notna().mean() for form in dict.fromkeys(forms)}
     best = max(shares, key=lambda form: shares[form], default="")
     if not best or shares[best] < MOSTLY:
         return "", ""
@@ -123,12 +126,28 @@ def _is_date(cell: str, form: str) -> bool:
     return True
 
 
+def _guesses(cell: str) -> list[str]:
+    """The formats of one date as pandas guesses it, month first and day first."""
+    from pandas.tseries.api import guess_datetime_format
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the cell has another order
+        found = [guess_datetime_format(cell, dayfirst=day_first) for day_first in (False, True)]
+    return [form for form in found if form]
+
+
 def as_dates(values, form: str):
-    """Values as dates without time zone; missing where they have another format."""
+    """Values as dates without time zone; missing where they have another format, but for the time of day."""
     import pandas as pd
 
     text = values.astype("string").str.strip()
-    return pd.to_datetime(text, format=form, errors="coerce", utc=True).dt.tz_localize(None)
+    settings = {"errors": "coerce", "utc": True}
+    found = pd.to_datetime(text, format=form, **settings)
+    if (text.notna() & found.isna()).any():
+        date = re.split(r"[ T]%[HI]", form)[0]
+        for time in TIMES:
+            found = found.fillna(pd.to_datetime(text, format=date + time, **settings))
+    return found.dt.tz_localize(None)
 
 
 def numerically(text: str):

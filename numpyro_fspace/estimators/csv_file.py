@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["read_csv"]
 
 #: A number with a decimal comma, or none, and perhaps points between thousands; and one with a decimal point.
-WITH_COMMA = r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d+|(?=,\d))(?:,\d*)?(?:[eE][+-]?\d+)?"
+WITH_COMMA = r"[+-]?(?:[1-9]\d{0,2}(?:\.\d{3})+(?:,\d*)?|(?:\d+|(?=,\d))(?:,\d*)?(?:[eE][+-]?\d+)?)"
 WITH_POINT = r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?"
 
 
@@ -83,13 +83,15 @@ def _checked_rows(path: Path, separator: str, num: int) -> int:
 
 
 def _with_points(cells):
-    """Numbers with decimal commas as numbers with points; a number with a decimal point among them is refused."""
+    """Numbers with decimal commas as numbers with points, in a column of numbers; a decimal point there is refused."""
     is_number = cells.str.fullmatch(WITH_COMMA).fillna(False)
     wrong = cells[cells.str.fullmatch(WITH_POINT).fillna(False) & ~is_number]
-    if len(wrong) and is_number.sum() >= MOSTLY * cells.notna().sum():
+    if is_number.sum() + len(wrong) < MOSTLY * cells.notna().sum():
+        return cells
+    if len(wrong):
         raise ValueError(
-            f"column {str(cells.name)!r} holds numbers with decimal commas, but line {int(wrong.index[0]) + 2} says "
-            f"{wrong.iloc[0]!r} ({len(wrong)} such rows): correct it, or leave --decimal out."
+            f"column {str(cells.name)!r} holds {wrong.iloc[0]!r} in line {int(wrong.index[0]) + 2} ({len(wrong)} such "
+            "rows), with a decimal point: correct it, or leave --decimal ',' out."
         )
     plain = cells.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
     return cells.where(~is_number, plain)

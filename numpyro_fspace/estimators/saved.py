@@ -16,7 +16,7 @@ from numpyro_fspace.posterior import Posterior, save
 
 __all__ = ["load_estimator", "save_estimator"]
 
-SETTINGS, DRAWS, FORMAT = "estimator.json", "posterior.npz", 1
+SETTINGS, DRAWS, FORMAT = "estimator.json", "posterior.npz", 2
 UNITS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_", "classes_", "n_features_in_")
 
 

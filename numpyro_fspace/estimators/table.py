@@ -182,8 +182,8 @@ def _row_numbers(frame) -> str | None:
     """The name of the first column if it numbers the rows: it has no name, or one in ``INDEX_NAMES``."""
     name, values = frame.columns[0], frame.iloc[:, 0]
     is_index = name == "column 1" or name.lower() in INDEX_NAMES
-    numbers = as_finite(values)
-    counts_up = len(frame) > 1 and (np.diff(numbers) == 1).all() and numbers[0] % 1 == 0
+    numbers = as_finite(values[frame.notna().any(axis=1)])  # empty lines are no rows of their own
+    counts_up = len(numbers) > 1 and (np.diff(numbers) == 1).all() and numbers[0] % 1 == 0
     return name if is_index and counts_up else None
 
 
@@ -231,7 +231,8 @@ def _levels(name, levels, said) -> Column:
     if len(levels) > MAX_LEVELS:
         raise ValueError(
             f"column {name!r} is text with {len(levels)} different values ({', '.join(map(repr, levels[:3]))}, ...), "
-            f"and at most {MAX_LEVELS} can be levels: leave it out with --drop {name!r}, or join its values to a few."
+            f"and at most {MAX_LEVELS} can be levels: leave it out with --drop {name!r}, or join its values to a few. "
+            "(Dates need one format in all rows, such as 2020-01-31.)"
         )
     said.append(f"{name!r} is categorical: {len(levels)} levels, one input each.")
     return Column(name, kind="levels", levels=levels)

@@ -109,8 +109,8 @@ def gp_network(
 
     Raises:
         TypeError: the prior is not Gaussian.
-        ValueError: the points are random, or depend on the model's arguments; points and input_shape have different
-            sizes; the process has no variance; the output of the network is not affine in its last layer; the last
+        ValueError: the points are random, or not known when the model is compiled; points and input_shape differ in
+            size; the process has no variance; the output of the network is not affine in its last layer; the last
             layer is frozen; the network computes in less than float32; the numbers of outputs differ; hidden_scale or
             tolerance is not positive; and as for ``random_module``.
 
@@ -243,14 +243,14 @@ def _fixed_points(name, points):
     if points.is_random or points.constant is None:
         raise ValueError(
             f"gp_network({name!r}): the points must be fixed, because the distribution is exact only at these points: "
-            "use fs.measurement.space_filling(low, high, num), rows of the data, or points(jax.random.key(0)). For "
-            "random points use fs.functional_prior."
+            "use fs.measurement.space_filling(low, high, num), rows of the data, or points(jax.random.key(0)) made "
+            "outside of the model. For random points use fs.functional_prior."
         )
     if is_traced(points.constant):
         raise ValueError(
-            f"gp_network({name!r}): the points depend on the model's arguments or on latent sites, so that predictions "
-            "would be of other points than the run. Make them outside of the model: points = "
-            "fs.measurement.fixed(x_train)."
+            f"gp_network({name!r}): the points are not known when the model is compiled: they are an argument of the "
+            "model, so that predictions would have other points than the run, or JAX computes them within the model. "
+            "Make them outside of the model, points = fs.measurement.fixed(x_train), or with NumPy."
         )
     return points.constant
 

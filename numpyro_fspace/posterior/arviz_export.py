@@ -25,7 +25,7 @@ from numpyro_fspace.posterior.arrays import plain
 from numpyro_fspace.posterior.arviz_datasets import Site, check_dims, check_names, clean, datasets
 from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.draw_batches import map_draws
-from numpyro_fspace.posterior.evaluator import Evaluator, function_draws, log_likelihood
+from numpyro_fspace.posterior.evaluator import Evaluator, deterministic_draws, function_draws, log_likelihood
 from numpyro_fspace.posterior.posterior import as_posterior, functions_run
 from numpyro_fspace.posterior.warnings import warn_of_nan
 
@@ -73,8 +73,8 @@ def to_arviz(
     Of a run that kept functions in place of weights (``fs.MCMC(..., functions_at=x)``): ``posterior``,
     ``sample_stats`` and ``constant_data`` alone.
 
-    Deterministic sites are those of the arguments of ``source``: a ``fs.Posterior`` with other arguments than those of
-    the run has them computed anew (with ``log_lik=False`` they are left out).
+    Deterministic sites are those of the arguments of ``source``: of a ``fs.Posterior``, whose arguments may be others
+    than those of the run, they are computed anew.
 
     Draws that lie on disk (of a checkpoint) stay there; functions, log-likelihood and predictive draws are computed and
     held in memory.
@@ -150,6 +150,7 @@ def to_arviz(
         predictions = Evaluator(found).draws(jax.random.key(0), (args, kwargs), inputs)
     else:
         predictions = function_draws(found, args, kwargs, inputs) if len(inputs) else {}
+        predictions |= deterministic_draws(found, args, kwargs, computed) if computed else {}
     warn_of_nan(predictions, found.samples)
     functions = {k for k, s in trace.items() if s["type"] == "network" or is_functional_prior(s)} | computed
     posterior |= {clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in functions}

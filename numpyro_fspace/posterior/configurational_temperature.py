@@ -102,7 +102,7 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
     chain, place = (a.ravel() for a in np.meshgrid(chains, places, indexing="ij"))
     some = taken({k: draws[k] for k in plan.params}, chain, place)
     gradients = _Gradients(kernel, state, some, chain, (args, kwargs), key, is_cut=is_cut)
-    first, second = gradients.first, gradients.second
+    first, second = gradients.at_draws()
     good = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
     if good.sum() < max(FEWEST_DRAWS, 0.9 * len(good)):
         return None
@@ -154,10 +154,6 @@ class _Gradients:
         arguments: ``(args, kwargs)`` of the model.
         key: draws minibatches and measurement points.
         is_cut: whether products with the Hessian take a minibatch each.
-
-    Attributes:
-        first, second: gradients at the draws [n, P] of all data, at two sets of measurement points where these are
-            random; otherwise the same array.
     """
 
     def __init__(self, kernel, state, draws, chain, arguments, key, *, is_cut: bool):
@@ -166,9 +162,12 @@ class _Gradients:
         self.arrays, self.static, self.join = split_arrays(arguments)
         self.is_random, self.is_cut, self.size = plan.has_random_points, is_cut, state.scale.shape[-1]
         self.keys = plain(jax.random.split(key, (2, len(chain))))
-        every, here = np.arange(len(chain)), np.zeros((len(chain), self.size))
-        self.first = self.at(every, here, self.keys[0])
-        self.second = self.at(every, here, self.keys[1]) if self.is_random else self.first
+
+    def at_draws(self):
+        """Gradients of all data at the draws [n, P], at two sets of measurement points where these are random."""
+        every, here = np.arange(len(self.chain)), np.zeros((len(self.chain), self.size))
+        first = self.at(every, here, self.keys[0])
+        return first, self.at(every, here, self.keys[1]) if self.is_random else first
 
     def at(self, rows, offsets, keys, is_whole: bool = True):
         """Gradients at draws plus offsets [n, P], by a program for ``NUM_AT_ONCE`` of them."""

@@ -41,7 +41,7 @@ from numpyro_fspace.posterior.row_independence import Evaluation, Probe, find_ax
 if TYPE_CHECKING:
     from numpyro_fspace.posterior.posterior import Posterior
 
-__all__ = ["Evaluator", "as_arrays", "function_draws", "log_likelihood"]
+__all__ = ["Evaluator", "as_arrays", "deterministic_draws", "function_draws", "log_likelihood"]
 
 
 class Evaluator:
@@ -187,6 +187,17 @@ def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
 
     args, kwargs, inputs = with_devices_of((args, kwargs, inputs), posterior.samples)
     return map_draws(one_draw, posterior.samples, jax.random.key(0), (args, kwargs, inputs))
+
+
+def deterministic_draws(posterior: Posterior, args, kwargs, names) -> dict:
+    """Draws [S, ...] of deterministic sites of a model at these arguments."""
+
+    def one_draw(draw, key, args, kwargs):
+        trace = run_model(posterior.model, args, kwargs, key=key, substitute=draw)
+        return {k: trace[k]["value"] for k in names}
+
+    args, kwargs = with_devices_of((args, kwargs), posterior.samples)
+    return map_draws(one_draw, posterior.samples, jax.random.key(0), (args, kwargs))
 
 
 def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> dict:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import DictKey, keystr
 
 from numpyro_fspace._checks import warn
 from numpyro_fspace.model.arguments import split_arrays
@@ -26,8 +26,6 @@ __all__ = ["PRIOR_DRAW", "log_densities", "prior_density", "warn_of_another_mode
 
 #: What a checkpoint knows its model by.
 PRIOR_DRAW = "the model's log density at a draw from its prior"
-#: How the inputs of a run name a part of it.
-PART = r"\['(.*)'\]"
 #: Log densities may differ by as much between devices and versions of JAX, relative to 1 and to their own size.
 TOLERANCE = 0.01
 #: The most rows of a subsampled plate at which a likelihood is evaluated.
@@ -54,11 +52,10 @@ def _log_densities(model: Callable, args: tuple, kwargs: Mapping, draws: Sequenc
             return None
         return draw.get(site["name"], zeros_if_not_drawable(site))
 
-    @jax.jit
-    def evaluated(draw, arrays):
+    def evaluated(num_rows, draw, arrays):
         args, kwargs = join(arrays)
         settings = {"key": jax.random.key(0), "points": True, "density": True, "isolated": True}
-        settings |= {"rows": _some_rows, "full_plates": False}
+        settings |= {"rows": partial(_some_rows, num_rows), "full_plates": False}
         parts: dict = {}
         for name, site in run_model(model, args, kwargs, substitute=partial(value, draw), **settings).items():
             if site["type"] == "sample":
@@ -66,16 +63,19 @@ def _log_densities(model: Callable, args: tuple, kwargs: Mapping, draws: Sequenc
                 parts[part] = parts.get(part, 0.0) + jnp.sum(log_density_of(site))
         return parts
 
-    try:
-        arrays, _, join = split_arrays((args, kwargs))
-        found = [{k: float(v) for k, v in evaluated(draw, arrays).items()} for draw in draws]
-    except Exception:  # whatever a model makes of arguments that are missing, or that are no data
-        return [None] * len(draws)
-    return [one if np.isfinite([*one.values()]).all() else None for one in found]
+    for num_rows in (MAX_ROWS, 1):  # a plate may have latent values of its own for all its rows, which fit to one row
+        try:
+            arrays, _, join = split_arrays((args, kwargs))
+            program = jax.jit(partial(evaluated, num_rows))
+            found = [{k: float(v) for k, v in program(draw, arrays).items()} for draw in draws]
+        except Exception:  # whatever a model makes of arguments that are missing, or that are no data
+            continue
+        return [one if np.isfinite([*one.values()]).all() else None for one in found]
+    return [None] * len(draws)
 
 
-def _some_rows(size: int):
-    return jnp.asarray(some_rows(np.arange(size), MAX_ROWS))
+def _some_rows(num: int, size: int):
+    return jnp.asarray(some_rows(np.arange(size), num))
 
 
 def prior_density(model: Callable, args: tuple, kwargs: Mapping) -> dict[str, float] | None:
@@ -101,14 +101,14 @@ def warn_of_another_prior(inputs: Mapping, model: Callable, args: tuple, kwargs:
         )
         return
     now = prior_density(model, args, kwargs)
-    known = ((re.fullmatch(re.escape(PRIOR_DRAW) + PART, name), text) for name, text in inputs.items())
-    saved = {match[1]: float(text) for match, text in known if match}
+    saved = {k: float(text) for k, text in inputs.items() if k.startswith(f"{PRIOR_DRAW}[")}
     if now is None or not saved:
         return
-    for name in _other_parts(saved, now):
+    parts = {PRIOR_DRAW + keystr((DictKey(k),)): v for k, v in now.items()}
+    for name in _other_parts(saved, parts):
         warn(
-            f"The model, or the arguments given with it, are not those of the checkpoint: {PRIOR_DRAW} is "
-            f"{now.get(name, 0.0)} for {name!r}, and was {saved.get(name, 0.0)} in the run. Predictions would be "
+            f"The model, or the arguments given with it, are not those of the checkpoint: {name} is "
+            f"{parts.get(name, 'not there')}, and was {saved.get(name, 'not there')} in the run. Predictions would be "
             "wrong. Use the model and the arguments of the run."
         )
         return
@@ -123,9 +123,9 @@ def warn_of_another_model(saved: list, posterior: Posterior) -> None:
         for name in _other_parts(before, after):
             warn(
                 "The model, or the arguments given with it, are not those of the draws: the log density of "
-                f"{name!r} at the {which} draw is {after.get(name, 0.0):.6g}, and was {before.get(name, 0.0):.6g} when "
-                "it was saved. Predictions would be wrong. Load with the same layers, activation functions, priors, "
-                "kernels and likelihood."
+                f"{name!r} at the {which} draw is {after.get(name, 'not there')}, and was "
+                f"{before.get(name, 'not there')} when it was saved. Predictions would be wrong. Load with the same "
+                "layers, activation functions, priors, kernels and likelihood."
             )
             return
 

@@ -245,7 +245,8 @@ def functions_run(source) -> Posterior:
 
 def _num_chains(source: NumPyroMCMC) -> int:
     """The number of chains that a run has kept, which may be fewer than asked if it was interrupted."""
-    return len(jax.tree.leaves(source.get_samples(group_by_chain=True))[0])
+    draws = jax.tree.leaves(source.get_samples(group_by_chain=True))
+    return len(draws[0]) if draws else source.num_chains
 
 
 def _check_has_run(source):

@@ -12,7 +12,7 @@ import numpy as np
 
 __all__ = ["FORMAT", "blocks", "damaged", "hash_of", "read_run", "read_state", "sealed", "write_whole"]
 
-FORMAT = 7
+FORMAT = 8
 #: Bytes that are read at a time where a whole file is checked.
 BLOCK = 2**20
 

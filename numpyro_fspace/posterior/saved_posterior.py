@@ -22,7 +22,7 @@ from numpyro_fspace.posterior.run_format import write_whole
 
 __all__ = ["read_archive", "write_archive"]
 
-FORMAT = 1
+FORMAT = 2
 
 
 def write_archive(path: str | Path, about: dict, values: dict):

@@ -198,8 +198,11 @@ def warn_of_indefinite(covariance: AnyArray) -> None:
 def checked_finite(moment: AnyArray, name: str = "covariance") -> AnyArray:
     """A mean or covariance of a prior, which holds no NaN or infinity if it is concrete."""
     if isinstance(moment, np.ndarray) and not np.isfinite(moment).all():
-        function = {"covariance": "kernel", "mean": "mean function"}[name]
-        raise ValueError(f"the prior {name} holds NaN or infinity: check the {function} at these x.")
+        cure = {
+            "covariance": "kernel at these x (is a lengthscale 0, or its square too small for float32? rescale x then)",
+            "mean": "mean function at these x",
+        }[name]
+        raise ValueError(f"the prior {name} holds NaN or infinity: check the {cure}.")
     return moment
 
 

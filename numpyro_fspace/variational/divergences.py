@@ -124,14 +124,25 @@ class Wasserstein2:
 
 @jax.custom_jvp
 def _nuclear_norm(matrix):
-    """The sum of the singular values, tr (A Aᵀ)^½; eigenvalues of A Aᵀ would keep half of the digits only."""
-    return jnp.linalg.svd(matrix, full_matrices=False, compute_uv=False).sum()
+    """The sum of the singular values of A [M, R], tr (A Aᵀ)^½, which can be differentiated once.
+
+    Eigenvalues of A Aᵀ would keep half of the digits only.
+    """
+    square = jnp.linalg.qr(matrix.T, mode="r").T if matrix.shape[0] < matrix.shape[1] else matrix
+    return jnp.linalg.svd(square, full_matrices=False, compute_uv=False).sum()
 
 
 @_nuclear_norm.defjvp
 def _slope_of_nuclear_norm(primals, tangents):
-    left, values, right = jnp.linalg.svd(*primals, full_matrices=False)
-    return values.sum(), jnp.sum(times(left, right) * tangents[0])
+    (matrix,) = primals
+    if matrix.shape[0] < matrix.shape[1]:  # A = Rᵀ Qᵀ is cheaper to decompose by R, which is square
+        q, r = jnp.linalg.qr(matrix.T)
+        left, values, right = jnp.linalg.svd(r.T, full_matrices=False)
+        slope = times(times(left, right), q.T)
+    else:
+        left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
+        slope = times(left, right)
+    return values.sum(), jnp.sum(slope * tangents[0])
 
 
 def _differences(divergence, pushforward, prior, x):
