@@ -183,9 +183,11 @@ def predict_table(folder: str | Path, path: str | Path, out: str | Path) -> None
 
 def _gaps(design: Design, row: pd.DataFrame) -> list[str]:
     """The cells of a table of one row that are missing or unknown."""
+    import pandas as pd
+
     without = [c.name for c in design.columns if np.isnan(c.numbers(row[c.name])).any()]
     cells = {name: row[name].iloc[0] for name in without}
-    return [f"{k} is missing" if v != v or v is None else f"{k} = {v!r}" for k, v in cells.items()]
+    return [f"{k} is missing" if pd.isna(v) else f"{k} = {v!r}" for k, v in cells.items()]
 
 
 def predictions(estimator: Regressor | Classifier, x) -> pd.DataFrame:
