@@ -346,19 +346,6 @@ def add_one(values):
     return {"w": values["w"] + 1.0}
 
 
-def test_a_checkpoint_that_names_no_postprocess_fn_goes_on(tmp_path, monkeypatch):
-    """As runs of an earlier state of this format."""
-    settings = {"num_warmup": 5, "num_samples": 4, "num_chains": 1, "kernel": fs.SGHMC(scaled, num_steps=2)}
-
-    def older(*args, **kwargs):
-        return {k: v for k, v in describe(*args, **kwargs).items() if k != "postprocess_fn"}
-
-    with monkeypatch.context() as patch:
-        patch.setattr("numpyro_fspace.mcmc.driver.describe", older)
-        first = finished(tmp_path / "run", **settings)
-    assert_same(finished(tmp_path / "run", **settings), first)
-
-
 def test_another_postprocess_fn_is_refused(tmp_path):
     settings = {"num_warmup": 5, "num_samples": 4, "num_chains": 1, "kernel": fs.SGHMC(scaled, num_steps=2)}
 

@@ -15,7 +15,6 @@ from numpyro.infer.autoguide import AutoBNAFNormal, AutoIAFNormal, AutoMultivari
 from scipy.linalg import sqrtm
 
 import numpyro_fspace as fs
-from numpyro_fspace.variational.divergences import nuclear_norm
 from numpyro_fspace.variational.pushforward import LinearizedPushforward, SampledPushforward
 from numpyro_fspace.variational.sampled_divergences import spectral_stein_score, wasserstein1
 
@@ -161,19 +160,6 @@ def test_bad_arguments_are_refused(kwargs, error):
 
 
 # ---- Wasserstein2 --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", [(3, 7), (7, 3)])
-def test_thenuclear_norm_and_its_slope(shape):
-    """Beside singular values by NumPy, and differences of their sum."""
-    matrix, direction = np.random.default_rng(0).normal(size=(2, *shape))
-
-    def norm(t):
-        return np.linalg.svd(matrix + t * direction, compute_uv=False).sum()
-
-    value, slope = jax.jvp(nuclear_norm, *((jnp.asarray(a, jnp.float32),) for a in (matrix, direction)))
-    np.testing.assert_allclose(value, norm(0.0), rtol=1e-5)
-    np.testing.assert_allclose(slope, (norm(1e-5) - norm(-1e-5)) / 2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("num_points", [50, 500])

@@ -8,6 +8,7 @@ from datetime import datetime
 
 __all__ = [
     "MOSTLY",
+    "WITH_COMMA",
     "as_dates",
     "as_finite",
     "as_numbers",
@@ -20,8 +21,8 @@ __all__ = [
 
 #: A text column of which this share are numbers (or dates) is one of numbers (or dates) with errors.
 MOSTLY = 0.5
-#: Numbers with decimal commas, perhaps with points between thousands; and numbers with commas between thousands.
-DECIMAL_COMMA = r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d*),\d+"
+#: Numbers with a decimal comma or none, perhaps with points between thousands; numbers with commas between thousands.
+WITH_COMMA = r"[+-]?(?:[1-9]\d{0,2}(?:\.\d{3})+(?:,\d*)?|(?:\d+|(?=,\d))(?:,\d*)?(?:[eE][+-]?\d+)?)"
 THOUSANDS = r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?"
 #: Formats of dates and of times after them. Month before day comes first.
 DATES = (
@@ -62,7 +63,8 @@ def check_decimal_commas(values) -> None:
     known = as_text(values.dropna())
     if not len(known):
         return
-    decimal, thousands = (known.str.fullmatch(form).fillna(False) for form in (DECIMAL_COMMA, THOUSANDS))
+    decimal, thousands = (known.str.fullmatch(form).fillna(False) for form in (WITH_COMMA, THOUSANDS))
+    decimal &= known.str.contains(",", regex=False)
     name, levels = str(values.name), "If these are levels, say --categorical"
     if (
         thousands.any()
@@ -142,11 +144,11 @@ def as_dates(values, form: str):
 
     text = values.astype("string").str.strip()
     settings = {"errors": "coerce", "utc": True}
-    found = pd.to_datetime(text, format=form, **settings)
-    if (text.notna() & found.isna()).any():
-        date = re.split(r"[ T]%[HI]", form)[0]
-        for time in TIMES:
-            found = found.fillna(pd.to_datetime(text, format=date + time, **settings))
+    found, date = pd.to_datetime(text, format=form, **settings), re.split(r"[ T]%[HI]", form)[0]
+    for time in TIMES:
+        if not len(left := text[text.notna() & found.isna()]):
+            break
+        found = found.fillna(pd.to_datetime(left, format=date + time, **settings))
     return found.dt.tz_localize(None)
 
 

@@ -6,15 +6,14 @@ import csv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numpyro_fspace.estimators.cells import MOSTLY
+from numpyro_fspace.estimators.cells import MOSTLY, WITH_COMMA
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["read_csv"]
 
-#: A number with a decimal comma, or none, and perhaps points between thousands; and one with a decimal point.
-WITH_COMMA = r"[+-]?(?:[1-9]\d{0,2}(?:\.\d{3})+(?:,\d*)?|(?:\d+|(?=,\d))(?:,\d*)?(?:[eE][+-]?\d+)?)"
+#: A number with a decimal point.
 WITH_POINT = r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?"
 
 

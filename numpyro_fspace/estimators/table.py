@@ -181,10 +181,11 @@ def read_design(
 def _row_numbers(frame) -> str | None:
     """The name of the first column if it numbers the rows: it has no name, or one in ``INDEX_NAMES``."""
     name, values = frame.columns[0], frame.iloc[:, 0]
-    is_index = name == "column 1" or name.lower() in INDEX_NAMES
+    if name != "column 1" and name.lower() not in INDEX_NAMES:
+        return None
     numbers = as_finite(values[frame.notna().any(axis=1)])  # empty lines are no rows of their own
     counts_up = len(numbers) > 1 and (np.diff(numbers) == 1).all() and numbers[0] % 1 == 0
-    return name if is_index and counts_up else None
+    return name if counts_up else None
 
 
 def _is_classes(values, classes: bool | None) -> bool:

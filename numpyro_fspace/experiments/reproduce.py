@@ -1,4 +1,4 @@
-"""``fspace reproduce``: the runs behind every table and picture of the documentation, in about nine core hours."""
+"""``fspace reproduce``: the runs behind every table and picture of the docs, in about eight and a half core hours."""
 
 from __future__ import annotations
 

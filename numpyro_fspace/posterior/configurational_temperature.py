@@ -101,7 +101,8 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
     places = _even(num_kept, num // len(chains))
     chain, place = (a.ravel() for a in np.meshgrid(chains, places, indexing="ij"))
     some = taken({k: draws[k] for k in plan.params}, chain, place)
-    gradients = _Gradients(kernel, state, some, chain, (args, kwargs), key, is_cut=is_cut)
+    settings = {"arguments": (args, kwargs), "key": key, "is_random": plan.has_random_points, "is_cut": is_cut}
+    gradients = _Gradients(kernel, state, some, chain, **settings)
     first, second = gradients.at_draws()
     good = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
     if good.sum() < max(FEWEST_DRAWS, 0.9 * len(good)):
@@ -153,14 +154,14 @@ class _Gradients:
         chain: the number of each draw's chain [n].
         arguments: ``(args, kwargs)`` of the model.
         key: draws minibatches and measurement points.
+        is_random: whether measurement points are random.
         is_cut: whether products with the Hessian take a minibatch each.
     """
 
-    def __init__(self, kernel, state, draws, chain, arguments, key, *, is_cut: bool):
-        plan = kernel._plan_of(state, *arguments)
+    def __init__(self, kernel, state, draws, chain, *, arguments, key, is_random: bool, is_cut: bool):
         self.kernel, self.state, self.draws, self.chain, self.key = kernel, state, draws, chain, key
         self.arrays, self.static, self.join = split_arrays(arguments)
-        self.is_random, self.is_cut, self.size = plan.has_random_points, is_cut, state.scale.shape[-1]
+        self.is_random, self.is_cut, self.size = is_random, is_cut, state.scale.shape[-1]
         self.keys = plain(jax.random.split(key, (2, len(chain))))
 
     def at_draws(self):
@@ -171,9 +172,9 @@ class _Gradients:
 
     def at(self, rows, offsets, keys, is_whole: bool = True):
         """Gradients at draws plus offsets [n, P], by a program for ``NUM_AT_ONCE`` of them."""
-        settings = {"like_key": self.key, "is_random": self.is_random, "is_whole": is_whole}
+        settings = {"kernel": self.kernel, "join": self.join, "like_key": self.key, "is_random": self.is_random}
         name = "configurational temperature", self.kernel._settings(), self.is_random, is_whole
-        gradients_at = partial(_gradients_at, self.kernel, self.join, **settings)
+        gradients_at = partial(_gradients_at, is_whole=is_whole, **settings)
         program, found = self.kernel._compiled(gradients_at, self.static, *name), []
         for start in range(0, len(rows), NUM_AT_ONCE):
             part = np.minimum(np.arange(start, start + NUM_AT_ONCE), len(rows) - 1)
@@ -192,7 +193,7 @@ class _Gradients:
         return (above - below) / (2 * reach)
 
 
-def _gradients_at(kernel, join, points, scale, learned, arrays, *, like_key, is_random, is_whole):
+def _gradients_at(points, scale, learned, arrays, *, kernel, join, like_key, is_random, is_whole):
     """The gradients of ``_Gradients.at``; a program that the kernel keeps, so that it holds no draws."""
     args, kwargs = join(arrays)
     model = kernel._model_potential(args, kwargs)

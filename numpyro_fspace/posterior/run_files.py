@@ -112,11 +112,9 @@ class RunFiles:
             return
         (run, self._mark), mine = read_run(path), _flat_json(json.loads(json.dumps(self._run)))
         found = _flat_json({name: value for name, value in run.items() if name in self._run})
-        found = {"postprocess_fn": mine.get("postprocess_fn") and repr(None)} | found  # older runs name none
         names = [name for name in {**mine, **found} if found.get(name) != mine.get(name)]
-        model = f"inputs.{PRIOR_DRAW}"  # which other arguments change too, and older runs do not have
-        others, is_known = [k for k in names if not k.startswith(model)], any(k.startswith(model) for k in found)
-        names = others or (names if is_known else [])
+        # Other arguments change the model's density too.
+        names = [k for k in names if not k.startswith(f"inputs.{PRIOR_DRAW}")] or names
         if names:
             text = "; ".join(_difference(name, found.get(name), mine.get(name)) for name in names[:4])
             raise ValueError(f"checkpoint={str(self.directory)!r} holds another run: {text}. Give another directory.")

@@ -21,7 +21,7 @@ from numpyro_fspace.sgmcmc.base import times
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-__all__ = ["PushforwardKL", "RegularizedKL", "Wasserstein2", "nuclear_norm", "regularized_kl"]
+__all__ = ["PushforwardKL", "RegularizedKL", "Wasserstein2", "regularized_kl"]
 
 
 @dataclass(frozen=True)
@@ -117,32 +117,10 @@ class Wasserstein2:
         difference, root, prior_covariance = _differences(self, pushforward, prior, x)
         root = jnp.swapaxes(root, 0, 1)
         factor = jnp.linalg.cholesky(prior_covariance)
-        overlap = nuclear_norm(times(factor.mT, root).reshape(-1, root.shape[-1]))
+        flat = times(factor.mT, root).reshape(-1, root.shape[-1])
+        overlap = jnp.linalg.norm(flat, "nuc")  # eigenvalues of A Aᵀ keep half of the digits only
         spread = jnp.sum(root**2) + jnp.trace(prior_covariance, axis1=-2, axis2=-1).sum() - 2.0 * overlap
         return jnp.sum(difference**2) + spread
-
-
-@jax.custom_jvp
-def nuclear_norm(matrix):
-    """The sum of the singular values of A [M, R], tr (A Aᵀ)^½, which can be differentiated once.
-
-    Eigenvalues of A Aᵀ would keep half of the digits only.
-    """
-    square = jnp.linalg.qr(matrix.T, mode="r").T if matrix.shape[0] < matrix.shape[1] else matrix
-    return jnp.linalg.svd(square, full_matrices=False, compute_uv=False).sum()
-
-
-@nuclear_norm.defjvp
-def _slope_of_nuclear_norm(primals, tangents):
-    (matrix,) = primals
-    if matrix.shape[0] < matrix.shape[1]:  # A = Rᵀ Qᵀ is cheaper to decompose by R, which is square
-        q, r = jnp.linalg.qr(matrix.T)
-        left, values, right = jnp.linalg.svd(r.T, full_matrices=False)
-        slope = times(times(left, right), q.T)
-    else:
-        left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
-        slope = times(left, right)
-    return values.sum(), jnp.sum(slope * tangents[0])
 
 
 def _differences(divergence, pushforward, prior, x):

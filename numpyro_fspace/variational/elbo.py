@@ -196,6 +196,7 @@ class GuidedModel:
         return self._constrained(self.unpack(flat))
 
     def _constrained(self, unconstrained: dict) -> dict:
+        """Constrained values, by a run of the model where the support of a site may depend on other sites."""
         if not any(has_dynamic_support(site) for site in self.sites.values()):
             return {k: biject_to(self.sites[k]["fn"].support)(v) for k, v in unconstrained.items()}
         with handlers.block():
