@@ -14,10 +14,10 @@ from numpyro.infer import NUTS
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import reporting
-from numpyro_fspace.mcmc.doubts import report_doubts
 from numpyro_fspace.mcmc.reporting import Report
+from numpyro_fspace.mcmc.sampler_doubts import report_doubts
 from numpyro_fspace.mcmc.warmup.friction import noise_variances
-from numpyro_fspace.posterior.doubts import Doubt
+from numpyro_fspace.posterior.convergence_doubts import Doubt
 
 NUM_DATA = 64
 

@@ -17,13 +17,13 @@ from numpyro.infer import NUTS
 from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
-from numpyro_fspace.mcmc import doubts as advice
 from numpyro_fspace.mcmc import run_warnings
+from numpyro_fspace.mcmc import sampler_doubts as advice
 from numpyro_fspace.mcmc.state import with_chains
 from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature, configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
+from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics, diagnose
-from numpyro_fspace.posterior.doubts import doubts
 from numpyro_fspace.posterior.limits import MIN_RUN
 from numpyro_fspace.posterior.model_structure import structure
 from numpyro_fspace.posterior.quantities import quantities_of
@@ -304,7 +304,7 @@ def test_unseen_directions_are_judged():
     draws = rng.normal(size=(2, 200, 2, 1)).astype(np.float32)
     draws[1] += np.array([[5.0], [-5.0]], np.float32)  # across the line
     points = quantities_of(one_network, {"f.kernel": draws}, (x, x[:, 0]), {}).functions
-    (line,) = doubts([diagnose(*points)], standstill(np.moveaxis(points.draws, 2, 0)))
+    (line,) = convergence_doubts([diagnose(*points)], standstill(np.moveaxis(points.draws, 2, 0)))
     assert line.about == "R-hat" and line.text.startswith("R-hat of f at permuted rows reaches")
 
 
@@ -317,7 +317,7 @@ def test_one_small_effective_sample_size_of_many_is_chance():
         ess = np.where(np.isin(np.arange(41), small), 20.0, good)
         one = np.ones(41)
         found = FunctionDiagnostics(names, 1, 300, one, one, one, ess, ess, one)
-        return [one.text for one in doubts([found], np.zeros(1))]
+        return [one.text for one in convergence_doubts([found], np.zeros(1))]
 
     assert lines([7]) == [] and lines([]) == []
     assert lines([7, 8])[0].startswith("the effective sample size of f falls to 20")
@@ -388,7 +388,7 @@ def test_entries_that_are_fixed_by_construction_are_not_frozen():
     draws = np.asarray(dist.LKJCholesky(3, 1.0).sample(KEY, (2, 200)))
     judged = quantities_of(model, {"root": draws}, (1.0,), {})
     assert len(judged.others.names) == 5  # of nine: three zeros, and the first is 1
-    assert doubts([diagnose(*judged.others)], np.zeros(2)) == []
+    assert convergence_doubts([diagnose(*judged.others)], np.zeros(2)) == []
 
 
 def test_rejections_are_no_standstill():
@@ -398,8 +398,8 @@ def test_rejections_are_no_standstill():
     still = standstill(x[None])
     assert 5 < still.max() < 30
     found = [diagnose(x[..., None], ("mu",))]
-    assert doubts(found, still) == []
-    first = doubts(found, np.array([1, 100]))[0]
+    assert convergence_doubts(found, still) == []
+    first = convergence_doubts(found, np.array([1, 100]))[0]
     assert first.about == "movement"
     assert first.text.startswith("chain 1 (the first being 0) stood still for 100 of 1000")
 
@@ -409,7 +409,7 @@ def test_names_few_effective_draws(num_draws, start):
     """Fewer than 50 a chain, in any of several tables."""
     rng = np.random.default_rng(0)
     parts = [diagnose(rng.normal(size=(2, num_draws, 1)), (name,)) for name in ("f[0]", "f[1]")]
-    lines = doubts(parts, np.zeros(2))
+    lines = convergence_doubts(parts, np.zeros(2))
     assert len(lines) == (start is not None) and all(line.text.startswith(start) for line in lines)
 
 

@@ -17,7 +17,7 @@ from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_value
 from numpyro_fspace.priors.fit import NOISE_FLOOR
 from numpyro_fspace.priors.gp_prior import check_columns, on_rows
 from numpyro_fspace.priors.kernel_params import kernel_and_params
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -213,7 +213,7 @@ class _Bound:
         @jax.jit
         def part(x, y):
             weights = solve_triangular(factor, kernel(inducing, x), lower=True)
-            return times(weights, weights.T) / noise, times(weights, y) / noise
+            return matmul(weights, weights.T) / noise, matmul(weights, y) / noise
 
         parts = [part(x[i : i + CHUNK], y[i : i + CHUNK]) for i in range(0, len(x), CHUNK)]
         precision = jnp.eye(len(factor)) + sum(gram for gram, _ in parts)
@@ -264,5 +264,5 @@ def _marginals(kernel, factor, inducing, q, x):
     """Mean [B, K] and variance [B] of f(x) under q = (mean, root)."""
     mean, root = q
     weights = solve_triangular(factor, kernel(inducing, x), lower=True)
-    variance = kernel(x) - jnp.sum(weights**2, 0) + jnp.sum(times(root.T, weights) ** 2, 0)
-    return times(weights.T, mean), variance
+    variance = kernel(x) - jnp.sum(weights**2, 0) + jnp.sum(matmul(root.T, weights) ** 2, 0)
+    return matmul(weights.T, mean), variance

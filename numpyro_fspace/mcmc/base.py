@@ -13,9 +13,9 @@ from numpyro.util import is_prng_key
 from numpyro_fspace._checks import as_numbers, check_count, check_is_model, check_positive, check_step_size, one_line
 from numpyro_fspace._xla import UNOPTIMIZED, chains_together, is_nested
 from numpyro_fspace.mcmc import chain
+from numpyro_fspace.mcmc.make_plan import make_plan, structure_of
 from numpyro_fspace.mcmc.numpyro_runs import judge_numpyro_runs
 from numpyro_fspace.mcmc.plan import Plan, one_at_a_time
-from numpyro_fspace.mcmc.planning import make_plan, structure_of
 from numpyro_fspace.mcmc.start_checks import check_init_params, check_start
 from numpyro_fspace.mcmc.target import Target
 from numpyro_fspace.mcmc.warmup import Warmup

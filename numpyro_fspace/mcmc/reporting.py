@@ -15,8 +15,8 @@ from numpyro.infer import MCMC
 from numpyro_fspace._checks import check_key
 from numpyro_fspace._xla import flatten, one_blas_thread
 from numpyro_fspace.mcmc.base import SGMCMCKernel
-from numpyro_fspace.mcmc.doubts import report_doubts, sampler_doubts
 from numpyro_fspace.mcmc.report_table import Report
+from numpyro_fspace.mcmc.sampler_doubts import report_doubts, sampler_doubts
 from numpyro_fspace.mcmc.state import with_chains
 from numpyro_fspace.mcmc.warmup.friction import noise_variances
 from numpyro_fspace.model.checks import checked_arguments
@@ -26,8 +26,8 @@ from numpyro_fspace.model.site_transforms import base_transform
 from numpyro_fspace.model.sites import is_masked
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
+from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import diagnose
-from numpyro_fspace.posterior.doubts import doubts
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.product_priors import product_doubts, product_shares
 from numpyro_fspace.posterior.quantities import quantities_of
@@ -182,7 +182,7 @@ def _checked_kernel(mcmc):
 def _convergence(judged, found):
     """Doubts about R-hat, effective sample sizes and chains that do not move."""
     still = [standstill(np.moveaxis(points.draws, 2, 0)) for points in judged[:2] if points is not None]
-    given = doubts(found, np.min(still, axis=0)) if found else []
+    given = convergence_doubts(found, np.min(still, axis=0)) if found else []
     is_several = found and found[0].num_chains > 1
     return [one._replace(text=one.text + STACK) if is_several and one.about == "R-hat" else one for one in given]
 

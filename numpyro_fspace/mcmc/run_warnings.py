@@ -6,15 +6,15 @@ import jax
 import numpy as np
 
 from numpyro_fspace._checks import warn
-from numpyro_fspace.mcmc.doubts import sampler_doubts, temperature_doubts
+from numpyro_fspace.mcmc.sampler_doubts import sampler_doubts, temperature_doubts
 from numpyro_fspace.mcmc.state import KernelState, with_chains
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
+from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import diagnose
-from numpyro_fspace.posterior.doubts import doubts
 from numpyro_fspace.posterior.limits import MIN_DRAWS, MIN_RUN
+from numpyro_fspace.posterior.prediction_warnings import without_harm
 from numpyro_fspace.posterior.quantities import judged_draws, quantities_of
-from numpyro_fspace.posterior.warnings import without_harm
 
 __all__ = ["warn_of_draws", "warn_of_trouble"]
 
@@ -63,7 +63,7 @@ def _doubts_of_convergence(mcmc, draws):
     if not parts:
         return []
     still = np.min([standstill(np.moveaxis(part.draws, 2, 0)) for part in parts], axis=0)
-    return [doubt.text for doubt in doubts([diagnose(*part) for part in parts], still)]
+    return [doubt.text for doubt in convergence_doubts([diagnose(*part) for part in parts], still)]
 
 
 def warn_of_trouble(mcmc):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_fspace.priors._lapack import root_and_inverse
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 __all__ = ["log_marginal"]
 
@@ -38,11 +38,11 @@ def _log_marginal(jacobian, residual, sd):
     scaled, target = jacobian / sd[:, None], residual / sd
     size = jacobian.shape[1]
     _, inverse = root_and_inverse(jnp.concatenate([scaled, jnp.eye(size, dtype=scaled.dtype)]))
-    mean = times(inverse, times(inverse.T, times(scaled.T, target)))
+    mean = matmul(inverse, matmul(inverse.T, matmul(scaled.T, target)))
     for _ in range(NUM_REFINEMENTS):
-        rest = times(scaled.T, target - times(scaled, mean)) - mean
-        mean = mean + times(inverse, times(inverse.T, rest))
-    square = jnp.sum((target - times(scaled, mean)) ** 2) + jnp.sum(mean**2)
+        rest = matmul(scaled.T, target - matmul(scaled, mean)) - mean
+        mean = mean + matmul(inverse, matmul(inverse.T, rest))
+    square = jnp.sum((target - matmul(scaled, mean)) ** 2) + jnp.sum(mean**2)
     log_det = jnp.sum(jnp.log(sd)) - jnp.sum(jnp.log(jnp.diagonal(inverse)))
     value = -0.5 * square - log_det - 0.5 * len(target) * jnp.log(2 * jnp.pi)
     # If the noise is so small that the density or its derivative overflows, no Metropolis test may accept the state.
@@ -59,9 +59,9 @@ def _forward(jacobian, residual, sd):
 def _backward(saved, slopes):
     jacobian, residual, sd, mean, inverse = saved
     slope, *_ = slopes
-    pull = (residual - times(jacobian, mean)) / sd**2  # (J Jᵀ + diag(s²))⁻¹ r
-    half = times(jacobian / sd[:, None], inverse)
-    explained = times(half, inverse.T)  # J P / s
+    pull = (residual - matmul(jacobian, mean)) / sd**2  # (J Jᵀ + diag(s²))⁻¹ r
+    half = matmul(jacobian / sd[:, None], inverse)
+    explained = matmul(half, inverse.T)  # J P / s
     by_jacobian = pull[:, None] * mean - explained / sd[:, None]
     by_sd = pull**2 * sd - (1.0 - jnp.sum(half**2, 1)) / sd
     return slope * by_jacobian, -slope * pull, slope * by_sd

@@ -38,7 +38,7 @@ from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors.gaussian_process import GaussianProcess
 from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
 from numpyro_fspace.priors.tolerance import tolerant_factor
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -202,7 +202,7 @@ def gp_network(
             "residual": _white(f"{name}.residual", (num_points, num_outputs)),
         }
         values = as_rows(factor.color(as_columns(white["values"], factor.shape)), num_points)
-        missing = center + values / amplitude - times(features, white["last_layer"])
+        missing = center + values / amplitude - matmul(features, white["last_layer"])
         return white["last_layer"] + ridge_solver(features, chosen.tolerance)(
             missing - chosen.tolerance * white["residual"]
         )

@@ -15,7 +15,7 @@ from numpyro_fspace.model.arguments import frozen
 from numpyro_fspace.model.programs import constants, depends_on, makes_features, vanishes_with
 from numpyro_fspace.priors._concrete import evaluated, is_traced
 from numpyro_fspace.priors.gp_prior import full_precision
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -260,7 +260,7 @@ def _wrong_columns(layer, weights, x) -> str | None:
         hidden = {path: weights[path] for path in layer.hidden}
         columns = [layer._to_columns(weights[path][None])[0] for path in layer.paths]
         out = layer.network.apply(weights, x).reshape(len(x), num)
-        rebuilt = times(layer.features(hidden, x), jnp.concatenate(columns)) + layer.offset(hidden, x)
+        rebuilt = matmul(layer.features(hidden, x), jnp.concatenate(columns)) + layer.offset(hidden, x)
         return jnp.max(jnp.abs(rebuilt - out)) / (1.0 + jnp.max(jnp.abs(out)))
 
     found = evaluated(error, weights)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_fspace.model.ridge import Orthonormal
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -34,11 +34,11 @@ class Block:
 
     def root(self) -> Float[Array, "Hw Hw"]:
         """Λ, where ΛΛᵀ is the covariance of the coordinates."""
-        return times(self.factor.root.T, self.factor.square_root())
+        return matmul(self.factor.root.T, self.factor.square_root())
 
     def inverse_root(self) -> Float[Array, "Hw Hw"]:
         """Λ⁻¹."""
-        return times(self.factor.inverse_square_root(), self.factor.inverse.T)
+        return matmul(self.factor.inverse_square_root(), self.factor.inverse.T)
 
 
 class Coordinates:
@@ -67,7 +67,7 @@ class Coordinates:
         num_points, num_features = features.shape
         self.factor = Orthonormal(features, tau * jnp.eye(num_features, dtype=features.dtype))
         self.scatter = self.factor.inverse_gram()  # Z
-        self.gain = times(self.scatter, self.factor.q[0].T)
+        self.gain = matmul(self.scatter, self.factor.q[0].T)
         rest = tau * self.factor.inverse_square_root()
         width = 1 if roots.shape[-2] == num_points else num_outputs
         rest = rest if width == 1 else jnp.kron(rest, jnp.eye(width, dtype=rest.dtype))
@@ -100,7 +100,7 @@ def moments(features, tau, roots, center):
 def _moments(features, tau, roots, center):
     given = Coordinates(features, tau, roots, center.shape[1])
     inverse = given.factor.inverse
-    location = times(inverse, times(given.gain, center))
+    location = matmul(inverse, matmul(given.gain, center))
     spread = [block.root() for block in given.blocks]
     by_weight = [_per_feature(inverse, root) for root in spread]
     saved = (tau, roots, center, given.factor.q, inverse, given.scatter, given.gain)
@@ -110,38 +110,54 @@ def _moments(features, tau, roots, center):
 
 def _per_feature(matrix, columns):
     """A matrix [H, H] times each output's part of columns [H w, C]."""
-    return times(matrix, columns.reshape(len(matrix), -1)).reshape(columns.shape)
+    return matmul(matrix, columns.reshape(len(matrix), -1)).reshape(columns.shape)
 
 
 def _backward(saved, slopes):
+    r"""The gradients of ``moments`` in the coordinates β = R b of ``Coordinates``, whose factors are well conditioned.
+
+    There :math:`G = R^{-1} \gamma`, :math:`P = R^{-1} Z R^{-\top}`, :math:`\Psi G = Q_1 \gamma` and
+    :math:`G^\top = Q_1 Z R^{-\top}`. With the gradients :math:`\bar a = R^{-\top} a` of the mean :math:`m = \gamma c`
+    of β, and :math:`\bar E / 2`, :math:`\bar E = R^{-\top} E R^{-1}`, of its covariance
+    :math:`\bar\Sigma = \Lambda \Lambda^\top`, the gradient of Ψ is
+
+    .. math:: \big(L - Q_1 (\gamma L + Z (\bar a m^\top + \bar E \bar\Sigma))\big) R^{-\top}, \qquad
+              L = (c\, \bar a^\top + K \gamma^\top \bar E) Z,
+
+    that of W is :math:`\gamma^\top \bar E \gamma W`, that of c is :math:`\gamma^\top \bar a`, and that of log τ is
+
+    .. math:: -2\, \bar a^\top T m - 2 \operatorname{tr}(\bar E\, T \bar\Sigma)
+              + \tau^2 \operatorname{tr}(\bar E\, (Z + T Z)), \qquad T = \tau^2 Z R^{-\top} R^{-1}.
+
+    The gradient of a factor B = R⁻¹Λ is E B, from which :math:`\bar E \Lambda = R^{-\top} (E B)`.
+    """
     tau, roots, center, (q, q_tau), inverse, scatter, gain, blocks = saved
     num, size = q.shape
-    pull = times(inverse.T, slopes[0])  # [H, K], the gradient of β's mean
-    mean = times(gain, center)
-    # The gradient of Ψ is (left - Q₁ inner) R⁻ᵀ.
-    left = times(center, times(scatter, pull).T)
-    inner = times(mean, times(scatter, pull).T) + times(scatter, times(pull, mean.T))
-    tail = times(times(scatter, q_tau.T), q_tau)
-    by_log_tau = -2.0 * jnp.sum(pull * times(tail, mean))
+    pull = matmul(inverse.T, slopes[0])  # [H, K], the gradient of β's mean
+    mean = matmul(gain, center)
+    left = matmul(center, matmul(scatter, pull).T)  # L
+    inner = matmul(mean, matmul(scatter, pull).T) + matmul(scatter, matmul(pull, mean.T))
+    tail = matmul(matmul(scatter, q_tau.T), q_tau)  # T
+    by_log_tau = -2.0 * jnp.sum(pull * matmul(tail, mean))
     by_roots = []
     for root, (colored, spread, inverse_spread), slope in zip(roots, blocks, slopes[1], strict=True):
         values = root.reshape(num, -1, colored.shape[0])
         width = values.shape[1]
-        half = _per_feature(inverse.T, slope)  # E Λ for the gradient ½E of β's covariance
-        whole = times(half, inverse_spread)
+        half = _per_feature(inverse.T, slope)  # ĒΛ
+        whole = matmul(half, inverse_spread)  # Ē
         whole = 0.5 * (whole + whole.T)
-        by_root = times(gain.T, times(whole, colored.T).reshape(size, -1))
+        by_root = matmul(gain.T, matmul(whole, colored.T).reshape(size, -1))
         by_roots.append(by_root.reshape(root.shape))
         reach = jnp.einsum("mwn,nr->mwr", values, colored, precision="highest")  # Kγᵀ [M, w, Hw]
-        inside = times(gain, reach.reshape(num, -1)).reshape(size, width, -1)  # γKγᵀ
-        by_gram = jnp.einsum("hwgw->hg", times(half, spread.T).reshape(size, width, size, width))  # EΣ
+        inside = matmul(gain, reach.reshape(num, -1)).reshape(size, width, -1)  # γKγᵀ
+        by_gram = jnp.einsum("hwgw->hg", matmul(half, spread.T).reshape(size, width, size, width))  # ĒΣ̄
         trace = jnp.einsum("hwgw->hg", whole.reshape(size, width, size, width))
         steps = _per_feature(scatter, whole).reshape(size, width, -1)
         left = left + jnp.einsum("mwr,hwr->mh", reach, steps, precision="highest")
-        inner = inner + jnp.einsum("gwr,hwr->gh", inside, steps, precision="highest") + times(scatter, by_gram)
-        by_log_tau += tau**2 * jnp.sum(trace * (scatter + times(tail, scatter))) - 2.0 * jnp.sum(tail * by_gram)
-    by_features = times(left - times(q, inner), inverse.T)
-    return by_features, by_log_tau / tau, jnp.stack(by_roots), times(gain.T, pull)
+        inner = inner + jnp.einsum("gwr,hwr->gh", inside, steps, precision="highest") + matmul(scatter, by_gram)
+        by_log_tau += tau**2 * jnp.sum(trace * (scatter + matmul(tail, scatter))) - 2.0 * jnp.sum(tail * by_gram)
+    by_features = matmul(left - matmul(q, inner), inverse.T)
+    return by_features, by_log_tau / tau, jnp.stack(by_roots), matmul(gain.T, pull)
 
 
 moments.defvjp(_moments, _backward)
@@ -186,7 +202,7 @@ class LastLayerPrior:
         parts = []
         for k, outputs in enumerate(self.outputs()):
             part = columns[:, outputs]
-            parts.append(times(roots[k % len(roots)], part.reshape(-1, 1)).reshape(part.shape))
+            parts.append(matmul(roots[k % len(roots)], part.reshape(-1, 1)).reshape(part.shape))
         return location + jnp.concatenate(parts, 1)
 
     def latents(self, white: Float[Array, " R"], key) -> dict:
@@ -205,15 +221,15 @@ class LastLayerPrior:
             keys = jax.random.split(jax.random.fold_in(key, i), 3)
             shapes = {"last_layer": (num, width), "values": (block.values.shape[2],), "residual": (num_points, width)}
             w = {k: jax.random.normal(one, shapes[k], dtype) for k, one in zip(shapes, keys, strict=True)}
-            value = times(gain, jnp.einsum("mwn,n->mw", block.values, w["values"], precision="highest"))
-            value = value + tau * factor.solve(times(tau * factor.inverse.T, w["last_layer"]))
-            value = value - tau * times(gain, w["residual"])
+            value = matmul(gain, jnp.einsum("mwn,n->mw", block.values, w["values"], precision="highest"))
+            value = value + tau * factor.solve(matmul(tau * factor.inverse.T, w["last_layer"]))
+            value = value - tau * matmul(gain, w["residual"])
             inverse, half = block.factor.inverse, block.factor.inverse_square_root()
-            missing = columns[:, outputs].ravel() - times(half, times(inverse.T, value.ravel()[:, None]))[:, 0]
-            back = times(inverse, times(half, missing[:, None])).reshape(num, width)
-            pulled = times(gain.T, back)
+            missing = columns[:, outputs].ravel() - matmul(half, matmul(inverse.T, value.ravel()[:, None]))[:, 0]
+            back = matmul(inverse, matmul(half, missing[:, None])).reshape(num, width)
+            pulled = matmul(gain.T, back)
             w["values"] += jnp.einsum("mwn,mw->n", block.values, pulled, precision="highest")
-            w["last_layer"] += times(tau * factor.inverse, factor.solve(tau * back))
+            w["last_layer"] += matmul(tau * factor.inverse, factor.solve(tau * back))
             w["residual"] -= tau * pulled
             w["values"] = w["values"].reshape(num_points, width)
             for site, part in w.items():

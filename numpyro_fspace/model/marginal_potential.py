@@ -34,7 +34,7 @@ from numpyro_fspace.model.sites import (
     latent_sites,
     observed_sites,
 )
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 __all__ = ["MarginalPotential", "find_block"]
 
@@ -86,7 +86,7 @@ class MarginalPotential(ModelPotential):
         """
         key_white, key_rest = jax.random.split(_key_of(z))
         _, mean, inverse = log_marginal(*self._linear(z))
-        white = mean + times(inverse, jax.random.normal(key_white, mean.shape, mean.dtype))
+        white = mean + matmul(inverse, jax.random.normal(key_white, mean.shape, mean.dtype))
         model = self._given(jnp.zeros(self.size))
         run_model(model, self.args, self.kwargs, key=self._key_fresh, substitute=self._values(z))
         values: dict = {}

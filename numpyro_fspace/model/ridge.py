@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_fspace.priors._lapack import root_and_inverse
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,12 +26,12 @@ __all__ = ["Orthonormal", "ridge_solver"]
 @jax.custom_jvp
 def gram(matrix: Float[Array, "M H"]) -> Float[Array, "H H"]:
     """AᵀA, whose derivative takes one product with A. That of ``A.T @ A`` takes two."""
-    return times(matrix.T, matrix)
+    return matmul(matrix.T, matrix)
 
 
 @gram.defjvp
 def _gram_jvp(primals, tangents):
-    half = times(tangents[0].T, primals[0])
+    half = matmul(tangents[0].T, primals[0])
     return gram(primals[0]), half + half.T
 
 
@@ -55,9 +55,9 @@ class Factored:
 
     def excess(self, right: Float[Array, "H C"]) -> Float[Array, "H C"]:
         """X r."""
-        inner = times(self.inverse, right)
-        pulled = [times(block.T, times(block, inner)) for block in self.blocks]
-        return times(self.inverse.T, jnp.asarray(sum(pulled))) - right
+        inner = matmul(self.inverse, right)
+        pulled = [matmul(block.T, matmul(block, inner)) for block in self.blocks]
+        return matmul(self.inverse.T, jnp.asarray(sum(pulled))) - right
 
     def solve(self, right: Float[Array, "H C"]) -> Float[Array, "H C"]:
         """(QᵀQ)⁻¹ r."""
@@ -74,13 +74,13 @@ class Orthonormal(Factored):
 
     def __init__(self, *blocks: Float[Array, "M H"]):
         super().__init__(*blocks)
-        self.q = [times(block, self.inverse) for block in blocks]
+        self.q = [matmul(block, self.inverse) for block in blocks]
         self.unit = jnp.eye(len(self.inverse), dtype=self.inverse.dtype)
         self.x = sum(gram(block) for block in self.q) - self.unit
-        self.square = times(self.x, self.x)
+        self.square = matmul(self.x, self.x)
 
     def excess(self, right):
-        return times(self.x, right)
+        return matmul(self.x, right)
 
     def square_root(self) -> Float[Array, "H H"]:
         """(QᵀQ)^½."""
@@ -110,7 +110,7 @@ def ridge_solver(matrix: Float[Array, "M H"], tau: Float[ArrayLike, ""]) -> Call
     if matrix.shape[0] < matrix.shape[1]:
         rows = Orthonormal(matrix.T, unit)
         # R⁻ᵀ r has entries of the order 1/τ. Multiplying by the explicit Q₁ makes them small again.
-        return lambda r: times(rows.q[0], rows.solve(times(rows.inverse.T, r)))
+        return lambda r: matmul(rows.q[0], rows.solve(matmul(rows.inverse.T, r)))
     columns = Factored(matrix, unit)
     inverse = columns.inverse
-    return lambda r: times(inverse, columns.solve(times(inverse.T, times(matrix.T, r))))
+    return lambda r: matmul(inverse, columns.solve(matmul(inverse.T, matmul(matrix.T, r))))

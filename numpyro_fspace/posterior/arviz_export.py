@@ -27,7 +27,7 @@ from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.draw_batches import map_draws
 from numpyro_fspace.posterior.evaluator import Evaluator, deterministic_draws, function_draws, log_likelihood
 from numpyro_fspace.posterior.posterior import as_posterior, functions_run
-from numpyro_fspace.posterior.warnings import warn_of_nan
+from numpyro_fspace.posterior.prediction_warnings import warn_of_nan
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float

@@ -21,8 +21,8 @@ from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import base_distribution, is_functional_prior, is_weight, weights_of
 from numpyro_fspace.posterior.evaluator import Evaluator
 from numpyro_fspace.posterior.posterior import as_posterior
+from numpyro_fspace.posterior.prediction_warnings import warn_of_predictions
 from numpyro_fspace.posterior.row_independence import Evaluation
-from numpyro_fspace.posterior.warnings import warn_of_predictions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

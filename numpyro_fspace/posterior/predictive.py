@@ -13,7 +13,7 @@ from numpyro_fspace.model.checks import checked_arguments, known_values
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.posterior.evaluator import Evaluator
 from numpyro_fspace.posterior.posterior import as_posterior
-from numpyro_fspace.posterior.warnings import warn_of_nan, warn_of_predictions
+from numpyro_fspace.posterior.prediction_warnings import warn_of_nan, warn_of_predictions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ import numpy as np
 
 from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors._lapack import cholesky, solve_lower
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,7 +222,7 @@ def product(left: Float[AnyArray, "*B M N"], right: Float[AnyArray, "*B N R"]) -
     """Matrix product in full precision on every device, in float64 if both factors are NumPy arrays."""
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         return left @ right
-    return times(left, right)
+    return matmul(left, right)
 
 
 def as_columns(values: Float[AnyArray, "M K"], shape: tuple[int, ...]) -> Float[AnyArray, "B P R"]:

@@ -17,7 +17,7 @@ import jaxlib.version
 from jax.custom_batching import sequential_vmap
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ def _solve_one(triangular, columns, transposed):
     """``_solve`` with one call for each matrix, differentiable any number of times."""
 
     def applied(x):
-        return times(triangular.T if transposed else triangular, x)
+        return matmul(triangular.T if transposed else triangular, x)
 
     def solver(transposed):
         solve = one_by_one(lambda l, r: _solve(l, r, transposed))
@@ -78,7 +78,7 @@ def _cholesky_jvp(primals, tangents):
     factor = _cholesky(*primals)
     half = _solve_one(factor, 0.5 * (tangents[0] + tangents[0].T), False)
     white = _solve_one(factor, half.T, False)
-    return factor, times(factor, jnp.tril(white) - 0.5 * jnp.diag(jnp.diagonal(white)))
+    return factor, matmul(factor, jnp.tril(white) - 0.5 * jnp.diag(jnp.diagonal(white)))
 
 
 def root_and_inverse(matrix: Float[Array, "M H"]) -> tuple[Float[Array, "H H"], Float[Array, "H H"]]:
@@ -108,9 +108,9 @@ def _triangular_root_jvp(primals, tangents):
     (matrix,), (tangent,) = primals, tangents
     root = triangular_root(matrix)
     inverse = _inverse(root)
-    slope = times(times(inverse.T, times(matrix.T, tangent)), inverse)
+    slope = matmul(matmul(inverse.T, matmul(matrix.T, tangent)), inverse)
     total = slope + slope.T
-    return root, times(jnp.triu(total) - 0.5 * jnp.diag(jnp.diagonal(total)), root)
+    return root, matmul(jnp.triu(total) - 0.5 * jnp.diag(jnp.diagonal(total)), root)
 
 
 @jax.custom_jvp
@@ -122,4 +122,4 @@ def _inverse(triangular):
 def _inverse_jvp(primals, tangents):
     """d(R⁻¹) = -R⁻¹ dR R⁻¹."""
     inverse = _inverse(*primals)
-    return inverse, -times(times(inverse, tangents[0]), inverse)
+    return inverse, -matmul(matmul(inverse, tangents[0]), inverse)

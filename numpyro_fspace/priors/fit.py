@@ -18,7 +18,7 @@ from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
 from numpyro_fspace.priors.gp_prior import GPPrior
 from numpyro_fspace.priors.kernel_params import kernel_and_params
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -210,10 +210,10 @@ def _evidence_and_gradient(covariance, y):
     cholesky = jnp.linalg.cholesky(covariance)
     identity = jnp.broadcast_to(jnp.eye(covariance.shape[-1]), covariance.shape)
     inverse = jax.scipy.linalg.cho_solve((cholesky, True), identity)
-    alpha = times(inverse, y)
+    alpha = matmul(inverse, y)
     half_log_det = jnp.log(jnp.diagonal(cholesky, axis1=-2, axis2=-1)).sum() * y.shape[-1]
     value = 0.5 * jnp.sum(y * alpha) + half_log_det + 0.5 * y.size * math.log(2 * math.pi)
-    return value, (0.5 * (y.shape[-1] * inverse - times(alpha, alpha.mT)), alpha)
+    return value, (0.5 * (y.shape[-1] * inverse - matmul(alpha, alpha.mT)), alpha)
 
 
 def _scale_gradient(gradients, cotangent):

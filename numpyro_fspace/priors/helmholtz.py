@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_fspace._checks import one_line
 from numpyro_fspace.priors._concrete import at_compile_time
 from numpyro_fspace.priors.gp_prior import check_columns
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ class Helmholtz:
 
         def covariance(a, b):
             rotation = jnp.array(ROTATION, a.dtype)
-            return _mixed(self.potential, a, b) + times(times(rotation, _mixed(self.stream, a, b)), rotation.T)
+            return _mixed(self.potential, a, b) + matmul(matmul(rotation, _mixed(self.stream, a, b)), rotation.T)
 
         blocks = jax.vmap(jax.vmap(covariance, (None, 0)), (0, None))(x1, x2)
         return blocks.swapaxes(1, 2)

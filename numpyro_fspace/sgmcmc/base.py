@@ -29,7 +29,7 @@ __all__ = [
     "size_and_dtype",
     "squared_norm",
     "step_size_at",
-    "times",
+    "matmul",
     "rejecting_infinite",
 ]
 
@@ -108,7 +108,7 @@ def dot(x, y):
     return sum(jnp.vdot(a, b, precision="highest") for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True))
 
 
-def times(left, right):
+def matmul(left, right):
     """The matrix product in the full precision of its type, which GPUs and TPUs reduce by default.
 
     Priors and dynamics multiply by this function; networks use the default, but for those of ``gp_network``.

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 __all__ = ["GradientNoise"]
 
@@ -54,7 +54,7 @@ class GradientNoise(NamedTuple):
         With friction γ in every direction they then raise the temperature as the given rows do with γ_q.
         """
         factor = jnp.sqrt(friction / self.friction(step_size, friction, temperature))
-        return rows + times((factor - 1.0) * times(rows, self.basis.T), self.basis)
+        return rows + matmul((factor - 1.0) * matmul(rows, self.basis.T), self.basis)
 
     def correction(self, momentum, noise, step_size, friction, temperature, num_kicks):
         """The difference that the noise makes to O (``ornstein_uhlenbeck``, same arguments) before ``num_kicks`` kicks.
@@ -69,4 +69,4 @@ class GradientNoise(NamedTuple):
         fresh = jnp.sqrt(jnp.maximum(-temperature * jnp.expm1(-2.0 * along) - share * kicks, 0.0))
         keep -= jnp.exp(-decay)
         fresh -= jnp.sqrt(-temperature * jnp.expm1(-2.0 * decay))
-        return times(keep * times(self.basis, momentum) + fresh * times(self.basis, noise), self.basis)
+        return matmul(keep * matmul(self.basis, momentum) + fresh * matmul(self.basis, noise), self.basis)

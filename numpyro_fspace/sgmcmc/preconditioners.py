@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 __all__ = [
     "Dense",
@@ -72,11 +72,11 @@ class Dense(NamedTuple):
 
     def scale(self, u):
         """S u."""
-        return times(self.s, u)
+        return matmul(self.s, u)
 
     def scale_gradient(self, gradient):
         """Sᵀ ∇U."""
-        return times(gradient, self.s)
+        return matmul(gradient, self.s)
 
 
 class Learned(NamedTuple):
@@ -199,10 +199,10 @@ def whitened(factor, hessian):
 
     Returns ``factor`` if the new S would not be finite.
     """
-    values, vectors = jnp.linalg.eigh(hessian + times(factor.T, factor) / MAX_WIDTH**2)
+    values, vectors = jnp.linalg.eigh(hessian + matmul(factor.T, factor) / MAX_WIDTH**2)
     values = jnp.abs(values)
     values = jnp.maximum(values, MIN_EIGENVALUE * jnp.max(values))
-    new = times(times(factor, vectors * values**-0.5), vectors.T)
+    new = matmul(matmul(factor, vectors * values**-0.5), vectors.T)
     return jnp.where(jnp.all(jnp.isfinite(new)), new, factor)
 
 

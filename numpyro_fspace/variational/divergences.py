@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_fspace._checks import check_positive
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -117,7 +117,7 @@ class Wasserstein2:
         difference, root, prior_covariance = _differences(self, pushforward, prior, x)
         root = jnp.swapaxes(root, 0, 1)
         factor = jnp.linalg.cholesky(prior_covariance)
-        flat = times(factor.mT, root).reshape(-1, root.shape[-1])
+        flat = matmul(factor.mT, root).reshape(-1, root.shape[-1])
         overlap = jnp.linalg.norm(flat, "nuc")  # eigenvalues of A Aᵀ keep half of the digits only
         spread = jnp.sum(root**2) + jnp.trace(prior_covariance, axis1=-2, axis2=-1).sum() - 2.0 * overlap
         return jnp.sum(difference**2) + spread
@@ -152,10 +152,10 @@ def default_gamma(gamma: float | None, dtype) -> float:
 @jax.custom_vjp
 def gram(rows: Float[Array, "M P"]) -> Float[Array, "M M"]:
     """A Aᵀ, with a gradient that takes one product with A. The gradient of ``A @ A.T`` takes two."""
-    return times(rows, rows.T)
+    return matmul(rows, rows.T)
 
 
-gram.defvjp(lambda rows: (gram(rows), rows), lambda rows, g: (times(g + g.T, rows),))
+gram.defvjp(lambda rows: (gram(rows), rows), lambda rows, g: (matmul(g + g.T, rows),))
 
 
 def regularized_kl(
@@ -177,7 +177,7 @@ def regularized_kl(
     whole = gram(jnp.swapaxes(root, 0, 1).reshape(num_outputs * num_points, -1))
     whole += jitter * jnp.eye(len(whole), dtype=whole.dtype)
     blocks = jnp.einsum("kmkn->kmn", whole.reshape(num_outputs, num_points, num_outputs, num_points))
-    trace = jnp.sum(times(whitener.mT, whitener) * blocks)
+    trace = jnp.sum(matmul(whitener.mT, whitener) * blocks)
     log_ratio = 2.0 * jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)).sum() - log_det(whole)
     return 0.5 * (jnp.sum(white_difference**2) + trace + log_ratio - num_outputs * num_points)
 
@@ -195,7 +195,7 @@ def _log_det(matrix):
 
 def _inverse(factor, g):
     whitener = solve_triangular(factor, jnp.eye(len(factor), dtype=factor.dtype), lower=True)
-    return (g * times(whitener.T, whitener),)
+    return (g * matmul(whitener.T, whitener),)
 
 
 log_det.defvjp(_log_det, _inverse)

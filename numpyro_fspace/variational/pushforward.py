@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Key
@@ -111,9 +111,9 @@ def mean_and_spread(normal):
     if isinstance(normal, dist.Normal):
         return normal.loc, lambda rows: _scaled(rows, normal.scale)
     if isinstance(normal, dist.MultivariateNormal):
-        return normal.loc, lambda rows: times(rows, normal.scale_tril)
+        return normal.loc, lambda rows: matmul(rows, normal.scale_tril)
     scale, factor = jnp.sqrt(normal.cov_diag), normal.cov_factor
-    return normal.loc, lambda rows: jnp.concatenate([rows * scale, times(rows, factor)], -1)
+    return normal.loc, lambda rows: jnp.concatenate([rows * scale, matmul(rows, factor)], -1)
 
 
 @jax.custom_vjp

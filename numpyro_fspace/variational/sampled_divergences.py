@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_fspace._checks import check_count, check_not_negative, check_positive
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Key
@@ -263,9 +263,9 @@ def spectral_stein_score(
     before = (jnp.cumsum(values) - values) / jnp.sum(values)
     kept = (before < explained) & (values > num * jnp.finfo(draws.dtype).eps)
     # With ψ_j = √S Σ_i u_ij k(·, x_i) / λ_j, the mean over draws of ∇ψ_j is -β_j, and √S u_j are the ψ_j at the draws.
-    slopes = -(times(kernel, draws) - kernel.sum(1)[:, None] * draws) / width
-    beta = -times(vectors.T, slopes) / (jnp.where(kept, values, 1.0)[:, None] * jnp.sqrt(num))
+    slopes = -(matmul(kernel, draws) - kernel.sum(1)[:, None] * draws) / width
+    beta = -matmul(vectors.T, slopes) / (jnp.where(kept, values, 1.0)[:, None] * jnp.sqrt(num))
     if at is None:
-        return jnp.sqrt(num) * times(vectors * kept, beta)
+        return jnp.sqrt(num) * matmul(vectors * kept, beta)
     extended = jnp.exp(-0.5 * jnp.sum((at[:, None] - draws[None]) ** 2, -1) / width)
-    return jnp.sqrt(num) * times(times(extended, vectors * kept / values), beta)
+    return jnp.sqrt(num) * matmul(matmul(extended, vectors * kept / values), beta)

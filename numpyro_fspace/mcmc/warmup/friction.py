@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 
 __all__ = ["NUM_DIRECTIONS", "NUM_GRADIENTS", "Noise", "differences_of", "friction_for", "noise_variances", "steadying"]
 
@@ -56,8 +56,8 @@ class Noise(NamedTuple):
     def with_rows(self, rows) -> Noise:
         """A copy that has seen more rows [G, P] of covariance V: the leading singular vectors of old and new rows."""
         both = jnp.concatenate([self.basis, rows])
-        _, rotation = jnp.linalg.eigh(times(both, both.T))
-        return self._replace(basis=times(rotation[:, : len(rows) - 1 : -1].T, both))  # largest first
+        _, rotation = jnp.linalg.eigh(matmul(both, both.T))
+        return self._replace(basis=matmul(rotation[:, : len(rows) - 1 : -1].T, both))  # largest first
 
     def with_directions(self) -> Noise:
         """This with orthonormal directions, along which no variance is measured yet."""
@@ -67,8 +67,8 @@ class Noise(NamedTuple):
 
     def with_measured(self, differences) -> Noise:
         """This with the rows [G, P] of covariance V of one more draw added to the sums."""
-        along = times(differences, self.basis.T)
-        trace, weighted = variances_of_differences(differences - times(along, self.basis))
+        along = matmul(differences, self.basis.T)
+        trace, weighted = variances_of_differences(differences - matmul(along, self.basis))
         return self._replace(
             squares=self.squares + jnp.mean(along**2, axis=0),
             traces=self.traces + jnp.stack([trace, trace * weighted]),
@@ -118,7 +118,7 @@ def differences_of(gradients):
 
 def variances_of_differences(differences):
     """``noise_variances`` of gradients with these differences."""
-    products = times(differences, differences.T)
+    products = matmul(differences, differences.T)
     num = len(products)
     trace = jnp.trace(products) / num
     relative = (products / jnp.where(trace > 0, trace, 1.0)) ** 2  # the squares of the products may overflow

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.sgmcmc.base import times
+from numpyro_fspace.sgmcmc.base import matmul
 from numpyro_fspace.sgmcmc.preconditioners import Dense, whitened
 
 __all__ = ["approach", "hessian"]
@@ -60,7 +60,7 @@ def approach(key, position, factor, potential, *, scale, num_steps: int):
         position, factor = carry
         metric = Dense(scale[:, None] * factor)
         normals = jax.random.normal(key, (NUM_PAIRS, position.size), position.dtype)
-        spread = times(jnp.stack([normals, -normals], 1).reshape(-1, position.size), metric.s.T)
+        spread = matmul(jnp.stack([normals, -normals], 1).reshape(-1, position.size), metric.s.T)
         points = position + jnp.concatenate([jnp.zeros_like(position)[None], spread])
         energies, gradients = jax.vmap(jax.value_and_grad(potential))(points)
         # If U is not finite over the width of the Gaussian, only its mean is used.
@@ -72,7 +72,7 @@ def approach(key, position, factor, potential, *, scale, num_steps: int):
         curvature = jnp.mean(jax.vmap(lambda point: hessian(potential, point, metric))(some), 0)
         values, vectors = jnp.linalg.eigh(curvature)
         damped = 0.5 + 0.5 * jnp.abs(values)
-        direction = -times(vectors, times(vectors.T, gradient) / damped)
+        direction = -matmul(vectors, matmul(vectors.T, gradient) / damped)
         lengths = jnp.asarray(LENGTHS, position.dtype)
         candidates = position + lengths[:, None] * metric.scale(direction)
         lowered = jnp.mean(jax.vmap(jax.vmap(potential))(candidates[:, None] + spread), 1)
@@ -83,12 +83,12 @@ def approach(key, position, factor, potential, *, scale, num_steps: int):
         is_lost = ~(jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(curvature)))
         position = jnp.where(is_lower, moved, jnp.where(is_lost, 0.5 * position, position))
         # If a step was too long although U could be lowered, the curvature ahead is larger than at its start.
-        is_short = (length < 1.0) & (times(-gradient, direction) > 1.0)
+        is_short = (length < 1.0) & (matmul(-gradient, direction) > 1.0)
         norm = jnp.linalg.norm(direction)
         unit = direction / jnp.where(norm > 0, norm, 1.0)
-        secant = jnp.where(is_short & is_lower & (length < 0.5), jnp.abs(times(gradient, unit)) / (length * norm), 0.0)
+        secant = jnp.where(is_short & is_lower & (length < 0.5), jnp.abs(matmul(gradient, unit)) / (length * norm), 0.0)
         damped = jnp.where(is_short, jnp.maximum(damped, 1.0), damped)
-        factor = whitened(factor, times(vectors * damped, vectors.T) + secant * jnp.outer(unit, unit))
+        factor = whitened(factor, matmul(vectors * damped, vectors.T) + secant * jnp.outer(unit, unit))
         return (position, factor), None
 
     return jax.lax.scan(step, (position, factor), jax.random.split(key, num_steps))[0]

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from numpyro_fspace._checks import warn
+from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import diagnose
-from numpyro_fspace.posterior.doubts import doubts
 from numpyro_fspace.posterior.quantities import quantities_in_predictions
 
 __all__ = ["warn_of_nan", "warn_of_predictions", "without_harm"]
@@ -55,7 +55,7 @@ def warn_of_predictions(predictions: dict, num_chains: int, find_structure):
         if points is None:
             return
         found = diagnose(*points)
-        for doubt in doubts([found], np.zeros(found.num_chains))[:1]:
+        for doubt in convergence_doubts([found], np.zeros(found.num_chains))[:1]:
             if doubt.about == "R-hat":
                 warn(f"At these inputs {doubt.text}")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics
 
-__all__ = ["Doubt", "doubts"]
+__all__ = ["Doubt", "convergence_doubts"]
 
 
 class Doubt(NamedTuple):
@@ -29,7 +29,7 @@ class Doubt(NamedTuple):
     text: str
 
 
-def doubts(found: Sequence[FunctionDiagnostics], still: np.ndarray) -> list[Doubt]:
+def convergence_doubts(found: Sequence[FunctionDiagnostics], still: np.ndarray) -> list[Doubt]:
     """The reasons to doubt the chains, the most severe first.
 
     Args:

@@ -1,6 +1,6 @@
 """Doubts about the sampler of a run and their cures: lines of the report's advice and of the run's warnings.
 
-Those about convergence are in ``posterior/doubts.py``, those about a product of priors in
+Those about convergence are in ``posterior/convergence_doubts.py``, those about a product of priors in
 ``posterior/product_priors.py``.
 """
 
@@ -28,7 +28,7 @@ from numpyro_fspace.posterior.limits import (
 
 if TYPE_CHECKING:
     from numpyro_fspace.mcmc.report_table import Report
-    from numpyro_fspace.posterior.doubts import Doubt
+    from numpyro_fspace.posterior.convergence_doubts import Doubt
 
 __all__ = ["report_doubts", "sampler_doubts", "temperature_doubts"]
 
