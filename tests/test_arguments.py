@@ -12,7 +12,8 @@ from numpyro.infer import SVI
 from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
-from numpyro_fspace.model.arguments import kept, split_arrays, with_rows
+from numpyro_fspace.model.arguments import split_arrays, with_rows
+from numpyro_fspace.model.program_cache import cached_program
 
 X = np.linspace(-1.0, 1.0, 20, dtype=np.float32)[:, None]
 Y = np.sin(3.0 * X[:, 0])
@@ -71,5 +72,5 @@ def test_a_callable_object_that_may_change_is_not_remembered():
     for leaf, is_remembered in ((Scale(), False), (jnp.tanh, True), (jax.nn.relu, True), (lambda x: x, True)):
         programs: dict = {}
         static = split_arrays(((leaf,), {}))[1]
-        first, second = (kept(programs, static, (), object()) for _ in range(2))
+        first, second = (cached_program(programs, static, (), object()) for _ in range(2))
         assert (first is second) is is_remembered

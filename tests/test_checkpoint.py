@@ -30,12 +30,12 @@ from models import POINTS, X, Y, linear, random_points
 from numpyro.infer import NUTS, init_to_value
 
 import numpyro_fspace as fs
-from numpyro_fspace.mcmc.checkpoint import Checkpoint, _write_state, flat
-from numpyro_fspace.mcmc.loop import Loop
+from numpyro_fspace.mcmc.checkpoint_writer import Checkpoint, _write_state, flat
+from numpyro_fspace.mcmc.phases import Loop
 from numpyro_fspace.mcmc.run_description import _code_of, describe
+from numpyro_fspace.posterior.checkpoint_files import _difference
+from numpyro_fspace.posterior.checkpoint_format import sealed
 from numpyro_fspace.posterior.fingerprint import arguments_of, other_arguments, parts_of
-from numpyro_fspace.posterior.run_files import _difference
-from numpyro_fspace.posterior.run_format import sealed
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kinetic temperature:RuntimeWarning", "ignore::UserWarning")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 import tomllib
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import HMC, MCMC, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import potential_energy
 
@@ -95,3 +96,12 @@ def test_private_names_of_numpyro_stay_in_one_module():
     ]
     lines = [line for path in files for line in path.read_text().splitlines() if "numpyro_fspace" not in line]
     assert [line for line in lines if private.search(line)] == []
+
+
+def test_private_attributes_of_numpyro_are_those_listed():
+    source = "".join(path.read_text() for path in (TOP / "numpyro_fspace").rglob("*.py"))
+    used = set(re.findall(r"\.(_[a-z]\w*)", source)) | set(re.findall(r"def (_[a-z]\w*)\(self", source))
+    shared = {"_model", "_sample_fn"}  # of the kernels of this package too
+    for owner in (HMC, MCMC):
+        private = re.findall(r"(?:self\.|def )(_[a-z]\w*)", inspect.getsource(owner))
+        assert used & set(private) - shared == set(_numpyro.MEMBERS[owner.__name__])

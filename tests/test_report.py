@@ -14,8 +14,8 @@ from numpyro.infer import NUTS
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import reporting
+from numpyro_fspace.mcmc.report_advice import advice
 from numpyro_fspace.mcmc.reporting import Report
-from numpyro_fspace.mcmc.sampler_doubts import report_doubts
 from numpyro_fspace.mcmc.warmup.friction import noise_variances
 from numpyro_fspace.posterior.convergence_doubts import Doubt
 
@@ -181,7 +181,7 @@ def test_chains_that_have_met_are_not_apart(about, is_named):
     shortfall = np.array([0.0, 10.1])
     found = Report(None, None, (), 0, np.ones(2), None, 0.9, 0.0, 0.0, np.ones(2), shortfall, {}, ())
     lines = [Doubt(one, "") for one in about]
-    said = list(report_doubts(found, convergence=lines, sampler=[], shortfall_sd=1.0, is_tested=False))
+    said = list(advice(found, convergence=lines, sampler=[], shortfall_sd=1.0, is_tested=False))
     assert any(line.startswith(APART) for line in said) == is_named
 
 

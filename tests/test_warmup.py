@@ -16,8 +16,8 @@ from flax import linen as nn
 from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
-from numpyro_fspace.mcmc import chain
-from numpyro_fspace.mcmc.loop import phases
+from numpyro_fspace.mcmc import chain_updates
+from numpyro_fspace.mcmc.phases import phases
 from numpyro_fspace.mcmc.warmup import adapt, stability
 from numpyro_fspace.mcmc.warmup.friction import MAX_KICK, MAX_NOISE_EXCESS, Noise, friction_for, steadying
 from numpyro_fspace.mcmc.warmup.optimizer import Descent, adam, descend
@@ -316,16 +316,18 @@ def test_every_draw_and_calibration_belongs_to_one_phase_however_a_run_is_cut(se
         draws, calibrations, start = [], [], 0
         for num in parts:
             for phase in phases(plan, start, start + num):
-                if phase.update is chain.calibrate:
+                if phase.update is chain_updates.calibrate:
                     calibrations.append((phase.start, len(draws)))
                     continue
                 draws += [(draw, phase.update) for draw in range(phase.start, phase.stop)]
                 assert phase.keeps or phase.stop <= 40
             start += num
         assert [draw for draw, _ in draws] == list(range(60))
-        assert {draw for draw, update in draws if update is chain.warm_start} == set(range(12))
+        assert {draw for draw, update in draws if update is chain_updates.warm_start} == set(range(12))
         assert calibrations == [(draw, draw) for draw in plan.interruptions]  # each right before its draw
-        assert {update for _, update in draws[40:]} == {chain.sample if plan.measures else chain.draw_and_learn}
+        assert {update for _, update in draws[40:]} == {
+            chain_updates.sample if plan.measures else chain_updates.draw_and_learn
+        }
 
 
 def test_the_state_of_the_sampling_phase_has_nothing_of_the_optimizer(key):

@@ -12,7 +12,7 @@ from numpyro.distributions import transforms
 from numpyro.distributions.util import scale_and_mask
 
 from numpyro_fspace.baselines.functions import declared_functions, run_with_outputs
-from numpyro_fspace.model.programs import depends_on
+from numpyro_fspace.model.program_analysis import depends_on
 from numpyro_fspace.model.site_transforms import base_transform
 from numpyro_fspace.model.sites import active_functional_priors, observed_sites
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from numpyro_fspace._checks import check_count, not_numbers
-from numpyro_fspace.estimators.kernels import KERNELS, ard_kernel, by_products
+from numpyro_fspace.estimators.gp_kernels import KERNELS, ard_kernel, by_products
 from numpyro_fspace.estimators.network_model import NetworkModel
 from numpyro_fspace.mcmc import MCMC, fSGHMC, fSGLD
 from numpyro_fspace.posterior import Posterior, Predictive

@@ -12,7 +12,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
 from numpyro_fspace.estimators.base import MAX_TRAINING, NetworkEstimator, validated
-from numpyro_fspace.estimators.kernels import ard_kernel
+from numpyro_fspace.estimators.gp_kernels import ard_kernel
 from numpyro_fspace.estimators.network_model import ClassificationModel
 from numpyro_fspace.posterior.decomposition import Decomposition, of_classes
 from numpyro_fspace.priors import GPFit, GPPrior, dirichlet_targets

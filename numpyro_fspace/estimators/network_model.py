@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from flax import linen as nn
 
 from numpyro_fspace._checks import one_line
-from numpyro_fspace.estimators.kernels import ard_kernel
+from numpyro_fspace.estimators.gp_kernels import ard_kernel
 from numpyro_fspace.model import gp_network
 from numpyro_fspace.priors import GPPrior, dirichlet_targets
 

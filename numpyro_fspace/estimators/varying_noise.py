@@ -27,7 +27,7 @@ import numpy as np
 import optax
 
 from numpyro_fspace._checks import one_line
-from numpyro_fspace.estimators.kernels import by_products
+from numpyro_fspace.estimators.gp_kernels import by_products
 
 __all__ = ["NoiseFit", "fit_noise"]
 

@@ -11,20 +11,20 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_fspace._checks import as_numbers, check_count, check_is_model, check_positive, check_step_size, one_line
-from numpyro_fspace._xla import UNOPTIMIZED, chains_together, is_nested
-from numpyro_fspace.mcmc import chain
-from numpyro_fspace.mcmc.make_plan import make_plan, structure_of
+from numpyro_fspace._xla import UNOPTIMIZED, chains_together
+from numpyro_fspace.mcmc import chain_updates
 from numpyro_fspace.mcmc.numpyro_runs import judge_numpyro_runs
-from numpyro_fspace.mcmc.plan import Plan, one_at_a_time
+from numpyro_fspace.mcmc.plan import Plan, make_plan, one_at_a_time, structure_of
 from numpyro_fspace.mcmc.start_checks import check_init_params, check_start
 from numpyro_fspace.mcmc.target import Target
 from numpyro_fspace.mcmc.warmup import Warmup
-from numpyro_fspace.model._numpyro import active_handlers
+from numpyro_fspace.model._numpyro import active_handlers, is_nested
 from numpyro_fspace.model.admission import check_gradient
-from numpyro_fspace.model.arguments import frozen, kept, split_arrays
+from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.checks import checked_arguments, known_values
 from numpyro_fspace.model.marginal_potential import MarginalPotential, find_block
 from numpyro_fspace.model.potential import ModelPotential
+from numpyro_fspace.model.program_cache import cached_program, content_key
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 
 __all__ = ["SGMCMCKernel"]
@@ -200,7 +200,7 @@ class SGMCMCKernel(MCMCKernel):
 
             def one(key, init_params):
                 key, key_model = jax.random.split(key)
-                return chain.start(self._target(plan, args, kwargs, key=key_model), key, init_params)
+                return chain_updates.start(self._target(plan, args, kwargs, key=key_model), key, init_params)
 
             return one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
 
@@ -215,7 +215,7 @@ class SGMCMCKernel(MCMCKernel):
         check_start(self, start, state, model_args, model_kwargs)
 
     def sample(self, state, model_args, model_kwargs):
-        return self.updated(chain.draw, state, model_args, model_kwargs)
+        return self.updated(chain_updates.draw, state, model_args, model_kwargs)
 
     @one_at_a_time
     def updated(self, update, state, model_args, model_kwargs):
@@ -259,7 +259,7 @@ class SGMCMCKernel(MCMCKernel):
             return ()
         _, static, _ = split_arrays((args, kwargs))
         key = ("block", self._settings(), structure_of(args, kwargs), tuple(active_handlers()))
-        found = kept(self._programs, static, key, {})
+        found = cached_program(self._programs, static, key, {})
         if "block" not in found:
             potential = ModelPotential(
                 self._model, args, kwargs, key=jax.random.key(0), init_strategy=self.init_strategy
@@ -275,7 +275,7 @@ class SGMCMCKernel(MCMCKernel):
         """A key of all settings of this kernel."""
         values = {k: v for k, v in vars(self).items() if k != "_programs"}
         values = {k: (type(v), vars(v)) if isinstance(v, Preconditioner) else v for k, v in values.items()}
-        return type(self), frozen(values)
+        return type(self), content_key(values)
 
     def _plan_of(self, state, args, kwargs) -> Plan:
         """The plan of a state; made anew for settings or arguments that it was not made for."""
@@ -294,4 +294,4 @@ class SGMCMCKernel(MCMCKernel):
 
     def _compiled(self, fn, static, *key, options=None):
         """``jax.jit(fn)``, made once for each structure of arguments and key."""
-        return kept(self._programs, static, key, jax.jit(fn, compiler_options=options))
+        return cached_program(self._programs, static, key, jax.jit(fn, compiler_options=options))

@@ -1,4 +1,4 @@
-"""``MCMC``: NumPyro's driver with a progress bar, warnings and checkpoints."""
+"""``fs.MCMC``: NumPyro's driver with a progress bar, warnings and checkpoints."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from numpyro_fspace._checks import as_numbers, one_line
 from numpyro_fspace._xla import chains_together, is_worth_dividing, one_blas_thread
 from numpyro_fspace.mcmc import driver_checks as checks
 from numpyro_fspace.mcmc.base import SGMCMCKernel
-from numpyro_fspace.mcmc.checkpoint import Checkpoint
-from numpyro_fspace.mcmc.loop import Loop
+from numpyro_fspace.mcmc.checkpoint_writer import Checkpoint
 from numpyro_fspace.mcmc.numpyro_arguments import NumPyroArguments
-from numpyro_fspace.mcmc.numpyro_runs import judge
+from numpyro_fspace.mcmc.phases import Loop
 from numpyro_fspace.mcmc.run_description import describe
+from numpyro_fspace.mcmc.run_warnings import judge
 from numpyro_fspace.mcmc.runs import Run
 from numpyro_fspace.mcmc.start_checks import check_init_params, continued
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.mcmc.summary import print_functions
-from numpyro_fspace.model.arguments import kept, split_arrays
+from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.checks import check_masks
 from numpyro_fspace.model.on_demand import errors_as_themselves
+from numpyro_fspace.model.program_cache import cached_program
 from numpyro_fspace.model.sharding import CHAINS, check_mesh, place, with_devices_of
 from numpyro_fspace.posterior.arrays import join_chains
 
@@ -264,17 +265,16 @@ class MCMC(NumPyroMCMC):
                 run.on_disk(state, arrays, **files)
 
     def _loop(self, fields, static, join, largest, num_chains):
-        per_device = num_chains // (1 if self.mesh is None else self.mesh.shape[CHAINS])
-        is_ours = isinstance(self.sampler, SGMCMCKernel)
+        together = chains_together(num_chains // (1 if self.mesh is None else self.mesh.shape[CHAINS]), largest)
         settings = {
             "num_chains": num_chains,
             "thinning": self.thinning,
             "constrain": self.postprocess_fn,
             "mesh": self.mesh,
-            "is_divided": not is_ours or is_worth_dividing(chains_together(per_device, largest) * largest),
+            "is_divided": is_worth_dividing(together * largest) or not isinstance(self.sampler, SGMCMCKernel),
         }
         loop = Loop(self.sampler, fields, join, **settings)
-        return kept(self._loops, static, (self.sampler, fields, *settings.values()), loop)
+        return cached_program(self._loops, static, (self.sampler, fields, *settings.values()), loop)
 
     @contextmanager
     def _held_run(self, loop):

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_fspace.model.arguments import frozen, split_arrays, with_rows
+from numpyro_fspace.model.arguments import split_arrays, with_rows
+from numpyro_fspace.model.program_cache import content_key
 
 __all__ = ["NumPyroArguments"]
 
@@ -27,7 +28,7 @@ class NumPyroArguments:
         """``(args, kwargs)`` for the model, with ``x[rows]`` for NumPy arrays; drops programs of other arguments."""
         leaves, tree = jax.tree.flatten((args, kwargs))
         structure, others = split_arrays((args, kwargs))[1]
-        arguments = frozen((structure, others, [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]))
+        arguments = content_key((structure, others, [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]))
         if arguments != self._last:
             self._last, self._rows, mcmc._cache = arguments, {}, {}
         if hasattr(mcmc.sampler, "_init_fn"):  # else HMC vectorizes anew what it has vectorized for its last run

@@ -15,8 +15,9 @@ from numpyro.infer import MCMC
 from numpyro_fspace._checks import check_key
 from numpyro_fspace._xla import flatten, one_blas_thread
 from numpyro_fspace.mcmc.base import SGMCMCKernel
+from numpyro_fspace.mcmc.report_advice import advice
 from numpyro_fspace.mcmc.report_table import Report
-from numpyro_fspace.mcmc.sampler_doubts import report_doubts, sampler_doubts
+from numpyro_fspace.mcmc.sampler_doubts import sampler_doubts
 from numpyro_fspace.mcmc.state import with_chains
 from numpyro_fspace.mcmc.warmup.friction import noise_variances
 from numpyro_fspace.model.checks import checked_arguments
@@ -157,7 +158,7 @@ def _judged(mcmc, kernel, args, kwargs, *, inputs, key) -> Report:
         product_shares=product_shares(kernel._model_potential(args, kwargs)) if has_product else {},
         advice=(),
     )
-    lines = report_doubts(
+    lines = advice(
         found,
         convergence=_convergence(judged, both),
         sampler=list(sampler_doubts(kernel, state, mcmc.num_samples)),

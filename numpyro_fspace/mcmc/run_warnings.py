@@ -6,8 +6,10 @@ import jax
 import numpy as np
 
 from numpyro_fspace._checks import warn
+from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.sampler_doubts import sampler_doubts, temperature_doubts
 from numpyro_fspace.mcmc.state import KernelState, with_chains
+from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
 from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
@@ -16,12 +18,19 @@ from numpyro_fspace.posterior.limits import MIN_DRAWS, MIN_RUN
 from numpyro_fspace.posterior.prediction_warnings import without_harm
 from numpyro_fspace.posterior.quantities import judged_draws, quantities_of
 
-__all__ = ["warn_of_draws", "warn_of_trouble"]
+__all__ = ["judge", "warn_of_draws", "warn_of_trouble"]
 
 #: Rows of the data, and points of each other kind, at which its functions are judged.
 NUM_POINTS, NUM_OTHERS = 30, 15
 #: The share of the run's gradient steps that its configurational temperature may cost.
 SHARE = 0.03
+
+
+def judge(mcmc):
+    """Warn of what went wrong in the run that ``mcmc`` has finished; nothing where it is part of another program."""
+    if not is_nested():
+        one_at_a_time(warn_of_trouble)(mcmc)
+        one_at_a_time(warn_of_draws)(mcmc)
 
 
 def warn_of_draws(mcmc):

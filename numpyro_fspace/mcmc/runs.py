@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._xla import is_nested
 from numpyro_fspace.mcmc.base import SGMCMCKernel
-from numpyro_fspace.mcmc.checkpoint import Checkpoint, flat, plain_fields
-from numpyro_fspace.mcmc.loop import started
+from numpyro_fspace.mcmc.checkpoint_writer import Checkpoint, flat, plain_fields
+from numpyro_fspace.mcmc.phases import started
 from numpyro_fspace.mcmc.progress import Interruption, Progress, is_watched
+from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.sharding import CHAINS, gathered, place
 
 __all__ = ["Run"]

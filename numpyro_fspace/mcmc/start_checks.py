@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 
-from numpyro_fspace._xla import is_nested
+from numpyro_fspace.model._numpyro import is_nested
 
 __all__ = ["check_init_params", "check_start", "continued"]
 

@@ -1,4 +1,9 @@
-"""The private names of NumPyro that the package needs, each wrapped in a function."""
+"""The private names of NumPyro that the package needs.
+
+Those of effect handlers, distributions and guides are wrapped in functions. Attributes of ``MCMC`` and ``HMC``, which
+subclasses in ``mcmc/`` set and read, are listed in ``MEMBERS``. ``MCMC`` reads ``_sample_fn`` of a kernel, which ours
+define.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +12,42 @@ import numpyro
 try:
     from numpyro.infer.util import _unconstrain_params
     from numpyro.primitives import _PYRO_STACK
+    from numpyro.util import _is_under_jax_transform
 except ImportError as error:
     raise ImportError(
         f"numpyro_fspace reads NumPyro's stack of effect handlers, which it did not find in NumPyro "
         f"{numpyro.__version__} ({error}). Install another version: pip install 'numpyro>=0.22,<0.23'."
     ) from error
 
-__all__ = ["active_handlers", "flat_to_sites", "is_unconstraining", "mask_of", "plate_rows"]
+__all__ = ["MEMBERS", "active_handlers", "flat_to_sites", "is_nested", "is_unconstraining", "mask_of", "plate_rows"]
+
+
+#: Private attributes by class.
+MEMBERS = {
+    "MCMC": (
+        "_args",
+        "_cache",
+        "_collection_params",
+        "_get_states_flat",
+        "_jit_model_args",
+        "_kwargs",
+        "_last_state",
+        "_set_collection_params",
+        "_states",
+        "_states_flat",
+    ),
+    "HMC": ("_init_fn", "_init_strategy", "_target_accept_prob"),
+}
 
 
 def active_handlers() -> tuple:
     """The effect handlers that are active, outermost first."""
     return tuple(_PYRO_STACK)
+
+
+def is_nested() -> bool:
+    """Whether this runs inside ``jit``, ``vmap`` or the like, where values are not known."""
+    return _is_under_jax_transform()
 
 
 def is_unconstraining(handler) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import inspect
 from typing import TYPE_CHECKING
 
@@ -13,12 +11,12 @@ import numpy as np
 from numpyro.primitives import Messenger
 
 from numpyro_fspace._checks import native, shown
-from numpyro_fspace.model.on_demand import OnDemand
+from numpyro_fspace.model.program_cache import hashable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["check_model", "describe", "frozen", "kept", "split_arrays", "with_rows"]
+__all__ = ["check_model", "describe", "split_arrays", "with_rows"]
 
 
 def split_arrays(tree):
@@ -38,68 +36,12 @@ def split_arrays(tree):
         filled = [next(given) if array else leaf for leaf, array in zip(others, is_array, strict=True)]
         return jax.tree.unflatten(structure, filled)
 
-    return arrays, (structure, tuple(map(_hashable, others))), join
-
-
-def frozen(value):
-    """A hashable key for ``value`` (for example a setting), which is the same for equal contents."""
-    if isinstance(value, jax.core.Tracer):
-        return _Same(value)
-    if isinstance(value, np.ndarray | jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value)).hexdigest()
-    if isinstance(value, dict):
-        return type(value), tuple((name, frozen(one)) for name, one in value.items())
-    if isinstance(value, list | tuple):
-        return type(value), tuple(map(frozen, value))
-    if isinstance(value, functools.partial):
-        return frozen((value.func, value.args, value.keywords))
-    leaf = _hashable(value)
-    try:
-        hash(leaf)
-    except TypeError:
-        return _Same(value)
-    return leaf
-
-
-class _Same:
-    """A key that equals only keys of the same object."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def __eq__(self, other):
-        return isinstance(other, _Same) and self.value is other.value
-
-    def __hash__(self):
-        return id(self.value)
-
-
-def kept(programs: dict, static, key, program):
-    """The program that ``programs`` holds for these arguments and this key, which is ``program`` at the first call.
-
-    It is always ``program`` if an argument is not hashable, or is an object whose hash does not change with its
-    contents.
-    """
-    objects = [leaf for leaf in static[1] if type(leaf).__hash__ is object.__hash__]
-    # Functions, which have names, do not change. Other objects may.
-    if not all(leaf is None or hasattr(leaf, "__name__") or isinstance(leaf, OnDemand) for leaf in objects):
-        return program
-    try:
-        return programs.setdefault((static, key), program)
-    except TypeError:
-        return program
+    return arrays, (structure, tuple(map(hashable, others))), join
 
 
 def _is_array(leaf) -> bool:
     is_traced = isinstance(leaf, jax.core.Tracer)
     return is_traced or (isinstance(leaf, np.ndarray | jax.Array) and leaf.ndim > 0)
-
-
-def _hashable(leaf):
-    """A number as its type and its text, because True == 1 == 1.0 and 0.0 == -0.0, and arrays have no hash."""
-    if isinstance(leaf, np.ndarray | jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return str(leaf.dtype), repr(leaf.item())
-    return (type(leaf), repr(leaf)) if isinstance(leaf, bool | int | float | complex | np.generic) else leaf
 
 
 def check_model(model, args: tuple, kwargs: Mapping) -> None:

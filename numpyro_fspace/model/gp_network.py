@@ -1,14 +1,14 @@
-r"""``gp_network``: a network whose values at given points have exactly the distribution of a Gaussian process.
+r"""``gp_network``: a network whose values at given points have the distribution of a Gaussian process.
 
 A network that is linear in its last layer is :math:`g(x) + \varphi_v(x)^\top a` with features φ_v of the hidden weights
 v. Given v everything is Gaussian, so the last layer can be drawn such that the network has the distribution of a
-Gaussian process of mean zero at the points X_M for every v: draw a₀ from the last layer's own prior and f̃ from the
+Gaussian process of mean zero at the points X_M for every v, up to what the features cannot span there: draw a₀ from the last layer's own prior and f̃ from the
 process, and correct a₀ by the ridge regression of the difference,
 
 .. math:: a = a_0 + A \Phi^\top S^{-1} (\tilde f - g - \Phi a_0 - \tau e), \qquad S = \Phi A \Phi^\top + \tau^2 I,
 
-with Φ = φ_v(X_M), a₀ ~ N(0, A), e ~ N(0, I). Then g + Φa + τe' has the distribution of f̃, exactly, for every v. The
-mean of a process with another mean is added to the network.
+with Φ = φ_v(X_M), a₀ ~ N(0, A), e ~ N(0, I). Then g + Φa + τe' has the distribution of f̃, exactly, for every v, where
+τe' is the part that the features cannot span. The mean of a process with another mean is added to the network.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_fspace._checks import as_numbers, check_positive
+from numpyro_fspace._xla import matmul
 from numpyro_fspace.model.engine import current_engine
 from numpyro_fspace.model.frozen_weights import freeze
 from numpyro_fspace.model.input_units import units_of
@@ -38,7 +39,6 @@ from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors.gaussian_process import GaussianProcess
 from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
 from numpyro_fspace.priors.tolerance import tolerant_factor
-from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -12,7 +12,7 @@ from jax.extend.core import Literal
 from jax.lax import GatherScatterMode
 
 from numpyro_fspace._checks import native
-from numpyro_fspace.model.programs import called
+from numpyro_fspace.model.program_analysis import called
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.model.arguments import frozen
-from numpyro_fspace.model.programs import constants, depends_on, makes_features, vanishes_with
+from numpyro_fspace._xla import matmul
+from numpyro_fspace.model.program_analysis import constants, depends_on, makes_features, vanishes_with
+from numpyro_fspace.model.program_cache import content_key
 from numpyro_fspace.priors._concrete import evaluated, is_traced
 from numpyro_fspace.priors.gp_prior import full_precision
-from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -155,7 +155,7 @@ def find_last_layer(name: str, network: Network, shape: tuple[int, ...], points=
             _find(name, layer, program, weights, x), makes_features=makes_features(network.apply, weights, x)
         )
     text = re.sub(r" at 0x[0-9a-f]+", "", str(program))
-    signature = str((text, frozen(known), tuple(weights), network.outputs_first))
+    signature = str((text, content_key(known), tuple(weights), network.outputs_first))
     if signature not in _FOUND:
         found = _find(name, layer, program, weights, x)
         while len(_FOUND) >= MAX_FOUND:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from numpyro_fspace._xla import matmul
 from numpyro_fspace.model.ridge import Orthonormal
-from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-__all__ = ["LastLayerPrior", "moments"]
+__all__ = ["LastLayerPrior", "location_and_roots"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Coordinates:
 
 
 @jax.custom_vjp
-def moments(features, tau, roots, center):
+def location_and_roots(features, tau, roots, center):
     r"""``(location [H, K], roots)``: the distribution N(G c, B Bᵀ) of the last layer, with a factor B of each block.
 
     Only functions of B Bᵀ may be differentiated, in reverse mode, because the derivative is that of the covariance:
@@ -94,10 +94,10 @@ def moments(features, tau, roots, center):
     Args:
         features, tau, roots, center: as in ``LastLayerPrior``.
     """
-    return _moments(features, tau, roots, center)[0]
+    return _forward(features, tau, roots, center)[0]
 
 
-def _moments(features, tau, roots, center):
+def _forward(features, tau, roots, center):
     given = Coordinates(features, tau, roots, center.shape[1])
     inverse = given.factor.inverse
     location = matmul(inverse, matmul(given.gain, center))
@@ -114,7 +114,7 @@ def _per_feature(matrix, columns):
 
 
 def _backward(saved, slopes):
-    r"""The gradients of ``moments`` in the coordinates β = R b of ``Coordinates``, whose factors are well conditioned.
+    r"""The gradients of ``location_and_roots``, by the well-conditioned factors of the coordinates β = R b.
 
     There :math:`G = R^{-1} \gamma`, :math:`P = R^{-1} Z R^{-\top}`, :math:`\Psi G = Q_1 \gamma` and
     :math:`G^\top = Q_1 Z R^{-\top}`. With the gradients :math:`\bar a = R^{-\top} a` of the mean :math:`m = \gamma c`
@@ -160,7 +160,7 @@ def _backward(saved, slopes):
     return by_features, by_log_tau / tau, jnp.stack(by_roots), matmul(gain.T, pull)
 
 
-moments.defvjp(_moments, _backward)
+location_and_roots.defvjp(_forward, _backward)
 
 
 class LastLayerPrior:
@@ -197,7 +197,7 @@ class LastLayerPrior:
 
     def last_layer(self, white: Float[Array, " R"]) -> Float[Array, "H K"]:
         """b as a function of white parameters. Only what depends on its distribution may be differentiated."""
-        location, roots = moments(self.features, self.tau, self.roots, self.center)
+        location, roots = location_and_roots(self.features, self.tau, self.roots, self.center)
         columns = white.reshape(-1, self.center.shape[1])
         parts = []
         for k, outputs in enumerate(self.outputs()):

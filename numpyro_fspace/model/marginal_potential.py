@@ -19,11 +19,12 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.util import is_identically_one
 from numpyro.infer.util import potential_energy
 
-from numpyro_fspace.model.gaussian_marginal import log_marginal
+from numpyro_fspace._xla import matmul
 from numpyro_fspace.model.handlers import fresh_draws, given_last_layers, without_data
 from numpyro_fspace.model.last_layer_prior import LastLayerPrior
+from numpyro_fspace.model.marginal_likelihood import log_marginal
 from numpyro_fspace.model.potential import ModelPotential
-from numpyro_fspace.model.programs import depends_on
+from numpyro_fspace.model.program_analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import check_observations
 from numpyro_fspace.model.site_transforms import has_dynamic_support
@@ -34,7 +35,6 @@ from numpyro_fspace.model.sites import (
     latent_sites,
     observed_sites,
 )
-from numpyro_fspace.sgmcmc.base import matmul
 
 __all__ = ["MarginalPotential", "find_block"]
 

@@ -1,12 +1,14 @@
-"""Minibatches: which rows of a subsampled plate a gradient step uses."""
+"""Minibatches: which rows of a subsampled plate a gradient step uses; a model that has them, outside of a run."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["minibatch"]
+__all__ = ["ModelOfRows", "minibatch"]
 
 
 def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
@@ -30,3 +32,27 @@ def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
     places = (jax.random.uniform(key_rows, (batch_size,), jnp.float32) * widths).astype(int)
     rows = edges[:-1] + jnp.minimum(places, widths - 1)
     return (rows + jax.random.randint(key_angle, (), 0, size)) % size
+
+
+class ModelOfRows:
+    """A model with minibatches, as a kernel hands it out after a run.
+
+    It says what to do where somebody runs it without a random key, as ``arviz.from_numpyro`` and
+    ``numpyro.infer.log_likelihood`` do; in all else it is the model.
+    """
+
+    def __init__(self, model):
+        functools.update_wrapper(self, model, updated=())
+        self.fn = model
+
+    def __call__(self, *args, **kwargs):
+        try:
+            return self.fn(*args, **kwargs)
+        except ValueError as error:
+            if "random key to generate subsample" not in str(error):
+                raise
+            raise ValueError(
+                "The model draws minibatches and has no random key here, so that the log-likelihood of all rows is "
+                "not known. In place of arviz.from_numpyro(mcmc) call fs.to_arviz(mcmc), which evaluates the model at "
+                "its full data; or leave it out, arviz.from_numpyro(mcmc, log_likelihood=False)."
+            ) from error

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.model.programs import depends_on
+from numpyro_fspace.model.program_analysis import depends_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from numpyro_fspace._xla import matmul
 from numpyro_fspace.priors._lapack import root_and_inverse
-from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from numpyro_fspace.model.arguments import split_arrays, with_rows
 from numpyro_fspace.model.checks import check_masks, known_values, not_finite
 from numpyro_fspace.model.functions import function_inputs, some_rows
 from numpyro_fspace.model.on_demand import errors_as_themselves
-from numpyro_fspace.model.programs import depends_on
+from numpyro_fspace.model.program_analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import check_observations
 from numpyro_fspace.model.sites import counted, is_functional_prior, module_weights, observed_sites

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.functions import evaluate, functions_of
 from numpyro_fspace.model.handlers import own_keys
-from numpyro_fspace.model.programs import sources
+from numpyro_fspace.model.program_analysis import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import (
     is_functional_prior,

@@ -15,12 +15,13 @@ import numpy as np
 import numpyro
 
 from numpyro_fspace._checks import as_numbers, warn
-from numpyro_fspace.model.arguments import kept, split_arrays
+from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.checks import named_leaves
 from numpyro_fspace.model.functions import evaluate, function_inputs, function_values, functions_of
 from numpyro_fspace.model.handlers import full_plates, own_keys
 from numpyro_fspace.model.index_checks import check_indices, plates_of
-from numpyro_fspace.model.programs import sources
+from numpyro_fspace.model.program_analysis import sources
+from numpyro_fspace.model.program_cache import cached_program
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.model.sites import (
@@ -66,7 +67,7 @@ class Evaluator:
         arrays, static, _ = split_arrays(given)
         places = [id(a) for a in arrays]
         shapes = tuple((places.index(id(a)), a.shape, str(a.dtype)) for a in arrays)
-        return kept(self._programs, static, shapes, {})
+        return cached_program(self._programs, static, shapes, {})
 
     def structure(self, args, kwargs) -> Structure:
         """The structure of the model at such arguments."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.model.programs import depends_on, sources
+from numpyro_fspace.model.program_analysis import depends_on, sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior, module_weights, parameters_of
 

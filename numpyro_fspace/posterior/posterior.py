@@ -18,8 +18,8 @@ from numpyro_fspace._checks import as_numbers, check_count, not_numbers
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.posterior.arrays import join_chains, plain
+from numpyro_fspace.posterior.checkpoint_files import RunFiles
 from numpyro_fspace.posterior.model_check import warn_of_another_model, warn_of_another_prior
-from numpyro_fspace.posterior.run_files import RunFiles
 from numpyro_fspace.posterior.saved_posterior import read_archive
 
 if TYPE_CHECKING:

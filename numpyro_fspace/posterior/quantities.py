@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.model.arguments import kept, split_arrays
+from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.functions import evaluate, function_inputs, functions_of, some_rows
 from numpyro_fspace.model.on_demand import OnDemand
+from numpyro_fspace.model.program_cache import cached_program
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import counted, is_functional_prior, is_masked, subsampled_plates
 from numpyro_fspace.posterior.arrays import taken
@@ -110,7 +111,7 @@ def quantities_of(
             ends = {k: np.stack([first[k], last[k]]) for k in draws}
             arrays, static, _ = split_arrays((args, kwargs))
             shapes = tuple((a.shape, str(a.dtype)) for a in arrays)
-            program = kept(programs, static, ("inputs of functions", shapes), {})
+            program = cached_program(programs, static, ("inputs of functions", shapes), {})
             known = {} if on_disk else function_inputs(model, ends, args, kwargs, programs=program)
             at = _kinds({k: np.asarray(x) for k, x in known.items() if k in names}, num_points, num_others)
             why = "they are on disk: give inputs=" if on_disk else "its inputs are not known: give inputs="
@@ -241,7 +242,7 @@ def _by_chain(fn, draws, given: tuple, programs: dict, key: tuple) -> dict:
     arrays, static, _ = split_arrays(given)
     places = [id(a) for a in arrays]
     key = *key, tuple(map(places.index, places))  # which of the arguments are the same array
-    program = kept(programs, static, key, compile_chunk(fn, given))
+    program = cached_program(programs, static, key, compile_chunk(fn, given))
 
     def values(some):
         return map_compiled(program, some, jax.random.key(0), given)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.posterior.arrays import plain
-from numpyro_fspace.posterior.run_format import write_whole
+from numpyro_fspace.posterior.checkpoint_format import write_whole
 
 __all__ = ["read_archive", "write_archive"]
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace._xla import matmul
 from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors._lapack import cholesky, solve_lower
-from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable

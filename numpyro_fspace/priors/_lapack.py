@@ -17,7 +17,7 @@ import jaxlib.version
 from jax.custom_batching import sequential_vmap
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_fspace.sgmcmc.base import matmul
+from numpyro_fspace._xla import matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable

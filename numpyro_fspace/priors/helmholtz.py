@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import one_line
+from numpyro_fspace._xla import matmul
 from numpyro_fspace.priors._concrete import at_compile_time
 from numpyro_fspace.priors.gp_prior import check_columns
-from numpyro_fspace.sgmcmc.base import matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,7 +29,6 @@ __all__ = [
     "size_and_dtype",
     "squared_norm",
     "step_size_at",
-    "matmul",
     "rejecting_infinite",
 ]
 
@@ -106,14 +105,6 @@ def squared_norm(tree):
 def dot(x, y):
     """Σ x y over all leaves."""
     return sum(jnp.vdot(a, b, precision="highest") for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True))
-
-
-def matmul(left, right):
-    """The matrix product in the full precision of its type, which GPUs and TPUs reduce by default.
-
-    Priors and dynamics multiply by this function; networks use the default, but for those of ``gp_network``.
-    """
-    return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
 
 def size_and_dtype(tree):

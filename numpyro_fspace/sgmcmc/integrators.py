@@ -1,4 +1,6 @@
-"""One step of each dynamics, deterministic given the gradient and the noise: no key, no loop, no model.
+"""The parts of a step (kick, drift, thermostat) and SGLD's step, deterministic given the gradient and the noise.
+
+The steps of ``sghmc.py`` and ``sgld.py`` are made of them; ``mclmc.py`` has parts of its own.
 
 Position w, momentum p with unit mass in the coordinates of the preconditioner S (w = S u), step size ε,
 temperature T, friction γ, noise ξ ~ N(0, I).

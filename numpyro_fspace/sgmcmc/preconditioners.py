@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.sgmcmc.base import matmul
+from numpyro_fspace._xla import matmul
 
 __all__ = [
     "Dense",
@@ -248,9 +248,10 @@ def dense() -> Preconditioner:
 
 
 def automatic() -> Preconditioner:
-    """The default: ``dense()`` for models of up to 64 parameters without networks, functional priors and minibatches.
+    """The default if warm-up finds the step size.
 
-    Otherwise it is ``rmsprop()``.
+    It is ``dense()`` for models of up to 64 parameters without networks, functional priors and minibatches, and
+    ``rmsprop()`` for all others.
     """
     return _automatic()
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_fspace._checks import check_positive
-from numpyro_fspace.sgmcmc.base import matmul
+from numpyro_fspace._xla import matmul
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float

@@ -18,7 +18,7 @@ from numpyro_fspace.model._numpyro import flat_to_sites
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.handlers import fresh_draws
 from numpyro_fspace.model.linearized import function_of
-from numpyro_fspace.model.programs import depends_on
+from numpyro_fspace.model.program_analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import check_observations
 from numpyro_fspace.model.site_transforms import base_transform, has_dynamic_support

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
 from numpyro_fspace.model.linearized import linearize
-from numpyro_fspace.model.programs import depends_on
+from numpyro_fspace.model.program_analysis import depends_on
 from numpyro_fspace.model.sites import observed_sites
 from numpyro_fspace.variational.pushforward import as_normal
 

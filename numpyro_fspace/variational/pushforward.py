@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_fspace.sgmcmc.base import matmul
+from numpyro_fspace._xla import matmul
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Key

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_fspace._checks import check_count, check_not_negative, check_positive
-from numpyro_fspace.sgmcmc.base import matmul
+from numpyro_fspace._xla import matmul
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Key

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.sgmcmc.base import matmul
+from numpyro_fspace._xla import matmul
 
 __all__ = ["NUM_DIRECTIONS", "NUM_GRADIENTS", "Noise", "differences_of", "friction_for", "noise_variances", "steadying"]
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.sgmcmc.base import matmul
+from numpyro_fspace._xla import matmul
 from numpyro_fspace.sgmcmc.preconditioners import Dense, whitened
 
 __all__ = ["approach", "hessian"]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from numpyro_fspace._xla import matmul
 from numpyro_fspace.priors._lapack import root_and_inverse
-from numpyro_fspace.sgmcmc.base import matmul
 
 __all__ = ["log_marginal"]
 

@@ -1,7 +1,7 @@
 """One chain of a kernel: its start, and the updates that the phases of a run consist of.
 
 ``warm_start``, ``calibrate``, ``draw_and_learn`` and ``sample`` take the target, the number of a draw and the state
-before it, and return the updated state. ``loop.phases`` says which of them makes which draws, each in a program of its
+before it, and return the updated state. ``phases.py`` says which of them makes which draws, each in a program of its
 own; ``draw`` is all of them in one program, for a driver that knows nothing of phases.
 """
 

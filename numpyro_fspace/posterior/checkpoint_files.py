@@ -11,7 +11,7 @@ All damage is found. ``run.json`` and ``state.npz`` end with a SHA-256 of the re
 that it belongs to, and holds a CRC-32 of every field's file, chain by chain, as far as it counts draws: a part that is
 written continues it, and it is compared with the draws once when the folder is opened.
 
-``mcmc/checkpoint.py`` writes them.
+``mcmc/checkpoint_writer.py`` writes them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.posterior.arrays import like, plain
+from numpyro_fspace.posterior.checkpoint_format import FORMAT, blocks, damaged, read_run, read_state
 from numpyro_fspace.posterior.fingerprint import HASHED
 from numpyro_fspace.posterior.model_check import PRIOR_DRAW
-from numpyro_fspace.posterior.run_format import FORMAT, blocks, damaged, read_run, read_state
 
 __all__ = ["RunFiles", "folder_of"]
 

@@ -1,4 +1,7 @@
-"""The version and checksums of a run's files, and how they are read and written whole; their layout: ``run_files``."""
+"""The version and checksums of a run's files, and how they are read and written whole.
+
+``checkpoint_files.py`` describes their layout.
+"""
 
 from __future__ import annotations
 

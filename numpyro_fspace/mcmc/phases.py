@@ -1,4 +1,4 @@
-"""The loop over draws: a compiled program for each phase of a run, which makes parts of it of any length."""
+"""The phases of a run, and a compiled loop for each of them, which makes any number of its draws."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from numpyro.util import nested_attrgetter
 
-from numpyro_fspace._xla import UNDIVIDED, is_nested
-from numpyro_fspace.mcmc import chain
+from numpyro_fspace._xla import UNDIVIDED
+from numpyro_fspace.mcmc import chain_updates
 from numpyro_fspace.mcmc.plan import Plan, one_at_a_time
 from numpyro_fspace.mcmc.state import KernelState
+from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.functions import function_inputs, function_values, some_rows
 from numpyro_fspace.model.joint_evaluation import assume_rows_of_points
 from numpyro_fspace.model.on_demand import OnDemand
-from numpyro_fspace.model.programs import depends_on
+from numpyro_fspace.model.program_analysis import depends_on
 from numpyro_fspace.model.sharding import CHAINS
 
 __all__ = ["Loop", "Phase", "phases", "started"]
@@ -57,15 +58,15 @@ def phases(plan: Plan, start: int, stop: int) -> Iterator[Phase]:
     """
     warm, end = plan.schedule.num_optimizing, plan.num_warmup
     if start < min(stop, warm):
-        yield Phase(chain.warm_start, start, min(stop, warm), keeps=False)
+        yield Phase(chain_updates.warm_start, start, min(stop, warm), keeps=False)
     start = max(start, warm)
     limits = {*plan.interruptions, end, stop}
     for limit in sorted(draw for draw in limits if start <= draw <= stop):
         if start < limit:
-            update = chain.sample if start >= end and plan.measures else chain.draw_and_learn
+            update = chain_updates.sample if start >= end and plan.measures else chain_updates.draw_and_learn
             yield Phase(update, start, limit, keeps=start >= end or not plan.measures)
         if limit in plan.interruptions and limit < stop:
-            yield Phase(chain.calibrate, limit, limit, keeps=False)
+            yield Phase(chain_updates.calibrate, limit, limit, keeps=False)
         start = limit
 
 
@@ -109,7 +110,7 @@ class Loop:
             return self._program(None, keeps=True)(state, draws, start, stop, first, arrays, inputs)
         offset = _draws_made(state, start) - start  # a run that goes on is past its warm-up
         for phase in phases(state.plan, start + offset, stop + offset):
-            if phase.update is not chain.warm_start:
+            if phase.update is not chain_updates.warm_start:
                 state = started(state)
             program = self._program(phase.update, keeps=phase.keeps)
             if phase.keeps:
