@@ -633,3 +633,35 @@ def test_a_density_that_is_never_finite_is_named():
     for fit, settings in ((ensemble, {"num_members": 2}), (laplace, {"num_samples": 2})):
         with pytest.raises(RuntimeError, match=r"The log density is -inf where .* optimizations end: that of 'y'"):
             fit(model, jax.random.key(0), x, y, num_updates=20, **settings)
+
+
+def test_laplace_refuses_data_that_reach_a_function_by_latent_values():
+    """Their part of the curvature would be left out. Latent values without data below them stay at the mode."""
+
+    def model(x, y=None, *, has_data):
+        f = fs.random_module("f", on_features(), input_shape=1, prior=weight_prior)
+        u = numpyro.sample("u", dist.Normal(f(x)[:, 0], 0.1).to_event(1))
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], SIGMA).to_event(1), obs=y)
+        if has_data:
+            numpyro.sample("z", dist.Normal(u, 0.1).to_event(1), obs=y)
+
+    with pytest.raises(ValueError, match=r"the priors of \['u'\] depend on the functions, and the likelihood"):
+        laplace(model, KEY, X, Y, has_data=True, num_updates=0)
+    assert laplace(model, KEY, X, Y, has_data=False, num_updates=0, num_samples=3).samples["u"].shape == (3, 5)
+
+
+@pytest.mark.parametrize("has_scope", [False, True])
+def test_parameters_of_an_implicit_process_are_learned_in_a_scope_too(has_scope):
+    def model(x, y=None):
+        def draw(key, x):
+            scale = numpyro.param("scale", 1.0)
+            return scale * jax.random.normal(key) * x[:, 0]
+
+        f = implicit_process("f", draw, 5, jax.random.key(0))
+        numpyro.sample("y", dist.Normal(f(x), SIGMA).to_event(1), obs=y)
+
+    name = "scale"
+    if has_scope:
+        model, name = handlers.scope(model, prefix="a", divider="_"), "a_scale"
+    svi = SVI(model, AutoMultivariateNormal(model), optax.adam(0.1), Trace_ELBO())
+    assert svi.run(KEY, 50, X, 10.0 * X[:, 0], progress_bar=False).params[name] > 1.5

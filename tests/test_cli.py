@@ -19,7 +19,7 @@ from numpyro_fspace.benchmarks import scale
 from numpyro_fspace.benchmarks.peers import contenders
 from numpyro_fspace.benchmarks.problems import Size, data
 from numpyro_fspace.experiments import methods, one_dimension, uci
-from numpyro_fspace.experiments.catalog import NAMES, Job, find
+from numpyro_fspace.experiments.catalog import NAMES, Job, find, jobs
 from numpyro_fspace.experiments.records import KEYS, check, distinct, read, record, write
 from numpyro_fspace.experiments.tables import table
 
@@ -757,3 +757,21 @@ def test_records_keep_their_keys_in_order_and_nan_is_null(tmp_path):
     for _ in range(2):
         write(line, tmp_path / "records.jsonl")
     assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 2
+
+
+def test_published_figures_are_those_of_the_published_splits():
+    common = {"experiment": "uci", "dataset": "yacht", "method": "gfsvi", "seed": 0, "rmse": 0.1}
+    random, whole = (
+        [record(**common, split=split, config=config) for split in range(2)]
+        for config in ({"train_share": 0.7, "widths": [10]}, {"widths": [10]})
+    )
+    text = table(find("uci"), random)
+    assert "0.055" not in text and text.endswith("All runs: train_share=0.7, widths=[10].")
+    assert "0.055" in table(find("uci"), whole)
+
+
+def test_random_splits_are_more_than_those_published():
+    shares = {"settings": {"train_share": 0.8}}
+    assert len(jobs("uci", methods=["gp"], datasets=["protein"], num_splits=10, **shares)) == 10
+    with pytest.raises(ValueError, match="no splits of protein beyond 5"):
+        jobs("uci", methods=["gp"], datasets=["protein"], num_splits=10)

@@ -140,3 +140,26 @@ def test_batches_of_rows_give_the_same():
 def test_likelihoods_without_moments_are_named(law, words):
     with pytest.raises(ValueError, match=words):
         fs.decompose(posterior(law), X)
+
+
+def chained(x, first=None, second=None):
+    slope = numpyro.sample("slope", dist.Normal())
+    with numpyro.plate("data", x.shape[0]):
+        first = numpyro.sample("first", dist.Normal(slope * x, 1.0), obs=first)
+        numpyro.sample("second", dist.Normal(first, 0.1), obs=second)
+
+
+def test_moments_that_depend_on_what_the_model_draws_are_refused():
+    """Given the first observation the second has its likelihood's moments; without it they are of a random one."""
+    source = fs.Posterior(chained, DRAWS)
+    with pytest.raises(ValueError, match="'second' depends on values that the model draws itself"):
+        fs.decompose(source, X, site="second")
+    given = fs.decompose(source, X, first=X, site="second")
+    np.testing.assert_allclose(given.mean, X, rtol=1e-6)
+    np.testing.assert_allclose(given.epistemic, 0.0, atol=1e-12)
+
+
+def test_angles_have_no_variance():
+    """NumPyro's variance of the von Mises distribution is the circular one, and its mean that of angles."""
+    with pytest.raises(ValueError, match="VonMises, whose mean and variance are not known"):
+        fs.decompose(posterior(lambda a, x: dist.VonMises(a * x, 1.0)), X)

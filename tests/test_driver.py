@@ -841,3 +841,49 @@ def test_what_is_no_state_is_refused(state):
     mcmc.post_warmup_state = state
     with pytest.raises(TypeError, match="post_warmup_state must be the last_state of an MCMC run, got"):
         mcmc.run(KEY, X, Y)
+
+
+@pytest.mark.parametrize("sampler", [fs.fHMC, NUTS])
+def test_numbers_of_draws_may_change_under_numpyros_kernels(sampler):
+    """They adapt in the new warm-up, and not in the draws that are kept; a fresh driver has the same draws."""
+    fields = ("adapt_state.step_size",)
+    settings = {"num_samples": 40, "progress_bar": False}
+    mcmc = fs.MCMC(sampler(linear(POINTS)), num_warmup=100, **settings)
+    mcmc.run(KEY, X, Y, extra_fields=fields)
+    mcmc.num_warmup = 30
+    mcmc.run(KEY, X, Y, extra_fields=fields)
+    assert len(np.unique(mcmc.get_extra_fields()[fields[0]])) == 1
+    fresh = fs.MCMC(sampler(linear(POINTS)), num_warmup=30, **settings)
+    fresh.run(KEY, X, Y)
+    np.testing.assert_array_equal(mcmc.get_samples()["w"], fresh.get_samples()["w"])
+
+
+def grouped(group, y=None):
+    with numpyro.plate("groups", int(max(group)) + 1):
+        w = numpyro.sample("w", dist.Normal())
+    numpyro.sample("y", dist.Normal(w[np.asarray(group)], 0.5).to_event(1), obs=y)
+
+
+def test_a_state_of_data_with_other_sizes_is_refused():
+    """NumPyro would broadcast it."""
+    settings = {"num_warmup": 5, "num_samples": 5, "progress_bar": False}
+    first = fs.MCMC(fs.SGHMC(grouped, step_size=0.1), **settings)
+    first.run(KEY, (0, 0, 0), np.zeros(3))
+    second = fs.MCMC(fs.SGHMC(grouped, step_size=0.1), **settings)
+    second.post_warmup_state = first.last_state
+    with pytest.raises(ValueError, match=r"its site 'w' has shape \(1,\), and that of this model \(3,\)"):
+        second.run(KEY, (0, 1, 2), np.zeros(3))
+
+
+def test_a_run_that_goes_on_in_a_driver_with_a_longer_warm_up_has_draws():
+    settings = {"num_samples": 10, "progress_bar": False}
+    first = numpyro.infer.MCMC(NUTS(linear(POINTS)), num_warmup=10, **settings)
+    first.run(KEY, X, Y)
+    second = numpyro.infer.MCMC(NUTS(linear(POINTS)), num_warmup=1000, **settings)
+    second.post_warmup_state = first.last_state
+    second.run(KEY, X, Y)
+    assert fs.predict(second, KEY, X)["f"].shape == (10, 8)
+    only_warm = fs.MCMC(fs.SGHMC(linear(POINTS)), num_warmup=10, **settings)
+    only_warm.warmup(KEY, X, Y)
+    with pytest.raises(ValueError, match="has no draws yet"):
+        fs.predict(only_warm, KEY, X)

@@ -401,3 +401,30 @@ def test_fit_and_predict_a_table(kind, tmp_path, capsys):
     assert found.isna().all(axis=1).tolist() == [False, True, True, False]
     estimator, _ = load_estimator(out)
     assert jax.tree.leaves(estimator.posterior_.samples)[0].shape[0] == 20
+
+
+def test_a_refused_or_interrupted_fit_leaves_the_last_one_as_it_was(line, monkeypatch):
+    """Units and classes of the new data would otherwise belong to the draws of the old ones."""
+    X, y = line
+    regressor = fs.Regressor(**SMALL).fit(X, y)
+    before = regressor.predict(X)
+    with pytest.raises(ValueError, match="square"):
+        regressor.fit(X, 1e200 * y)
+    np.testing.assert_array_equal(regressor.predict(X), before)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fs.MCMC, "run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        regressor.fit(X + 100.0, 50.0 * y)
+    np.testing.assert_array_equal(regressor.predict(X), before)
+
+
+def test_a_refused_fit_of_a_classifier_leaves_its_classes(line):
+    X, y = line
+    labels = np.where(y > y.mean(), "high", "low")
+    classifier = fs.Classifier(**SMALL).fit(X, labels)
+    with pytest.raises(ValueError, match="one class"):
+        classifier.fit(X, np.full(len(X), "other"))
+    assert set(classifier.predict(X)) <= {"high", "low"}

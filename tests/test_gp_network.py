@@ -22,6 +22,7 @@ import pytest
 import tinygp
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
+from numpyro.infer import Predictive
 from support.compilation import quick_jit
 from support.laws import gaussian_p_values
 
@@ -273,3 +274,19 @@ def test_a_network_with_features_of_its_own_gets_its_inputs_unchanged():
     np.testing.assert_allclose(now, later, atol=1e-3)
     covariance = np.asarray(prior.covariance_function(x, x)).reshape(11, 11)
     assert np.abs(np.cov(now.T) - covariance).max() < 0.1
+
+
+@pytest.mark.parametrize("num", [12, 60])
+def test_tolerances_at_the_limit_are_right_and_smaller_ones_refused(num):
+    """In float32 the ridge regression of M points has a condition number of √M/τ."""
+    points = np.linspace(-1.0, 1.0, num, dtype=np.float32)[:, None]
+    prior, net = fs.GPPrior(tinygp.kernels.ExpSquared(0.5)), network(100)
+    least = 16.0 * max(num, 40) ** 0.5 * np.finfo(np.float32).eps
+
+    def model(tolerance):
+        numpyro.deterministic("f_points", fs.gp_network("f", net, prior, points, tolerance=tolerance)(points))
+
+    with pytest.raises(ValueError, match="is below"), handlers.seed(rng_seed=0):
+        model(0.9 * least)
+    draws = Predictive(lambda: model(1.1 * least), num_samples=500)(jax.random.key(0))["f_points"]
+    assert abs(float(draws.var()) - 1.0) < 0.25

@@ -430,3 +430,54 @@ def test_points_under_a_mask_of_latent_values_are_data_where_a_draw_counts_them(
     expected = np.where(is_counted, -0.125 - 0.5 * np.log(2 * np.pi), np.zeros((2, 6)))
     np.testing.assert_allclose(data["log_likelihood"]["y"].values[0], expected, rtol=1e-5)
     np.testing.assert_array_equal(data["observed_data"]["y"].values, x[2:] + 0.5)
+
+
+def test_outputs_of_a_network_that_returns_several_are_exported():
+    init = lambda key, shape: {"w": jnp.ones(2)}  # noqa: E731
+
+    def model(x, y=None):
+        f = fs.random_module("f", (init, lambda p, x: (p["w"][0] * x, p["w"][1] * x)), input_shape=1)
+        numpyro.sample("y", dist.Normal(f(x)[0][:, 0], 1.0).to_event(1), obs=y)
+
+    draws = {"f.w": np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)}
+    for log_lik in (True, False):
+        data = fs.to_arviz(fs.Posterior(model, draws, args=(X, Y)), log_lik=log_lik)
+        np.testing.assert_allclose(data["posterior"]["f[1]"].values[0, :, :, 0], draws["f.w"][:, 1:] * X[:, 0])
+
+
+def test_observations_computed_from_an_argument_are_not_that_argument():
+    """Truth values and whole numbers, which are made from an array of numbers."""
+
+    def model(x, y):
+        w = numpyro.sample("w", dist.Normal())
+        numpyro.sample("any", dist.Bernoulli(logits=w * x).to_event(1), obs=y > 0)
+        numpyro.sample("number", dist.Poisson(jnp.exp(w * x)).to_event(1), obs=jnp.floor(y).astype(int))
+
+    x, y = np.arange(3, dtype=np.float32), np.array([0.0, 3.25, 1.5], np.float32)
+    data = fs.to_arviz(fs.Posterior(model, {"w": np.zeros(4, np.float32)}, args=(x, y)))
+    np.testing.assert_array_equal(data["observed_data"]["any"].values, [False, True, True])
+    np.testing.assert_array_equal(data["observed_data"]["number"].values, [0, 3, 1])
+    np.testing.assert_array_equal(data["constant_data"]["y"].values, y)
+
+
+def test_sites_that_begin_as_a_network_does_are_no_weights():
+    def model(x, y=None):
+        f = fs.random_module("f", nn.Dense(1), input_shape=1)
+        sigma = numpyro.sample("f.kernel_sd", dist.HalfNormal())
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], sigma).to_event(1), obs=y)
+
+    draws = {"f.kernel": np.ones((4, 1, 1)), "f.bias": np.ones((4, 1)), "f.kernel_sd": np.ones(4)}
+    draws = {k: v.astype(np.float32) for k, v in draws.items()}
+    assert names(fs.to_arviz(fs.Posterior(model, draws, args=(X, Y))), "posterior") == {"f", "f.kernel_sd"}
+
+
+def test_arguments_have_the_names_of_their_parameters():
+    def model(x, *more, y=None, w=None):
+        slope = numpyro.sample("slope", dist.Normal())
+        numpyro.sample("y", dist.Normal(slope * (x + sum(more)), 1.0).to_event(1), obs=y)
+
+    x = np.arange(3, dtype=np.float32)
+    posterior = fs.Posterior(model, {"slope": np.zeros(4, np.float32)}, args=(x, x + 10, x + 20), kwargs={"y": x + 5})
+    found = fs.to_arviz(posterior)["constant_data"]
+    assert set(found.data_vars) == {"x", "more_0", "more_1"}
+    np.testing.assert_array_equal(found["more_1"].values, x + 20)

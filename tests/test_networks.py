@@ -748,3 +748,24 @@ def test_recurrent_nnx_layers_are_functions_of_weights_and_inputs(make):
 def test_randomness_of_recurrent_nnx_layers_is_refused(make):
     with pytest.raises(ValueError, match=r"active nnx random stream.*module\.eval\(\).*carry of zeros"):
         read_network("net", make(), (4, 2))
+
+
+def test_factors_of_a_network_that_is_created_in_the_model_are_not_guessed():
+    """Whether they are initially one, so that their prior has mean 1, is not known while the model is compiled."""
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.gain, self.linear = nnx.Param(jnp.ones(1)), nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.gain.get_value() * self.linear(x)
+
+    def model(x, prior=None):
+        f = random_module("net", Net(), input_shape=1, prior=prior)
+        numpyro.deterministic("f", f(x))
+
+    x = X[:, :1]
+    with pytest.raises(ValueError, match=r"the default prior of the weights \['gain'\] depends on whether"):
+        Predictive(model, num_samples=2)(jax.random.key(0), x)
+    priors = {"gain": dist.Normal(1.0, 0.1), "linear.kernel": fan_in(), "linear.bias": fan_in()}
+    assert Predictive(model, num_samples=2)(jax.random.key(0), x, priors)["net.gain"].shape == (2, 1)

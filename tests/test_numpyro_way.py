@@ -275,3 +275,14 @@ def test_observations_that_would_broadcast_are_refused_under_nuts():
 def test_numbers_of_draws_and_chains_are_checked_at_once(settings, message):
     with pytest.raises((TypeError, ValueError), match=message):
         fs.MCMC(fs.SGHMC(linear()), **settings)
+
+
+def test_the_summary_counts_the_rows_that_it_shows(capsys):
+    def model(x, y=None):
+        f = fs.random_module("net", nn.Dense(1), input_shape=1)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.5).to_event(1), obs=y)
+
+    mcmc = fs.MCMC(fs.SGHMC(model, step_size=0.01), num_warmup=5, num_samples=10, progress_bar=False)
+    mcmc.run(jax.random.key(0), np.zeros((3, 1), np.float32), np.zeros(3, np.float32))
+    mcmc.print_summary()
+    assert "net at 3 rows of the data" in capsys.readouterr().out

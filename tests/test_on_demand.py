@@ -258,3 +258,16 @@ def test_a_mask_of_rows():
             data[mask]
     with pytest.raises(IndexError, match="outside of compiled programs"):
         jax.jit(lambda mask: data[mask])(jnp.ones(5, bool))
+
+
+def test_two_arrays_of_numbers_are_refused():
+    """NumPy would take an entry of each row; an entry for each pair would be other data."""
+    data = fs.OnDemand(np.arange(12.0, dtype=np.float32).reshape(4, 3))
+    rows, columns = np.array([0, 2]), np.array([1, 2])
+    with pytest.raises(IndexError, match=r"take_along_axis"):
+        data[rows, columns]
+    with pytest.raises(IndexError, match=r"take_along_axis"):
+        jax.jit(lambda rows: data[rows, columns])(rows)
+    np.testing.assert_array_equal(data[:, columns], data.source[:, columns])
+    np.testing.assert_array_equal(data[1, columns], data.source[1, columns])
+    np.testing.assert_array_equal(data[rows, 1:], data.source[rows, 1:])

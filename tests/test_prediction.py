@@ -501,3 +501,78 @@ def test_predictive_takes_other_settings_of_the_model_anew():
     once, twice = (predictive(KEY, NEW, scale=scale)["mean"] for scale in (1.0, 2.0))
     np.testing.assert_array_equal(2.0 * once, twice)
     assert repr(predictive).startswith("Predictive(Posterior(") and "\n" not in repr(predictive)
+
+
+class Half(nn.Module):
+    """A network that computes in 16 bits."""
+
+    dtype: object
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1, dtype=self.dtype, name="d")(x)
+
+
+def half(dtype):
+    def model(x, y=None):
+        f = fs.random_module("f", Half(dtype), input_shape=1)
+        numpyro.deterministic("g", f(x))
+        numpyro.sample("y", dist.Normal(f(x)[:, 0].astype(jnp.float32), 0.1).to_event(1), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_means_of_functions_of_16_bits_are_right(dtype):
+    """NumPy adds numbers of 16 bits in 16 bits."""
+    draws = {"f.d.kernel": np.ones((2000, 1, 1), np.float32), "f.d.bias": np.full((2000, 1), 3.0, np.float32)}
+    found = fs.predict(fs.Posterior(half(dtype), draws), KEY, NEW)
+    for name in ("f", "g"):
+        assert found[name].dtype == np.float32
+        np.testing.assert_allclose(found[name].mean(0), 3.0 + NEW, rtol=1e-2)
+
+
+def test_functions_of_16_bits_are_judged():
+    """Four chains that stay apart."""
+    bias = np.repeat([0.0, 1.0, 2.0, 3.0], 300)[:, None] + 0.1 * np.random.default_rng(0).normal(size=(1200, 1))
+    draws = {"f.d.kernel": np.ones((1200, 1, 1), np.float32), "f.d.bias": bias.astype(np.float32)}
+    posterior = fs.Posterior(half(jnp.bfloat16), draws, num_chains=4)
+    with pytest.warns(RuntimeWarning, match="At these inputs R-hat of f"):
+        fs.predict(posterior, KEY, NEW)
+    draws["f.d.bias"][3] = np.nan
+    with pytest.warns(RuntimeWarning, match=r"\['f', 'g', 'y'\] are NaN"):
+        fs.predict(fs.Posterior(half(jnp.bfloat16), draws), KEY, NEW)
+
+
+def test_functions_kept_in_place_of_weights_have_32_bits():
+    kernel = fs.SGHMC(half(jnp.bfloat16), step_size=0.01, num_steps=2)
+    mcmc = run(kernel, num_samples=10, functions_at=NEW, chain_method="vectorized")
+    assert mcmc.get_samples()["f"].dtype == jnp.float32
+
+
+def test_rows_that_do_not_exist_are_named_at_every_call():
+    def model(group, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+        numpyro.sample("y", dist.Normal(w[group], 0.1).to_event(1), obs=y)
+
+    predictive = fs.Predictive(fs.Posterior(model, {"w": np.ones((4, 3), np.float32)}))
+    predictive(KEY, np.array([0, 1, 2]))
+    with pytest.warns(RuntimeWarning, match="The model takes the rows 5 to 9"):
+        predictive(KEY, np.array([5, 7, 9]))
+
+
+def test_latent_inputs_are_no_inputs_of_predictions_of_a_single_draw():
+    """f is then evaluated at the first array among the arguments, as it is for several draws."""
+
+    def model(x, y=None):
+        places = numpyro.sample("places", dist.Normal(x[:, 0], 0.1).to_event(1))
+        f = fs.random_module("f", nn.Dense(1), input_shape=1)
+        numpyro.sample("y", dist.Normal(f(places[:, None])[:, 0], 0.1).to_event(1), obs=y)
+
+    draws = {"places": np.zeros((2, 5)), "f.kernel": np.ones((2, 1, 1)), "f.bias": np.zeros((2, 1))}
+    draws["places"][1] = 1.0
+    draws = {k: v.astype(np.float32) for k, v in draws.items()}
+    both = fs.predict(fs.Posterior(model, draws), KEY, NEW)["f"]
+    alone = fs.predict(fs.Posterior(model, {k: v[:1] for k, v in draws.items()}), KEY, NEW)["f"]
+    np.testing.assert_array_equal(alone[0], both[0])
+    np.testing.assert_allclose(alone[0], NEW, rtol=1e-6)

@@ -725,3 +725,10 @@ def test_a_posterior_with_negative_variances_is_refused():
     assert np.abs(covariance).max() < 1e-6  # rounding errors may be negative
     first = GPPrior(1e4 * tinygp.kernels.ExpSquared(3.0)).condition(x, x[:, 0], noise_variance=1e-8)
     first.condition(x[:5], x[:5, 0], noise_variance=1e-8).moments(x)
+
+
+def test_a_polynomial_with_scales_of_other_inputs_is_refused():
+    """A single column would be broadcast."""
+    prior = GPPrior(tinygp.kernels.Polynomial(order=1, scale=jnp.array([1.0, 2.0]), sigma=0.1))
+    with pytest.raises(ValueError, match=r"scales of 2 inputs .*Polynomial.*, but x has 1"):
+        prior.sample(jax.random.key(0), np.ones((3, 1), np.float32))

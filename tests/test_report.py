@@ -360,3 +360,19 @@ def test_judges_other_networks_if_asked():
     assert judged(inputs={"f": x, "noise": x}) == {"f", "noise"}
     with pytest.raises(ValueError, match=r"report judges .*'noise'.* got inputs of .'nois'"):
         fs.report(mcmc, inputs={"nois": x})
+
+
+def test_drift_where_a_support_depends_on_another_site():
+    """The weights' mean square is that of unconstrained values, which the chain has."""
+
+    def bounded(y):
+        low = numpyro.sample("low", dist.Normal())
+        high = numpyro.sample("high", dist.TruncatedNormal(0.0, 1.0, low=low))
+        numpyro.sample("y", dist.Normal(high, 1.0).expand([3]).to_event(1), obs=y)
+
+    mcmc = fs.MCMC(fs.SGHMC(bounded), num_warmup=100, num_samples=200, progress_bar=False)
+    mcmc.run(jax.random.key(0), jnp.zeros(3), extra_fields=("z.low", "z.high"))
+    z, scale = mcmc.get_extra_fields(), np.asarray(mcmc.last_state.scale)
+    squares = np.stack([np.asarray(z["z.high"]), np.asarray(z["z.low"])], 1) ** 2 / scale**2
+    squares = squares.sum(1)
+    assert fs.report(mcmc).drift == pytest.approx(squares[-50:].mean() / squares[:50].mean(), rel=1e-3)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
 from numpyro_fspace import __version__
 from numpyro_fspace.__main__ import main
+from numpyro_fspace.experiments import reproduce
 from numpyro_fspace.experiments.catalog import NAMES, find
 from numpyro_fspace.experiments.records import run_of
 from numpyro_fspace.experiments.reproduce import EXPERIMENTS, PLAN, planned
@@ -66,3 +68,21 @@ def failing(name, todo, done):
     if name == "ocean":
         raise OSError("no data")
     yield {"experiment": name, "method": "gp", "dataset": "prior", "split": 0, "seed": 0, "rmse": 1.0}
+
+
+def test_the_commit_is_that_of_the_package_s_own_repository(tmp_path, monkeypatch):
+    """And not that of a project in which it is installed."""
+    package = tmp_path / "lib" / "package"
+    package.mkdir(parents=True)
+    (package / "reproduce.py").write_text("")
+
+    def git(*arguments):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a", "-C", tmp_path, *arguments], check=True)
+
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "another project")
+    monkeypatch.setattr(reproduce, "__file__", str(package / "reproduce.py"))
+    assert reproduce.provenance.__wrapped__()["commit"] is None
+    git("add", ".")
+    git("commit", "-q", "-m", "the package")
+    assert reproduce.provenance.__wrapped__()["commit"]

@@ -26,7 +26,7 @@ from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics, diagnose
 from numpyro_fspace.posterior.limits import MIN_RUN
 from numpyro_fspace.posterior.model_structure import structure
-from numpyro_fspace.posterior.quantities import quantities_of
+from numpyro_fspace.posterior.quantities import judged_draws, quantities_of
 
 KEY = jax.random.key(0)
 
@@ -504,3 +504,12 @@ def test_warnings_point_to_the_line_that_ran_the_sampler():
     with pytest.warns(RuntimeWarning, match="The draws are doubtful") as caught:
         mcmc.run(KEY, X, Y)
     assert {one.filename for one in caught} == {__file__}
+
+
+def test_a_site_with_at_in_its_name_is_judged_where_it_is_not_finite():
+    """Only functions away from the data are excused."""
+    draws = np.ones((2, 50, 2), np.float32)
+    draws[0, :, 0] = np.random.default_rng(0).normal(size=50)
+    draws[1, 3, 1] = np.nan
+    assert judged_draws({"rate at peak": draws}).names == ("rate at peak[0]", "rate at peak[1]")
+    assert judged_draws({"f at permuted rows": draws}).names == ("f at permuted rows[0]",)

@@ -686,3 +686,68 @@ def test_what_is_no_fit_is_refused():
     with pytest.raises(ValueError, match="params holds NaN or infinite values: the fit has diverged"):
         fs.svi_posterior(svi, jax.tree.map(lambda a: a * np.nan, params), key, y)
     assert fs.svi_posterior(svi, params, key, y, num_samples=3).samples["w"].shape == (3,)
+
+
+# ---- several measurements, latent values below functions, arguments of SVI ------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["columns", "events"])
+def test_repeated_measurements_count_each(x64, kind):
+    """A likelihood that broadcasts to [N, R] targets has the bound of one whose mean is repeated R times."""
+    y = Y[:, None] + np.array([0.0, 0.2, -0.4])
+
+    def model(x, y=None, *, repeated=False):
+        w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+        f = fs.functional_prior("f", lambda x: features(x) @ w, PRIOR, POINTS)(x)
+        if repeated:
+            numpyro.sample("y", dist.Normal(jnp.repeat(f[:, None], 3, 1), SIGMA), obs=y)
+        elif kind == "columns":
+            numpyro.sample("y", dist.Normal(f[:, None], SIGMA), obs=y)
+        else:
+            numpyro.sample("y", dist.Normal(f, SIGMA).to_event(1), obs=y.T)
+
+    guide, loss = fs.variational.guides.mean_field(model, init_scale=0.5), fs.FunctionalELBO()
+    svi = SVI(model, guide, optax.sgd(0.1), loss)
+    params = svi.get_params(svi.init(jax.random.key(0), X, y))
+    seen, right = (loss.loss(KEYS[0], params, model, guide, X, y, repeated=r) for r in (False, True))
+    np.testing.assert_allclose(seen, right, rtol=1e-9)
+
+
+def below(x, y=None, *, sigma=SIGMA):
+    """Latent values around a function, and data around them."""
+    w = numpyro.sample("w", dist.Normal())
+    f = fs.functional_prior("f", lambda x: jnp.exp(w) * x[:, 0], PRIOR, POINTS)
+    numpyro.deterministic("mean", f(x))
+    with numpyro.plate("data", len(x)):
+        u = numpyro.sample("u", dist.Normal(f(x), 0.5))
+        numpyro.sample("y", dist.Normal(u, sigma), obs=y)
+
+
+def test_latent_values_below_a_linearized_function_follow_it(x64):
+    """E log p(u | f_L) of a normal guide in closed form: (J² Var w + Var u + (f - m_u)²) / 2σ² and a constant."""
+    guide = fs.variational.guides.mean_field(below, init_scale=0.7)
+    svi = SVI(below, guide, optax.sgd(0.1), fs.FunctionalELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), X, Y))
+    guided = GuidedModel(below, guide, params, KEYS[0], args=(X, Y), kwargs={}, needs_normal=True)
+    keys = jax.random.split(jax.random.key(1), 20_000)
+    seen = jax.vmap(guided.rest_given_draw)(keys)
+    center = guide.median(params)
+    f = np.exp(center["w"]) * X[:, 0]  # which is its slope too
+    squares = (f**2 + 1) * 0.7**2 + (f - np.asarray(center["u"])) ** 2
+    right = -0.5 * np.sum(squares / 0.25 + np.log(2 * np.pi * 0.25))
+    assert abs(np.mean(seen) - right) < 5 * np.std(seen) / np.sqrt(len(keys))
+
+
+def test_draws_have_the_deterministic_sites_of_the_linearized_model():
+    """And the static arguments of SVI are those of the posterior."""
+    guide = fs.variational.guides.mean_field(below, init_scale=0.7)
+    svi = SVI(below, guide, optax.sgd(0.1), fs.FunctionalELBO(), sigma=0.25)
+    params = svi.get_params(svi.init(jax.random.key(0), X, Y))
+    posterior = fs.svi_posterior(svi, params, jax.random.key(1), X, Y, num_samples=50)
+    center, w = float(guide.median(params)["w"]), np.asarray(posterior.samples["w"])
+    right = np.exp(center) * (1 + w - center)[:, None] * X[:, 0]
+    np.testing.assert_allclose(posterior.samples["mean"], right, rtol=1e-4, atol=1e-5)
+    assert posterior.kwargs == {"sigma": 0.25}
+    pointwise = fs.to_arviz(posterior)["log_likelihood"]["y"].values[0]
+    expected = dist.Normal(posterior.samples["u"], 0.25).log_prob(Y)
+    np.testing.assert_allclose(pointwise, expected, rtol=1e-4, atol=1e-4)

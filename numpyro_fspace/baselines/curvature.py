@@ -12,7 +12,7 @@ from numpyro.distributions import transforms
 from numpyro.distributions.util import scale_and_mask
 
 from numpyro_fspace.baselines.functions import declared_functions, run_with_outputs
-from numpyro_fspace.model.program_analysis import depends_on
+from numpyro_fspace.model.program_analysis import depends_on, sources
 from numpyro_fspace.model.site_transforms import base_transform
 from numpyro_fspace.model.sites import active_functional_priors, observed_sites
 
@@ -194,11 +194,31 @@ class CurvedModel:
         bad = [k for k in self.weights if not isinstance(base_transform(self.sites[k]), transform)]
         if bad:
             raise ValueError(f"laplace: the functions depend on {bad}, which are not real-valued; reparametrize.")
+        self._check_rest(outputs)
         direct = depends_on(lambda values: self._loss(outputs, values), self.center) & set(self.weights)
         if direct:
             raise ValueError(
                 f"laplace: the likelihood depends on the weights {sorted(direct)} other than through declared "
                 "functions. Use the function that fs.random_module or fs.functional_prior returns."
+            )
+
+    def _check_rest(self, outputs):
+        """Refuse latent values between the functions and the data, whose curvature would be left out."""
+        rest = sorted(self.center.keys() - self.weights.keys())
+
+        def log_priors(given):
+            trace, _ = self._run(self.center | given["weights"] | given["rest"], given["outputs"])
+            return {k: trace[k]["fn"].log_prob(trace[k]["value"]) for k in rest}
+
+        values = {"weights": self.weights, "outputs": outputs, "rest": {k: self.center[k] for k in rest}}
+        follow = {k for k, used in sources(log_priors, values).items() if used & {"weights", "outputs"}}
+        known = {k: v for k, v in self.center.items() if k in follow}
+        seen = depends_on(lambda given: self._loss(outputs, self.center | given), known) if known else ()
+        if seen:
+            raise ValueError(
+                f"laplace: the priors of {sorted(seen)} depend on the functions, and the likelihood on these latent "
+                "values: what the data say of the functions by them would be left out. Integrate them out in the model "
+                "(a normal value with normal noise is one likelihood with both variances), or sample the model."
             )
 
     def _check_size(self, outputs):

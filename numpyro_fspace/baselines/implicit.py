@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
+from numpyro.primitives import Messenger
 
 from numpyro_fspace._checks import check_count
 from numpyro_fspace.model.engine import current_engine
@@ -75,9 +76,10 @@ def implicit_process(name: str, draw, num_functions: int, key):
     def f(x):
         x = jnp.asarray(x)
         if not params:  # taken at the first call, because f may later be called outside of the model's handlers
-            with handlers.trace() as sites, handlers.block(hide_fn=lambda site: site["type"] != "param"):
+            found = _Parameters()
+            with handlers.block(hide_fn=lambda site: site["type"] != "param"), found:
                 draw(keys[0], x)
-            params.update({k: s["value"] for k, s in sites.items() if s["type"] == "param"})
+            params.update(found.values)
         given = handlers.block(handlers.substitute(draw, data=params))
         functions = jax.vmap(lambda key: given(key, x))(keys)
         if functions.shape[1:2] != (len(x),):
@@ -91,3 +93,19 @@ def implicit_process(name: str, draw, num_functions: int, key):
     f = current_engine().function(name, f, is_network=True)
     note("network", name, f, ("coefficients",))
     return f
+
+
+class _Parameters(Messenger):
+    """The values of ``numpyro.param`` sites by the names in the program, which ``scope`` changes for outer handlers."""
+
+    def __init__(self):
+        super().__init__()
+        self.values: dict = {}
+
+    def process_message(self, msg):
+        if msg["type"] == "param":
+            msg["own_name"] = msg["name"]
+
+    def postprocess_message(self, msg):
+        if msg["type"] == "param":
+            self.values[msg["own_name"]] = msg["value"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -103,6 +104,30 @@ class NetworkEstimator(BaseEstimator):
                 "does not hold the ratio: correct the value, or leave the row out."
             )
         return x
+
+    def fit(self, X, y):
+        """Train the process and sample the network.
+
+        Args:
+            X: inputs [N, D].
+            y: targets [N] or [N, K], or labels [N].
+
+        Returns:
+            The estimator. A fit that ends early leaves the last one as it was.
+        """
+        self._check_settings()
+        before = dict(vars(self))
+        try:
+            return self._fit(X, y)
+        except BaseException:
+            begun = {k: v for k, v in vars(self).items() if k == "mcmc_"}
+            vars(self).clear()
+            vars(self).update(before | begun)
+            raise
+
+    @abstractmethod
+    def _fit(self, X, y):
+        """``fit``, which may end early."""
 
     def _check_settings(self):
         if self.method not in METHODS:

@@ -62,17 +62,7 @@ class Classifier(ClassifierMixin, NetworkEstimator):
         ((60, 2), ['left', 'right'])
     """
 
-    def fit(self, X, y):
-        """Train the process and sample the networks.
-
-        Args:
-            X: inputs [N, D].
-            y: labels [N].
-
-        Returns:
-            The estimator.
-        """
-        self._check_settings()
+    def _fit(self, X, y):
         X, y = validated(self, X, y, ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)

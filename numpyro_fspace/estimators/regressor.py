@@ -109,17 +109,7 @@ class Regressor(RegressorMixin, NetworkEstimator):
         )
         self.noise = noise
 
-    def fit(self, X, y):
-        """Train the process and sample the network.
-
-        Args:
-            X: inputs [N, D].
-            y: targets [N] or [N, K].
-
-        Returns:
-            The estimator.
-        """
-        self._check_settings()
+    def _fit(self, X, y):
         if self.noise not in NOISES:
             raise ValueError(f"noise={self.noise!r} is unknown; choose from {', '.join(NOISES)}.")
         X, y = validated(self, X, y, y_numeric=True, multi_output=True, ensure_min_samples=2)

@@ -64,6 +64,10 @@ class Settings:
         """The settings of a tiny run, for tests."""
         return replace(self, **self.QUICK)
 
+    def most_splits(self, published: int) -> int:
+        """The number of splits of a data set with these settings, given that of its published ones."""
+        return published
+
     def updated(self: S, settings: Mapping[str, object]) -> S:
         """These settings with some values changed.
 
@@ -206,14 +210,14 @@ def jobs(
         for word in asked:
             if word not in known:
                 raise ValueError(f"{name} has no {what} {word!r}; choose from {', '.join(known)}.")
-    for dataset in datasets:
-        most = experiment.num_splits.get(dataset, 1)
-        if num_splits > most:
-            raise ValueError(f"{name} has no splits of {dataset} beyond {most}, and num_splits={num_splits}.")
     for setting in settings or {}:
         if setting in experiment.unused:
             raise ValueError(f"{name} does not use the setting {setting!r}.")
     config = (experiment.config.quick() if quick else experiment.config).updated(settings or {})
+    for dataset in datasets:
+        most = config.most_splits(experiment.num_splits.get(dataset, 1))
+        if num_splits > most:
+            raise ValueError(f"{name} has no splits of {dataset} beyond {most}, and num_splits={num_splits}.")
     return [
         Job(method, dataset, split, seed, config, progress)
         for dataset, split, seed, method in itertools.product(datasets, range(num_splits), seeds, methods)

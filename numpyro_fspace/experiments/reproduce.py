@@ -144,7 +144,8 @@ def provenance() -> dict[str, str | None]:
     """The commit of the source, if it is a clone with git, and the class of the machine."""
     import jax
 
-    commit = _git("rev-parse", "--short", "HEAD")
+    is_clone = _git("ls-files", "--error-unmatch", Path(__file__).name)  # and not installed within another one
+    commit = _git("rev-parse", "--short", "HEAD") if is_clone else None
     if commit and _git("status", "--porcelain", "--untracked-files=no"):
         commit += "+"  # with changes that are not committed
     device = jax.devices()[0]

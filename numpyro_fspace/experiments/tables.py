@@ -14,12 +14,16 @@ from numpyro_fspace.experiments.records import distinct
 
 __all__ = ["labels", "table"]
 
+#: Settings by which the rows of a data set are chosen. Published figures are of their defaults.
+PROTOCOL = ("train_share", "num_train", "num_test")
+
 
 def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
     """Means ± standard errors over splits and seeds: a row for each data set, method and config.
 
     The label of a row names settings that differ between records and from the defaults, and package versions that
-    differ. If some runs of a row lack a figure (a chain that never moved has no R-hat), the number of runs that have it
+    differ; a note names those that all records share. Published figures stand beside runs on the published splits
+    alone. If some runs of a row lack a figure (a chain that never moved has no R-hat), the number of runs that have it
     is shown. A column with published figures is followed by a column of them. Duplicate records of a run count once.
 
     Raises:
@@ -44,7 +48,8 @@ def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
         headings += [experiment.columns[key], *(["published"] if key in known else [])]
     rows = []
     for (dataset, method, settings), lines in groups.items():
-        published = experiment.published.get((dataset, method), {})
+        is_comparable = not _settings(lines[0], PROTOCOL, experiment)
+        published = experiment.published.get((dataset, method), {}) if is_comparable else {}
         row = [dataset, ", ".join((method, *settings)), str(len(lines))]
         for key in keys:
             values = [line[key] for line in lines if line.get(key) is not None]
@@ -55,6 +60,9 @@ def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
         rows.append(row)
     text = [headings, ["---"] * len(headings), *rows]
     note = f"\n\nPublished: {experiment.source}." if known else ""
+    shared = [name for name in records[0].get("config") or {} if name not in varied]
+    if settings := _settings(records[0], shared, experiment):
+        note += f"\n\nAll runs: {', '.join(settings)}."
     return "\n".join("| " + " | ".join(row) + " |" for row in text) + note
 
 

@@ -13,7 +13,7 @@ import tinygp
 
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import UCI_NAMES, Split, load_uci
-from numpyro_fspace.datasets.uci import UCI_SPLITS
+from numpyro_fspace.datasets.uci import NUM_RANDOM, UCI_SPLITS
 from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.function_posterior import FunctionPosterior, scores
 from numpyro_fspace.experiments.methods import METHODS, VARIATIONAL, VARIATIONAL_NUGGET, fit, works_by_draws
@@ -52,6 +52,9 @@ class UCIConfig(Config):
         super().__post_init__()
         if self.kernel not in UNIT_KERNELS:
             raise ValueError(f"kernel={self.kernel!r} is unknown; choose from {', '.join(UNIT_KERNELS)}.")
+
+    def most_splits(self, published):
+        return published if self.train_share is None else NUM_RANDOM
 
 
 #: The scale of the weights is sampled around 1.5 times that of N(0, 1/fan-in), so that the network is wider than the

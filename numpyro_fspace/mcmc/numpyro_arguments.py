@@ -17,7 +17,7 @@ class NumPyroArguments:
     """The arguments of the last run of a driver by NumPyro's loop, which tells arrays by their identity.
 
     NumPyro would take True for 1, and an array that was changed in place for the same, and would use its programs
-    again.
+    again, also for other numbers of draws.
     """
 
     def __init__(self):
@@ -25,10 +25,11 @@ class NumPyroArguments:
         self._rows: dict = {}  # the last run's NumPy arrays by place, as the model gets them
 
     def prepared(self, mcmc, args: tuple, kwargs: dict):
-        """``(args, kwargs)`` for the model, with ``x[rows]`` for NumPy arrays; drops programs of other arguments."""
+        """``(args, kwargs)`` for the model, with ``x[rows]`` for NumPy arrays; drops programs of other ones."""
         leaves, tree = jax.tree.flatten((args, kwargs))
         structure, others = split_arrays((args, kwargs))[1]
-        arguments = content_key((structure, others, [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]))
+        numbers = mcmc.num_warmup, mcmc.num_samples, mcmc.thinning  # which programs of NumPyro's kernels depend on
+        arguments = content_key((structure, others, [leaf for leaf in leaves if isinstance(leaf, np.ndarray)], numbers))
         if arguments != self._last:
             self._last, self._rows, mcmc._cache = arguments, {}, {}
         if hasattr(mcmc.sampler, "_init_fn"):  # else HMC vectorizes anew what it has vectorized for its last run

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import biject_to, transforms
+from numpyro.distributions import transforms
 from numpyro.infer import MCMC
 
 from numpyro_fspace._checks import check_key
@@ -23,9 +24,9 @@ from numpyro_fspace.mcmc.warmup.friction import noise_variances
 from numpyro_fspace.model.checks import checked_arguments
 from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.sharding import with_devices_of
-from numpyro_fspace.model.site_transforms import base_transform
+from numpyro_fspace.model.site_transforms import base_transform, has_dynamic_support
 from numpyro_fspace.model.sites import is_masked
-from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
+from numpyro_fspace.posterior.configurational_temperature import configurational_temperature, unconstrained
 from numpyro_fspace.posterior.convergence import standstill
 from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import diagnose
@@ -270,22 +271,23 @@ def _weight_drift(mcmc, kernel, args, kwargs):
         latents = [k for k in potential.latents if not is_masked(potential.trace[k]["fn"])]
         names = [k for k in latents if "fspace" in potential.trace[k]["infer"]] or latents
         moved = {k: not isinstance(base_transform(potential.trace[k]), transforms.IdentityTransform) for k in names}
-        return names, [k for k in names if moved[k]]
+        is_dynamic = any(has_dynamic_support(potential.trace[k]) for k in names)
+        moved = [k for k in names if moved[k]]
+        return names, moved, potential.latents if is_dynamic else moved
 
-    def unconstrained(draws):
-        sites = kernel._model_potential(args, kwargs).trace
-        return {k: biject_to(sites[k]["fn"].support).inv(values) for k, values in draws.items()}
+    def values(draws):
+        return jax.vmap(jax.vmap(partial(unconstrained, kernel._model_potential(args, kwargs))))(draws)
 
-    names, moved = without_computing(facts)
+    names, moved, needed = without_computing(facts)
     state, draws = with_chains(mcmc.last_state), mcmc.get_samples(group_by_chain=True)
     position, scale = jax.tree.map(operator.itemgetter(0), jax.device_get((state.z, state.scale)))
     scale = flatten(position)[1](scale)  # of unconstrained values
-    draws = draws | jax.jit(unconstrained)({k: draws[k] for k in moved}) if moved else draws
+    found = jax.jit(values)({k: draws[k] for k in needed}) if moved else {}
     squares = 0.0
     for name in names:
-        values = draws[name]
-        weights = np.asarray(values).reshape(*values.shape[:2], -1)  # may lie on disk: nothing is copied
-        precision = np.broadcast_to(np.asarray(scale[name], np.float64) ** -2, values.shape[2:]).ravel()
+        drawn = found[name] if name in moved else draws[name]
+        weights = np.asarray(drawn).reshape(*drawn.shape[:2], -1)  # may lie on disk: nothing is copied
+        precision = np.broadcast_to(np.asarray(scale[name], np.float64) ** -2, drawn.shape[2:]).ravel()
         squares = squares + np.einsum("csp,csp,p->cs", weights, weights, precision, dtype=np.float64)
     quarter = max(1, squares.shape[1] // 4)
     return squares[:, -quarter:].mean(1) / squares[:, :quarter].mean(1)

@@ -85,6 +85,12 @@ def continued(kernel, state, args, kwargs, *, num_warmup: int, is_own: bool):
             f"post_warmup_state is that of another model: it has the sites {sorted(state.z)}, and this model "
             f"{sorted(plan.params)}. Leave it out, or take the state of a run of this model."
         )
+    for name, shape in ((k, jnp.shape(v)) for k, v in plan.params.items()):
+        if (found := state.z[name].shape[state.i.ndim :]) != shape:
+            raise ValueError(
+                f"post_warmup_state is that of other data or another model: its site {name!r} has shape {found}, and "
+                f"that of this model {shape}. Leave it out, or take the state of a run of this model."
+            )
     state = state._replace(plan=plan)
     if state.control.center.size or plan.control_every is not None:
         state = kernel.refresh(state, args, kwargs)

@@ -27,8 +27,9 @@ class DrawInfo(NamedTuple):
         friction: the friction used last, outside of the noise's directions; 0 for SGLD, which has none.
         accept_prob: acceptance probability of the draw's Metropolis test, the mean over its steps for SGLD; 1 where
             there is no test, except for MCLMC, for which it is what a test would have.
-        diverging: whether the draw left the finite numbers (or exceeded temperature 10⁴; in warm-up, gained energy at
-            twice the temperature that chance allows) and was undone; with a Metropolis test, whether it met NaN.
+        diverging: whether the draw left the finite numbers (or exceeded a temperature of 10⁴, or 10⁴ times the
+            sampler's if that is above 1; in warm-up, gained energy at twice the temperature that chance allows) and
+            was undone; with a Metropolis test, whether it met NaN.
     """
 
     potential_energy: jax.Array

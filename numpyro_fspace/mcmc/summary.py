@@ -62,5 +62,6 @@ def _summarized(mcmc, exclude_deterministic: bool) -> tuple[dict, str]:
     shown |= functions
     if not shown:
         return draws, ""
-    rows = f"{' and '.join(functions)} at {NUM_ROWS} rows of the data; " if functions else ""
+    num_rows = max(map(len, inputs.values()), default=0)
+    rows = f"{' and '.join(functions)} at {num_rows} rows of the data; " if functions else ""
     return shown, f"{rows}{num_weights} weights left out (print_summary(weights=True))."

@@ -8,6 +8,7 @@ import numpy as np
 
 from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.model.arguments import split_arrays, with_rows
+from numpyro_fspace.model.program_analysis import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior
 
@@ -17,6 +18,7 @@ __all__ = [
     "function_values",
     "functions_of",
     "some_rows",
+    "widened",
 ]
 
 
@@ -64,9 +66,12 @@ def function_inputs(model, draws, args, kwargs, *, programs: dict | None = None)
     watched, takes = ({} if programs is None else programs).setdefault("inputs", (jax.jit(calls), takes))
     try:
         first, last = (watched(draw, jax.random.key(i), arrays) for i, draw in enumerate(ends))
+        known = {k: x for k, x in first.items() if np.array_equal(x, last[k])}
+        if known and len(jax.tree.leaves(draws)[0]) == 1:  # of which the program alone tells what is random
+            used = sources(lambda at: calls(at["draw"], at["key"], arrays), {"draw": ends[0], "key": jax.random.key(0)})
+            known = {k: x for k, x in known.items() if not used[k]}
     except jax.errors.UnexpectedTracerError:  # the model calls the function under its own vmap
-        first, last = {}, {}
-    known = {k: x for k, x in first.items() if np.array_equal(x, last[k])}
+        known = {}
     return {k: jnp.asarray(known.get(k, first_array)) for k, taken in takes.items() if k in known or taken}
 
 
@@ -108,7 +113,17 @@ def evaluate(functions, inputs) -> dict:
         unknown = sorted(inputs.keys() - functions.keys())
         raise ValueError(f"inputs: {unknown} are no functions of the model; it has {sorted(functions)}.")
     values = {k: jax.tree_util.tree_leaves_with_path(functions[k](x)) for k, x in inputs.items()}
-    return {k + jax.tree_util.keystr(path): part for k, parts in values.items() for path, part in parts}
+    return widened({k + jax.tree_util.keystr(path): part for k, parts in values.items() for path, part in parts})
+
+
+def widened(values: dict) -> dict:
+    """``values`` with float32 in place of floats of 16 bits, whose means NumPy computes in 16 bits."""
+
+    def wide(array):
+        is_half = jnp.issubdtype(array.dtype, jnp.floating) and jnp.finfo(array.dtype).bits < 32
+        return array.astype(jnp.float32) if is_half else array
+
+    return jax.tree.map(lambda a: wide(a) if hasattr(a, "dtype") else a, values)
 
 
 def some_rows(x, num: int):

@@ -2,8 +2,8 @@ r"""``gp_network``: a network whose values at given points have the distribution
 
 A network that is linear in its last layer is :math:`g(x) + \varphi_v(x)^\top a` with features φ_v of the hidden weights
 v. Given v everything is Gaussian, so the last layer can be drawn such that the network has the distribution of a
-Gaussian process of mean zero at the points X_M for every v, up to what the features cannot span there: draw a₀ from the last layer's own prior and f̃ from the
-process, and correct a₀ by the ridge regression of the difference,
+Gaussian process of mean zero at the points X_M for every v, up to what the features cannot span there: draw a₀ from the
+last layer's own prior and f̃ from the process, and correct a₀ by the ridge regression of the difference,
 
 .. math:: a = a_0 + A \Phi^\top S^{-1} (\tilde f - g - \Phi a_0 - \tau e), \qquad S = \Phi A \Phi^\top + \tau^2 I,
 
@@ -50,8 +50,9 @@ if TYPE_CHECKING:
 __all__ = ["gp_network"]
 
 
-#: The smallest tolerance, in units of the rounding error: with a smaller one the network's values are rounding errors.
-MIN_TOLERANCE = 4.0
+#: The smallest tolerance, in units of the rounding error and for each √M. The condition number of the ridge regression
+#: is about √M/τ, and the series that ``ridge.py`` needs fail for larger ones.
+MIN_TOLERANCE, MIN_POINTS = 16.0, 40
 
 
 def gp_network(
@@ -139,15 +140,16 @@ def gp_network(
         )
     if hidden_scale is not None:
         check_positive(hidden_scale, "hidden_scale")
+    x_points = _fixed_points(name, points)
     if tolerance is not None:
         check_positive(tolerance, "tolerance")
-        smallest = MIN_TOLERANCE * float(jnp.finfo(jnp.result_type(float)).eps)
+        factor = MIN_TOLERANCE * max(len(x_points), MIN_POINTS) ** 0.5
+        smallest = factor * float(jnp.finfo(jnp.result_type(float)).eps)
         if not is_traced(tolerance) and tolerance < smallest:
             raise ValueError(
-                f"gp_network({name!r}): tolerance={tolerance} is below {smallest:.1g}, the smallest for which the last "
+                f"gp_network({name!r}): tolerance={tolerance} is below {smallest:.2g}, the smallest for which the last "
                 f"layer can be computed in {jnp.result_type(float)}: leave it None, or enable float64."
             )
-    x_points = _fixed_points(name, points)
     shape = check_input_shape(x_points.shape[1] if input_shape is None else input_shape)
     if math.prod(shape) != x_points.shape[1]:
         raise ValueError(
@@ -177,7 +179,7 @@ def gp_network(
         )
     chosen = find_scales(name, layer, prior, x_points, rows_of, hidden_scale=hidden_scale, tolerance=tolerance)
     priors = prior_of_each(name, network, FanIn(chosen.hidden))
-    units = network.units()
+    units = network.units(layer.hidden)
     hidden = {
         path: sample_weight(f"{name}.{path}", path, network, priors[path], path in units) for path in layer.hidden
     }

@@ -69,18 +69,29 @@ class Network:
             return 1
         return max(1, math.prod(shape[1:] if self.outputs_first else shape[:-1]))
 
-    def units(self) -> set:
-        """Paths of the weights that are factors with the initial value one, such as the scales of norm layers."""
-        named = {path for path in self.weights if _last(path) == "scale" or path in self.norms}
-        unclear = [path for path in self.weights if path not in named and _last(path) != "bias"]
+    def units(self, paths=None) -> set:
+        """Which of the ``paths`` (all if None) are of factors with the initial value one, as the scales of norm layers.
+
+        Raises:
+            ValueError: the initial values are not known, because the network is created in a program.
+        """
+        paths = self.weights if paths is None else paths
+        named = {path for path in paths if _last(path) == "scale" or path in self.norms}
+        unclear = [path for path in paths if path not in named and _last(path) != "bias"]
         values = {path: self.weights[path] for path in unclear}
         if self.init is not None:
             unclear = [path for path in unclear if len(values[path].shape) < 2]
             with jax.ensure_compile_time_eval():  # concrete values, also while the model is traced
                 start = self.init(jax.random.key(0)) if unclear else {}
             values = {path: start[path] for path in unclear}
-        concrete = {path: value for path, value in values.items() if not isinstance(value, jax.core.Tracer)}
-        return named | {path for path, value in concrete.items() if np.all(np.asarray(value) == 1)}
+        traced = {path for path, value in values.items() if isinstance(value, jax.core.Tracer)}
+        if hidden := sorted(path for path in traced if values[path].ndim < 2 and not _last(path).startswith("bias")):
+            raise ValueError(
+                f"the default prior of the weights {hidden} depends on whether they are initially one, which is not "
+                "known, because the network is created while the model is compiled. Create it outside of the model, or "
+                "give these weights a prior."
+            )
+        return named | {path for path in values.keys() - traced if np.all(np.asarray(values[path]) == 1)}
 
 
 def _last(path):

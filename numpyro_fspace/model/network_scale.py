@@ -220,7 +220,7 @@ def _drawn_features(layer, inputs):
 
     def draw(key, scale):
         with handlers.block(), function_hook(), handlers.seed(rng_seed=key):
-            units = layer.network.units()
+            units = layer.network.units(layer.hidden)
             hidden = {
                 path: sample_weight(f"weight.{path}", path, layer.network, FanIn(scale), path in units)
                 for path in layer.hidden

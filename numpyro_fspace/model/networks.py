@@ -89,7 +89,7 @@ def random_module(
     shape = check_input_shape(input_shape)
     network = freeze(f"random_module({name!r})", read_network(name, module, shape), frozen)
     priors = prior_of_each(name, network, prior)
-    units = network.units() if any(isinstance(p, FanIn) for p in priors.values()) else set()
+    units = network.units([path for path, p in priors.items() if isinstance(p, FanIn)])
     weights = {
         path: sample_weight(f"{name}.{path}", path, network, priors[path], path in units) for path in network.weights
     }

@@ -103,10 +103,16 @@ class OnDemand:
         return f"OnDemand({type(self.source).__name__} of shape {list(self.shape)}, {self.dtype})"
 
     def __getitem__(self, rows: Int[Array, "*B"]) -> Array:
-        """Rows [*B, ...] by number, by a slice or by a mask [N]."""
+        """Rows [*B, ...] by number, by a slice or by a mask [N]; other axes by numbers and slices."""
         if isinstance(rows, tuple):
             first, *others = rows
             num_axes = 1 if isinstance(first, slice) else np.ndim(first)
+            arrays = [part for part in others if not isinstance(part, slice) and np.ndim(part)]
+            if arrays and num_axes and not isinstance(first, slice):
+                raise IndexError(
+                    f"{self!r} takes an array of numbers along its rows alone. Take the rows first, then an entry of "
+                    "each: jnp.take_along_axis(x[rows], columns[:, None], 1)[:, 0]."
+                )
             return self[first][(slice(None),) * num_axes + tuple(others)]
         if isinstance(rows, slice):
             rows = np.arange(*rows.indices(len(self)))

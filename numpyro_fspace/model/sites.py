@@ -168,9 +168,14 @@ def has_point_mass(distribution) -> bool:
 
 
 def weights_of(trace) -> tuple[str, ...]:
-    """The names of the weights of a trace's networks, those of NumPyro's own modules too."""
+    """The names of the weights of a trace's networks, those of NumPyro's own modules too.
+
+    If a reparametrization replaces a weight, which makes it a deterministic site, those of its replacements too.
+    """
     ours = tuple(f"{k}.{path}" for k, s in trace.items() if s["type"] == "network" for path in s["weights"])
-    return ours + module_weights(trace)
+    names = ours + module_weights(trace)
+    replaced = tuple(f"{k}_" for k in names if k in trace and trace[k]["type"] == "deterministic")
+    return names + tuple(k for k in trace if k.startswith(replaced) and k not in names)
 
 
 def module_weights(trace) -> tuple[str, ...]:
@@ -184,8 +189,8 @@ def module_weights(trace) -> tuple[str, ...]:
 
 
 def is_weight(site, weights: tuple[str, ...]) -> bool:
-    """Whether a site of a trace is one of these weights, or its replacement by a reparametrization."""
-    return site["name"] in weights or site["name"].startswith(tuple(f"{name}_" for name in weights))
+    """Whether a site of a trace is one of these weights."""
+    return site["name"] in weights
 
 
 def latent_sites(trace) -> dict:

@@ -1,12 +1,14 @@
-"""Arrays of draws, on a device or mapped from disk: some of them, and in the form in which files hold them."""
+"""Arrays of draws, on a device or mapped from disk: some of them, in the form in which files hold them; named ones."""
 
 from __future__ import annotations
+
+import inspect
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["is_key", "join_chains", "like", "plain", "taken"]
+__all__ = ["is_key", "join_chains", "like", "named_arrays", "plain", "taken"]
 
 
 def is_key(leaf) -> bool:
@@ -39,3 +41,17 @@ def taken(draws: dict, *index) -> dict[str, np.ndarray]:
 @jax.jit
 def _taken(draws, index):
     return jax.tree.map(lambda a: a[index], draws)
+
+
+def named_arrays(model, args, kwargs) -> dict:
+    """The arrays among a model's arguments, by the names of its parameters."""
+    try:
+        bound = inspect.signature(model).bind(*args, **kwargs)
+        more = {p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_POSITIONAL}
+        named = bound.arguments
+        for name in more & named.keys():
+            named |= {f"{name}_{i}": value for i, value in enumerate(named.pop(name))}
+        named |= kwargs
+    except (TypeError, ValueError):
+        named = {f"arg_{i}": value for i, value in enumerate(args)} | kwargs
+    return {k: plain(v) for k, v in named.items() if isinstance(v, np.ndarray | jax.Array) and np.ndim(v)}

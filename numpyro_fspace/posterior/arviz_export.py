@@ -20,8 +20,8 @@ from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.program_analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import check_observations
-from numpyro_fspace.model.sites import counted, is_functional_prior, module_weights, observed_sites
-from numpyro_fspace.posterior.arrays import plain
+from numpyro_fspace.model.sites import counted, is_functional_prior, observed_sites, weights_of
+from numpyro_fspace.posterior.arrays import named_arrays
 from numpyro_fspace.posterior.arviz_datasets import Site, check_dims, check_names, clean, datasets
 from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.draw_batches import map_draws
@@ -134,15 +134,14 @@ def to_arviz(
             "pass log_lik=False."
         )
     check_names([k for k, s in trace.items() if s["type"] != "plate"])
-    networks = tuple(f"{k}." for k, s in trace.items() if s["type"] == "network") + module_weights(trace)
-    hidden = set() if weights else {k for k in found.samples if k.startswith(networks)}
+    hidden = set() if weights else set(weights_of(trace))
     computed = {k for k, s in trace.items() if s["type"] == "deterministic"}
     if isinstance(source, NumPyroMCMC):  # whose draws hold those of the same arguments
         computed -= set(found.samples)
     posterior = {
         clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden | computed
     }
-    named = _named_arrays(model, args, kwargs)
+    named = named_arrays(model, args, kwargs)
     given = {clean(k): _as_given(v, named.values()) for k, v in observed.items()}
     if inputs is None:
         inputs = {k: some_rows(x, num_probes) for k, x in function_inputs(model, found.samples, args, kwargs).items()}
@@ -153,6 +152,7 @@ def to_arviz(
         predictions |= deterministic_draws(found, args, kwargs, computed) if computed else {}
     warn_of_nan(predictions, found.samples)
     functions = {k for k, s in trace.items() if s["type"] == "network" or is_functional_prior(s)} | computed
+    functions |= {k for k in predictions if k.startswith(tuple(f"{name}[" for name in functions))}  # parts of outputs
     posterior |= {clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in functions}
     groups = {
         "posterior": posterior,
@@ -261,16 +261,6 @@ def _plates(site) -> list:
     return [names.get(axis - len(shape)) for axis in range(len(shape))]
 
 
-def _named_arrays(model, args, kwargs):
-    try:
-        names = list(inspect.signature(model).parameters)
-    except (TypeError, ValueError):
-        names = []
-    names += [f"arg_{i}" for i in range(len(names), len(args))]
-    named = dict(zip(names, args, strict=False)) | kwargs
-    return {k: plain(v) for k, v in named.items() if isinstance(v, np.ndarray | jax.Array) and np.ndim(v)}
-
-
 def _probes(inputs) -> dict:
     """The probe inputs: one array if all functions share it, else one for each."""
     if not isinstance(inputs, dict):
@@ -283,8 +273,12 @@ def _probes(inputs) -> dict:
 
 
 def _as_given(value, arrays):
-    """The one of ``arrays`` that ``value`` is, in its own precision, if it is one of them."""
-    return next((a for a in arrays if _same(a.astype(value.dtype), value)), value)
+    """The one of ``arrays`` that ``value`` is, in its own precision, if it is one of them.
+
+    Numbers may have become floats, but a truth value is not the number it was computed from.
+    """
+    kinds = {"f": "fiu", "i": "iu", "u": "iu"}.get(value.dtype.kind, value.dtype.kind)
+    return next((a for a in arrays if a.dtype.kind in kinds and _same(a.astype(value.dtype), value)), value)
 
 
 def _same(a, b):

@@ -27,7 +27,7 @@ from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import has_dynamic_support
 from numpyro_fspace.posterior.arrays import like, plain, taken
 
-__all__ = ["ConfigurationalTemperature", "configurational_temperature"]
+__all__ = ["ConfigurationalTemperature", "configurational_temperature", "unconstrained"]
 
 #: Draws at which the gradient is taken: the most, as many as the share should afford, and the fewest.
 MAX_DRAWS, MIN_DRAWS, FEWEST_DRAWS = 256, 20, 8
@@ -201,7 +201,7 @@ def _gradients_at(points, scale, learned, arrays, *, kernel, join, like_key, is_
 
     def one(given):
         draw, offset, chain, key = given  # a key by its numbers
-        position, unravel = flatten(_unconstrained(model, draw))
+        position, unravel = flatten(unconstrained(model, draw))
         metric = preconditioner.build(scale[chain], jax.tree.map(lambda a: a[chain], learned))
         z = unravel(position + metric.scale(offset))
         gradient = _gradient(model, z, like(key, like_key), is_random, is_whole)
@@ -242,13 +242,13 @@ def _gradient(model, z, key, is_random, is_whole):
     return total
 
 
-def _unconstrained(model, draw):
-    """Unconstrained values of the latent sites, whose supports may depend on one another."""
+def unconstrained(model, draw):
+    """Unconstrained values of latent sites. All are needed if the supports of some depend on others."""
     sites = model.trace
     if any(has_dynamic_support(sites[k]) for k in model.latents):
         settings = {"key": jax.random.key(0), "substitute": draw, "full_plates": False}
         sites = run_model(model.model, model.args, model.kwargs, **settings)
-    return {k: biject_to(sites[k]["fn"].support).inv(draw[k]) for k in model.latents}
+    return {k: biject_to(sites[k]["fn"].support).inv(draw[k]) for k in model.latents if k in draw}
 
 
 def _folds(chain, place, num_chains):

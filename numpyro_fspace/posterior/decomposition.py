@@ -13,10 +13,12 @@ from numpyro.distributions import discrete
 
 from numpyro_fspace._checks import one_line
 from numpyro_fspace._xla import one_blas_thread
+from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.checks import checked_arguments, known_values
 from numpyro_fspace.model.handlers import own_keys
 from numpyro_fspace.model.index_checks import plates_of
 from numpyro_fspace.model.on_demand import errors_as_themselves
+from numpyro_fspace.model.program_analysis import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import base_distribution, is_functional_prior, is_weight, weights_of
 from numpyro_fspace.posterior.evaluator import Evaluator
@@ -103,7 +105,8 @@ def decompose(
 
     Raises:
         ValueError: several observed sites and no ``site``; a ``site`` that is none; a likelihood without mean or
-            variance, such as a Cauchy distribution; and as ``fs.predict``.
+            variance, such as a Cauchy distribution, or one that depends on values which the model draws; and as
+            ``fs.predict``.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
@@ -125,6 +128,7 @@ def decompose(
     sizes = {"batch_size": batch_size, "input_batch_size": input_batch_size}
     known = known_values(posterior.model, args, kwargs, "decompose")
     with checked_arguments(args, kwargs, "decompose"), known:
+        evaluator.check_known(args, kwargs)
         found = evaluator.draws(jax.random.key(0), (args, kwargs), None, **sizes)
     for name, values in found.items():
         if not np.isfinite(values).all():
@@ -165,6 +169,23 @@ class _Moments(Evaluator):
         super().__init__(posterior)
         self._asked, self.site, self.law = site, "", ""
 
+    def check_known(self, args, kwargs):
+        """The moments must be known given a draw of the latent sites."""
+        arrays, _, join = split_arrays((args, kwargs))
+        draw = {k: v[0] for k, v in self.posterior.samples.items()}
+
+        def moments(values):
+            return self._evaluation({}, draw, values["key"], *join(arrays), None).values
+
+        random = [k for k, used in sources(moments, {"key": jax.random.key(0)}).items() if used]
+        if random:
+            raise ValueError(
+                f"decompose: the {random[0]} of {self.site!r} depends on values that the model draws itself, such as "
+                "another observed site without its targets or numpyro.prng_key(), so that it is not known given the "
+                "parameters. Pass the targets of the other sites (decompose(mcmc, x_new, y_other=...)), or take draws "
+                "of the site from fs.predict."
+            )
+
     def _evaluation(self, plates, draw, key, *given) -> Evaluation:
         args, kwargs, _ = given
         with (asked := own_keys()):
@@ -192,10 +213,12 @@ def _moments(name: str, law: dist.Distribution) -> dict:
         p = base.probs if isinstance(base, CATEGORICAL) else jnp.stack([1.0 - base.probs, base.probs], -1)
         return {"probabilities": jnp.broadcast_to(p, (*law.batch_shape, *law.event_shape, p.shape[-1]))}
     try:
+        if isinstance(base, dist.VonMises):  # of whose angles NumPyro gives the circular variance
+            raise NotImplementedError
         mean, variance = law.mean, law.variance
     except (NotImplementedError, AttributeError) as error:
         raise ValueError(
-            f"decompose: {name!r} is a {type(base).__name__}, whose mean and variance NumPyro does not know. Give the "
+            f"decompose: {name!r} is a {type(base).__name__}, whose mean and variance are not known. Give the "
             "likelihood that it is made of in its place."
         ) from error
     shape = (*law.batch_shape, *law.event_shape)

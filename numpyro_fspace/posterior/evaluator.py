@@ -17,7 +17,7 @@ import numpyro
 from numpyro_fspace._checks import as_numbers, warn
 from numpyro_fspace.model.arguments import split_arrays
 from numpyro_fspace.model.checks import named_leaves
-from numpyro_fspace.model.functions import evaluate, function_inputs, function_values, functions_of
+from numpyro_fspace.model.functions import evaluate, function_inputs, function_values, functions_of, widened
 from numpyro_fspace.model.handlers import full_plates, own_keys
 from numpyro_fspace.model.index_checks import check_indices, plates_of
 from numpyro_fspace.model.program_analysis import sources
@@ -103,12 +103,12 @@ class Evaluator:
             def one_draw(*given):
                 return evaluation(*given).values
 
-            compiled, arrays = compile_chunk(one_draw, given), split_arrays(given)[0]
-            unknown = [None] * len(jax.tree.leaves((draws, keys)))
-            program = compiled.trace(draws, keys, arrays).jaxpr
-            check_indices(program, [*unknown, *arrays], plates, named_leaves(args, kwargs))
-            programs |= {"one draw": one_draw, "all": compiled, "probe": probe}
-        all_rows = programs["all"]
+            compiled = compile_chunk(one_draw, given)
+            traced = compiled.trace(draws, keys, split_arrays(given)[0]).jaxpr
+            programs |= {"one draw": one_draw, "all": compiled, "probe": probe, "traced": traced, "plates": plates}
+        all_rows, unknown = programs["all"], [None] * len(jax.tree.leaves((draws, keys)))
+        known = [*unknown, *split_arrays(given)[0]]
+        check_indices(programs["traced"], known, programs["plates"], named_leaves(args, kwargs))
         axes, size = self._row_batches(programs, given, keys, num, input_batch_size)
         if not axes:
             return map_compiled(all_rows, draws, key, given, batch_size=batch_size)
@@ -174,7 +174,7 @@ class Evaluator:
             if jnp.iscomplexobj(found[name]):
                 raise TypeError(f"The site {name!r} is complex; densities are of real numbers.")
         is_noisy = asked.num > 0 or any(k in trace and k not in found for k in self.from_prior)
-        return Evaluation(evaluate(functions_of(trace), inputs) | found, distributions, is_noisy)
+        return Evaluation(evaluate(functions_of(trace), inputs) | widened(found), distributions, is_noisy)
 
 
 def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
@@ -195,7 +195,7 @@ def deterministic_draws(posterior: Posterior, args, kwargs, names) -> dict:
 
     def one_draw(draw, key, args, kwargs):
         trace = run_model(posterior.model, args, kwargs, key=key, substitute=draw)
-        return {k: trace[k]["value"] for k in names}
+        return widened({k: trace[k]["value"] for k in names})
 
     args, kwargs = with_devices_of((args, kwargs), posterior.samples)
     return map_draws(one_draw, posterior.samples, jax.random.key(0), (args, kwargs))

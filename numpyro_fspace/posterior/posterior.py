@@ -250,9 +250,12 @@ def _num_chains(source: NumPyroMCMC) -> int:
 
 
 def _check_has_run(source):
-    if isinstance(source, NumPyroMCMC) and (
-        source.last_state is None or np.max(getattr(source.last_state, "i", np.inf)) <= source.num_warmup
-    ):
+    if not isinstance(source, NumPyroMCMC):
+        return
+    state, start = source.last_state, source.post_warmup_state
+    # A run that goes on from another state counts its draws from that of the state.
+    is_new = start is None or start is state
+    if state is None or (is_new and np.max(getattr(state, "i", np.inf)) <= source.num_warmup):
         raise ValueError("The MCMC object has no draws yet (warm-up makes none): call run first.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import warn
@@ -34,12 +35,12 @@ def warn_of_nan(predictions: dict, samples: dict):
 
 def _is_nan(values) -> np.ndarray:
     array = np.asarray(values)
-    return np.isnan(array) if array.dtype.kind in "fc" else np.zeros(len(array), bool)
+    return np.isnan(array) if jnp.issubdtype(array.dtype, jnp.inexact) else np.zeros(len(array), bool)
 
 
 def _is_infinite(values) -> bool:
     array = np.asarray(values)
-    return bool(array.dtype.kind in "fc" and np.isinf(array).any())
+    return bool(jnp.issubdtype(array.dtype, jnp.inexact) and np.isinf(array).any())
 
 
 def warn_of_predictions(predictions: dict, num_chains: int, find_structure):

@@ -72,8 +72,8 @@ def _share(covariance, own, num_points) -> float:
     """The share for K as ``marginal`` returns it and Q of all values together, [M K, M K] in the order of f.ravel()."""
     if covariance.ndim == 3:  # a block for each output, of which the covariances between outputs are zero
         num_outputs = own.shape[0] // num_points
-        blocks = np.broadcast_to(covariance, (num_outputs, num_points, num_points))
-        outputs = own.reshape(num_points, num_outputs, num_points, num_outputs)
-        shares = [_share(blocks[k], outputs[:, k, :, k], num_points) for k in range(num_outputs)]
-        return float(np.mean(shares))
+        whole = np.zeros((num_points, num_outputs, num_points, num_outputs))
+        for k, block in enumerate(np.broadcast_to(covariance, (num_outputs, num_points, num_points))):
+            whole[:, k, :, k] = block
+        covariance = whole.reshape(own.shape)
     return float(np.trace(covariance @ np.linalg.solve(covariance + own, own)) / np.trace(covariance))

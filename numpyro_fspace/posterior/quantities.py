@@ -31,6 +31,8 @@ __all__ = ["JudgedDraws", "Quantities", "judged_draws", "quantities_in_predictio
 
 #: The most draws of each chain, evenly spaced, and the most entries of each site.
 MAX_DRAWS, MAX_ENTRIES = 1000, 100
+#: Where functions are judged, as labels say after their names: at the data and away from it.
+KINDS = ("", " at permuted rows", " at measurement points")
 #: The most numbers in all draws of one function or site.
 MAX_NUMBERS = 2**21
 
@@ -187,7 +189,7 @@ def _kinds(known: dict, num_points: int, num_others: int) -> dict:
     """``{kind: {function: inputs}}``; labels are the function's name and the kind."""
     return {
         "": {k: some_rows(x, num_points) for k, x in known.items()},
-        " at permuted rows": {k: _permuted(x, num_others) for k, x in known.items() if _has_columns(x)},
+        KINDS[1]: {k: _permuted(x, num_others) for k, x in known.items() if _has_columns(x)},
     }
 
 
@@ -210,7 +212,7 @@ def _function_values(model, num_points, draw, _, *given) -> dict:
     if num_points:
         points = {k: s["fn"].points(jax.random.key(1)) for k, s in trace.items() if is_functional_prior(s)}
         points |= {k: s["points"] for k, s in trace.items() if s["type"] == "network" and "points" in s}
-        at[" at measurement points"] = {k: some_rows(x, num_points) for k, x in points.items()}
+        at[KINDS[2]] = {k: some_rows(x, num_points) for k, x in points.items()}
     functions = functions_of(trace)
     return {k + kind: f for kind, inputs in at.items() for k, f in evaluate(functions, inputs).items()}
 
@@ -221,7 +223,7 @@ def _likelihood_values(model, rows, roots, draw, _, *given) -> dict:
     found: dict = {}
     kinds: dict = {"": lambda x: x}
     if roots:
-        kinds[" at permuted rows"] = lambda x: _permuted(x, len(x)) if _has_columns(x) else x
+        kinds[KINDS[1]] = lambda x: _permuted(x, len(x)) if _has_columns(x) else x
     for kind, change in kinds.items():
 
         def changed(name, fn, _, change=change):
@@ -270,12 +272,14 @@ def judged_draws(draws: dict, most: int | None = None) -> JudgedDraws | None:
     for label, values in draws.items():
         shape = values.shape[2:]
         flat = np.asarray(values).reshape(*values.shape[:2], -1)
+        if jnp.issubdtype(flat.dtype, jnp.floating) and flat.dtype.kind != "f":  # bfloat16, which NumPy does not know
+            flat = flat.astype(np.float32)
         if flat.dtype.kind not in "fiu" or not flat.size:
             continue
         kept = (flat != flat[:1, :1]).any(axis=(0, 1))  # NaN differs from itself
         if not kept.any():
             kept[:] = True
-        if " at " in label:
+        if label.endswith(KINDS[1:]):
             kept &= np.isfinite(flat).all(axis=(0, 1))
         chosen = some_rows(np.flatnonzero(kept), MAX_NUMBERS // flat[..., 0].size or 1) if kept.any() else []
         chosen = chosen if most is None or not len(chosen) else some_rows(chosen, most)

@@ -102,6 +102,12 @@ def check_columns(kernel, num_columns: int) -> None:
                 f"the kernel uses input {kernel.axis} of x (tinygp.transforms.Subspace, counted from 0), but x has "
                 f"{num_columns} inputs."
             ) from None
+    elif isinstance(kernel, kernels.Polynomial) and jnp.shape(kernel.scale) not in ((), (1,), (num_columns,)):
+        num = jnp.size(kernel.scale)
+        raise ValueError(
+            f"the kernel has scales of {num} inputs (tinygp.kernels.Polynomial), but x has {num_columns}: pass x with "
+            f"{num} columns, or a kernel of {num_columns} inputs."
+        )
     elif not isinstance(kernel, kernels.Sum | kernels.Product):
         return
     parts = (kernel.kernel1, kernel.kernel2) if hasattr(kernel, "kernel1") else (kernel.kernel,)

@@ -58,7 +58,8 @@ __all__ = ["INTEGRATORS", "SGHMCState", "as_top_level_api", "build_kernel", "ini
 
 INTEGRATORS = ("baoab", "euler")
 
-#: Kinetic temperature beyond which a transition counts as diverging even though it is still finite.
+#: Kinetic temperature (relative to the sampler's if that is above 1) beyond which a transition counts as diverging even
+#: though it is still finite.
 MAX_TEMPERATURE = 1e4
 
 
@@ -217,7 +218,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
             start = (state.position, momentum, zero, potential.zeros, state.position, zero)
             end = scan_with_draws(leapfrogs, start, key_scan, *blocks)
             position, momentum, kinetic, value, gradient, epsilon = end
-            good = finite(position, momentum, value) & (kinetic < MAX_TEMPERATURE)
+            good = finite(position, momentum, value) & (kinetic < MAX_TEMPERATURE * jnp.maximum(temperature, 1.0))
             position, momentum = select(good, (position, momentum), (state.position, fresh))
             probability = jnp.ones((), dtype)
         norm = jnp.sqrt(squared_norm(gradient))

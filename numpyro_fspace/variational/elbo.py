@@ -17,7 +17,7 @@ from numpyro_fspace._checks import check_count, one_line
 from numpyro_fspace.model._numpyro import flat_to_sites
 from numpyro_fspace.model.arguments import with_rows
 from numpyro_fspace.model.handlers import fresh_draws
-from numpyro_fspace.model.linearized import function_of
+from numpyro_fspace.model.linearized import function_of, linearize
 from numpyro_fspace.model.program_analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_checks import check_observations
@@ -145,7 +145,7 @@ class GuidedModel:
                 "fs.variational.guides.mean_field(model), or another of NumPyro's AutoContinuous guides."
             )
         self.model = handlers.substitute(model, data=params)  # the values of its ``numpyro.param`` sites
-        self.args, self.kwargs, self.key = with_rows(args), with_rows(kwargs), key
+        self.args, self.kwargs, self.key, self.is_linearized = with_rows(args), with_rows(kwargs), key, needs_normal
         self.unpack = flat_to_sites(guide)
         self.posterior = guide.get_posterior(params)
         self.normal = as_normal(self.posterior)
@@ -255,8 +255,7 @@ class GuidedModel:
 
     def evaluate(self, name, values, x):
         """The function ``name`` at x, [M, K], for these latent values."""
-        f = function_of(self.model, name, self.args, self.kwargs, values)(x)
-        return f.reshape(len(x), -1)
+        return function_of(self.model, name, self.args, self.kwargs, values)(x).reshape(len(x), -1)
 
     def _dependencies(self, name) -> set:
         x = self.functions[name]["fn"].x
@@ -271,18 +270,19 @@ class GuidedModel:
         return self._entropy(self.rest) if self.rest else 0.0
 
     def rest_given_draw(self, key):
-        """log p(θ) and the log Jacobian of its constraints, at a draw of q."""
-        return self._log_prior(self.rest, self.draw(key)) if self.rest else jnp.zeros(())
+        """log p(θ | f_L), or log p(θ | f), and the log Jacobian of its constraints, at a draw of q."""
+        return self._log_prior(self.rest, self.draw(key), with_functions=True) if self.rest else jnp.zeros(())
 
     def _entropy(self, names):
         """H[q] of the unconstrained values of the given sites, for a normal q."""
         places = self.unpack(jnp.arange(self.loc.size))
         return entropy(self.normal, jnp.concatenate([jnp.ravel(places[name]) for name in names]))
 
-    def _log_prior(self, names, flat):
+    def _log_prior(self, names, flat, *, with_functions=False):
         """log p of the given sites and the log Jacobian of their constraints, at flat values."""
         values, unconstrained = self.constrain(flat), self.unpack(flat)
-        trace, total = self.trace(self.model, values), 0.0
+        model = linearize(self.model, self.center) if with_functions and self.is_linearized else self.model
+        trace, total = self.trace(model, values), 0.0
         for name in names:
             site, transform = trace[name], biject_to(trace[name]["fn"].support)
             log_prob = scale_and_mask(site["fn"].log_prob(values[name]), site["scale"]).sum()

@@ -87,7 +87,8 @@ def integrated(guided, key):
     roots = jax.vmap(lambda step: tangent(step)(start), in_axes=-1, out_axes=-1)(root)
     total = 0.0
     for site, loc_root in zip(sites.values(), roots, strict=True):
-        loss = 0.5 * jnp.broadcast_to(jnp.sum(loc_root**2, -1) / _normal(site).scale ** 2, site["fn"].shape())
+        shape = jnp.broadcast_shapes(site["fn"].shape(), jnp.shape(site["value"]))  # rows may be measured repeatedly
+        loss = 0.5 * jnp.broadcast_to(jnp.sum(loc_root**2, -1) / _normal(site).scale ** 2, shape)
         loss = sum_rightmost(loss, site["fn"].event_dim)
         total = total + _log_prob(site) - scale_and_mask(loss, site["scale"]).sum()
     return total

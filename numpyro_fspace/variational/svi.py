@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,10 +14,11 @@ from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_fspace._checks import check_count
 from numpyro_fspace.model.linearized import linearize
+from numpyro_fspace.posterior.evaluator import deterministic_draws
 from numpyro_fspace.posterior.posterior import Posterior
 from numpyro_fspace.variational.elbo import FunctionalELBO
 
-__all__ = ["svi_posterior"]
+__all__ = ["posterior_of_guide", "svi_posterior"]
 
 
 def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, **kwargs: Any) -> Posterior:
@@ -64,7 +66,7 @@ def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, *
     if not all(np.isfinite(leaf).all() for leaf in map(np.asarray, jax.tree.leaves(params))):
         raise ValueError("params holds NaN or infinite values: the fit has diverged. Use a smaller learning rate.")
     check_count(num_samples, "num_samples")
-    guide = svi.guide
+    guide, kwargs = svi.guide, {**svi.static_kwargs, **kwargs}
     if isinstance(guide, AutoGuide) and guide.prototype_trace is None:
         raise ValueError("The guide does not know the model, because svi has not run in this process: call svi.init.")
     model = handlers.substitute(svi.model, data=params)  # the values of its ``numpyro.param`` sites
@@ -76,4 +78,14 @@ def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, *
     if isinstance(svi.loss, FunctionalELBO) and svi.loss.linearized:
         fit["center"] = jax.tree.map(np.asarray, guide.median(params))
         model = linearize(model, fit["center"])
-    return Posterior(model, jax.tree.map(np.asarray, samples), args=args, kwargs=kwargs, fit=fit)
+    return posterior_of_guide(guide, samples, model, args=args, kwargs=kwargs, fit=fit)
+
+
+def posterior_of_guide(guide, samples: dict, model, *, args: tuple, kwargs: dict, fit) -> Posterior:
+    """The posterior of draws of a guide. Deterministic sites are those of ``model``, which may be linearized."""
+    sites = guide.prototype_trace if isinstance(guide, AutoGuide) else {}
+    computed = sorted(k for k in samples if k in sites and sites[k]["type"] == "deterministic")
+    latents = {k: np.asarray(v) for k, v in samples.items() if k not in computed}
+    posterior = Posterior(model, latents, args=args, kwargs=kwargs, fit=fit)
+    found = deterministic_draws(posterior, args, kwargs, computed) if computed and (args or kwargs) else {}
+    return replace(posterior, samples=latents | found)
