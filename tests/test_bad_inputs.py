@@ -575,7 +575,7 @@ CASES = [
     ("split float", lambda: fs.datasets.load_uci("yacht", 1.5), TypeError, "split must be an integer"),
     ("kernel that is not symmetric", lambda: evaluate(fs.GPPrior(lambda a, b: ExpSquared()(a, b) * (1 + 0.3 * a)), POINTS), ValueError,
      r"kernel is not symmetric at x: k\(x, x'\) and k\(x', x\) differ"),
-    ("tolerance below rounding", gp_network(tolerance=1e-8), ValueError, "tolerance=1e-08 is below 5e-07, the smallest"),
+    ("tolerance below rounding", gp_network(tolerance=1e-8), ValueError, "tolerance=1e-08 is below 1.21e-05, the smallest"),
     ("functional prior of a dict", lambda: start(fs.fSGHMC(with_site(prior_model(fn=lambda x: {"mean": x[:, 0]}, points=POINTS)))), ValueError,
      r"functional_prior\('f'\): its function must return one array \[M\] or \[M, K\], got {'mean': \(\d+,\)}"),
     ("network of a dict", lambda: start(fs.SGHMC(lambda x: fs.random_module("f", nn.Dense(1), input_shape=1)(x)), {"a": X}), TypeError, r"x is a dict with the keys \['a'\], where one array is needed"),

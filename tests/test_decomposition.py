@@ -151,7 +151,7 @@ def chained(x, first=None, second=None):
 
 def test_moments_that_depend_on_what_the_model_draws_are_refused():
     """Given the first observation the second has its likelihood's moments; without it they are of a random one."""
-    source = fs.Posterior(chained, DRAWS)
+    source = fs.Posterior(chained, DRAWS, args=(X, X, X))
     with pytest.raises(ValueError, match="'second' depends on values that the model draws itself"):
         fs.decompose(source, X, site="second")
     given = fs.decompose(source, X, first=X, site="second")
@@ -163,3 +163,21 @@ def test_angles_have_no_variance():
     """NumPyro's variance of the von Mises distribution is the circular one, and its mean that of angles."""
     with pytest.raises(ValueError, match="VonMises, whose mean and variance are not known"):
         fs.decompose(posterior(lambda a, x: dist.VonMises(a * x, 1.0)), X)
+
+
+def test_models_that_index_their_latent_values_and_take_keys_in_vain():
+    """Draws of NumPy under traced rows of a plate, and a random key that does not reach the moments."""
+
+    def model(x, group, y=None):
+        effects = numpyro.sample("effects", dist.Normal().expand([2]).to_event(1))
+        start = (0, 0.0, jax.random.normal(numpyro.prng_key()))
+        _, shift, _ = jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + 1.0, c[2] + 1.0), start)
+        with numpyro.plate("data", len(x)) as rows:
+            numpyro.sample("y", dist.Normal(effects[group[rows]] * x[rows] + shift, 1.0), obs=y)
+
+    draws = {"effects": np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)}
+    group = np.array([0, 1, 0, 1, 1])
+    parts = fs.decompose(draws, X, group, model=model)
+    np.testing.assert_allclose(parts.mean, draws["effects"].mean(0)[group] * X + 3.0, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"The draws lack the latent sites \['first'\]"):
+        fs.decompose(DRAWS, X, model=chained, second=X)

@@ -765,7 +765,7 @@ def test_factors_of_a_network_that_is_created_in_the_model_are_not_guessed():
         numpyro.deterministic("f", f(x))
 
     x = X[:, :1]
-    with pytest.raises(ValueError, match=r"the default prior of the weights \['gain'\] depends on whether"):
+    with pytest.warns(RuntimeWarning, match=r"The default prior of the weights \['gain'\] depends on whether"):
         Predictive(model, num_samples=2)(jax.random.key(0), x)
     priors = {"gain": dist.Normal(1.0, 0.1), "linear.kernel": fan_in(), "linear.bias": fan_in()}
     assert Predictive(model, num_samples=2)(jax.random.key(0), x, priors)["net.gain"].shape == (2, 1)

@@ -52,7 +52,7 @@ def test_the_share_of_a_line_is_the_closed_form(sd):
 def test_outputs_with_processes_of_their_own():
     prior = fs.GPPrior([KERNEL, 4.0 * KERNEL], nugget=0.01, num_outputs=2)
     found = shares(line(1.0, prior, num_outputs=2), two=True)["f"]
-    expected = 0.5 * (exact(1.0) + exact(1.0, variance=4.0))
+    expected = (1.01 * exact(1.0) + 4.01 * exact(1.0, variance=4.0)) / 5.02  # each by its variance
     assert abs(found - expected) < 0.15 * expected
 
 

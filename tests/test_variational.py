@@ -751,3 +751,20 @@ def test_draws_have_the_deterministic_sites_of_the_linearized_model():
     pointwise = fs.to_arviz(posterior)["log_likelihood"]["y"].values[0]
     expected = dist.Normal(posterior.samples["u"], 0.25).log_prob(Y)
     np.testing.assert_allclose(pointwise, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_deterministic_sites_that_new_arguments_lack_are_left_out():
+    """The residuals, which are those of data; without arguments all."""
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal())
+        f = fs.functional_prior("f", lambda x: w * x[:, 0], PRIOR, POINTS)
+        numpyro.deterministic("double", 2.0 * w)
+        if y is not None:
+            numpyro.deterministic("residual", y - f(x))
+        numpyro.sample("y", dist.Normal(f(x), SIGMA).to_event(1), obs=y)
+
+    svi = SVI(model, fs.variational.guides.mean_field(model), optax.sgd(0.1), fs.FunctionalELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), X, Y))
+    draws = [fs.svi_posterior(svi, params, KEYS[0], *args, num_samples=5).samples for args in ((X, Y), (X,), ())]
+    assert [set(found) for found in draws] == [{"w", "double", "residual"}, {"w", "double"}, {"w"}]

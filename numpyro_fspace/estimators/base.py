@@ -125,6 +125,9 @@ class NetworkEstimator(BaseEstimator):
             vars(self).update(before | begun)
             raise
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "posterior_")
+
     @abstractmethod
     def _fit(self, X, y):
         """``fit``, which may end early."""

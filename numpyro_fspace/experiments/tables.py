@@ -60,7 +60,8 @@ def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
         rows.append(row)
     text = [headings, ["---"] * len(headings), *rows]
     note = f"\n\nPublished: {experiment.source}." if known else ""
-    shared = [name for name in records[0].get("config") or {} if name not in varied]
+    known_settings = {item.name for item in dataclasses.fields(experiment.config)} - {*varied}
+    shared = [name for name in records[0].get("config") or {} if name in known_settings]
     if settings := _settings(records[0], shared, experiment):
         note += f"\n\nAll runs: {', '.join(settings)}."
     return "\n".join("| " + " | ".join(row) + " |" for row in text) + note

@@ -67,7 +67,8 @@ def function_inputs(model, draws, args, kwargs, *, programs: dict | None = None)
     try:
         first, last = (watched(draw, jax.random.key(i), arrays) for i, draw in enumerate(ends))
         known = {k: x for k, x in first.items() if np.array_equal(x, last[k])}
-        if known and len(jax.tree.leaves(draws)[0]) == 1:  # of which the program alone tells what is random
+        is_single = {len(leaf) for leaf in jax.tree.leaves(draws)} == {1}
+        if known and is_single:  # the program alone tells what is random
             used = sources(lambda at: calls(at["draw"], at["key"], arrays), {"draw": ends[0], "key": jax.random.key(0)})
             known = {k: x for k, x in known.items() if not used[k]}
     except jax.errors.UnexpectedTracerError:  # the model calls the function under its own vmap

@@ -147,7 +147,7 @@ def gp_network(
         smallest = factor * float(jnp.finfo(jnp.result_type(float)).eps)
         if not is_traced(tolerance) and tolerance < smallest:
             raise ValueError(
-                f"gp_network({name!r}): tolerance={tolerance} is below {smallest:.2g}, the smallest for which the last "
+                f"gp_network({name!r}): tolerance={tolerance} is below {smallest:.3g}, the smallest for which the last "
                 f"layer can be computed in {jnp.result_type(float)}: leave it None, or enable float64."
             )
     shape = check_input_shape(x_points.shape[1] if input_shape is None else input_shape)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace._checks import warn
 from numpyro_fspace.model.program_analysis import depends_on
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ class Network:
     def units(self, paths=None) -> set:
         """Which of the ``paths`` (all if None) are of factors with the initial value one, as the scales of norm layers.
 
-        Raises:
-            ValueError: the initial values are not known, because the network is created in a program.
+        Warns:
+            RuntimeWarning: the initial values are not known, because the network is created in a program.
         """
         paths = self.weights if paths is None else paths
         named = {path for path in paths if _last(path) == "scale" or path in self.norms}
@@ -86,10 +87,10 @@ class Network:
             values = {path: start[path] for path in unclear}
         traced = {path for path, value in values.items() if isinstance(value, jax.core.Tracer)}
         if hidden := sorted(path for path in traced if values[path].ndim < 2 and not _last(path).startswith("bias")):
-            raise ValueError(
-                f"the default prior of the weights {hidden} depends on whether they are initially one, which is not "
-                "known, because the network is created while the model is compiled. Create it outside of the model, or "
-                "give these weights a prior."
+            warn(
+                f"The default prior of the weights {hidden} depends on whether they are initially one, which is not "
+                "known, because the network is created while the model is compiled: its mean is taken to be 0. Create "
+                "the network outside of the model, or give these weights a prior."
             )
         return named | {path for path in values.keys() - traced if np.all(np.asarray(values[path]) == 1)}
 

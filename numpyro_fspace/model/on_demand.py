@@ -110,8 +110,9 @@ class OnDemand:
             arrays = [part for part in others if not isinstance(part, slice) and np.ndim(part)]
             if arrays and num_axes and not isinstance(first, slice):
                 raise IndexError(
-                    f"{self!r} takes an array of numbers along its rows alone. Take the rows first, then an entry of "
-                    "each: jnp.take_along_axis(x[rows], columns[:, None], 1)[:, 0]."
+                    f"{self!r} takes an array of numbers along its rows alone. Take the rows first, then columns of "
+                    "all, x[rows][:, columns], or an entry of each, "
+                    "jnp.take_along_axis(x[rows], columns[:, None], 1)[:, 0]."
                 )
             return self[first][(slice(None),) * num_axes + tuple(others)]
         if isinstance(rows, slice):

@@ -275,10 +275,14 @@ def _probes(inputs) -> dict:
 def _as_given(value, arrays):
     """The one of ``arrays`` that ``value`` is, in its own precision, if it is one of them.
 
-    Numbers may have become floats, but a truth value is not the number it was computed from.
+    A truth value or a whole number is not the number that it was computed from.
     """
-    kinds = {"f": "fiu", "i": "iu", "u": "iu"}.get(value.dtype.kind, value.dtype.kind)
-    return next((a for a in arrays if a.dtype.kind in kinds and _same(a.astype(value.dtype), value)), value)
+
+    def is_given(a):
+        is_kept = value.dtype.kind in ("f", a.dtype.kind) or np.array_equal(a, value)
+        return is_kept and _same(a.astype(value.dtype), value)
+
+    return next((a for a in arrays if is_given(a)), value)
 
 
 def _same(a, b):

@@ -21,6 +21,7 @@ from numpyro_fspace.model.on_demand import errors_as_themselves
 from numpyro_fspace.model.program_analysis import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import base_distribution, is_functional_prior, is_weight, weights_of
+from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.evaluator import Evaluator
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.prediction_warnings import warn_of_predictions
@@ -171,13 +172,18 @@ class _Moments(Evaluator):
 
     def check_known(self, args, kwargs):
         """The moments must be known given a draw of the latent sites."""
+        check_complete(self.posterior, args, kwargs, dict)
         arrays, _, join = split_arrays((args, kwargs))
-        draw = {k: v[0] for k, v in self.posterior.samples.items()}
+        draw = {k: jnp.asarray(v[0]) for k, v in self.posterior.samples.items()}
 
         def moments(values):
             return self._evaluation({}, draw, values["key"], *join(arrays), None).values
 
-        random = [k for k, used in sources(moments, {"key": jax.random.key(0)}).items() if used]
+        keys = [{"key": jax.random.key(i)} for i in range(2)]
+        random = [k for k, used in sources(moments, keys[0]).items() if used]
+        if random:  # or perhaps: a program may take a key and not use it
+            first, second = (jax.jit(moments)(key) for key in keys)
+            random = [k for k in random if not np.array_equal(first[k], second[k], equal_nan=True)]
         if random:
             raise ValueError(
                 f"decompose: the {random[0]} of {self.site!r} depends on values that the model draws itself, such as "

@@ -21,7 +21,7 @@ from numpyro_fspace.model.functions import evaluate, function_inputs, function_v
 from numpyro_fspace.model.handlers import full_plates, own_keys
 from numpyro_fspace.model.index_checks import check_indices, plates_of
 from numpyro_fspace.model.program_analysis import sources
-from numpyro_fspace.model.program_cache import cached_program
+from numpyro_fspace.model.program_cache import cached_program, content_key
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.model.sites import (
@@ -106,9 +106,12 @@ class Evaluator:
             compiled = compile_chunk(one_draw, given)
             traced = compiled.trace(draws, keys, split_arrays(given)[0]).jaxpr
             programs |= {"one draw": one_draw, "all": compiled, "probe": probe, "traced": traced, "plates": plates}
-        all_rows, unknown = programs["all"], [None] * len(jax.tree.leaves((draws, keys)))
-        known = [*unknown, *split_arrays(given)[0]]
-        check_indices(programs["traced"], known, programs["plates"], named_leaves(args, kwargs))
+        all_rows, arrays = programs["all"], split_arrays(given)[0]
+        rows = content_key([a for a in arrays if jnp.issubdtype(a.dtype, jnp.integer)])
+        if programs.get("rows") != rows:  # which may be numbers of rows
+            known = [*[None] * len(jax.tree.leaves((draws, keys))), *arrays]
+            check_indices(programs["traced"], known, programs["plates"], named_leaves(args, kwargs))
+            programs["rows"] = rows
         axes, size = self._row_batches(programs, given, keys, num, input_batch_size)
         if not axes:
             return map_compiled(all_rows, draws, key, given, batch_size=batch_size)
@@ -191,11 +194,11 @@ def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
 
 
 def deterministic_draws(posterior: Posterior, args, kwargs, names) -> dict:
-    """Draws [S, ...] of deterministic sites of a model at these arguments."""
+    """Draws [S, ...] of deterministic sites of a model at these arguments, where it may lack some of them."""
 
     def one_draw(draw, key, args, kwargs):
         trace = run_model(posterior.model, args, kwargs, key=key, substitute=draw)
-        return widened({k: trace[k]["value"] for k in names})
+        return widened({k: trace[k]["value"] for k in names if k in trace})
 
     args, kwargs = with_devices_of((args, kwargs), posterior.samples)
     return map_draws(one_draw, posterior.samples, jax.random.key(0), (args, kwargs))

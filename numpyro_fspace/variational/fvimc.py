@@ -28,7 +28,7 @@ from numpyro_fspace.variational.stages import (
     fit_guide,
     sample_functions,
 )
-from numpyro_fspace.variational.svi import posterior_of_guide
+from numpyro_fspace.variational.svi import posterior_of
 from numpyro_fspace.variational.transformation import TStage, compose, fit_transformation, gaussian_at, log_density
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class FVIMC:
         params, bijections, _ = self._finished()
         samples = self.guide.sample_posterior(key, params, sample_shape=(num_samples,))
         model = compose(linearize(self.model, self.guide.median(params)), bijections)
-        return posterior_of_guide(self.guide, samples, model, args=self._args, kwargs=self._kwargs, fit=None)
+        return posterior_of(self.guide, samples, model, args=self._args, kwargs=self._kwargs, fit=None)
 
     def log_prob(self, x: Float[Array, "M D"], f: Float[Array, "... M *K"]) -> Float[Array, ...]:
         r"""Log density of function values under the posterior, jointly over points and outputs.

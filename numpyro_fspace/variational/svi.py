@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from numpyro_fspace.posterior.evaluator import deterministic_draws
 from numpyro_fspace.posterior.posterior import Posterior
 from numpyro_fspace.variational.elbo import FunctionalELBO
 
-__all__ = ["posterior_of_guide", "svi_posterior"]
+__all__ = ["posterior_of", "svi_posterior"]
 
 
 def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, **kwargs: Any) -> Posterior:
@@ -77,15 +78,20 @@ def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, *
         samples = Predictive(guide, params=params, num_samples=num_samples)(key, *args, **kwargs)
     if isinstance(svi.loss, FunctionalELBO) and svi.loss.linearized:
         fit["center"] = jax.tree.map(np.asarray, guide.median(params))
-        model = linearize(model, fit["center"])
-    return posterior_of_guide(guide, samples, model, args=args, kwargs=kwargs, fit=fit)
+        return posterior_of(guide, samples, linearize(model, fit["center"]), args=args, kwargs=kwargs, fit=fit)
+    return Posterior(model, jax.tree.map(np.asarray, samples), args=args, kwargs=kwargs, fit=fit)
 
 
-def posterior_of_guide(guide, samples: dict, model, *, args: tuple, kwargs: dict, fit) -> Posterior:
-    """The posterior of draws of a guide. Deterministic sites are those of ``model``, which may be linearized."""
-    sites = guide.prototype_trace if isinstance(guide, AutoGuide) else {}
-    computed = sorted(k for k in samples if k in sites and sites[k]["type"] == "deterministic")
+def posterior_of(guide, samples: dict, model, *, args: tuple, kwargs: dict, fit) -> Posterior:
+    """The posterior of draws of a guide under a ``model`` that is not the guide's, such as a linearized one.
+
+    Deterministic sites, which guides compute by their own model, are computed anew at these arguments.
+    """
+    computed = [k for k in samples if guide.prototype_trace[k]["type"] == "deterministic"]
     latents = {k: np.asarray(v) for k, v in samples.items() if k not in computed}
     posterior = Posterior(model, latents, args=args, kwargs=kwargs, fit=fit)
-    found = deterministic_draws(posterior, args, kwargs, computed) if computed and (args or kwargs) else {}
-    return replace(posterior, samples=latents | found)
+    try:
+        inspect.signature(model).bind(*args, **kwargs)
+    except TypeError:  # without its arguments
+        return posterior
+    return replace(posterior, samples=latents | deterministic_draws(posterior, args, kwargs, computed))
