@@ -114,6 +114,7 @@ def check_models(names):
     assert names["probability"].shape == (50, 1) and names["probabilities"].shape == (50, 3)
     np.testing.assert_allclose(names["probabilities"].sum(-1), 1.0, rtol=1e-5)
     np.testing.assert_allclose(names["digit_probabilities"].sum(-1), np.ones(497), rtol=1e-5)
+    assert names["of_labels"].mean.shape == (50, 3) and is_finite(names, "auc") and 0 <= names["auc"] <= 1
     assert np.all(names["low"] < names["high"])
     assert len(names["kept"]) == 80 and names["y_missing"].shape == (10, 20)
     assert names["beyond"].shape == (10, 100) and is_finite(names, "y_missing", "beyond")

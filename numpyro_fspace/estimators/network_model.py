@@ -29,7 +29,7 @@ class NetworkModel:
     """What the models of regression and classification share: a network with a Gaussian process's distribution.
 
     Attributes:
-        points: standardized inputs [M, D], where the network has exactly the process's distribution.
+        points: standardized inputs [M, D], where the network has the process's distribution.
         kernel: a name in ``KERNELS``.
         variance: variance of the process.
         lengthscale: its lengthscales [D].

@@ -132,8 +132,8 @@ class SGHMC(SGMCMCKernel):
         friction: γ > 0, relative to the mass, per unit of time. None is 1 if the step size is given. If warm-up
             chooses it, None is 0.3 for gradients without noise, and 1 or more for noisy ones. With
             ``integrator="baoab"`` up to eight directions with the most noise then get the friction that balances it.
-            All directions get enough friction that the remaining noise should raise the temperature of none above 1.3
-            times that of the others.
+            The rest gets enough friction that its noise should raise the temperature by at most 0.3, in a mean over
+            directions that is weighted by their noise.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. The mass matrix is (S Sᵀ)⁻¹. None
             is ``automatic()`` if warm-up chooses the step size (``dense()`` for few parameters without a network, else
