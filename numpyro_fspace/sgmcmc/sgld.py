@@ -71,7 +71,8 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
     def kernel(key, state, potential_fn, step_size, *, num_steps=1, temperature=1.0, metric=Identity()):  # noqa: B008
         potential, gradient_fn = staged_gradient(potential_fn, state.position, key, has_aux=has_aux)
         size, dtype = size_and_dtype(state.position)
-        key_end, key_test = jax.random.split(jax.random.fold_in(key, 2))  # 0 and 1 may be those of split(key)
+        # Where keys are counters, fold_in(key, 1) is split(key)[1], from which the steps draw their minibatches.
+        key_end, key_test = jax.random.fold_in(key, 2), jax.random.split(jax.random.fold_in(key, 1))[1]
 
         def propose(position, gradient, noise, t):
             epsilon = step_size_at(step_size, state.count + t, dtype)
