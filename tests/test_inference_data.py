@@ -433,7 +433,8 @@ def test_points_under_a_mask_of_latent_values_are_data_where_a_draw_counts_them(
 
 
 def test_outputs_of_a_network_that_returns_several_are_exported():
-    init = lambda key, shape: {"w": jnp.ones(2)}  # noqa: E731
+    def init(key, shape):
+        return {"w": jnp.ones(2)}
 
     def model(x, y=None):
         f = fs.random_module("f", (init, lambda p, x: (p["w"][0] * x, p["w"][1] * x)), input_shape=1)

@@ -271,17 +271,17 @@ class GuidedModel:
 
     def rest_given_draw(self, key):
         """log p(θ | f_L), or log p(θ | f), and the log Jacobian of its constraints, at a draw of q."""
-        return self._log_prior(self.rest, self.draw(key), with_functions=True) if self.rest else jnp.zeros(())
+        return self._log_prior(self.rest, self.draw(key)) if self.rest else jnp.zeros(())
 
     def _entropy(self, names):
         """H[q] of the unconstrained values of the given sites, for a normal q."""
         places = self.unpack(jnp.arange(self.loc.size))
         return entropy(self.normal, jnp.concatenate([jnp.ravel(places[name]) for name in names]))
 
-    def _log_prior(self, names, flat, *, with_functions=False):
+    def _log_prior(self, names, flat):
         """log p of the given sites and the log Jacobian of their constraints, at flat values."""
         values, unconstrained = self.constrain(flat), self.unpack(flat)
-        model = linearize(self.model, self.center) if with_functions and self.is_linearized else self.model
+        model = linearize(self.model, self.center) if self.is_linearized else self.model
         trace, total = self.trace(model, values), 0.0
         for name in names:
             site, transform = trace[name], biject_to(trace[name]["fn"].support)
