@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import warnings
 from typing import TYPE_CHECKING
 
-from numpyro_fspace import baselines, datasets, metrics, model, priors, sgmcmc, variational
+from numpyro_fspace import model, priors, sgmcmc
 from numpyro_fspace.mcmc import (
     MCLMC,
     MCMC,
@@ -34,11 +35,13 @@ from numpyro_fspace.posterior import (
 )
 from numpyro_fspace.priors import GPPrior, dirichlet_targets, fit_gp
 from numpyro_fspace.sgmcmc import preconditioners
-from numpyro_fspace.variational import FVIMC, FunctionalELBO, svi_posterior
 
 if TYPE_CHECKING:
+    from numpyro_fspace import baselines, datasets, metrics, variational
+    from numpyro_fspace import estimators as estimators
     from numpyro_fspace.estimators import Classifier as Classifier
     from numpyro_fspace.estimators import Regressor as Regressor
+    from numpyro_fspace.variational import FVIMC, FunctionalELBO, svi_posterior
 
 __version__ = "0.2.0"
 
@@ -106,22 +109,28 @@ _MOVED = {
     "random_function": "model.random_function",
 }
 
-#: Names of the estimators, which import scikit-learn when they are first used.
-_LAZY = ("Classifier", "Regressor")
+#: Modules that are imported when they are first used, and the names of theirs that are here too.
+_LAZY = {
+    "baselines": (),
+    "datasets": (),
+    "estimators": ("Classifier", "Regressor"),  # they need scikit-learn
+    "metrics": (),
+    "variational": ("FVIMC", "FunctionalELBO", "svi_posterior"),
+}
 
 
 def __dir__():
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, *itertools.chain(*_LAZY.values())})
 
 
 def __getattr__(name: str):
-    if name == "estimators":  # imports scikit-learn
-        return importlib.import_module(f"{__name__}.estimators")
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"{__name__}.estimators"), name)
+    for module, names in _LAZY.items():
+        if name == module or name in names:
+            found = importlib.import_module(f"{__name__}.{module}")
+            return found if name == module else getattr(found, name)
     if name not in _MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, new = _MOVED[name].partition(".")
+    place, _, new = _MOVED[name].partition(".")
     warnings.warn(f"fs.{name} is now fs.{_MOVED[name]}; the old name goes in 0.3.", DeprecationWarning, stacklevel=2)
-    home = diagnostics if module == "diagnostics" else importlib.import_module(f"{__name__}.{module}")
+    home = diagnostics if place == "diagnostics" else importlib.import_module(f"{__name__}.{place}")
     return getattr(home, new)

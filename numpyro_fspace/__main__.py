@@ -19,9 +19,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run ``fspace`` with ``argv`` (None for the command line's arguments), and return the exit status."""
     args = _parser().parse_args(argv)
     try:
-        status = args.run(args)
+        args.run(args)
         sys.stdout.flush()
-        return status
+        return 0
     except BrokenPipeError:  # the reader of the output, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter prints an error at exit
         return 141  # the status of a shell after a broken pipe
@@ -160,18 +160,14 @@ def _demo(args):
 
     _use_cores(2)
     run_demo(args.out, quick=args.quick)
-    return 0
 
 
 def _fit(args):
-    from numpyro_fspace.estimators.commands import FitSettings, fit_table
+    from numpyro_fspace.estimators.commands import fit_table
 
     _use_cores(args.chains)
-    names = ("target", "method", "noise", "test_fraction", "classes", "decimal", "draws", "chains", "seed")
-    settings = {name: getattr(args, name) for name in names}
-    lists = {"categorical": tuple(args.categorical), "drop": tuple(args.drop), "progress": sys.stderr.isatty()}
-    fit_table(args.data, args.out, FitSettings(**settings, **lists))
-    return 0
+    settings = {name: value for name, value in vars(args).items() if name not in ("run", "data", "out")}
+    fit_table(args.data, args.out, **settings, progress=sys.stderr.isatty())
 
 
 def _use_cores(chains):
@@ -187,7 +183,6 @@ def _predict(args):
     from numpyro_fspace.estimators.commands import predict_table
 
     predict_table(args.folder, args.data, args.out)
-    return 0
 
 
 def _list(args):
@@ -201,7 +196,6 @@ def _list(args):
         print(f"    data: {', '.join(experiment.files) or 'none (drawn at random)'}")
         print(f"    methods: {', '.join(experiment.methods)}")
         print(f"    time: about {experiment.minutes:g} min a run on one core")
-    return 0
 
 
 def _table(args):
@@ -209,7 +203,6 @@ def _table(args):
     from numpyro_fspace.experiments.tables import table
 
     print(table(find(args.experiment), _records(args)))
-    return 0
 
 
 def _figure(args):
@@ -221,7 +214,6 @@ def _figure(args):
     path = args.out or f"{args.experiment}.png"
     picture(_records(args)).savefig(path, dpi=110, bbox_inches="tight")
     print(f"wrote {path}")
-    return 0
 
 
 def _records(args):
@@ -258,7 +250,6 @@ def _bench(args):
     }
     for repeat, bench in itertools.product(range(args.repeats), runs[args.benchmark]):
         write(bench(repeat, quick=args.quick), args.out)
-    return 0
 
 
 def _run(args):
@@ -284,7 +275,6 @@ def _run(args):
         name = f"{record['method']} on {record['dataset']}, split {record['split']}, seed {record['seed']}"
         for line in record.get("advice") or []:
             print(f"fspace: {name}: {line}", file=sys.stderr)
-    return 0
 
 
 def _reproduce(args):
@@ -292,7 +282,6 @@ def _reproduce(args):
 
     for line in reproduce(args.names or list(PLAN), args.out, quick=args.quick, progress=sys.stderr.isatty()):
         print(line, flush=True)
-    return 0
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Jaxpr, subjaxprs
 from jax.flatten_util import ravel_pytree
 
@@ -18,7 +19,8 @@ __all__ = [
     "is_worth_dividing",
     "largest_array",
     "matmul",
-    "one_blas_thread",
+    "one_program",
+    "taken",
 ]
 
 #: Options of the compiler for programs that run once: optimizing them takes longer than running them.
@@ -89,18 +91,29 @@ def matmul(left, right):
     return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
 
-def one_blas_thread(fn):
-    """``fn``, which runs compiled programs, with one thread for LAPACK, which JAX calls on a CPU.
+def one_program(fn):
+    """``fn(tree, *settings)`` compiled as a whole, for trees of arrays on a device.
 
-    The matrices of a step are too small to be divided, and threads that wait for one another by spinning take hundreds
-    of times as long as the work itself where another process uses the cores.
+    Without it each operation on an array of another shape is compiled as a program of its own. Arrays in memory or
+    mapped from disk are left to NumPy.
     """
+    compiled = jax.jit(lambda tree, settings: fn(tree, *settings), static_argnums=1)
 
     @functools.wraps(fn)
-    def limited(*args, **kwargs):
-        import threadpoolctl
+    def called(tree, *settings):
+        is_on_device = all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
+        return compiled(tree, settings) if is_on_device else fn(tree, *settings)
 
-        with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
-            return fn(*args, **kwargs)
+    return called
 
-    return limited
+
+def taken(draws: dict, *index) -> dict[str, np.ndarray]:
+    """``draws[name][index]`` by name, as NumPy arrays; those on a device are taken by one program."""
+    on_device = {k: v for k, v in draws.items() if isinstance(v, jax.Array)}
+    on_disk = {k: np.asarray(v)[index] for k, v in draws.items() if k not in on_device}
+    return on_disk | jax.device_get(_taken(on_device, index))
+
+
+@jax.jit
+def _taken(draws, index):
+    return jax.tree.map(lambda a: a[index], draws)

@@ -12,8 +12,8 @@ from numpyro.infer import SVI
 from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
-from numpyro_fspace.model.arguments import split_arrays, with_rows
-from numpyro_fspace.model.program_cache import cached_program
+from numpyro_fspace.model.data.arguments import split_arrays, with_rows
+from numpyro_fspace.model.programs.cache import cached_program
 
 X = np.linspace(-1.0, 1.0, 20, dtype=np.float32)[:, None]
 Y = np.sin(3.0 * X[:, 0])

@@ -346,6 +346,43 @@ def test_nuts_and_exact_priors_have_fixed_points(capsys, method, settings):
     assert status == 0 and json.loads(out)["finite"]
 
 
+class Started(Exception):
+    """The chains of a run have started."""
+
+
+@pytest.mark.parametrize("method", methods.SAMPLERS)
+def test_every_sampler_gets_a_model_that_it_can_sample(monkeypatch, method):
+    """A functional one needs a functional prior, a microcanonical one fixed measurement points."""
+
+    def start(mcmc, config, data, x_new, key):
+        mcmc.sampler.init(key, config.num_warmup, None, data, {})
+        raise Started
+
+    monkeypatch.setattr(methods, "run_chains", start)
+    (job,) = jobs("extrapolation", methods=[method], quick=True)
+    with pytest.raises(Started):
+        find("extrapolation").run(job)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("data_dir")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # a few draws
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("extrapolation", []),
+        ("coverage", ["num_sets=1"]),
+        ("two_moons", []),
+        ("two_moons", ["calibrated=False"]),
+        ("uci", ["exact=True"]),
+    ],
+)
+def test_quick_records_of_microcanonical_dynamics(capsys, name, settings):
+    sizes = ["widths=(3,)", "num_warmup=10", "num_samples=10", "num_chains=2", *settings]
+    status, out, _ = run(capsys, "run", name, "--method", "fmclmc", "--quick", "--set", *sizes)
+    assert status == 0 and json.loads(out)["num_gradients"] == 20 * 20
+
+
 def test_a_table_has_means_errors_and_the_published(capsys):
     common = {"experiment": "uci", "dataset": "yacht", "method": "gfsvi", "seed": 0}
     lines = [

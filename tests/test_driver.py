@@ -20,7 +20,7 @@ from numpyro.infer import NUTS
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import runs
 from numpyro_fspace.mcmc.progress import Progress
-from numpyro_fspace.mcmc.run_warnings import warn_of_trouble
+from numpyro_fspace.mcmc.reporting.end_of_run import warn_of_trouble
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

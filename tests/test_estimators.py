@@ -44,6 +44,13 @@ def test_scikit_learn_is_imported_when_an_estimator_is_used():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_estimators_without_scikit_learn_say_what_to_install():
+    code = "import sys; sys.modules['sklearn'] = None; import numpyro_fspace as fs; fs.Regressor"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert 'fspace fit need scikit-learn 1.6 or newer: pip install "scikit-learn>=1.6"' in found.stderr
+
+
 # ---- regression ----------------------------------------------------------------------------------------------
 
 

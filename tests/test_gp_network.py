@@ -27,12 +27,12 @@ from support.compilation import quick_jit
 from support.laws import gaussian_p_values
 
 import numpyro_fspace as fs
-from numpyro_fspace.model.input_units import units_of
-from numpyro_fspace.model.last_layer import find_last_layer
-from numpyro_fspace.model.last_layer_prior import LastLayerPrior
-from numpyro_fspace.model.network_adapters import read_network
-from numpyro_fspace.model.network_scale import find_scales
-from numpyro_fspace.model.ridge import ridge_solver
+from numpyro_fspace.model.last_layer.find import find_last_layer
+from numpyro_fspace.model.last_layer.hidden_scale import find_scales
+from numpyro_fspace.model.last_layer.input_units import units_of
+from numpyro_fspace.model.last_layer.prior import LastLayerPrior
+from numpyro_fspace.model.last_layer.ridge import ridge_solver
+from numpyro_fspace.model.networks.adapters import read_network
 
 #: The tests of broken code and tiny networks are warned that they cannot follow the process.
 pytestmark = pytest.mark.filterwarnings("ignore:gp_network:RuntimeWarning")
@@ -101,7 +101,7 @@ class Expected(NamedTuple):
 def expected(hidden, net, prior, points, num_outputs=1):
     shape = points.shape[1:]
     layer = find_last_layer("f", read_network("f", net, shape), shape)
-    to_units = units_of(prior, points)
+    to_units = units_of(prior, points, is_random=False)
     scale = find_scales("f", layer, prior, points, to_units, **SCALES).last_layer
     weights = {k.removeprefix("f."): v for k, v in hidden.items()}
     psi = np.asarray(layer.features(weights, jnp.asarray(to_units(points))), np.float64) * layer.typical_scale() * scale

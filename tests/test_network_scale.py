@@ -17,11 +17,11 @@ from numpyro.infer import Predictive
 from tinygp.kernels import Exp, ExpSineSquared, ExpSquared, Matern32
 
 import numpyro_fspace as fs
-from numpyro_fspace.model import network_scale
-from numpyro_fspace.model.last_layer import find_last_layer
-from numpyro_fspace.model.network_adapters import read_network
-from numpyro_fspace.model.network_covariance import compare
-from numpyro_fspace.model.network_scale import TOLERANCES, find_scales
+from numpyro_fspace.model.last_layer import hidden_scale
+from numpyro_fspace.model.last_layer.covariance import compare
+from numpyro_fspace.model.last_layer.find import find_last_layer
+from numpyro_fspace.model.last_layer.hidden_scale import TOLERANCES, find_scales
+from numpyro_fspace.model.networks.adapters import read_network
 
 KEY = jax.random.key(0)
 
@@ -98,8 +98,8 @@ def test_given_scales_are_kept():
 def test_searched_once(monkeypatch):
     """One search for a network, a covariance and points, also for a prior that is built anew at each trace."""
     searches = []
-    search = network_scale._search
-    monkeypatch.setattr(network_scale, "_search", lambda *args: searches.append(1) or search(*args))
+    search = hidden_scale._search
+    monkeypatch.setattr(hidden_scale, "_search", lambda *args: searches.append(1) or search(*args))
     module, x = network(11), grid(10)
     first = scales_of(module, fs.GPPrior(ExpSquared(0.55)), x)
     assert scales_of(network(11), fs.GPPrior(ExpSquared(0.55)), x) == first
@@ -116,7 +116,7 @@ def test_searched_once(monkeypatch):
 def test_deterministic(monkeypatch):
     """The choice is one of numbers alone: a second search finds the same."""
     first = scales_of(network(12), fs.GPPrior(ExpSquared(0.5)), grid(10))
-    monkeypatch.setattr(network_scale, "_CHOSEN", {})
+    monkeypatch.setattr(hidden_scale, "_CHOSEN", {})
     assert scales_of(network(12), fs.GPPrior(ExpSquared(0.5)), grid(10)) == first
 
 

@@ -18,8 +18,8 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import initialize_model, log_density
 
 from numpyro_fspace.model.initial_values import init_to_network
-from numpyro_fspace.model.network_adapters import read_network
-from numpyro_fspace.model.networks import fan_in, flat, random_module
+from numpyro_fspace.model.networks.adapters import read_network
+from numpyro_fspace.model.networks.random_module import fan_in, flat, random_module
 
 X = np.linspace(-1.0, 1.0, 10).reshape(5, 2)
 Y = np.sin(X[:, 0])

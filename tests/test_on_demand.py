@@ -12,7 +12,7 @@ from flax import linen as nn
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import runs
-from numpyro_fspace.model.on_demand import errors_as_themselves
+from numpyro_fspace.model.data.on_demand import entry_point
 
 NUM, BATCH = 300, 20
 
@@ -179,7 +179,7 @@ def test_rows_have_the_checks_of_arrays_in_memory(source, settings, text):
     data = fs.OnDemand(source, **settings)
     load = jax.jit(lambda rows: data[rows])
     row = 3 if source.ndim == 2 else 7
-    for loaded in (data.__getitem__, errors_as_themselves(lambda rows: jax.block_until_ready(load(rows)))):
+    for loaded in (data.__getitem__, entry_point(lambda rows: jax.block_until_ready(load(rows)))):
         with pytest.raises(ValueError, match=text):
             loaded(jnp.array([1, row, 2]))
     np.testing.assert_array_equal(load(jnp.array([9, 8])), source[[9, 8]])

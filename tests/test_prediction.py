@@ -214,9 +214,10 @@ def test_networks_are_functions_too():
 
 
 @pytest.mark.parametrize("model", [linear(POINTS), linear(random_points(), batch=2)], ids=["full", "minibatch"])
-@pytest.mark.parametrize("batch_size", [None, 1])
-def test_log_likelihood_is_pointwise_over_all_data(model, batch_size):
-    values = log_likelihood(fs.Posterior(model, DRAWS), (X, Y), {}, batch_size=batch_size)
+@pytest.mark.parametrize("chunk", [draw_batches.CHUNK, 1], ids=["all draws", "draw by draw"])
+def test_log_likelihood_is_pointwise_over_all_data(model, chunk, monkeypatch):
+    monkeypatch.setattr(draw_batches, "CHUNK", chunk)
+    values = log_likelihood(fs.Posterior(model, DRAWS), (X, Y), {})
     draws = np.asarray(DRAWS["w"])
     expected = scipy.stats.norm.logpdf(Y, draws[:, :1] + draws[:, 1:] * X[:, 0], NOISE)
     assert set(values) == {"y"}

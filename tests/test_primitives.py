@@ -19,8 +19,8 @@ from numpyro.infer.autoguide import AutoDelta, AutoNormal
 from numpyro.infer.util import log_density
 
 import numpyro_fspace as fs
+from numpyro_fspace.model.data.minibatches import minibatch
 from numpyro_fspace.model.handlers import full_plates
-from numpyro_fspace.model.minibatches import minibatch
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.sites import FunctionalPriorSite, is_functional_prior
 

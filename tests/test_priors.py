@@ -27,7 +27,7 @@ from tinygp.kernels import (
 from tinygp.transforms import Linear, Subspace, Transform
 
 from numpyro_fspace.model.measurement import fixed
-from numpyro_fspace.model.networks import flat, random_function
+from numpyro_fspace.model.networks.random_module import flat, random_function
 from numpyro_fspace.priors import GPPrior, NetworkPrior, StudentTPrior, check_prior, dirichlet_targets, fit_gp
 
 RNG = np.random.default_rng(0)

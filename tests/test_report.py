@@ -13,10 +13,10 @@ from flax import linen as nn
 from numpyro.infer import NUTS
 
 import numpyro_fspace as fs
-from numpyro_fspace.mcmc import reporting
-from numpyro_fspace.mcmc.report_advice import advice
-from numpyro_fspace.mcmc.reporting import Report
-from numpyro_fspace.mcmc.warmup.friction import noise_variances
+from numpyro_fspace.mcmc.reporting import report as reporting
+from numpyro_fspace.mcmc.reporting.doubts import advice
+from numpyro_fspace.mcmc.reporting.report import Report
+from numpyro_fspace.mcmc.warmup.friction import differences_of, noise_variances
 from numpyro_fspace.posterior.convergence_doubts import Doubt
 
 NUM_DATA = 64
@@ -231,7 +231,7 @@ def test_variances_of_noise_are_unbiased():
     """Means over 4000 sets of 16 gradients whose variances are 9, 4 and 97 times .01; within 4.5 standard errors."""
     variances = jnp.append(jnp.array([9.0, 4.0]), jnp.full(97, 0.01))
     noise = jnp.sqrt(variances) * jax.random.normal(jax.random.key(0), (4000, 16, 99))
-    traces, weighted = (np.asarray(v) for v in jax.vmap(noise_variances)(1.0 + noise))
+    traces, weighted = (np.asarray(v) for v in jax.vmap(lambda g: noise_variances(differences_of(g)))(1.0 + noise))
     trace, square = float(jnp.sum(variances)), float(jnp.sum(variances**2))
     found = {trace: traces, square: traces * weighted}
     for expected, values in found.items():

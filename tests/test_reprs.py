@@ -16,7 +16,7 @@ from numpyro.infer import NUTS
 from tinygp import kernels
 
 import numpyro_fspace as fs
-from numpyro_fspace.variational.stages import FVIMCResult, VStage
+from numpyro_fspace.variational.fvimc_stages import FVIMCResult, VStage
 
 X = np.linspace(-1, 1, 20)[:, None]
 GP = fs.GPPrior(kernels.ExpSquared(0.7), nugget=0.01)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from support.compilation import quick_jit
 
-from numpyro_fspace.model.last_layer_prior import LastLayerPrior
-from numpyro_fspace.model.marginal_likelihood import log_marginal
-from numpyro_fspace.model.ridge import ridge_solver
+from numpyro_fspace.model.last_layer.marginal_likelihood import log_marginal
+from numpyro_fspace.model.last_layer.prior import LastLayerPrior
+from numpyro_fspace.model.last_layer.ridge import ridge_solver
 
 #: Rows and columns of Ψ: narrower than the points, wider, and nearly square, which is solved by the rows.
 SIZES = [(20, 6), (8, 30), (12, 16)]

@@ -19,11 +19,12 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+import scipy.stats
 from models import X, Y, linear, random_points, run
 from numpyro.infer import NUTS, SVI, HMCGibbs, Trace_ELBO
 
 import numpyro_fspace as fs
-from numpyro_fspace.posterior.saved_posterior import read_archive
+from numpyro_fspace.posterior.storage.posterior_file import read_archive
 
 KEY = jax.random.key(0)
 NEW = np.linspace(-3.0, 3.0, 5, dtype=np.float32)[:, None]
@@ -327,6 +328,30 @@ def test_arguments_come_back_as_they_were(tmp_path):
     assert given.args == (5.0,) and given.kwargs == {}
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, float])
+def test_the_spread_of_an_array_is_an_argument(dtype, tmp_path):
+    """``y.std()``, which is a number of NumPy; its float64 is a float of Python too."""
+
+    def model(x, y=None, *, noise):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(w[0] + w[1] * x[:, 0], noise).to_event(1), obs=y)
+
+    noise = dtype(np.std([1.0, 2.0, 4.0]))
+    draws = np.array([[0.1, 0.2], [1.5, -1.0]], np.float32)
+    posterior = fs.Posterior(model, {"w": draws}, args=(X, Y), kwargs={"noise": noise})
+    fs.save(posterior, tmp_path / "p.npz")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        found = fs.Posterior.load(tmp_path / "p.npz", model)
+    assert type(found.kwargs["noise"]) is dtype and found.kwargs["noise"] == noise
+    before, after = (fs.predict(p, KEY, NEW, noise=p.kwargs["noise"]) for p in (posterior, found))
+    np.testing.assert_array_equal(after["y"], before["y"])
+    means = draws[:, :1] + draws[:, 1:] * X[:, 0]
+    expected = scipy.stats.norm.logpdf(Y, means, 1.2472191).sum(1)  # the spread of 1, 2 and 4 is the root of 14/9
+    densities = read_archive(tmp_path / "p.npz")["log_densities"]
+    np.testing.assert_allclose([parts["y"] for parts in densities], expected, rtol=1e-5)
+
+
 def test_arguments_that_no_file_holds_are_named(tmp_path):
     for bad in (fs.OnDemand(X), np.array([object()]), {1: 2.0}, np.zeros(2, [("a", "f4")])):
         posterior = fs.Posterior(linear(), {"w": np.zeros((2, 2))}, args=(X, bad))
@@ -406,9 +431,9 @@ def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
 
 
 def test_a_later_format_says_so(tmp_path, monkeypatch):
-    from numpyro_fspace.posterior import saved_posterior
+    from numpyro_fspace.posterior.storage import posterior_file
 
-    monkeypatch.setattr(saved_posterior, "FORMAT", 99)
+    monkeypatch.setattr(posterior_file, "FORMAT", 99)
     fs.save(fs.Posterior(linear(), {"w": np.zeros((2, 2))}), tmp_path / "p.npz")
     monkeypatch.undo()
     with pytest.raises(ValueError, match="has format 99, this version reads 2"):

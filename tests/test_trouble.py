@@ -17,8 +17,7 @@ from numpyro.infer import NUTS
 from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
-from numpyro_fspace.mcmc import run_warnings
-from numpyro_fspace.mcmc import sampler_doubts as advice
+from numpyro_fspace.mcmc.reporting import doubts, end_of_run
 from numpyro_fspace.mcmc.state import with_chains
 from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature, configurational_temperature
 from numpyro_fspace.posterior.convergence import standstill
@@ -111,13 +110,13 @@ def test_temperature_names_one_hot_direction_of_a_hundred(shape):
         numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
 
     found = temperature(model, {"w": draws}, x, y)
-    assert advice.temperature_doubts(found) == []
+    assert doubts.temperature_doubts(found) == []
     _, vectors = np.linalg.eigh(precision)
     hot = draws + (np.sqrt(2.0) - 1.0) * ((draws - mean) @ vectors[:, -1:]) * vectors[:, -1]
     found = temperature(model, {"w": hot}, x, y)
     assert abs(np.log(found.leading / 2.0)) < 4 * found.leading_error
     assert found.mean < 1.2  # which hides it
-    (line,) = advice.temperature_doubts(found)
+    (line,) = doubts.temperature_doubts(found)
     assert "in the direction that the data determine best" in line
 
 
@@ -141,7 +140,7 @@ def test_temperature_of_one_chain_that_moves_slowly_in_many_directions():
     found = temperature(model, {"w": draws[None]}, jnp.zeros(()))
     assert abs(np.log(found.mean)) < 4 * found.mean_error
     assert abs(np.log(found.leading)) < 4 * found.leading_error < 1.0
-    assert advice.temperature_doubts(found) == []
+    assert doubts.temperature_doubts(found) == []
 
 
 def test_temperature_costs_no_more_than_it_may():
@@ -165,7 +164,7 @@ def test_temperature_costs_no_more_than_it_may():
 def test_limits_are_wider_where_few_draws_are_looked_at():
     for num_draws, is_said in ((8, False), (20, True)):
         found = ConfigurationalTemperature(1.6, 1.0, 0.1, 0.1, num_draws)  # 4.7 standard errors
-        assert bool(advice.temperature_doubts(found)) == is_said
+        assert bool(doubts.temperature_doubts(found)) == is_said
 
 
 @pytest.mark.slow
@@ -208,9 +207,9 @@ def test_a_short_run_by_small_minibatches_warns(thinning):
 )
 def test_limits_of_the_temperature(value, error, start):
     found = ConfigurationalTemperature(value, 1.0, error, 0.1, 256)
-    lines = advice.temperature_doubts(found)
+    lines = doubts.temperature_doubts(found)
     found = ConfigurationalTemperature(value, 1.0, error, 0.1, 256)
-    lines = advice.temperature_doubts(found)
+    lines = doubts.temperature_doubts(found)
     assert len(lines) == (start is not None) and all(line.startswith(start) for line in lines)
 
 
@@ -414,7 +413,7 @@ def test_names_few_effective_draws(num_draws, start):
 
 
 def test_an_error_of_the_judgement_costs_no_run(monkeypatch):
-    monkeypatch.setattr(run_warnings, "quantities_of", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(end_of_run, "quantities_of", lambda *_, **__: 1 / 0)
     with pytest.warns(RuntimeWarning, match="could not be judged: ZeroDivisionError"):
         mcmc = run(fs.SGHMC(linear(), step_size=0.1, num_steps=2), num_warmup=0, num_samples=200)
     assert mcmc.get_samples()["w"].shape == (200, 2)

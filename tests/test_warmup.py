@@ -18,11 +18,11 @@ from jax.flatten_util import ravel_pytree
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import chain_updates
 from numpyro_fspace.mcmc.phases import phases
-from numpyro_fspace.mcmc.warmup import adapt, stability
+from numpyro_fspace.mcmc.warmup import adapt, step_size_control
 from numpyro_fspace.mcmc.warmup.friction import MAX_KICK, MAX_NOISE_EXCESS, Noise, friction_for, steadying
-from numpyro_fspace.mcmc.warmup.optimizer import Descent, adam, descend
-from numpyro_fspace.mcmc.warmup.stability import cooled, cooling, shortening
+from numpyro_fspace.mcmc.warmup.optimizer import adam, descend
 from numpyro_fspace.mcmc.warmup.step_size import largest_curvature
+from numpyro_fspace.mcmc.warmup.step_size_control import cooled, cooling, shortening
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.scale_sites import scale_sites
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity
@@ -169,8 +169,8 @@ def test_the_noise_of_minibatches_shortens_the_step_in_warm_up_alone(monkeypatch
     """In equilibrium no draw gains energy; the mean temperature tells of the noise."""
     y = np.random.default_rng(0).normal(size=(1000, 50)).astype(np.float32)
     end = []
-    for limit in (np.inf, stability.MAX_STRETCH_EXCESS):  # without cooling, and with it
-        monkeypatch.setattr(stability, "MAX_STRETCH_EXCESS", limit)
+    for limit in (np.inf, step_size_control.MAX_STRETCH_EXCESS):  # without cooling, and with it
+        monkeypatch.setattr(step_size_control, "MAX_STRETCH_EXCESS", limit)
         kernel = fs.SGHMC(many_means, friction=1.0, control_variates=False)
         mcmc = fs.MCMC(kernel, num_warmup=200, num_samples=200, progress_bar=False)
         mcmc.run(jax.random.key(0), y, extra_fields=("step_size",))
@@ -222,7 +222,7 @@ def test_warm_start_moves_locations_and_holds_scales(key):
 
     def optimize(mask):
         optimizer = adam(500, learning_rate=0.1)
-        start = Descent(position, optimizer.init(position), model(model.init_params(), key))
+        start = position, optimizer.init(position), model(model.init_params(), key)
         settings = {"optimizer": optimizer, "num_updates": 500, "mask": mask}
         gradient = jax.value_and_grad(potential, has_aux=True)
         found, _, (value, _) = descend(key, start, gradient, Identity(), **settings)

@@ -11,8 +11,9 @@ from jax.flatten_util import ravel_pytree
 from numpyro.distributions import transforms
 from numpyro.distributions.util import scale_and_mask
 
-from numpyro_fspace.baselines.functions import declared_functions, run_with_outputs
-from numpyro_fspace.model.program_analysis import depends_on, sources
+from numpyro_fspace.model.linearized import function_of
+from numpyro_fspace.model.programs.analysis import depends_on, sources
+from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import base_transform
 from numpyro_fspace.model.sites import active_functional_priors, observed_sites
 
@@ -57,11 +58,28 @@ class CurvedModel:
         self._check_size(outputs)
 
     def _run(self, values, outputs=None):
-        return run_with_outputs(self.model, self.args, self.kwargs, values, outputs)
+        """``(trace, calls)`` of a run, where ``calls`` lists the calls of declared functions as (name, x, value).
+
+        If ``outputs`` are given, the calls return these in order instead of the functions' values. A function under a
+        functional prior calls its network. Both calls are listed, the network first, whose output is then replaced.
+        """
+        calls = []
+
+        def record(name, fn, _):
+            def recorded(x):
+                value = fn(x)
+                calls.append((name, x, value))
+                return value if outputs is None else outputs[len(calls) - 1].reshape(value.shape)
+
+            return recorded
+
+        settings = {"hook": record, "networks": True, "points": True}
+        trace = run_model(self.model, self.args, self.kwargs, key=jax.random.key(0), substitute=values, **settings)
+        return trace, calls
 
     def _evaluate(self, name, values):
         """Values of the function ``name`` at all inputs at which the model calls it."""
-        f = declared_functions(self.model, self.args, self.kwargs, values)[name]
+        f = function_of(self.model, name, self.args, self.kwargs, values)
         places = [x for n, x, _ in self.calls if n == name]
         places += [self.priors[name]["fn"].x] if name in self.priors else []
         return [f(x) for x in places]
@@ -76,24 +94,22 @@ class CurvedModel:
         """J [n, K, P] of functions with their outputs concatenated, at one row of inputs for each function."""
 
         def values(flat, row):
-            functions = declared_functions(self.model, self.args, self.kwargs, self.center | self.unravel(flat))
-            return jnp.concatenate([jnp.ravel(functions[n](x[None])) for n, x in zip(names, row, strict=True)])
+            weights = self.center | self.unravel(flat)
+            functions = [function_of(self.model, name, self.args, self.kwargs, weights) for name in names]
+            return jnp.concatenate([jnp.ravel(f(x[None])) for f, x in zip(functions, row, strict=True)])
 
         return jax.vmap(lambda row: jax.jacrev(values)(self.flat, row))(rows)
 
     def prior_precision(self, *, at_mode=True):
         """Diagonal of Σ0⁻¹, [P]. Before the mode is known (``at_mode=False``) only flat priors are refused."""
 
-        def gradient(flat):
-            def loss(flat):
-                trace, _ = self._run(self.center | self.unravel(flat))
-                sites = [trace[k] for k in self.weights]
-                return -sum(scale_and_mask(s["fn"].log_prob(s["value"]), s["scale"]).sum() for s in sites)
-
-            return jax.grad(loss)(flat)
+        def loss(flat):
+            trace, _ = self._run(self.center | self.unravel(flat))
+            sites = [trace[k] for k in self.weights]
+            return -sum(scale_and_mask(s["fn"].log_prob(s["value"]), s["scale"]).sum() for s in sites)
 
         def curve(direction):
-            return np.asarray(jax.jvp(gradient, (self.flat,), (direction,))[1], np.float64)
+            return np.asarray(jax.jvp(jax.grad(loss), (self.flat,), (direction,))[1], np.float64)
 
         signs = jax.random.rademacher(jax.random.key(0), self.flat.shape, self.flat.dtype)
         diagonal = curve(jnp.ones_like(self.flat))

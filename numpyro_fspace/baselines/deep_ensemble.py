@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from numpyro_fspace._checks import check_count, check_key, renamed_argument
-from numpyro_fspace.baselines.mode import check_optimizer, checked_latents, find_modes
+from numpyro_fspace.baselines.mode import find_modes
 from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.posterior.posterior import Posterior
 
@@ -72,8 +72,7 @@ def ensemble(
     check_count(num_members, "num_members")
     check_count(num_updates, "num_updates")
     check_key(key, "key", single=True)
-    check_optimizer(optimizer)
-    checked_latents(model, args, kwargs, init_strategy)
     keys = jax.vmap(lambda e: jax.random.fold_in(key, e))(jax.numpy.arange(num_members))
     settings = {"num_updates": num_updates, "optimizer": optimizer, "init_strategy": init_strategy}
-    return Posterior(model, find_modes(model, keys, args, kwargs, **settings), args=args, kwargs=kwargs)
+    modes, _ = find_modes(model, keys, args, kwargs, **settings)
+    return Posterior(model, modes, args=args, kwargs=kwargs)

@@ -10,7 +10,7 @@ from scipy.linalg import solve_triangular
 
 from numpyro_fspace._checks import check_count, check_key, renamed_argument
 from numpyro_fspace.baselines.curvature import CurvedModel
-from numpyro_fspace.baselines.mode import check_optimizer, checked_latents, find_modes
+from numpyro_fspace.baselines.mode import find_modes
 from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.posterior.posterior import Posterior
@@ -89,13 +89,11 @@ def laplace(
     check_count(num_updates, "num_updates", 0)
     check_count(num_samples, "num_samples")
     check_key(key, "key", single=True)
-    check_optimizer(optimizer)
-    latents = checked_latents(model, args, kwargs, init_strategy)
     key_mode, key_draws = jax.random.split(key)
 
     def find(num_updates):
         settings = {"num_updates": num_updates, "optimizer": optimizer, "init_strategy": init_strategy}
-        modes = find_modes(model, key_mode[None], args, kwargs, **settings)
+        modes, latents = find_modes(model, key_mode[None], args, kwargs, **settings)
         return {name: modes[name][0] for name in latents}
 
     curved = CurvedModel(model, args, kwargs, find(0))
@@ -119,7 +117,7 @@ def primal(rows, num_weights):
     for part in rows:
         gram += part.T @ part
     root = np.linalg.cholesky(gram)
-    return lambda noise: _solve_lower(root, noise.T, transposed=True).T, num_weights
+    return lambda noise: solve_triangular(root, noise.T, lower=True, trans=1).T, num_weights
 
 
 def dual(b):
@@ -129,11 +127,7 @@ def dual(b):
 
     def color(noise):
         z, e = noise[:, :num_weights], noise[:, num_weights:]
-        residual = _solve_lower(root, (z @ b.T + e).T)
-        return z - _solve_lower(root, residual, transposed=True).T @ b
+        residual = solve_triangular(root, (z @ b.T + e).T, lower=True)
+        return z - solve_triangular(root, residual, lower=True, trans=1).T @ b
 
     return color, num_weights + num_values
-
-
-def _solve_lower(root, right, *, transposed=False):
-    return solve_triangular(root, right, lower=True, trans=int(transposed))

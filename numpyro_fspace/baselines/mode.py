@@ -6,15 +6,15 @@ import jax
 import numpy as np
 
 from numpyro_fspace.mcmc.warmup.optimizer import adam
-from numpyro_fspace.model.admission import checked_model
-from numpyro_fspace.model.arguments import split_arrays
+from numpyro_fspace.model.checks.admission import checked_model
+from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.potential import ModelPotential
 
-__all__ = ["checked_latents", "check_optimizer", "find_modes"]
+__all__ = ["find_modes"]
 
 
-def checked_latents(model, args, kwargs, init_strategy) -> dict:
-    """The shapes of the unconstrained latent values; raises for models that the samplers refuse."""
+def _checked_latents(model, args, kwargs, init_strategy) -> list[str]:
+    """The names of the latent sites; raises for models that the samplers refuse."""
 
     def start(key):
         potential = ModelPotential(model, args, kwargs, key=key, init_strategy=init_strategy)
@@ -22,32 +22,30 @@ def checked_latents(model, args, kwargs, init_strategy) -> dict:
         return potential.init_params()
 
     with checked_model(model, args, kwargs, init_strategy):
-        return jax.eval_shape(start, jax.random.key(0))
+        return list(jax.eval_shape(start, jax.random.key(0)))
 
 
-def check_optimizer(optimizer):
-    """``optimizer`` must be None or an optax optimizer."""
-    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise TypeError(f"optimizer must be an optax optimizer such as optax.adam(1e-2), got {optimizer!r}.")
+def find_modes(model, keys, args, kwargs, *, num_updates, optimizer, init_strategy) -> tuple[dict, list[str]]:
+    """Values of latent and deterministic sites at one mode for each of ``keys`` [E], and the names of the latent ones.
 
-
-def find_modes(model, keys, args, kwargs, *, num_updates, optimizer, init_strategy) -> dict:
-    """Values of latent and deterministic sites at one mode for each of ``keys`` [E], all optimized together.
-
-    The density is that of the unconstrained values, as for the samplers. Minibatches and measurement points are drawn
-    anew at each update.
+    All modes are found together. The density is that of the unconstrained values, as for the samplers. Minibatches and
+    measurement points are drawn anew at each update.
 
     Args:
         optimizer: an optax optimizer; None means Adam with a cosine decay of the learning rate from 0.01.
 
     Raises:
+        TypeError: the optimizer is not one of optax.
+        ValueError: the samplers refuse the model.
         RuntimeError: an optimization diverged to NaN or infinity, or ended where the density is not finite.
     """
     import optax
 
+    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(f"optimizer must be an optax optimizer such as optax.adam(1e-2), got {optimizer!r}.")
+    latents = _checked_latents(model, args, kwargs, init_strategy)
     optimizer = adam(num_updates) if optimizer is None else optimizer
     arrays, _, join = split_arrays((args, kwargs))
-    latents = checked_latents(model, args, kwargs, init_strategy)
 
     def one(key, arrays):
         args, kwargs = join(arrays)
@@ -85,4 +83,4 @@ def find_modes(model, keys, args, kwargs, *, num_updates, optimizer, init_strate
             f"{', '.join(map(repr, names)) or 'the model'} is not finite there. Standardize the data, look at what the "
             "model computes, or pass an optimizer with a smaller learning rate."
         )
-    return modes
+    return modes, latents

@@ -31,6 +31,7 @@ from numpyro_fspace.benchmarks.problems import (
     network,
     turns,
 )
+from numpyro_fspace.benchmarks.scale import NUM_CHAINS
 from numpyro_fspace.benchmarks.steps import scanned
 from numpyro_fspace.experiments.images import Config, classifier
 from numpyro_fspace.experiments.networks import DTYPES, NETWORKS
@@ -42,8 +43,6 @@ from numpyro_fspace.sgmcmc.preconditioners import identity
 
 __all__ = ["DEVICE_PARTS", "bench_device"]
 
-#: Numbers of vectorized chains.
-NUM_CHAINS = (1, 64, 1024, 4096)
 #: Sizes of the problems whose steps are timed, with the number of draws of a run.
 STEPS = {"1d": 50, "boston": 50, "protein64": 50, "mnist": 50, "million": 20}
 #: Networks for images: shape of an image, number of training images, draws of a run.

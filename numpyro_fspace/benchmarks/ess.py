@@ -11,10 +11,10 @@ import optax
 from numpyro.infer import NUTS
 
 from numpyro_fspace.benchmarks.microcanonical import microcanonical
-from numpyro_fspace.experiments.methods import SAMPLERS
+from numpyro_fspace.experiments.methods import FUNCTIONAL, SAMPLERS, driver
 from numpyro_fspace.experiments.regression import build_model
 from numpyro_fspace.experiments.uci import CONFIG, prepare
-from numpyro_fspace.mcmc import MCMC, SGHMC, Warmup, fSGLD, report
+from numpyro_fspace.mcmc import SGHMC, Warmup, fSGLD, report
 from numpyro_fspace.metrics import rmse
 from numpyro_fspace.model import init_to_network
 from numpyro_fspace.posterior import Posterior, predict
@@ -45,22 +45,22 @@ def bench_ess(
     """
     config = replace(CONFIG.quick() if quick else CONFIG, exact=exact)
     problem = prepare(dataset, 0, 0, config.num_gp_steps)
-    data, functional = problem.data, method not in ("sghmc", "sgld", "mclmc")
+    data, functional = problem.data, method in FUNCTIONAL or method not in SAMPLERS
     model = build_model(config, problem.gp, problem.points, functional=functional)
     key = jax.random.fold_in(jax.random.key(0), repeat)
     train, step_size = (data.x_train, data.y_train), None
     if method == "nuts":
         num_warmup, num_samples = (10, 10) if quick else NUM_NUTS
+        config = replace(config, num_warmup=num_warmup, num_samples=num_samples)
         kernel = NUTS(model, init_strategy=init_to_network, max_tree_depth=4 if quick else 8)
-        mcmc, seconds = _timed_run(_mcmc(kernel, num_warmup, num_samples), key, train, extra_fields=("num_steps",))
+        mcmc, seconds = _timed_run(driver(kernel, config), key, train, extra_fields=("num_steps",))
         # Steps of the warm-up are not recorded; its draws are assumed to cost as much as later ones.
         per_draw = float(np.mean(mcmc.get_extra_fields()["num_steps"]))
         num_gradients = round(per_draw * (num_warmup + num_samples))
     elif method.startswith("blackjax"):
         num_gradients = SGHMC(model).num_steps * (config.num_warmup + config.num_samples)
-        is_adjusted = "adjusted" in method
-        settings = {"num_steps": num_gradients // 4, "num_draws": config.num_samples, "adjusted": is_adjusted}
-        sample = microcanonical(model, train, num_chains=config.num_chains, **settings)
+        sizes = {"num_chains": config.num_chains, "num_steps": num_gradients // 4, "num_draws": config.num_samples}
+        sample = microcanonical(model, train, adjusted="adjusted" in method, **sizes)
         (draws, num_gradients), seconds = _timed(lambda: sample(key))
         num_gradients = round(num_gradients)
         mcmc = Posterior(
@@ -69,8 +69,7 @@ def bench_ess(
     elif method == "fsgld_paper":
         mcmc, seconds, step_size = _paper_schedule(model, config, key, train)
     else:
-        kernel = SAMPLERS[method](model)
-        mcmc, seconds = _timed_run(_mcmc(kernel, config.num_warmup, config.num_samples), key, train)
+        mcmc, seconds = _timed_run(driver(SAMPLERS[method](model), config), key, train)
     if method != "nuts" and not method.startswith("blackjax"):
         num_gradients = mcmc.sampler.num_steps * (config.num_warmup + config.num_samples)
     f = predict(mcmc, key, data.x_test)["net"][..., 0]
@@ -116,11 +115,6 @@ def _timed_run(mcmc, key, train, extra_fields=()):
     return mcmc, _timed(run)[1]
 
 
-def _mcmc(kernel, num_warmup, num_samples):
-    settings = {"num_chains": CONFIG.num_chains, "chain_method": "vectorized", "progress_bar": False}
-    return MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, **settings)
-
-
 def _paper_schedule(model, config, key, train):
     for step_size in (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8):
         kernel = fSGLD(
@@ -129,9 +123,9 @@ def _paper_schedule(model, config, key, train):
             preconditioner=identity(),
             warmup=Warmup(warm_start=0.0),
         )
-        mcmc = _mcmc(kernel, config.num_warmup, config.num_samples)
+        mcmc = driver(kernel, config)
         mcmc.run(key, *train)
         if not np.any(mcmc.last_state.num_diverging) and report(mcmc, *train).acceptance >= 0.5:
             break
-    mcmc, seconds = _timed_run(_mcmc(kernel, config.num_warmup, config.num_samples), key, train)
+    mcmc, seconds = _timed_run(driver(kernel, config), key, train)
     return mcmc, seconds, step_size

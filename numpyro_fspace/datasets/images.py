@@ -137,20 +137,16 @@ def load_images(name: str, *, data_dir: str | os.PathLike[str] | None = None) ->
     parts: dict = {}
     for place, source in image_sources(name).items():
         parts |= load(source, data_dir, functools.partial(_read, name, place, parts))
-    test = next((part for part in ("t10k", "test") if (part, "images") in parts), "test")
+    test = "t10k" if ("t10k", "images") in parts else "test"
     some = next(parts[key] for key in parts if key[1] == "images")
-    none = np.zeros((0, *some.shape[1:]), np.uint8)
-    images = {part: parts.get((part, "images"), none) for part in ("train", test)}
-    labels = {part: parts.get((part, "labels")) for part in ("train", test)}
 
-    def pixels(part):
-        return images[part][..., None] if images[part].ndim == 3 else images[part]
+    def part(which):
+        """Its images, with an axis of colors, and their classes; no images where there are none."""
+        images, labels = parts.get((which, "images"), some[:0]), parts.get((which, "labels"))
+        images = images[..., None] if images.ndim == 3 else images
+        return images, None if labels is None else labels.astype(int)
 
-    def classes(part):
-        known = labels[part]
-        return None if known is None else known.astype(int)
-
-    return Images(name, pixels("train"), classes("train"), pixels(test), classes(test))
+    return Images(name, *part("train"), *part(test))
 
 
 def _read(name: str, place, others: dict, path: Path) -> dict:

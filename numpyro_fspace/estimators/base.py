@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from numpyro_fspace._checks import check_count, not_numbers
 from numpyro_fspace.estimators.gp_kernels import KERNELS, ard_kernel, by_products
@@ -17,15 +20,6 @@ from numpyro_fspace.estimators.network_model import NetworkModel
 from numpyro_fspace.mcmc import MCMC, fSGHMC, fSGLD
 from numpyro_fspace.posterior import Posterior, Predictive
 from numpyro_fspace.priors import GPFit, GPPrior, fit_gp, median_start
-
-try:
-    from sklearn.base import BaseEstimator
-    from sklearn.utils import check_random_state
-    from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError as error:
-    raise ImportError(
-        'fs.Regressor, fs.Classifier and fspace fit need scikit-learn 1.6 or newer: pip install "scikit-learn>=1.6".'
-    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,33 +47,21 @@ def validated(estimator, *data, **settings):
     return validate_data(estimator, *data, dtype=np.float64, **settings)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class NetworkEstimator(BaseEstimator):
     """Base of the estimators; see ``fs.Regressor`` for the settings."""
 
-    def __init__(
-        self,
-        *,
-        widths: tuple[int, ...] = (50, 50),
-        kernel: str = "auto",
-        num_points: int = 300,
-        method: str = "fsghmc",
-        num_warmup: int = 200,
-        num_samples: int = 200,
-        num_chains: int = 2,
-        batch_size: int | None = None,
-        random_state: Any = None,
-        progress: bool = False,
-    ):
-        self.widths = widths
-        self.kernel = kernel
-        self.num_points = num_points
-        self.method = method
-        self.num_warmup = num_warmup
-        self.num_samples = num_samples
-        self.num_chains = num_chains
-        self.batch_size = batch_size
-        self.random_state = random_state
-        self.progress = progress
+    # scikit-learn reads the settings from the signature of __init__
+    widths: tuple[int, ...] = (50, 50)
+    kernel: str = "auto"
+    num_points: int = 300
+    method: str = "fsghmc"
+    num_warmup: int = 200
+    num_samples: int = 200
+    num_chains: int = 2
+    batch_size: int | None = None
+    random_state: Any = None
+    progress: bool = False
 
     @property
     def model(self) -> NetworkModel:
@@ -189,11 +171,7 @@ class NetworkEstimator(BaseEstimator):
 
     def _functions(self, X) -> dict[str, np.ndarray]:
         """Draws [S, N, K] of the functions by name at inputs X [N, D], in units of the model."""
-        check_is_fitted(self)
-        return self._evaluate(self.standardize(X))
-
-    def _evaluate(self, x):
-        num = ROWS
+        x, num = self.standardize(X), ROWS
         while num < len(x):
             num *= 2
         padded = np.concatenate([x, np.broadcast_to(x[:1], (num - len(x), x.shape[1]))])
@@ -201,11 +179,6 @@ class NetworkEstimator(BaseEstimator):
             warnings.filterwarnings("ignore", "At these inputs R-hat", RuntimeWarning)  # fit has warned
             found = self._predictive(jax.random.key(0), padded)
         return {name: found[name][:, : len(x)].astype(float) for name in ("f", "log_noise") if name in found}
-
-    def _site(self, name: str) -> np.ndarray:
-        """Draws [S, 1, 1] or [S, 1, K] of a parameter."""
-        draws = np.asarray(self.posterior_.samples[name], float)
-        return draws.reshape(len(draws), 1, -1)
 
     def _random_draws(self, num: int | None, random_state) -> tuple:
         """Numbers of ``num`` posterior draws at random (without repetition where there are enough), and a generator."""

@@ -6,6 +6,10 @@ import re
 import warnings
 from datetime import datetime
 
+import numpy as np
+import pandas as pd
+from pandas.tseries.api import guess_datetime_format
+
 __all__ = [
     "MOSTLY",
     "WITH_COMMA",
@@ -38,8 +42,6 @@ NUM_TRIED = 20
 
 def check_numbers(values) -> None:
     """Numbers with errors among them are refused, with the first line that holds one."""
-    import numpy as np
-
     known = values.dropna()
     numbers = as_numbers(known)
     infinite = known[np.isinf(numbers.to_numpy(float, na_value=np.nan))]
@@ -84,15 +86,11 @@ def check_decimal_commas(values) -> None:
 
 def as_numbers(values):
     """Values as numbers, missing where they are none."""
-    import pandas as pd
-
     return pd.to_numeric(values, errors="coerce")
 
 
 def as_finite(values):
     """Values as an array of numbers [N], NaN where they are none or infinite."""
-    import numpy as np
-
     found = as_numbers(values).to_numpy(float, na_value=np.nan)
     return np.where(np.isfinite(found), found, np.nan)
 
@@ -130,8 +128,6 @@ def _is_date(cell: str, form: str) -> bool:
 
 def _guesses(cell: str) -> list[str]:
     """The formats of one date as pandas guesses it, month first and day first."""
-    from pandas.tseries.api import guess_datetime_format
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the cell has another order
         found = [guess_datetime_format(cell, dayfirst=day_first) for day_first in (False, True)]
@@ -140,8 +136,6 @@ def _guesses(cell: str) -> list[str]:
 
 def as_dates(values, form: str):
     """Values as dates without time zone; missing where they have another format, but for the time of day."""
-    import pandas as pd
-
     text = values.astype("string").str.strip()
     settings = {"errors": "coerce", "utc": True}
     found, date = pd.to_datetime(text, format=form, **settings), re.split(r"[ T]%[HI]", form)[0]

@@ -1,4 +1,4 @@
-"""``fspace fit`` and ``fspace predict``: a table of one's own to predictions, and to a model in a folder."""
+"""``fspace fit`` and ``fspace predict``: from a user's table to a model in a folder, and to predictions."""
 
 from __future__ import annotations
 
@@ -6,38 +6,56 @@ import importlib.util
 import math
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from numpyro_fspace.estimators.base import METHODS
+try:
+    import pandas as pd
+except ImportError as error:
+    raise ImportError('fspace fit and fspace predict need pandas: pip install "numpyro_fspace[examples]".') from error
+
 from numpyro_fspace.estimators.classifier import Classifier
 from numpyro_fspace.estimators.csv_file import read_csv
 from numpyro_fspace.estimators.figures import partial_dependence_figure, predicted_observed_figure
-from numpyro_fspace.estimators.regressor import NOISES, Regressor
+from numpyro_fspace.estimators.regressor import Regressor
 from numpyro_fspace.estimators.saved import SETTINGS, load_estimator, save_estimator
 from numpyro_fspace.estimators.scores import classification_scores, regression_scores, text_table
 from numpyro_fspace.estimators.table import MIN_ROWS, Design, read_design
 from numpyro_fspace.mcmc import report
 from numpyro_fspace.posterior import to_arviz
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-__all__ = ["FitSettings", "fit_table", "predict_table"]
+__all__ = ["fit_table", "predict_table"]
 
 QUANTILES = (0.05, 0.5, 0.95)
 #: Packages of the extra ``examples`` that are loaded only after the network has been sampled.
 LATER = ("arviz", "h5netcdf", "matplotlib")
 
 
-@dataclass(frozen=True)
-class FitSettings:
-    """Settings of ``fspace fit``.
+def fit_table(
+    path: str | Path,
+    out: str | Path,
+    *,
+    target: str,
+    method: str,
+    noise: str,
+    test_fraction: float,
+    categorical: Sequence[str],
+    drop: Sequence[str],
+    classes: bool | None,
+    decimal: str,
+    draws: int,
+    chains: int,
+    seed: int,
+    progress: bool,
+) -> None:
+    """Fit the table of a CSV file; print what was found, and write model, predictions, scores and pictures to ``out``.
 
-    Attributes:
+    Args:
+        path: of the CSV file.
+        out: a folder, which is made if there is none.
         target: name of the target's column.
         method: ``"fsghmc"`` or ``"fsgld"``.
         noise: of numbers, as for ``fs.Regressor``.
@@ -50,67 +68,32 @@ class FitSettings:
         chains: chains.
         seed: of the split and of the chains.
         progress: whether to show a progress bar.
-    """
-
-    target: str
-    method: str = "fsghmc"
-    noise: str = "constant"
-    test_fraction: float = 0.2
-    categorical: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    classes: bool | None = None
-    decimal: str = "."
-    draws: int = 200
-    chains: int = 2
-    seed: int = 0
-    progress: bool = False
-
-    def __post_init__(self):
-        if not 0 <= self.test_fraction < 1:
-            raise ValueError(f"--test-fraction {self.test_fraction} must be at least 0 and less than 1.")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"--seed {self.seed} must be between 0 and {2**32 - 1}.")
-        if self.method not in METHODS:
-            raise ValueError(f"--method {self.method} is unknown; choose from {', '.join(METHODS)}.")
-        if self.noise not in NOISES:
-            raise ValueError(f"--noise {self.noise} is unknown; choose from {', '.join(NOISES)}.")
-
-
-def fit_table(path: str | Path, out: str | Path, settings: FitSettings) -> None:
-    """Fit the table of a CSV file; print what was found, and write model, predictions, scores and pictures to ``out``.
-
-    Args:
-        path: of the CSV file.
-        out: a folder, which is made if there is none.
-        settings: what to do.
 
     Raises:
         ValueError: the file, a column or a setting is wrong; before any long computation.
         ImportError: a package that is needed in the end is missing; at once.
     """
+    if not 0 <= test_fraction < 1:
+        raise ValueError(f"--test-fraction {test_fraction} must be at least 0 and less than 1.")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"--seed {seed} must be between 0 and {2**32 - 1}.")
     for package in LATER:
         if importlib.util.find_spec(package) is None:
             raise ImportError(f'fspace fit needs {package}: pip install "numpyro_fspace[examples]".')
     start, out = time.perf_counter(), Path(out)
-    frame = read_csv(path, settings.decimal)
-    options: dict[str, Any] = {"categorical": settings.categorical, "drop": settings.drop, "classes": settings.classes}
-    design, x, y, numbers = read_design(frame, settings.target, **options)
-    if design.is_classes and settings.noise != "constant":
-        raise ValueError(f"--noise {settings.noise} is for numbers, but {settings.target!r} is a class: leave it out.")
-    train, test = _split(x, y, numbers, settings, design.is_classes)
+    frame = read_csv(path, decimal)
+    design, x, y, numbers = read_design(frame, target, categorical=categorical, drop=drop, classes=classes)
+    if design.is_classes and noise != "constant":
+        raise ValueError(f"--noise {noise} is for numbers, but {target!r} is a class: leave it out.")
+    train, test = _split(x, y, numbers, is_classes=design.is_classes, test_fraction=test_fraction, seed=seed)
     if out.exists() and any(out.iterdir()) and not (out / SETTINGS).exists():
         raise ValueError(f"--out {out} is a folder with other files in it: name a new one.")
     out.mkdir(parents=True, exist_ok=True)
     _say_design(path, frame, design, train, test)
 
-    common: dict[str, Any] = {
-        "num_warmup": settings.draws,
-        "num_samples": settings.draws,
-        "num_chains": settings.chains,
-    }
-    kind = Classifier if design.is_classes else Regressor
-    common |= {} if design.is_classes else {"noise": settings.noise}
-    estimator = kind(method=settings.method, random_state=settings.seed, progress=settings.progress, **common)
+    common: dict[str, Any] = {"num_warmup": draws, "num_samples": draws, "num_chains": chains}
+    common |= {"method": method, "random_state": seed, "progress": progress}
+    estimator = Classifier(**common) if design.is_classes else Regressor(noise=noise, **common)
     print("Training a Gaussian process, and sampling a network with its distribution ...", flush=True)
     begin = time.perf_counter()
     estimator.fit(*train[:2])
@@ -120,7 +103,7 @@ def fit_table(path: str | Path, out: str | Path, settings: FitSettings) -> None:
     judged = report(estimator.mcmc_, *estimator.posterior_.args)
     lines = [str(judged), ""]
     if judged.advice:
-        lines.insert(1, f"A longer run: --draws {5 * settings.draws} (up to {minutes} minutes).")
+        lines.insert(1, f"A longer run: --draws {5 * draws} (up to {minutes} minutes).")
     held_out = "held-out rows" if len(test[0]) else "training rows, as none were held out"
     rows = test if len(test[0]) else train
     scores = (classification_scores if design.is_classes else regression_scores)(estimator, train[:2], rows[:2])
@@ -128,8 +111,8 @@ def fit_table(path: str | Path, out: str | Path, settings: FitSettings) -> None:
     print("\n".join(lines))
     (out / "report.txt").write_text("\n".join(lines) + "\n")
 
-    save_estimator(estimator, out, design=design.to_dict(), decimal=settings.decimal, doubts=list(judged.advice))
-    _scores_frame(scores).to_csv(out / "scores.csv")
+    save_estimator(estimator, out, design=design.to_dict(), decimal=decimal, doubts=list(judged.advice))
+    pd.DataFrame.from_dict(scores, orient="index").rename_axis("method").to_csv(out / "scores.csv")
     found = predictions(estimator, rows[0])
     found.insert(0, "row", rows[2])
     found.insert(1, "observed", rows[1])
@@ -154,9 +137,11 @@ def predict_table(folder: str | Path, path: str | Path, out: str | Path) -> None
         out: the CSV file to write.
 
     Raises:
-        ValueError: the folder holds no model, or the table lacks columns.
+        ValueError: the folder holds no model of ``fspace fit``, or the table lacks columns.
     """
     estimator, entries = load_estimator(folder)
+    if "design" not in entries:
+        raise ValueError(f"{folder} holds an estimator without the columns of its table: it is not from fspace fit.")
     design = Design.from_dict(entries["design"])
     frame = read_csv(path, entries["decimal"])
     x = design.inputs(frame)
@@ -183,8 +168,6 @@ def predict_table(folder: str | Path, path: str | Path, out: str | Path) -> None
 
 def _gaps(design: Design, row: pd.DataFrame) -> list[str]:
     """The cells of a table of one row that are missing or unknown."""
-    import pandas as pd
-
     without = [c.name for c in design.columns if np.isnan(c.numbers(row[c.name])).any()]
     cells = {name: row[name].iloc[0] for name in without}
     return [f"{k} is missing" if pd.isna(v) else f"{k} = {v!r}" for k, v in cells.items()]
@@ -197,8 +180,6 @@ def predictions(estimator: Regressor | Classifier, x) -> pd.DataFrame:
     of sd. For classes: the predicted one, the probability of each, and mutual information (epistemic) and expected
     entropy (aleatoric) in nats.
     """
-    import pandas as pd
-
     columns: dict[str, Any] = {}
     parts = estimator.decompose(x)
     if isinstance(estimator, Classifier):
@@ -213,14 +194,14 @@ def predictions(estimator: Regressor | Classifier, x) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _split(x, y, numbers, settings, is_classes) -> tuple:
+def _split(x, y, numbers, *, is_classes, test_fraction, seed) -> tuple:
     """Training and test rows: inputs, targets and numbers of rows."""
-    order = np.random.default_rng(settings.seed).permutation(len(x))
-    num_test = round(settings.test_fraction * len(x))
+    order = np.random.default_rng(seed).permutation(len(x))
+    num_test = round(test_fraction * len(x))
     test, train = np.sort(order[:num_test]), np.sort(order[num_test:])
     if len(train) < MIN_ROWS:
         raise ValueError(
-            f"--test-fraction {settings.test_fraction} leaves {len(train)} rows to learn from, and at least {MIN_ROWS} "
+            f"--test-fraction {test_fraction} leaves {len(train)} rows to learn from, and at least {MIN_ROWS} "
             "are needed."
         )
     if is_classes:
@@ -250,9 +231,3 @@ def _say_design(path, frame, design: Design, train, test):
         hint = " It has few values; if they are classes: --classes." if few else ""
         print(f"Target {design.target!r}: numbers from {train[1].min():.6g} to {train[1].max():.6g}.{hint}")
     print(f"{len(train[0])} rows to learn from, {len(test[0])} held out; {train[0].shape[1]} inputs.", flush=True)
-
-
-def _scores_frame(scores) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame.from_dict(scores, orient="index").rename_axis("method")

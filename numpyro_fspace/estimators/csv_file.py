@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from numpyro_fspace.estimators.cells import MOSTLY, WITH_COMMA
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["read_csv"]
 
@@ -28,8 +26,6 @@ def read_csv(path: str | Path, decimal: str = ".") -> pd.DataFrame:
         decimal: the decimal point, ``"."`` or ``","``; with ``","`` numbers may have points between thousands. Numbers
             are returned with a point, and without those between thousands.
     """
-    import pandas as pd
-
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path} is not a file.")
@@ -45,13 +41,20 @@ def read_csv(path: str | Path, decimal: str = ".") -> pd.DataFrame:
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
         raise ValueError(f"{path} names the columns {twice} twice: give each column a name of its own.")
-    options: dict[str, Any] = {"sep": separator, "encoding": "utf-8-sig", "skipinitialspace": True, "dtype": str}
     try:
         num_rows = _checked_rows(path, separator, len(names))
         if not num_rows:
             raise ValueError(f"{path} has a first line with names, and no rows.")
-        columns = {"index_col": False, "usecols": range(len(names)), "skip_blank_lines": False}
-        frame = pd.read_csv(path, **columns, **options)[:num_rows]
+        frame = pd.read_csv(
+            path,
+            sep=separator,
+            encoding="utf-8-sig",
+            skipinitialspace=True,
+            dtype=str,
+            index_col=False,
+            usecols=range(len(names)),
+            skip_blank_lines=False,
+        )[:num_rows]
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read: {str(error).strip()} (fields between {separator!r}).") from error
     frame.columns = [name or f"column {i + 1}" for i, name in enumerate(names)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, asdict, dataclass, fields
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -86,11 +86,10 @@ class NetworkModel:
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]):
-        """The model of ``to_dict``."""
-        arrays = {f.name for f in fields(cls) if "ndarray" in str(f.type) and settings.get(f.name) is not None}
-        points = np.asarray(settings["points"], np.float32)
-        others = {k: np.asarray(v) if k in arrays else v for k, v in settings.items() if k != "points"}
-        return cls(points, **others | {"widths": tuple(settings["widths"])})
+        """The model of ``to_dict``; every list but ``widths`` is an array."""
+        given = {"points": np.asarray(settings["points"], np.float32), "widths": tuple(settings["widths"])}
+        arrays = {k: np.asarray(v) for k, v in settings.items() if isinstance(v, list)}
+        return cls(**settings | arrays | given)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

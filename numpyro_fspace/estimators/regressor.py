@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
 import jax
 import numpy as np
 from scipy.special import ndtr, ndtri
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted
 
 from numpyro_fspace.estimators.base import MAX_TRAINING, NetworkEstimator, mean_and_spread, validated
 from numpyro_fspace.estimators.network_model import RegressionModel
@@ -27,6 +26,7 @@ MIN_VARYING, MIN_GAIN = 100, 5.0
 SMALLEST, LARGEST = 1e-150, 1e150
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Regressor(RegressorMixin, NetworkEstimator):
     r"""Bayesian regression with a network whose functions have the distribution of a trained Gaussian process.
 
@@ -80,34 +80,7 @@ class Regressor(RegressorMixin, NetworkEstimator):
         (40, 2)
     """
 
-    def __init__(  # scikit-learn reads the settings from this signature
-        self,
-        *,
-        noise: str = "constant",
-        widths: tuple[int, ...] = (50, 50),
-        kernel: str = "auto",
-        num_points: int = 300,
-        method: str = "fsghmc",
-        num_warmup: int = 200,
-        num_samples: int = 200,
-        num_chains: int = 2,
-        batch_size: int | None = None,
-        random_state: Any = None,
-        progress: bool = False,
-    ):
-        super().__init__(
-            widths=widths,
-            kernel=kernel,
-            num_points=num_points,
-            method=method,
-            num_warmup=num_warmup,
-            num_samples=num_samples,
-            num_chains=num_chains,
-            batch_size=batch_size,
-            random_state=random_state,
-            progress=progress,
-        )
-        self.noise = noise
+    noise: str = "constant"
 
     def _fit(self, X, y):
         if self.noise not in NOISES:
@@ -154,7 +127,7 @@ class Regressor(RegressorMixin, NetworkEstimator):
         Returns:
             The mean [N] or [N, K]; with ``return_std`` the mean and the standard deviation.
         """
-        parts = self._parts(X)
+        parts = self.decompose(X)
         return (parts.mean, np.sqrt(parts.total)) if return_std else parts.mean
 
     def decompose(self, X) -> Decomposition:
@@ -163,7 +136,12 @@ class Regressor(RegressorMixin, NetworkEstimator):
         Args:
             X: inputs [N, D].
         """
-        return self._parts(X)
+        f, sigma = self._mean_and_noise(X)
+        square = self.y_scale_**2
+        aleatoric = square * (sigma**2).mean(0)
+        flat = (lambda a: a[:, 0]) if self._is_flat else np.array
+        parts = (self.y_mean_ + self.y_scale_ * f.mean(0), square * f.var(0), aleatoric)
+        return Decomposition("variance", *map(flat, parts))
 
     def predict_quantiles(self, X, quantiles=(0.05, 0.5, 0.95)) -> np.ndarray:
         """Quantiles of the predictive distribution, an equal mixture of the draws' normal distributions.
@@ -209,25 +187,17 @@ class Regressor(RegressorMixin, NetworkEstimator):
             f = f + sigma[rows] * generator.normal(size=f.shape)
         return self._in_units(f)
 
-    def _parts(self, X) -> Decomposition:
-        f, sigma = self._mean_and_noise(X)
-        square = self.y_scale_**2
-        aleatoric = square * (sigma**2).mean(0)
-        flat = (lambda a: a[:, 0]) if self._is_flat else np.array
-        parts = (self.y_mean_ + self.y_scale_ * f.mean(0), square * f.var(0), aleatoric)
-        return Decomposition("variance", *map(flat, parts))
-
     def _mean_and_noise(self, X):
         """Draws of f and of the standard deviation of the noise, [S, N, K] each, in units of the model."""
         found = self._functions(X)
         f, model = found["f"], self.posterior_.model
         if "log_noise" in found:
             return f, model.noise * np.exp(found["log_noise"])
-        return f, np.broadcast_to(self._site("sigma"), f.shape)
+        sigma = np.asarray(self.posterior_.samples["sigma"], float)  # [S] or [S, K]
+        return f, np.broadcast_to(sigma.reshape(len(sigma), 1, -1), f.shape)
 
     def _in_units(self, values):
         """Values [..., K] of the model in units of y, [...] for one target."""
-        check_is_fitted(self)
         values = self.y_mean_ + self.y_scale_ * values
         return values[..., 0] if self._is_flat else values
 

@@ -1,11 +1,12 @@
-"""A table of one's own, of text, as numbers, with everything said that was changed on the way."""
+"""A user's table of text as numbers, with a list of all that was changed on the way."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from numpyro_fspace.estimators.cells import (
     MOSTLY,
@@ -18,9 +19,6 @@ from numpyro_fspace.estimators.cells import (
     date_format,
     numerically,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["Column", "Design", "read_design"]
 
@@ -58,8 +56,6 @@ class Column:
 
     def numbers(self, values: pd.Series) -> np.ndarray:
         """Its numbers [N, ...]; NaN where a value is missing, or is a level that is not known."""
-        import pandas as pd
-
         if self.kind == "levels":
             text = as_text(values)
             hot = np.stack([(text == level).fillna(False).to_numpy(bool) for level in self.levels], -1).astype(float)
@@ -210,25 +206,19 @@ def _column(values, is_categorical: bool, said: list[str]) -> Column | None:
         return None
     if not is_categorical:
         check_decimal_commas(values)
-    if is_categorical:
-        return _levels(name, levels, said)
-    if numbers.notna().mean() >= MOSTLY:
-        check_numbers(values)
-        return Column(name, kind="number")
-    form, order = date_format(known)
-    if form:
-        dates = as_dates(known, form)
-        if dates.isna().any():
-            line = int(dates.index[dates.isna()][0]) + 2
-            raise ValueError(
-                f"column {name!r} holds dates ({form}), but line {line} says {known[line - 2]!r}: correct it."
-            )
-        said.append(f"{name!r} holds dates ({form}{order}): it is turned into days since {dates.min():%Y-%m-%d}.")
-        return Column(name, kind="date", start=dates.min().isoformat(), date_format=form)
-    return _levels(name, levels, said)
-
-
-def _levels(name, levels, said) -> Column:
+        if numbers.notna().mean() >= MOSTLY:
+            check_numbers(values)
+            return Column(name, kind="number")
+        form, order = date_format(known)
+        if form:
+            dates = as_dates(known, form)
+            if dates.isna().any():
+                line = int(dates.index[dates.isna()][0]) + 2
+                raise ValueError(
+                    f"column {name!r} holds dates ({form}), but line {line} says {known[line - 2]!r}: correct it."
+                )
+            said.append(f"{name!r} holds dates ({form}{order}): it is turned into days since {dates.min():%Y-%m-%d}.")
+            return Column(name, kind="date", start=dates.min().isoformat(), date_format=form)
     if len(levels) > MAX_LEVELS:
         raise ValueError(
             f"column {name!r} is text with {len(levels)} different values ({', '.join(map(repr, levels[:3]))}, ...), "

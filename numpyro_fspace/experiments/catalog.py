@@ -23,6 +23,7 @@ __all__ = [
     "find",
     "jobs",
     "parse_setting",
+    "published",
     "run",
 ]
 
@@ -164,6 +165,22 @@ class Experiment:
     source: str = ""
     picture: Callable[[Sequence[dict]], Figure] | None = None
     unused: tuple[str, ...] = ()
+
+
+def published(datasets: Sequence[str], **tables: Mapping[str, Sequence[float | None]]) -> dict:
+    """Published figures as an ``Experiment`` has them, by data set and method, under the keys of its table.
+
+    Args:
+        datasets: names of the data sets, the columns of all tables.
+        tables: for each key the figures of every method on these data sets; None where there is none.
+    """
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for key, table in tables.items():
+        for method, figures in table.items():
+            for dataset, figure in zip(datasets, figures, strict=True):
+                if figure is not None:
+                    found.setdefault((dataset, method), {})[key] = figure
+    return found
 
 
 def find(name: str) -> Experiment:

@@ -15,10 +15,9 @@ from tqdm import tqdm
 from numpyro_fspace import measurement
 from numpyro_fspace.datasets import extrapolation
 from numpyro_fspace.experiments.catalog import Experiment, Job
-from numpyro_fspace.experiments.function_posterior import FunctionPosterior, convergence
-from numpyro_fspace.experiments.methods import METHODS, SAMPLERS, driver, fit, sampler
+from numpyro_fspace.experiments.function_posterior import convergence, run_chains
+from numpyro_fspace.experiments.methods import FUNCTIONAL, METHODS, SAMPLERS, driver, fit, sampler
 from numpyro_fspace.experiments.regression import Config, build_model, known_gp
-from numpyro_fspace.posterior import predict
 
 __all__ = ["EXPERIMENT", "CoverageConfig"]
 
@@ -104,26 +103,9 @@ def _fitter(method, config, gp, points):
     """``(x, y, x_new, key) -> FunctionPosterior``; a sampler is compiled only once, for the first data set."""
     if method not in SAMPLERS:
         return lambda x, y, x_new, key: fit(method, config, gp, (x, y), x_new, points=points, key=key)
-    kernel = sampler(method, build_model(config, gp, points, functional=method.startswith("f")), config)
+    kernel = sampler(method, build_model(config, gp, points, functional=method in FUNCTIONAL), config)
     mcmc = driver(kernel, config)
-
-    def sample(x, y, x_new, key):
-        start = time.perf_counter()
-        key_run, key_predict = jax.random.split(key)
-        mcmc.run(key_run, x, y)
-        f = predict(mcmc, key_predict, x_new)["net"][..., 0]
-        return FunctionPosterior(
-            f=f.reshape(config.num_chains, config.num_samples, -1),
-            sigma=None,
-            f_mean=f.mean(0),
-            f_sd=f.std(0),
-            seconds=time.perf_counter() - start,
-            num_gradients=kernel.num_steps * (config.num_warmup + config.num_samples),
-            num_diverging=int(np.sum(mcmc.last_state.num_diverging)),
-            is_chain=True,
-        )
-
-    return sample
+    return lambda x, y, x_new, key: run_chains(mcmc, config, (x, y), x_new, key, judged=False)
 
 
 def _coverage(posterior, truth):

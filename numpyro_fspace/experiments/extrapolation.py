@@ -14,7 +14,7 @@ from numpyro_fspace.experiments.methods import METHODS
 from numpyro_fspace.experiments.one_dimension import COLUMNS, Problem, judge, panel
 from numpyro_fspace.experiments.regression import Config, known_gp
 
-__all__ = ["EXPERIMENT", "build", "prepare"]
+__all__ = ["EXPERIMENT"]
 
 NOISE = 0.5
 #: The papers' network with known noise (as for the exact GP). The prior of the weights is so wide that the functional
@@ -23,30 +23,20 @@ CONFIG = Config(widths=(100, 100), num_chains=4, weight_sd=2.0, noise_sd=0.02)
 NUGGET = 0.1
 
 
-def build():
-    """``(gp, points)``: the RBF prior of the experiment with the true noise, and the measurement points.
+def run(job: Job[Config]) -> dict:
+    """A method on the data of a seed (see ``one_dimension.judge``).
 
-    There are M = 40 points: the 20 inputs of the data and 20 uniform points on [-1, 1], drawn anew at each gradient.
+    There are M = 40 measurement points: the 20 inputs of the data and 20 uniform points on [-1, 1], drawn anew at each
+    gradient.
     """
-    gp = known_gp(tinygp.kernels.ExpSquared(0.1), NOISE, nugget=NUGGET)
-    return gp, lambda x: measurement.union(measurement.fixed(x), measurement.uniform(-1.0, 1.0, 20))
-
-
-def prepare(seed: int) -> tuple[Problem, tuple]:
-    """The problem of a seed, and keys for test targets, the fit and the scores."""
-    key_data, *keys = jax.random.split(jax.random.key(seed), 4)
+    key_data, *keys = jax.random.split(jax.random.key(job.seed), 4)
     x, y = (np.asarray(a) for a in extrapolation(key_data))
     inputs = extrapolation_grid()
     grid, truth = np.asarray(inputs), np.asarray(extrapolation_truth(inputs))
     seen = (np.abs(grid[:, 0]) >= 0.25) & (np.abs(grid[:, 0]) <= 0.75)
-    gp, points = build()
-    return Problem(x, y, grid, truth, seen, gp, points(x)), tuple(keys)
-
-
-def run(job: Job[Config]) -> dict:
-    """A method on the data of a seed (see ``one_dimension.judge``)."""
-    problem, keys = prepare(job.seed)
-    return judge(problem, job, keys)
+    gp = known_gp(tinygp.kernels.ExpSquared(0.1), NOISE, nugget=NUGGET)
+    points = measurement.union(measurement.fixed(x), measurement.uniform(-1.0, 1.0, 20))
+    return judge(Problem(x, y, grid, truth, seen, gp, points), job, keys)
 
 
 EXPERIMENT = Experiment(

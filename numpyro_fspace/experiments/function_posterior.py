@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from numpyro.infer import NUTS
 
 from numpyro_fspace import metrics
-from numpyro_fspace.mcmc import Report
+from numpyro_fspace.mcmc import MCMC, Report, report
+from numpyro_fspace.posterior import predict
 from numpyro_fspace.posterior.diagnostics import function_diagnostics
 
-__all__ = ["Z90", "FunctionPosterior", "convergence", "density_scores", "scores"]
+__all__ = [
+    "Z90",
+    "FunctionPosterior",
+    "convergence",
+    "density_scores",
+    "one_output",
+    "run_chains",
+    "scores",
+]
 
 #: Half-width of the central 90 % interval of a standard normal.
 Z90 = 1.6448536269514722
+#: Maximum number of test inputs in the report of a run.
+MAX_REPORTED = 100
 
 
 class FunctionPosterior(NamedTuple):
@@ -71,6 +84,49 @@ class FunctionPosterior(NamedTuple):
         """The posterior at some of the inputs."""
         f = None if self.f is None else self.f[..., rows]
         return self._replace(f=f, f_mean=self.f_mean[rows], f_sd=self.f_sd[rows])
+
+
+def one_output(f):
+    """Draws [S, N] of a function with one output, [S, N, K] of any other."""
+    return f[..., 0] if f.ndim == 3 and f.shape[-1] == 1 else f
+
+
+def run_chains(mcmc: MCMC, config, data: tuple, x_new, key, *, judged: bool = True) -> FunctionPosterior:
+    """Run the chains of a sampler and return the posterior of the network ``"net"`` at ``x_new``.
+
+    Args:
+        mcmc: the driver, with a kernel of this package or ``NUTS``.
+        config: settings of the run, of which the numbers of draws and chains are used.
+        data: x and y.
+        x_new: inputs of the posterior.
+        key: key of the run.
+        judged: whether to make the report of the run; there is none for NUTS.
+    """
+    start, is_nuts = time.perf_counter(), isinstance(mcmc.sampler, NUTS)
+    key, key_predict = jax.random.split(key)
+    mcmc.run(key, *data, extra_fields=("num_steps",) * is_nuts)
+    jax.block_until_ready(mcmc.last_state.z)
+    seconds = time.perf_counter() - start
+    values = predict(mcmc, key_predict, x_new)
+    draws = one_output(values["net"])
+    fields, sigma = mcmc.get_extra_fields(), mcmc.get_samples(group_by_chain=True).get("sigma")
+    if "log_noise" in values:
+        factor = np.exp(values["log_noise"].reshape(*sigma.shape, -1))
+        sigma = np.repeat(sigma[..., None] * factor, draws[0].size // len(x_new), -1)  # of all outputs
+    per_draw = float(np.mean(fields["num_steps"])) if is_nuts else mcmc.sampler.num_steps
+    some = np.unique(np.linspace(0, len(x_new) - 1, MAX_REPORTED).astype(int))
+    about = {"key": jax.random.fold_in(key_predict, 1), "inputs": x_new[some]}
+    return FunctionPosterior(
+        f=draws.reshape(config.num_chains, config.num_samples, *draws.shape[1:]),
+        sigma=None if sigma is None else np.asarray(sigma),
+        f_mean=draws.mean(0),
+        f_sd=draws.std(0),
+        seconds=seconds,
+        num_gradients=round(per_draw * (config.num_warmup + config.num_samples)),
+        num_diverging=int(np.sum(fields["diverging"] if is_nuts else mcmc.last_state.num_diverging)),
+        is_chain=True,
+        report=report(mcmc, *data, **about) if judged and not is_nuts else None,
+    )
 
 
 def convergence(posterior: FunctionPosterior, points: slice = slice(None)) -> dict:

@@ -14,7 +14,7 @@ from numpyro_fspace.experiments.methods import METHODS
 from numpyro_fspace.experiments.one_dimension import COLUMNS, Problem, judge, panel
 from numpyro_fspace.experiments.regression import Config, known_gp
 
-__all__ = ["EXPERIMENT", "prepare"]
+__all__ = ["EXPERIMENT"]
 
 #: Unit variance; the sine has period 1.
 KERNELS = {
@@ -32,21 +32,16 @@ EDGE, NUM_POINTS, NUM_GRID = 1.5, 100, 201
 CONFIG = Config(widths=(100, 100), num_chains=4, weight_sd=2.0, noise_sd=0.02, num_updates=6000, learning_rate=1e-2)
 
 
-def prepare(kernel: str, seed: int) -> tuple[Problem, tuple]:
-    """The problem of a kernel and a seed, and keys for test targets, the fit and the scores."""
-    key_data, *keys = jax.random.split(jax.random.key(seed), 4)
-    x, y = (np.asarray(a) for a in sine(key_data, noise=NOISE))
-    grid = np.linspace(-EDGE, EDGE, NUM_GRID, dtype=np.float32)[:, None]
-    seen = (np.abs(grid[:, 0]) >= 0.5) & (np.abs(grid[:, 0]) <= 1.0)
-    gp = known_gp(KERNELS[kernel](tinygp.kernels), NOISE, nugget=NUGGET)
-    points = measurement.union(measurement.fixed(x), measurement.uniform(-EDGE, EDGE, NUM_POINTS))
-    return Problem(x, y, grid, np.sin(2 * np.pi * grid[:, 0]), seen, gp, points, VARIATIONAL_NUGGET), tuple(keys)
-
-
 def run(job: Job[Config]) -> dict:
     """A method under one kernel, on the data of a seed (see ``one_dimension.judge``)."""
-    problem, keys = prepare(job.dataset, job.seed)
-    return judge(problem, job, keys)
+    key_data, *keys = jax.random.split(jax.random.key(job.seed), 4)
+    x, y = (np.asarray(a) for a in sine(key_data, noise=NOISE))
+    grid = np.linspace(-EDGE, EDGE, NUM_GRID, dtype=np.float32)[:, None]
+    truth = np.sin(2 * np.pi * grid[:, 0])
+    seen = (np.abs(grid[:, 0]) >= 0.5) & (np.abs(grid[:, 0]) <= 1.0)
+    gp = known_gp(KERNELS[job.dataset](tinygp.kernels), NOISE, nugget=NUGGET)
+    points = measurement.union(measurement.fixed(x), measurement.uniform(-EDGE, EDGE, NUM_POINTS))
+    return judge(Problem(x, y, grid, truth, seen, gp, points, VARIATIONAL_NUGGET), job, keys)
 
 
 EXPERIMENT = Experiment(

@@ -15,9 +15,9 @@ from numpyro.infer import NUTS, SVI, RenyiELBO, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from numpyro_fspace.baselines import ensemble, fit_svgp, laplace
-from numpyro_fspace.experiments.function_posterior import FunctionPosterior
+from numpyro_fspace.experiments.function_posterior import FunctionPosterior, one_output, run_chains
 from numpyro_fspace.experiments.regression import Config, build_model
-from numpyro_fspace.mcmc import MCLMC, MCMC, SGHMC, SGLD, Warmup, fMCLMC, fSGHMC, fSGLD, report
+from numpyro_fspace.mcmc import MCLMC, MCMC, SGHMC, SGLD, Warmup, fMCLMC, fSGHMC, fSGLD
 from numpyro_fspace.model import init_to_network
 from numpyro_fspace.posterior import predict
 from numpyro_fspace.priors import GPFit
@@ -36,6 +36,8 @@ from numpyro_fspace.variational import (
 )
 
 __all__ = [
+    "EXACT_DENSITY",
+    "FUNCTIONAL",
     "KERNELS",
     "METHODS",
     "SAMPLERS",
@@ -49,6 +51,10 @@ __all__ = [
 
 KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
 SAMPLERS = KERNELS | {"mclmc": MCLMC, "fmclmc": fMCLMC}
+#: Methods that sample a model with the functional prior, and those whose density must be known exactly, so that the
+#: measurement points must be fixed.
+FUNCTIONAL = ("nuts", *(name for name, kernel in SAMPLERS.items() if kernel.needs_functional_prior))
+EXACT_DENSITY = ("nuts", *(name for name, kernel in SAMPLERS.items() if kernel.needs_exact_density))
 #: Divergences of the functional bound; None means NumPyro's bound, with the KL to the prior of the weights.
 DIVERGENCES: dict[str, Callable | None] = {
     "gfsvi": RegularizedKL(),
@@ -67,8 +73,6 @@ VARIATIONAL = (*DIVERGENCES, *HYBRIDS)
 #: the nugget is as small as float32 allows.
 VARIATIONAL_NUGGET = 1e-3
 METHODS = (*SAMPLERS, "nuts", *VARIATIONAL, "laplace", "ensemble", "vip", "svgp", "gp")
-#: Maximum number of test inputs in the report of a run.
-MAX_REPORTED = 100
 #: Trees of NUTS have at most 2^8 - 1 steps.
 NUTS_DEPTH = 8
 #: FVIMC: number of V- and M-stages; share of the gradients in M-stages; gradient steps of a draw (T-stages need many).
@@ -129,7 +133,7 @@ def fit(
     fit_task = _FITS.get(method) or (_hybrid if method in HYBRIDS else _optimize)
     posterior, name, num_gradients = fit_task(task._replace(key=key_fit))
     seconds = time.perf_counter() - start
-    f = _squeeze(predict(posterior, key_predict, x_new, inputs=x_new)[name])
+    f = one_output(predict(posterior, key_predict, x_new, inputs=x_new)[name])
     sigma = posterior.samples.get("sigma")
     return FunctionPosterior(
         f=f[None],
@@ -140,11 +144,6 @@ def fit(
         num_gradients=num_gradients,
         num_diverging=0,
     )
-
-
-def _squeeze(f):
-    """Draws [S, N] of a function with one output, [S, N, K] of any other."""
-    return f[..., 0] if f.ndim == 3 and f.shape[-1] == 1 else f
 
 
 def sampler(method, model, config):
@@ -169,33 +168,10 @@ def driver(kernel, config, *, progress: bool = False) -> MCMC:
 
 def _sample(task: _Task, x_new):
     method, config, build, data, key, progress = task
-    start, is_nuts = time.perf_counter(), method == "nuts"
-    model = build(config, functional=method in ("fsgld", "fsghmc", "nuts"))
+    model = build(config, functional=method in FUNCTIONAL)
     trees = {"init_strategy": init_to_network, "max_tree_depth": NUTS_DEPTH}
-    kernel = NUTS(model, **trees) if is_nuts else sampler(method, model, config)
-    mcmc = driver(kernel, config, progress=progress)
-    key, key_predict = jax.random.split(key)
-    mcmc.run(key, *data, extra_fields=("num_steps",) * is_nuts)
-    jax.block_until_ready(mcmc.last_state.z)
-    seconds = time.perf_counter() - start
-    values = predict(mcmc, key_predict, x_new)
-    draws, some = _squeeze(values["net"]), np.unique(np.linspace(0, len(x_new) - 1, MAX_REPORTED).astype(int))
-    fields, sigma = mcmc.get_extra_fields(), mcmc.get_samples(group_by_chain=True).get("sigma")
-    if "log_noise" in values:
-        factor = np.exp(values["log_noise"].reshape(*sigma.shape, -1))
-        sigma = np.repeat(sigma[..., None] * factor, draws[0].size // len(x_new), -1)  # of all outputs
-    per_draw = float(np.mean(fields["num_steps"])) if is_nuts else kernel.num_steps
-    return FunctionPosterior(
-        f=draws.reshape(config.num_chains, config.num_samples, *draws.shape[1:]),
-        sigma=None if sigma is None else np.asarray(sigma),
-        f_mean=draws.mean(0),
-        f_sd=draws.std(0),
-        seconds=seconds,
-        num_gradients=round(per_draw * (config.num_warmup + config.num_samples)),
-        num_diverging=int(np.sum(fields["diverging"] if is_nuts else mcmc.last_state.num_diverging)),
-        is_chain=True,
-        report=None if is_nuts else report(mcmc, *data, key=jax.random.fold_in(key_predict, 1), inputs=x_new[some]),
-    )
+    kernel = NUTS(model, **trees) if method == "nuts" else sampler(method, model, config)
+    return run_chains(driver(kernel, config, progress=progress), config, data, x_new, key)
 
 
 # Each of the following functions returns a Posterior, the name of its function and the number of gradients.

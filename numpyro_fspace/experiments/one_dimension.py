@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.experiments.catalog import Job
 from numpyro_fspace.experiments.function_posterior import Z90, convergence, scores
-from numpyro_fspace.experiments.methods import VARIATIONAL, VARIATIONAL_NUGGET, fit
+from numpyro_fspace.experiments.methods import EXACT_DENSITY, VARIATIONAL, VARIATIONAL_NUGGET, fit
 from numpyro_fspace.experiments.regression import Config
 from numpyro_fspace.model.measurement import PointSampler
 from numpyro_fspace.priors import GPFit, GPPrior
@@ -74,7 +74,7 @@ def judge(problem: Problem, job: Job[Config], keys) -> dict:
     exact = fit("gp", config, gp, (x, y), grid)
     if job.method in VARIATIONAL:
         gp = replace(gp, prior=GPPrior(gp.prior.kernel, nugget=nugget))
-    if job.method == "nuts":  # NUTS needs a fixed density
+    if job.method in EXACT_DENSITY:
         points = measurement.fixed(np.asarray(points(jax.random.key(0))))
     if config.exact:
         points = measurement.space_filling(grid.min(0), grid.max(0), NUM_EXACT)

@@ -11,7 +11,7 @@ from numpyro_fspace.datasets import UCI_NAMES, load_images, load_uci
 from numpyro_fspace.datasets.images import image_sources
 from numpyro_fspace.datasets.uci import UCI_SPLITS
 from numpyro_fspace.experiments import uci
-from numpyro_fspace.experiments.catalog import Experiment, Job
+from numpyro_fspace.experiments.catalog import Experiment, Job, published
 from numpyro_fspace.experiments.methods import METHODS
 from numpyro_fspace.experiments.uci import UCIConfig
 
@@ -95,11 +95,6 @@ EXPERIMENT = Experiment(
         "rmse": "RMSE",
         "seconds": "seconds",
     },
-    published={
-        (dataset, method): {"ood_accuracy": value}
-        for method, values in PUBLISHED.items()
-        for dataset, value in zip(PUBLISHED_SETS, values, strict=True)
-        if value is not None
-    },
+    published=published(PUBLISHED_SETS, ood_accuracy=PUBLISHED),
     source="Cinquin and Bamler, table 4 (songs as the out-of-distribution rows)",
 )

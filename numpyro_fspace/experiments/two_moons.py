@@ -15,7 +15,7 @@ from numpyro_fspace.datasets import two_moons
 from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.experiments.figures import panels
 from numpyro_fspace.experiments.function_posterior import convergence
-from numpyro_fspace.experiments.methods import METHODS, fit
+from numpyro_fspace.experiments.methods import EXACT_DENSITY, FUNCTIONAL, METHODS, fit
 from numpyro_fspace.experiments.networks import hidden_layers
 from numpyro_fspace.experiments.regression import Config, random_functions
 from numpyro_fspace.priors import GPPrior, dirichlet_targets, fit_gp
@@ -29,8 +29,8 @@ LOW, HIGH, FAR = (-2.5, -2.0), (3.5, 2.5), 1.0
 CONFIG = Config(widths=(100, 100), weight_scale=3.0, calibrated=True, num_chains=4, num_warmup=500, num_samples=500)
 #: Nugget of the functional prior, relative to the variance of the process; measurement points besides the data.
 NUGGET, NUM_UNIFORM = 1e-2, 50
-#: Methods with a calibrated functional prior, and the number of points of their lattice along an axis.
-SAMPLERS, NUM_LATTICE = ("fsghmc", "fsgld", "nuts"), 11
+#: Number of points along an axis of the lattice on which a functional prior is calibrated.
+NUM_LATTICE = 11
 
 
 def run(job: Job[Config]) -> dict:
@@ -78,9 +78,9 @@ def posterior_probs(method, config, data, x_new, key, *, progress=False):
     variance = float(gp.params["variance"])
     prior = GPPrior(gp.prior.kernel, mean=mean, nugget=NUGGET * variance, num_outputs=NUM_CLASSES)
     points = measurement.union(measurement.fixed(x), measurement.uniform(LOW, HIGH, NUM_UNIFORM))
-    if method in ("nuts", "laplace"):
+    if method in EXACT_DENSITY:
         points = measurement.fixed(np.asarray(points(jax.random.key(0))))
-    if config.calibrated and method in SAMPLERS:
+    if config.calibrated and method in FUNCTIONAL:
         points = measurement.fixed(_grid(NUM_LATTICE))
     gp = replace(gp, prior=prior)
     posterior = fit(method, config, gp, data, x_new, points=points, key=key, build=_build, progress=progress)

@@ -14,7 +14,7 @@ import tinygp
 from numpyro_fspace import measurement, metrics
 from numpyro_fspace.datasets import UCI_NAMES, Split, load_uci
 from numpyro_fspace.datasets.uci import NUM_RANDOM, UCI_SPLITS
-from numpyro_fspace.experiments.catalog import Experiment, Job
+from numpyro_fspace.experiments.catalog import Experiment, Job, published
 from numpyro_fspace.experiments.function_posterior import FunctionPosterior, scores
 from numpyro_fspace.experiments.methods import METHODS, VARIATIONAL, VARIATIONAL_NUGGET, fit, works_by_draws
 from numpyro_fspace.experiments.regression import Config, training_points
@@ -252,18 +252,6 @@ PUBLISHED_W2 = {
 }
 PUBLISHED_SETS = ("yacht", "boston", "concrete", "energy", "wine_red", "kin8nm", "protein")
 
-
-def _published() -> dict:
-    found: dict = {}
-    tables: dict[str, dict] = {"rmse": PUBLISHED_RMSE, "gibbs": PUBLISHED_GIBBS, "w2_gp_squared": PUBLISHED_W2}
-    for key, figures in tables.items():
-        for method, values in figures.items():
-            for dataset, value in zip(PUBLISHED_SETS, values, strict=True):
-                if value is not None:
-                    found.setdefault((dataset, method), {})[key] = value
-    return found
-
-
 EXPERIMENT = Experiment(
     summary="Regression on the classic UCI splits, compared with the exact GP.",
     run=run,
@@ -287,6 +275,6 @@ EXPERIMENT = Experiment(
         "temperature": "temperature",
         "seconds": "seconds",
     },
-    published=_published(),
+    published=published(PUBLISHED_SETS, rmse=PUBLISHED_RMSE, gibbs=PUBLISHED_GIBBS, w2_gp_squared=PUBLISHED_W2),
     source="Wu, Xuan and Lu (fSGLD, fSGHMC and their SGLD, SGHMC; FVIMC); Cinquin and Bamler, tables 1, 5 and 7",
 )

@@ -4,8 +4,8 @@ from numpyro_fspace.mcmc.driver import MCMC
 from numpyro_fspace.mcmc.hmc import fHMC, fMALA
 from numpyro_fspace.mcmc.kernels import SGHMC, SGLD, fSGHMC, fSGLD
 from numpyro_fspace.mcmc.mclmc import MCLMC, fMCLMC
-from numpyro_fspace.mcmc.plot_report import plot_report
-from numpyro_fspace.mcmc.reporting import Report, report
+from numpyro_fspace.mcmc.reporting.plot import plot_report
+from numpyro_fspace.mcmc.reporting.report import Report, report
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.mcmc.warmup import Warmup
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +14,23 @@ from numpyro.util import is_prng_key
 from numpyro_fspace._checks import as_numbers, check_count, check_is_model, check_positive, check_step_size, one_line
 from numpyro_fspace._xla import UNOPTIMIZED, chains_together
 from numpyro_fspace.mcmc import chain_updates
-from numpyro_fspace.mcmc.numpyro_runs import judge_numpyro_runs
 from numpyro_fspace.mcmc.plan import Plan, make_plan, one_at_a_time, structure_of
-from numpyro_fspace.mcmc.start_checks import check_init_params, check_start
+from numpyro_fspace.mcmc.reporting.end_of_run import judge_numpyro_runs
+from numpyro_fspace.mcmc.start_checks import check_init_params
 from numpyro_fspace.mcmc.target import Target
 from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.model._numpyro import active_handlers, is_nested
-from numpyro_fspace.model.admission import check_gradient
-from numpyro_fspace.model.arguments import split_arrays
-from numpyro_fspace.model.checks import checked_arguments, known_values
-from numpyro_fspace.model.marginal_potential import MarginalPotential, find_block
+from numpyro_fspace.model.checks.admission import check_gradient
+from numpyro_fspace.model.checks.arguments import checked_arguments, known_values
+from numpyro_fspace.model.data.arguments import split_arrays
+from numpyro_fspace.model.initial_values import init_to_network
+from numpyro_fspace.model.last_layer.marginal_potential import MarginalPotential, find_block
 from numpyro_fspace.model.potential import ModelPotential
-from numpyro_fspace.model.program_cache import cached_program, content_key
+from numpyro_fspace.model.programs.cache import cached_program, content_key
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["SGMCMCKernel"]
 
@@ -33,29 +38,28 @@ __all__ = ["SGMCMCKernel"]
 class SGMCMCKernel(MCMCKernel):
     """The base class of the kernels: the potential of the model, warm-up, chains, NumPyro's protocol.
 
-    A setting may be changed between runs; the next one is that of a kernel made with it. No trace reads anything else
-    of a kernel, so that one may serve several runs at a time.
+    A setting may be changed between runs: the next run is that of a new kernel with this setting. Compiled programs
+    depend on nothing else of a kernel, so that several runs at a time may share one.
     """
 
     sample_field = "z"
     friction: float | None = 0.0  # None is found in warm-up
     needs_functional_prior = False
     needs_exact_density = False  # even without a Metropolis test
-    has_momentum = False
 
     def __init__(
         self,
-        model,
+        model: Callable,
         *,
-        step_size,
-        num_steps,
-        temperature,
-        preconditioner,
-        control_variates,
-        metropolis,
-        marginalize,
-        warmup,
-        init_strategy,
+        step_size: float | Callable | None = None,
+        num_steps: int = 40,
+        temperature: float = 1.0,
+        preconditioner: Preconditioner | None = None,
+        control_variates: bool | int = True,
+        metropolis: bool | None = None,
+        marginalize: bool | None = None,
+        warmup: Warmup | None = None,
+        init_strategy: Callable = init_to_network,
     ):
         check_is_model(model)
         check_count(num_steps, "num_steps")
@@ -71,8 +75,9 @@ class SGMCMCKernel(MCMCKernel):
         if not callable(init_strategy):
             raise TypeError(f"init_strategy must be one of NumPyro's, such as init_to_median, got {init_strategy!r}.")
         self.init_strategy = init_strategy
-        self._programs = {}
+        self._programs: dict = {}
         judge_numpyro_runs()
+        self._check_settings()
 
     def _check_settings(self):
         """Refuses settings of the wrong kind or range: when a kernel is made, and when a run begins."""
@@ -96,7 +101,9 @@ class SGMCMCKernel(MCMCKernel):
     @property
     def preconditioner(self) -> Preconditioner:
         """The preconditioner that was given, or else the default for the step size."""
-        return self._default_preconditioner() if self._preconditioner is None else self._preconditioner
+        if self._preconditioner is not None:
+            return self._preconditioner
+        return automatic() if self.step_size is None else prior_scale()
 
     @preconditioner.setter
     def preconditioner(self, preconditioner):
@@ -107,9 +114,6 @@ class SGMCMCKernel(MCMCKernel):
     @abstractmethod
     def _sampler(self, metropolis: bool):
         """The algorithm with the kernel's settings (``sgmcmc.samplers``), with a Metropolis test or without one."""
-
-    def _default_preconditioner(self):
-        return automatic() if self.step_size is None else prior_scale()
 
     # ---- NumPyro's protocol --------------------------------------------------------------------
 
@@ -144,8 +148,7 @@ class SGMCMCKernel(MCMCKernel):
     def postprocess_fn(self, model_args, model_kwargs):
         return one_at_a_time(self._model_potential(model_args, model_kwargs).constrain_fn())
 
-    def get_constrain_fn(self, model_args, model_kwargs):
-        return self.postprocess_fn(model_args, model_kwargs)
+    get_constrain_fn = postprocess_fn
 
     def refresh(self, state, model_args, model_kwargs):
         """``state`` with its potential energy, and the control variate, evaluated anew on this data."""
@@ -210,16 +213,12 @@ class SGMCMCKernel(MCMCKernel):
         with known_values(self._model, model_args, model_kwargs, "run"):
             return start(rng_key, init_params, arrays)._replace(plan=plan)
 
-    def check_start(self, start, state, model_args, model_kwargs):
-        """Raise a ValueError if a chain's first draw left it at ``start``, where the potential is not finite."""
-        check_start(self, start, state, model_args, model_kwargs)
-
     def sample(self, state, model_args, model_kwargs):
         return self.updated(chain_updates.draw, state, model_args, model_kwargs)
 
     @one_at_a_time
     def updated(self, update, state, model_args, model_kwargs):
-        """``state``, of one chain or several, after one of the updates in ``chain``."""
+        """``state``, of one chain or several, after an update by a function of ``chain_updates``."""
         with checked_arguments(model_args, model_kwargs) as trouble:  # NumPyro's driver may go on with other data
             if trouble is not None:
                 check_gradient(self._model, model_args, model_kwargs, self.init_strategy)
@@ -240,11 +239,11 @@ class SGMCMCKernel(MCMCKernel):
 
     def _model_potential(self, args, kwargs, key=None, *, is_known=False, block: tuple[str, ...] | None = None):
         key = jax.random.key(0) if key is None else key
-        settings = {"key": key, "init_strategy": self.init_strategy}
         block = self._integrated_out(args, kwargs) if block is None else block
-        if block:
-            return MarginalPotential(self._model, args, kwargs, block=block, is_known=is_known, **settings)
-        return ModelPotential(self._model, args, kwargs, is_known=is_known, **settings)
+        kind = MarginalPotential if block else ModelPotential
+        return kind(
+            self._model, args, kwargs, key=key, init_strategy=self.init_strategy, is_known=is_known, block=block
+        )
 
     def moving(self, init_params, args, kwargs):
         """``init_params`` without the sites that are integrated out, whose values need no start."""
@@ -261,9 +260,7 @@ class SGMCMCKernel(MCMCKernel):
         key = ("block", self._settings(), structure_of(args, kwargs), tuple(active_handlers()))
         found = cached_program(self._programs, static, key, {})
         if "block" not in found:
-            potential = ModelPotential(
-                self._model, args, kwargs, key=jax.random.key(0), init_strategy=self.init_strategy
-            )
+            potential = self._model_potential(args, kwargs, block=())
             is_cold = self.temperature != 1.0
             block, why = ((), f"temperature={self.temperature} is not 1") if is_cold else find_block(potential)
             if why is not None and self.marginalize:

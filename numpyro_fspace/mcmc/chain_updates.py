@@ -13,12 +13,11 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace.mcmc.state import Averages, DrawInfo, KernelState
 from numpyro_fspace.mcmc.target import Target
-from numpyro_fspace.mcmc.warmup import adapt
+from numpyro_fspace.mcmc.warmup.adapt import after_draw, judged, warm_start
+from numpyro_fspace.mcmc.warmup.adapt import before_draw as calibrate
 from numpyro_fspace.mcmc.warmup.friction import friction_for
-from numpyro_fspace.mcmc.warmup.stability import Drawn
 from numpyro_fspace.mcmc.warmup.state import WarmupState
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate
-from numpyro_fspace.sgmcmc.samplers import Given
 
 __all__ = ["calibrate", "draw", "draw_and_learn", "sample", "start", "warm_start"]
 
@@ -63,20 +62,10 @@ def draw(target: Target, i, state: KernelState) -> KernelState:
     return jax.lax.cond(is_starting, lambda state: warm_start(target, i, state), calibrated, state)
 
 
-def warm_start(target: Target, i, state: KernelState) -> KernelState:
-    """An update of the warm start."""
-    return adapt.warm_start(target, state)
-
-
-def calibrate(target: Target, i, state: KernelState) -> KernelState:
-    """The calibration before draw ``i``."""
-    return adapt.before_draw(target, i, state)
-
-
 def draw_and_learn(target: Target, i, state: KernelState) -> KernelState:
     """A draw; during warm-up also what is learned from it."""
     state, gradient = _sampled(target, i, state)
-    return adapt.after_draw(target, i, state, gradient) if target.plan.calibrates else state
+    return after_draw(target, i, state, gradient) if target.plan.calibrates else state
 
 
 def sample(target: Target, i, state: KernelState) -> KernelState:
@@ -97,11 +86,11 @@ def _sampled(target, i, state):
     friction = plan.friction
     if friction is None:
         friction = friction_for(step_size, state.warmup.noise.rest, plan.sampler.temperature)
-    given = Given(step_size, friction, target.gradient_noise(state))
-    drawn = Drawn(*plan.sampler.transition(key_steps, dynamics, state.momentum, state.count, given))
+    given = {"step_size": step_size, "friction": friction, "gradient_noise": target.gradient_noise(state)}
+    drawn = plan.sampler.transition(key_steps, dynamics, state.momentum, state.count, **given)
     step = state.warmup.step
     if plan.finds_step_size:
-        step, drawn = adapt.judged(plan, is_adapting, state, drawn)
+        step, drawn = judged(plan, is_adapting, state, drawn)
     position, momentum, info = drawn
     starts = jnp.array([0, *plan.schedule.calibrations, plan.num_warmup])
     state = state._replace(
@@ -109,9 +98,7 @@ def _sampled(target, i, state):
         z=dynamics.unravel(position),
         momentum=momentum,
         count=state.count + plan.sampler.num_steps,
-        info=DrawInfo(
-            potential_energy=state.info.potential_energy,
-            log_functional_prior=state.info.log_functional_prior,
+        info=state.info._replace(
             gradient_norm=info.gradient_norm,
             temperature=info.temperature,
             step_size=info.step_size,

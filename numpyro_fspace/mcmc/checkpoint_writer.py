@@ -1,6 +1,6 @@
 """Draws and state of a run written to disk, so that a run that was killed can continue.
 
-``posterior/checkpoint_files.py`` defines the files and reads them.
+``posterior/storage/checkpoint_files.py`` defines the files and reads them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import jax
 import numpy as np
 
 from numpyro_fspace.posterior.arrays import is_key, plain
-from numpyro_fspace.posterior.checkpoint_files import RunFiles
-from numpyro_fspace.posterior.checkpoint_format import hash_of, sealed, write_whole
+from numpyro_fspace.posterior.storage.checkpoint_files import RunFiles
+from numpyro_fspace.posterior.storage.checkpoint_format import hash_of, sealed, write_whole
 
 try:
     import fcntl

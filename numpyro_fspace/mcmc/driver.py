@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,22 +11,22 @@ from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
 from numpyro_fspace._checks import as_numbers, one_line
-from numpyro_fspace._xla import chains_together, is_worth_dividing, one_blas_thread
+from numpyro_fspace._xla import chains_together, is_worth_dividing
 from numpyro_fspace.mcmc import driver_checks as checks
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.checkpoint_writer import Checkpoint
 from numpyro_fspace.mcmc.numpyro_arguments import NumPyroArguments
 from numpyro_fspace.mcmc.phases import Loop
+from numpyro_fspace.mcmc.reporting.end_of_run import judge
+from numpyro_fspace.mcmc.reporting.summary import print_functions
 from numpyro_fspace.mcmc.run_description import describe
-from numpyro_fspace.mcmc.run_warnings import judge
 from numpyro_fspace.mcmc.runs import Run
 from numpyro_fspace.mcmc.start_checks import check_init_params, continued
 from numpyro_fspace.mcmc.state import KernelState
-from numpyro_fspace.mcmc.summary import print_functions
-from numpyro_fspace.model.arguments import split_arrays
-from numpyro_fspace.model.checks import check_masks
-from numpyro_fspace.model.on_demand import errors_as_themselves
-from numpyro_fspace.model.program_cache import cached_program
+from numpyro_fspace.model.checks.arguments import check_masks
+from numpyro_fspace.model.data.arguments import split_arrays
+from numpyro_fspace.model.data.on_demand import entry_point
+from numpyro_fspace.model.programs.cache import cached_program
 from numpyro_fspace.model.sharding import CHAINS, check_mesh, place, with_devices_of
 from numpyro_fspace.posterior.arrays import join_chains
 
@@ -43,8 +42,9 @@ __all__ = ["MCMC"]
 class MCMC(NumPyroMCMC):
     """NumPyro's ``MCMC`` with a progress bar, a check of the draws at the end of ``run``, and checkpoints.
 
-    Everything else is NumPyro's, whose own ``MCMC`` runs our kernels to the same draws and warnings (making a kernel
-    extends its ``run``). A run that continues from ``post_warmup_state`` may be given other data.
+    Everything else is NumPyro's, whose own ``MCMC`` runs the kernels of this package to the same draws. The first such
+    kernel replaces ``numpyro.infer.MCMC.run`` by one that also warns. A run that continues from
+    ``post_warmup_state`` may be given other data.
 
     **Progress.** On a terminal or in a notebook the bar shows the rate, the remaining time, step size, potential energy
     and kinetic temperature (means over chains), and for several chains the largest R-hat of the functions at ten inputs
@@ -168,8 +168,7 @@ class MCMC(NumPyroMCMC):
     def __getstate__(self):
         return super().__getstate__() | {"_loops": {}}
 
-    @errors_as_themselves
-    @one_blas_thread
+    @entry_point
     def warmup(self, *args, **kwargs):
         try:
             super().warmup(*args, **kwargs)
@@ -178,8 +177,7 @@ class MCMC(NumPyroMCMC):
             raise
         self._warmed = self.post_warmup_state
 
-    @errors_as_themselves
-    @one_blas_thread
+    @entry_point
     def run(
         self,
         rng_key: Key[Array, ""],
@@ -252,17 +250,15 @@ class MCMC(NumPyroMCMC):
             if init_params is not None:
                 check_init_params(self.sampler.moving(init_params, args, kwargs), plan.params, self.num_chains)
             loop = self._loop(fields, static, join, largest, 1)
-            with self._held_run(loop) as run:
-                run.one_by_one(begin, start, arrays, self.num_chains)
+            Run(self, loop).one_by_one(begin, start, arrays, self.num_chains)
             return
         loop = self._loop(fields, static, join, largest, self.num_chains)
         state, done = begin(*start)
-        with self._held_run(loop) as run:
-            if self.checkpoint is None:
-                run.in_memory(state, done, arrays)
-            else:
-                files = {"folder": self.checkpoint, "description": description, "every": self.checkpoint_every}
-                run.on_disk(state, arrays, **files)
+        if self.checkpoint is None:
+            Run(self, loop).in_memory(state, done, arrays)
+        else:
+            files = {"folder": self.checkpoint, "description": description, "every": self.checkpoint_every}
+            Run(self, loop).on_disk(state, arrays, **files)
 
     def _loop(self, fields, static, join, largest, num_chains):
         together = chains_together(num_chains // (1 if self.mesh is None else self.mesh.shape[CHAINS]), largest)
@@ -275,20 +271,6 @@ class MCMC(NumPyroMCMC):
         }
         loop = Loop(self.sampler, fields, join, **settings)
         return cached_program(self._loops, static, (self.sampler, fields, *settings.values()), loop)
-
-    @contextmanager
-    def _held_run(self, loop):
-        """A ``Run`` by ``loop``, whose last state this object has at any moment, and whose draws when it ends."""
-        settings = {"arguments": (self._args, self._kwargs), "has_bar": bool(self.progress_bar)}
-        run = Run(loop, self.num_warmup, self.num_samples, hold_state=self._hold_state, **settings)
-        try:
-            yield run
-        finally:
-            if run.draws is not None:
-                self._hold(run.draws)
-
-    def _hold_state(self, state):
-        self._last_state = state
 
     def _hold(self, states):
         """Store draws [C, S, …] where NumPyro's ``MCMC`` expects them."""

@@ -12,10 +12,10 @@ from numpyro_fspace._checks import check_choice, check_count, check_kernel, chec
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.model._numpyro import is_nested
-from numpyro_fspace.model.checks import checked_arguments
+from numpyro_fspace.model.checks.arguments import checked_arguments
+from numpyro_fspace.model.checks.sites import check_modules, check_observations
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.site_checks import check_modules, check_observations
-from numpyro_fspace.posterior.checkpoint_files import folder_of
+from numpyro_fspace.posterior.storage.checkpoint_files import folder_of
 from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors.base import as_real
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from numpyro_fspace._checks import check_choice, check_count, check_positive
 from numpyro_fspace.mcmc.base import SGMCMCKernel
+from numpyro_fspace.mcmc.samplers import Hamiltonian, Langevin
 from numpyro_fspace.model.initial_values import init_to_network
-from numpyro_fspace.sgmcmc.base import check_refreshes
-from numpyro_fspace.sgmcmc.samplers import Hamiltonian, Langevin
 from numpyro_fspace.sgmcmc.sghmc import INTEGRATORS
+from numpyro_fspace.sgmcmc.shared import check_refreshes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,34 +79,6 @@ class SGLD(SGMCMCKernel):
 
     Reference: M. Welling, Y. W. Teh (2011), *Bayesian learning via stochastic gradient Langevin dynamics*.
     """
-
-    def __init__(
-        self,
-        model: Callable,
-        *,
-        step_size: float | Callable | None = None,
-        num_steps: int = 40,
-        temperature: float = 1.0,
-        preconditioner: Preconditioner | None = None,
-        control_variates: bool | int = True,
-        metropolis: bool | None = None,
-        marginalize: bool | None = None,
-        warmup: Warmup | None = None,
-        init_strategy: Callable = init_to_network,
-    ):
-        super().__init__(
-            model,
-            step_size=step_size,
-            num_steps=num_steps,
-            temperature=temperature,
-            preconditioner=preconditioner,
-            control_variates=control_variates,
-            metropolis=metropolis,
-            marginalize=marginalize,
-            warmup=warmup,
-            init_strategy=init_strategy,
-        )
-        self._check_settings()
 
     def _sampler(self, metropolis):
         return Langevin(num_steps=self.num_steps, temperature=self.temperature, metropolis=metropolis)
@@ -178,8 +150,6 @@ class SGHMC(SGMCMCKernel):
     B. Leimkuhler, C. Matthews (2013), *Rational construction of stochastic numerical methods for molecular sampling*.
     """
 
-    has_momentum = True
-
     def __init__(
         self,
         model: Callable,
@@ -198,6 +168,10 @@ class SGHMC(SGMCMCKernel):
         warmup: Warmup | None = None,
         init_strategy: Callable = init_to_network,
     ):
+        self.friction = friction
+        self.resample_momentum = resample_momentum
+        self.refresh_every = refresh_every
+        self.integrator = integrator
         super().__init__(
             model,
             step_size=step_size,
@@ -210,11 +184,6 @@ class SGHMC(SGMCMCKernel):
             warmup=warmup,
             init_strategy=init_strategy,
         )
-        self.friction = friction
-        self.resample_momentum = resample_momentum
-        self.refresh_every = refresh_every
-        self.integrator = integrator
-        self._check_settings()
 
     @property
     def friction(self) -> float | None:

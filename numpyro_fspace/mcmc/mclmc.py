@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from numpyro_fspace._checks import check_count, check_positive
 from numpyro_fspace.mcmc.base import SGMCMCKernel
+from numpyro_fspace.mcmc.samplers import Microcanonical
 from numpyro_fspace.model.initial_values import init_to_network
-from numpyro_fspace.sgmcmc.base import check_refreshes
-from numpyro_fspace.sgmcmc.samplers import Microcanonical
+from numpyro_fspace.sgmcmc.shared import check_refreshes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,6 @@ class MCLMC(SGMCMCKernel):
     U. Seljak, D. Rügamer (2025), *Microcanonical Langevin ensembles*, who sample neural networks by it.
     """
 
-    has_momentum = True
     needs_exact_density = True
 
     def __init__(
@@ -88,6 +87,8 @@ class MCLMC(SGMCMCKernel):
         warmup: Warmup | None = None,
         init_strategy: Callable = init_to_network,
     ):
+        self.friction = friction
+        self.refresh_every = refresh_every
         super().__init__(
             model,
             step_size=step_size,
@@ -100,9 +101,6 @@ class MCLMC(SGMCMCKernel):
             warmup=warmup,
             init_strategy=init_strategy,
         )
-        self.friction = friction
-        self.refresh_every = refresh_every
-        self._check_settings()
 
     def _check_settings(self):
         super()._check_settings()

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_fspace.model.arguments import split_arrays, with_rows
-from numpyro_fspace.model.program_cache import content_key
+from numpyro_fspace.model.data.arguments import split_arrays, with_rows
+from numpyro_fspace.model.programs.cache import content_key
 
 __all__ = ["NumPyroArguments"]
 

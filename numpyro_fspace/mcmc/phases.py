@@ -12,15 +12,15 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from numpyro.util import nested_attrgetter
 
-from numpyro_fspace._xla import UNDIVIDED
+from numpyro_fspace._xla import UNDIVIDED, one_program
 from numpyro_fspace.mcmc import chain_updates
 from numpyro_fspace.mcmc.plan import Plan, one_at_a_time
-from numpyro_fspace.mcmc.state import KernelState
+from numpyro_fspace.mcmc.state import KernelState, with_axis
 from numpyro_fspace.model._numpyro import is_nested
+from numpyro_fspace.model.data.on_demand import OnDemand
 from numpyro_fspace.model.functions import function_inputs, function_values, some_rows
 from numpyro_fspace.model.joint_evaluation import assume_rows_of_points
-from numpyro_fspace.model.on_demand import OnDemand
-from numpyro_fspace.model.program_analysis import depends_on
+from numpyro_fspace.model.programs.analysis import depends_on
 from numpyro_fspace.model.sharding import CHAINS
 
 __all__ = ["Loop", "Phase", "phases", "started"]
@@ -35,7 +35,7 @@ class Phase(NamedTuple):
     """A part of a run that one program makes.
 
     Attributes:
-        update: the update, a function of ``chain``.
+        update: a function of ``chain_updates``.
         start, stop: its draws; a calibration makes none, and precedes draw ``start``.
         keeps: whether the program is that of the sampling phase, whose draws are kept.
     """
@@ -121,7 +121,7 @@ class Loop:
 
     def by_chain(self, draws, num: int) -> dict:
         """The fields of the first ``num`` draws, [C, S, …]."""
-        return jax.tree.map(lambda a: a[:num][None] if self.num_chains == 1 else a[:num].swapaxes(0, 1), draws[0])
+        return _by_chain(draws[0], num, self.num_chains == 1)
 
     @one_at_a_time
     def find_inputs(self, state, arrays) -> dict:
@@ -132,7 +132,7 @@ class Loop:
         start = getattr(state, self.kernel.sample_field)
         first = start if self.num_chains == 1 else jax.tree.map(lambda a: a[0], start)
         draw = self.kernel.postprocess_fn(args, kwargs)(first)
-        inputs = function_inputs(self.kernel.model, jax.tree.map(lambda a: a[None], draw), args, kwargs)
+        inputs = function_inputs(self.kernel.model, with_axis(draw), args, kwargs)
         return {k: some_rows(x, NUM_PROBES) for k, x in inputs.items()}
 
     @one_at_a_time
@@ -141,7 +141,7 @@ class Loop:
         return jax.tree.map(lambda spec: _empty(spec, num), kept)
 
     def _program(self, update, *, keeps: bool):
-        """The program that makes draws and keeps them, or only updates a state, by one of the updates in ``chain``."""
+        """The program that makes draws and keeps them, or only updates a state, by a function of ``chain_updates``."""
         key = update, keeps, is_nested()
         if key not in self._programs:
             program: Callable = partial(self._draw if keeps else self._advance, update)
@@ -211,6 +211,12 @@ class Loop:
 def started(state):
     """A state after the warm start, without what only the warm start needs."""
     return state._replace(warmup=state.warmup.started()) if isinstance(state, KernelState) else state
+
+
+@one_program
+def _by_chain(draws, num: int, is_alone: bool):
+    """The first ``num`` draws [num, (C,) …] as [C, num, …]."""
+    return jax.tree.map(lambda a: a[:num][None] if is_alone else a[:num].swapaxes(0, 1), draws)
 
 
 def _draws_made(state, default: int) -> int:

@@ -17,10 +17,11 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace._xla import largest_array
 from numpyro_fspace.model._numpyro import active_handlers
-from numpyro_fspace.model.admission import checked_model
-from numpyro_fspace.model.arguments import split_arrays
-from numpyro_fspace.model.minibatches import ModelOfRows
-from numpyro_fspace.model.program_cache import cached_program, content_key
+from numpyro_fspace.model.checks.admission import check_plates, checked_model
+from numpyro_fspace.model.data.arguments import split_arrays
+from numpyro_fspace.model.data.minibatches import ModelOfRows
+from numpyro_fspace.model.joint_evaluation import rows_found
+from numpyro_fspace.model.programs.cache import cached_program, content_key
 from numpyro_fspace.model.scale_sites import scale_sites
 
 __all__ = ["Plan", "make_plan", "one_at_a_time", "structure_of"]
@@ -141,41 +142,27 @@ class Plan:
         return Plan, (self.num_warmup,)
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, eq=False)
-class Facts:
-    """The fields of a ``Plan`` that the first evaluation of a model determines, by name.
-
-    It is part of the structure of what that evaluation returns, so that a trace hands it on without side effects.
-    """
-
-    fields: dict
-
-
 def make_plan(kernel, args: tuple, kwargs: dict, num_warmup: int) -> Plan:
     """The plan of a run of ``kernel``; an error for a model or data that cannot be sampled.
 
     Raises:
         TypeError, ValueError: naming what is wrong, and the cure.
     """
-    with checked_model(kernel._model, args, kwargs, kernel.init_strategy) as ahead:
+    with checked_model(kernel._model, args, kwargs, kernel.init_strategy, plates=False):
         passed = _passed(kernel, args, kwargs)
-        ahead.plates = not passed
-        trace = jax.make_jaxpr(partial(_first_evaluation, kernel, args, kwargs), return_shape=True)
-        program, (params, facts) = trace(jax.random.key(0))
+        trace = jax.make_jaxpr(partial(_first_evaluation, kernel, args, kwargs, num_warmup), return_shape=True)
+        program, (params, plan) = trace(jax.random.key(0))
+        if not passed:
+            check_plates(kernel._model, args, kwargs, kernel.init_strategy)
     passed["plates"] = True
-    if facts.fields["batches"] > 1.0:
+    if plan.batches > 1.0:
         kernel._programs["model"] = ModelOfRows(kernel._model)
-    return Plan(
-        num_warmup=num_warmup,
-        warmup=kernel.warmup,
-        schedule=kernel.warmup.schedule(num_warmup),
-        step_size=kernel.step_size,
+    return dataclasses.replace(
+        plan,
         largest_array=largest_array(program.jaxpr),
         settings=(kernel._settings(), tuple(active_handlers())),
         arguments=structure_of(args, kwargs),
         params=params,
-        **facts.fields,
     )
 
 
@@ -185,15 +172,20 @@ def structure_of(args, kwargs):
     return structure, content_key(others), tuple((np.shape(a), jnp.result_type(a)) for a in arrays)
 
 
-def _first_evaluation(kernel, args, kwargs, key):
-    """``(initial parameters, Facts)`` of a model, or an error if it cannot be sampled."""
+def _first_evaluation(kernel, args, kwargs, num_warmup, key):
+    """The initial parameters of a model, and a ``Plan`` of what else is known then; an error if it cannot be sampled.
+
+    A plan is part of the structure of what is returned, so that a trace hands it on without side effects.
+    """
     potential, name = kernel._model_potential(args, kwargs, key), type(kernel).__name__
-    if kernel.needs_functional_prior and not potential.has_functional_prior:
+    if kernel.needs_functional_prior and not (potential.functional_priors or potential.gp_networks):
         raise ValueError(
             f"{name} needs a model that declares a prior over functions, by fs.gp_network(...) or "
             f"fs.functional_prior(...); this one has none. Add it, or sample with fs.{name[1:]}."
         )
-    why = kernel._why_untested() or _why_random(potential)
+    why = kernel._why_untested()
+    if not why and potential.is_random:
+        why = "minibatches, random measurement points or the model's own random numbers change it at every step"
     if kernel.needs_exact_density and why:
         cure = "give a number, or leave it None" if callable(kernel.step_size) else "sample with fs.fSGHMC or fs.SGHMC"
         raise ValueError(f"{name} needs the exact density, but {why}: {cure}.")
@@ -204,22 +196,24 @@ def _first_evaluation(kernel, args, kwargs, key):
     position = ravel_pytree(params)[0]
     preconditioner = kernel.preconditioner.chosen(position.size, potential.is_plain)
     preconditioner.build(position, preconditioner.start(position))  # refuses a scale of another length
-    facts = Facts(
-        {
-            "sampler": kernel._sampler(not why if kernel.metropolis is None else kernel.metropolis),
-            "friction": kernel.friction if kernel.friction is not None or potential.is_random else EXACT_FRICTION,
-            "preconditioner": preconditioner,
-            "control_every": None if potential.has_own_noise else _control_every(kernel, potential.batches()),
-            "held_in_warm_start": tuple(scale_sites(potential)),
-            "block": potential.block,
-            "curvatures": _curvatures(potential),
-            "rows_of_points": potential.rows_of_points(),
-            "batches": potential.batches(),
-            "has_random_points": potential.has_random_points,
-            "has_own_noise": potential.has_own_noise,
-        }
+    plan = Plan(
+        num_warmup=num_warmup,
+        warmup=kernel.warmup,
+        schedule=kernel.warmup.schedule(num_warmup),
+        sampler=kernel._sampler(not why if kernel.metropolis is None else kernel.metropolis),
+        step_size=kernel.step_size,
+        friction=kernel.friction if kernel.friction is not None or potential.is_random else EXACT_FRICTION,
+        preconditioner=preconditioner,
+        control_every=None if potential.has_own_noise else _control_every(kernel, potential.batches()),
+        held_in_warm_start=tuple(scale_sites(potential)),
+        block=potential.block,
+        curvatures=_curvatures(potential),
+        rows_of_points=rows_found(potential.trace),
+        batches=potential.batches(),
+        has_random_points=potential.has_random_points,
+        has_own_noise=potential.has_own_noise,
     )
-    return params, facts
+    return params, plan
 
 
 def _curvatures(potential) -> tuple[bool, ...]:
@@ -227,12 +221,6 @@ def _curvatures(potential) -> tuple[bool, ...]:
     if not potential.gp_networks:
         return (False,)
     return (True, False) if any(f"{k}.last_layer" in potential.latents for k in potential.gp_networks) else (True,)
-
-
-def _why_random(potential) -> str | None:
-    """Why a Metropolis test does not apply to a random potential; None for one that is known exactly."""
-    cause = "minibatches, random measurement points or the model's own random numbers change it at every step"
-    return cause if potential.is_random else None
 
 
 def _control_every(kernel, batches: float) -> int | None:

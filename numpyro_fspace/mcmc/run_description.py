@@ -14,8 +14,9 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.model._numpyro import active_handlers
-from numpyro_fspace.posterior.fingerprint import arguments_of, fingerprint, parts_of, text_of
-from numpyro_fspace.posterior.model_check import PRIOR_DRAW, prior_density
+from numpyro_fspace.model.checks.arguments import arguments_of
+from numpyro_fspace.posterior.storage.fingerprint import fingerprint, parts_of, text_of
+from numpyro_fspace.posterior.storage.model_check import PRIOR_DRAW, prior_density
 
 __all__ = ["describe"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.checkpoint_writer import Checkpoint, flat, plain_fields
 from numpyro_fspace.mcmc.phases import started
 from numpyro_fspace.mcmc.progress import Interruption, Progress, is_watched
+from numpyro_fspace.mcmc.start_checks import check_start
 from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.sharding import CHAINS, gathered, place
 
@@ -20,38 +20,18 @@ __all__ = ["Run"]
 
 
 class Run:
-    """A run of a ``Loop``: its draws and its last state, at any moment.
+    """A run of a ``Loop``, which gives the driver its last state at any moment, and its draws when it ends.
 
     Args:
+        mcmc: the driver. Its numbers of draws, its bar and the arguments of its model are those of the run.
         loop: makes the draws.
-        num_warmup: draws of warm-up of each chain, which are not kept.
-        num_samples: draws of each chain after that.
-        arguments: ``(args, kwargs)`` of the model.
-        has_bar: whether a bar is shown on a terminal or in a notebook.
-        hold_state: is called with every new ``last_state``, so that others can read it while the run goes.
-
-    Attributes:
-        draws: fields of the draws that are kept, [C, S, …]; None before the first of them.
-        last_state: the state after the last draw; None before the first.
     """
 
-    def __init__(self, loop, num_warmup: int, num_samples: int, *, arguments: tuple, has_bar: bool, hold_state):
-        self.loop, self.num_warmup, self.arguments, self.has_bar = loop, num_warmup, arguments, has_bar
-        self.total, self.num_kept = num_warmup + num_samples, num_samples // loop.thinning
+    def __init__(self, mcmc, loop):
+        self.mcmc, self.loop = mcmc, loop
+        self.total, self.num_kept = mcmc.num_warmup + mcmc.num_samples, mcmc.num_samples // loop.thinning
         #: The draw that thinning counts from: the last of all is kept, as by NumPyro.
-        self.first = num_warmup + num_samples % loop.thinning
-        self.draws: Any = None
-        self._last_state: Any = None
-        self.hold_state = hold_state
-
-    @property
-    def last_state(self):
-        return self._last_state
-
-    @last_state.setter
-    def last_state(self, state):
-        self._last_state = state
-        self.hold_state(state)
+        self.first = mcmc.num_warmup + mcmc.num_samples % loop.thinning
 
     def one_by_one(self, begin, starts, arrays, num_chains: int):
         """``num_chains`` chains one after another, each from ``begin`` of its entries of ``starts``.
@@ -63,20 +43,20 @@ class Run:
             for number in range(num_chains):
                 state, done = begin(*jax.tree.map(operator.itemgetter(number), starts))
                 self.in_memory(state, done, arrays)
-                whole.append((self.draws, self.last_state))
+                whole.append((self.mcmc._states, self.mcmc._last_state))
         finally:
             if whole:
                 draws, last = zip(*whole, strict=True)
-                self.draws = jax.tree.map(lambda *parts: jnp.concatenate(parts), *draws)
-                self.last_state = jax.tree.map(lambda *parts: jnp.stack(parts), *last)
+                self.mcmc._hold(jax.tree.map(lambda *parts: jnp.concatenate(parts), *draws))
+                self.mcmc._last_state = jax.tree.map(lambda *parts: jnp.stack(parts), *last)
 
     def in_memory(self, state, done: int, arrays):
         """All draws from ``state``, the one after draw number ``done``, held in memory."""
         loop, first = self.loop, self.first
         if is_nested():  # all in one program, of which nothing can be looked at yet
             draws = loop.slots(self.num_kept, state, arrays, {})
-            self.last_state, draws = loop(state, draws, done, self.total, arrays, inputs={}, first=first)
-            self.draws = loop.by_chain(draws, self.num_kept)
+            self.mcmc._last_state, draws = loop(state, draws, done, self.total, arrays, inputs={}, first=first)
+            self.mcmc._hold(loop.by_chain(draws, self.num_kept))
             return
         is_alone, num_kept = loop.mesh is None or not loop.mesh.is_multi_process, 0
         bar = self._bar(done, is_alone)
@@ -90,7 +70,7 @@ class Run:
                     state, draws = loop(state, draws, done, stop, arrays, inputs=inputs, first=first)
                     if done == 0:
                         self._check_start(start, state)
-                    done, self.last_state = stop, gathered(state)
+                    done, self.mcmc._last_state = stop, gathered(state)
                     num_kept = max(0, done - first) // loop.thinning
                     bar.update(done, state, np.asarray(draws[1])[:num_kept] if inputs else None)
                     interruption.hold()
@@ -98,7 +78,7 @@ class Run:
         finally:
             bar.close()
             if num_kept:  # of an interrupted run too
-                self.draws = gathered(loop.by_chain(draws, num_kept))
+                self.mcmc._hold(gathered(loop.by_chain(draws, num_kept)))
 
     def on_disk(self, state, arrays, *, folder, description: dict, every: int):
         """All draws from ``state``, written to ``folder`` in parts of ``every`` draws; continues what it holds."""
@@ -117,7 +97,8 @@ class Run:
                 if loop.mesh is not None:
                     state = place(state, loop.mesh, CHAINS)
                 saved = self._write_draws(slots, arrays, files, every, (num_kept, done, state))
-        self.last_state, self.draws = saved[2], files.draws()
+        draws, self.mcmc._last_state = files.draws(), saved[2]
+        self.mcmc._hold(draws)
 
     def _write_draws(self, draws, arrays, files, every, saved):
         """The rest of the draws after ``saved``, ``(draws kept, draws made, state)``; returns the last such triple."""
@@ -135,7 +116,7 @@ class Run:
                         done = stop
                         bar.update(done, state)
                         interruption.hold()
-                    self.last_state, part = state, None
+                    self.mcmc._last_state, part = state, None
                     if num := max(0, done - base) // loop.thinning:
                         part = jax.device_get(flat(plain_fields(loop.by_chain(draws, num))))
                     files.save(num_kept + num, done, state, part)
@@ -144,13 +125,14 @@ class Run:
         finally:
             bar.close()
             if num_kept:
-                self.draws = files.draws()  # of an interrupted run too
+                self.mcmc._hold(files.draws())  # of an interrupted run too
         return num_kept, done, state
 
     def _bar(self, done, is_alone=True) -> Progress:
-        return Progress(self.num_warmup, self.total, done, shown=self.has_bar and is_alone and is_watched())
+        shown = bool(self.mcmc.progress_bar) and is_alone and is_watched()
+        return Progress(self.mcmc.num_warmup, self.total, done, shown=shown)
 
     def _check_start(self, start, state):
         """Raise an error if a chain could not move away from ``start`` in its first draw."""
         if isinstance(self.loop.kernel, SGMCMCKernel):
-            self.loop.kernel.check_start(gathered(start), gathered(state), *self.arguments)
+            check_start(self.loop.kernel, gathered(start), gathered(state), self.mcmc._args, self.mcmc._kwargs)

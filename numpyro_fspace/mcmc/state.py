@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from numpyro_fspace.mcmc.plan import Plan
 from numpyro_fspace.mcmc.warmup.state import WarmupState
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate
 
-__all__ = ["Averages", "DrawInfo", "KernelState", "with_chains"]
+__all__ = ["Averages", "DrawInfo", "KernelState", "with_axis", "with_chains"]
 
 
 class DrawInfo(NamedTuple):
@@ -65,7 +66,22 @@ class Averages(NamedTuple):
     num_diverging: jax.Array
 
 
-class KernelState(NamedTuple):
+class _Fields(NamedTuple):
+    """The fields of a ``KernelState``, which adds names for their parts."""
+
+    i: jax.Array
+    z: dict
+    momentum: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
+    info: DrawInfo
+    averages: Averages
+    warmup: WarmupState
+    control: ControlVariate
+    rng_key: jax.Array
+    plan: Plan
+
+
+class KernelState(_Fields):
     """State of a chain under NumPyro's ``MCMC``.
 
     Every field but ``plan`` can be an entry of ``extra_fields``, and so can the names in the groups: ``"step_size"``
@@ -81,81 +97,33 @@ class KernelState(NamedTuple):
         warmup: the state of warm-up, frozen afterwards.
         control: center of the control variate and the data's full gradient there, flat [P]; empty [0] without one.
         rng_key: the chain's key.
-        plan: the plan of the run, which holds no arrays.
+        plan: the plan of the run; static for JAX, which never traces what it holds.
     """
 
-    i: jax.Array
-    z: dict
-    momentum: jax.Array
-    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
-    info: DrawInfo
-    averages: Averages
-    warmup: WarmupState
-    control: ControlVariate
-    rng_key: jax.Array
-    plan: Plan
+    __slots__ = ()
+    __repr__ = one_line
 
-    def __repr__(self) -> str:
-        return one_line(self)
-
-    @property
-    def potential_energy(self) -> jax.Array:
-        return self.info.potential_energy
-
-    @property
-    def log_functional_prior(self) -> jax.Array:
-        return self.info.log_functional_prior
-
-    @property
-    def gradient_norm(self) -> jax.Array:
-        return self.info.gradient_norm
-
-    @property
-    def temperature(self) -> jax.Array:
-        return self.info.temperature
-
-    @property
-    def step_size(self) -> jax.Array:
-        return self.info.step_size
-
-    @property
-    def friction(self) -> jax.Array:
-        return self.info.friction
-
-    @property
-    def accept_prob(self) -> jax.Array:
-        return self.info.accept_prob
-
-    @property
-    def diverging(self) -> jax.Array:
-        return self.info.diverging
-
-    @property
-    def mean_temperature(self) -> jax.Array:
-        return self.averages.temperature
-
-    @property
-    def mean_accept_prob(self) -> jax.Array:
-        return self.averages.accept_prob
-
-    @property
-    def num_averaged(self) -> jax.Array:
-        return self.averages.num_averaged
-
-    @property
-    def num_diverging(self) -> jax.Array:
-        return self.averages.num_diverging
-
-    @property
-    def scale(self) -> jax.Array:
-        return self.warmup.scale
+    potential_energy = property(attrgetter("info.potential_energy"))
+    log_functional_prior = property(attrgetter("info.log_functional_prior"))
+    gradient_norm = property(attrgetter("info.gradient_norm"))
+    temperature = property(attrgetter("info.temperature"))
+    step_size = property(attrgetter("info.step_size"))
+    friction = property(attrgetter("info.friction"))
+    accept_prob = property(attrgetter("info.accept_prob"))
+    diverging = property(attrgetter("info.diverging"))
+    mean_temperature = property(attrgetter("averages.temperature"))
+    mean_accept_prob = property(attrgetter("averages.accept_prob"))
+    num_averaged = property(attrgetter("averages.num_averaged"))
+    num_diverging = property(attrgetter("averages.num_diverging"))
+    scale = property(attrgetter("warmup.scale"))
 
 
 def with_chains(state):
     """``state`` with an axis of chains, which the state of a single chain lacks."""
-    return state if state.potential_energy.ndim else _with_axis(state)
+    return state if state.potential_energy.ndim else with_axis(state)
 
 
 @jax.jit
-def _with_axis(state):
-    return jax.tree.map(lambda a: a[None], state)
+def with_axis(tree):
+    """A tree of arrays with a new first axis of length one."""
+    return jax.tree.map(lambda a: a[None], tree)

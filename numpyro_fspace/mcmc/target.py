@@ -10,9 +10,9 @@ from numpyro_fspace._xla import flatten
 from numpyro_fspace.mcmc.plan import Plan
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.model.potential import ModelPotential
-from numpyro_fspace.sgmcmc.base import Dynamics
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_variate
 from numpyro_fspace.sgmcmc.gradient_noise import GradientNoise
+from numpyro_fspace.sgmcmc.shared import Dynamics
 
 __all__ = ["Target"]
 
@@ -32,7 +32,7 @@ class Target:
         if plan.control_every is not None:
             model.trace  # noqa: B018  # whose plates the full gradient reads, in inner programs
         self.potential = jax.jit(lambda z, key: model(z, key), inline=True)
-        self.prior_gradient = jax.jit(lambda z: model.prior_gradient(z), inline=True)
+        self.prior_gradient = jax.jit(jax.grad(lambda z: model.prior_potential(z)), inline=True)
 
     def dynamics(self, state: KernelState) -> Dynamics:
         """The dynamics of the sampler at the state of the chain.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import as_numbers
-from numpyro_fspace.model.arguments import split_arrays, with_rows
-from numpyro_fspace.model.program_analysis import sources
+from numpyro_fspace._xla import one_program
+from numpyro_fspace.model.data.arguments import split_arrays
+from numpyro_fspace.model.programs.analysis import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior
 
@@ -47,7 +50,7 @@ def function_inputs(model, draws, args, kwargs, *, programs: dict | None = None)
     takes: dict = {}
 
     def calls(draw, key, arrays):
-        args, kwargs = with_rows(join(arrays))
+        args, kwargs = join(arrays)
         seen = {}
 
         def watch(name, fn, _):
@@ -62,7 +65,7 @@ def function_inputs(model, draws, args, kwargs, *, programs: dict | None = None)
         takes.update({name: shape is not None and _takes(fn, shape) for name, fn in functions.items()})
         return {name: seen[name] for name in functions if name in seen}
 
-    ends = [jax.tree.map(lambda a, i=i: a[i], draws) for i in (0, -1)]
+    ends = _ends(draws)
     watched, takes = ({} if programs is None else programs).setdefault("inputs", (jax.jit(calls), takes))
     try:
         first, last = (watched(draw, jax.random.key(i), arrays) for i, draw in enumerate(ends))
@@ -74,6 +77,11 @@ def function_inputs(model, draws, args, kwargs, *, programs: dict | None = None)
     except jax.errors.UnexpectedTracerError:  # the model calls the function under its own vmap
         known = {}
     return {k: jnp.asarray(known.get(k, first_array)) for k, taken in takes.items() if k in known or taken}
+
+
+@one_program
+def _ends(draws):
+    return [jax.tree.map(operator.itemgetter(i), draws) for i in (0, -1)]
 
 
 def _takes(fn, shape) -> bool:
@@ -117,8 +125,8 @@ def evaluate(functions, inputs) -> dict:
     return widened({k + jax.tree_util.keystr(path): part for k, parts in values.items() for path, part in parts})
 
 
-def widened(values: dict) -> dict:
-    """``values`` with float32 in place of floats of 16 bits, whose means NumPy computes in 16 bits."""
+def widened(values):
+    """A tree of arrays with float32 in place of floats of 16 bits, whose means NumPy computes in 16 bits."""
 
     def wide(array):
         is_half = jnp.issubdtype(array.dtype, jnp.floating) and jnp.finfo(array.dtype).bits < 32

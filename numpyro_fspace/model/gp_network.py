@@ -24,22 +24,22 @@ import numpyro.distributions as dist
 from numpyro_fspace._checks import as_numbers, check_positive
 from numpyro_fspace._xla import matmul
 from numpyro_fspace.model.engine import current_engine
-from numpyro_fspace.model.frozen_weights import freeze
-from numpyro_fspace.model.input_units import units_of
-from numpyro_fspace.model.last_layer import find_last_layer
-from numpyro_fspace.model.last_layer_prior import LastLayerPrior
+from numpyro_fspace.model.last_layer.find import find_last_layer
+from numpyro_fspace.model.last_layer.hidden_scale import find_scales
+from numpyro_fspace.model.last_layer.input_units import units_of
+from numpyro_fspace.model.last_layer.prior import LastLayerPrior
+from numpyro_fspace.model.last_layer.ridge import ridge_solver
 from numpyro_fspace.model.measurement import as_points
-from numpyro_fspace.model.network_adapters import read_network
-from numpyro_fspace.model.network_scale import find_scales
-from numpyro_fspace.model.networks import check_input_shape, check_inputs, check_name
-from numpyro_fspace.model.ridge import ridge_solver
+from numpyro_fspace.model.networks.adapters import read_network
+from numpyro_fspace.model.networks.frozen_weights import freeze
+from numpyro_fspace.model.networks.random_module import check_input_shape, check_inputs, check_name
+from numpyro_fspace.model.networks.weight_priors import FanIn, sample_array, sample_weights
 from numpyro_fspace.model.sites import last_layer, note
-from numpyro_fspace.model.weight_priors import FanIn, prior_of_each, sample_array, sample_weight
 from numpyro_fspace.priors._cholesky import as_columns, as_rows
 from numpyro_fspace.priors._concrete import is_traced
+from numpyro_fspace.priors._nugget import amplitude as amplitude_of
+from numpyro_fspace.priors._nugget import tolerant_factor
 from numpyro_fspace.priors.gaussian_process import GaussianProcess
-from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
-from numpyro_fspace.priors.tolerance import tolerant_factor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -166,24 +166,21 @@ def gp_network(
             f"num_outputs={prior.num_outputs}: make them equal."
         )
     has_units = len(shape) == 1 and not (layer.takes_integers or layer.makes_features) and frozen is None
-    to_units = units_of(prior, x_points) if has_units else lambda x: x
+    amplitude = amplitude_of(prior, x_points)
+    is_random = is_traced(amplitude)
+    to_units = units_of(prior, x_points, is_random=is_random) if has_units else lambda x: x
 
     def rows_of(points):
         return to_units(_network_inputs(name, points, shape, layer))
 
     rows = rows_of(x_points)
-    amplitude = amplitude_of(prior, x_points)
-    if isinstance(amplitude, np.ndarray) and not (np.isfinite(amplitude) & (amplitude > 0)).all():
+    if not is_random and not (np.isfinite(amplitude) & (amplitude > 0)).all():
         raise ValueError(
             f"gp_network({name!r}): the standard deviation of the process at the points is {amplitude}, but must be "
             "positive: give the kernel a positive, finite variance there."
         )
     chosen = find_scales(name, layer, prior, x_points, rows_of, hidden_scale=hidden_scale, tolerance=tolerance)
-    priors = prior_of_each(name, network, FanIn(chosen.hidden))
-    units = network.units(layer.hidden)
-    hidden = {
-        path: sample_weight(f"{name}.{path}", path, network, priors[path], path in units) for path in layer.hidden
-    }
+    hidden = sample_weights(name, network, dict.fromkeys(layer.hidden, FanIn(chosen.hidden)))
     num_points, num_outputs = len(x_points), layer.num_outputs
     factor = tolerant_factor(prior, x_points, chosen.tolerance)
     scale = chosen.last_layer * layer.typical_scale()
@@ -211,7 +208,7 @@ def gp_network(
         )
 
     size = layer.num_features * num_outputs
-    last = amplitude * jnp.asarray(scale, features.dtype)[:, None] * last_layer(draw, distribution)
+    last = amplitude * jnp.asarray(scale, features.dtype)[:, None] * last_layer(name, draw, distribution)
 
     def f(x):
         x = jnp.asarray(as_numbers(x, f"gp_network({name!r}): x"))

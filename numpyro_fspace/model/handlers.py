@@ -10,7 +10,7 @@ from numpyro.handlers import block
 from numpyro.primitives import Messenger
 
 from numpyro_fspace._checks import as_numbers
-from numpyro_fspace.model.minibatches import minibatch
+from numpyro_fspace.model.data.minibatches import minibatch
 from numpyro_fspace.model.sites import is_functional_prior
 
 __all__ = [
@@ -74,47 +74,32 @@ class fresh_draws(Messenger):
         return sum((scale * distribution.log_factor for scale, distribution in self._priors), start=jnp.zeros(()))
 
 
-class full_plates(Messenger):
-    """Runs a model with every plate at its full size, whatever its ``subsample_size``."""
-
-    def process_message(self, msg):
-        convert_observation(msg)
-        if msg["type"] == "plate" and msg["value"] is None:
-            size = msg["args"][0]
-            msg["args"], msg["value"] = (size, size), jnp.arange(size)
-
-
 class given_last_layers(Messenger):
     """Runs a model with the last layers of some ``gp_network`` functions computed from white parameters.
 
-    These last layers then have no latent sites. After the run, ``distributions`` holds their ``LastLayerPrior``
-    objects.
+    These last layers then have no latent sites. After the run, ``given`` holds the ``LastLayerPrior`` of each, and its
+    part of the white parameters, by name.
 
     Args:
         fn: the model.
         white: white parameters of these last layers together, in the order of the program.
-        which: for each network, in the order of the program, whether its last layer is one of them.
+        names: the names of these networks.
     """
 
-    def __init__(self, fn, white, which: tuple[bool, ...]):
+    def __init__(self, fn, white, names):
         super().__init__(fn)
-        self.white, self.which, self.num_seen = white, which, 0
-        self.distributions: list = []
+        self.white, self.names, self.given = white, names, {}
 
     def __enter__(self):
-        self.num_seen, self.distributions = 0, []
+        self.given = {}
         return super().__enter__()
 
     def process_message(self, msg):
-        if msg["type"] != "last_layer" or msg["value"] is not None:
-            return
-        self.num_seen += 1
-        if not self.which[self.num_seen - 1]:
-            return
-        start = sum(one.size for one in self.distributions)
-        self.distributions.append(msg["distribution"]())
-        size = self.distributions[-1].size
-        msg["value"] = self.distributions[-1].last_layer(self.white[start : start + size])
+        if msg["type"] == "last_layer" and msg["value"] is None and msg["name"] in self.names:
+            distribution, start = msg["distribution"](), sum(part.size for _, part in self.given.values())
+            part = self.white[start : start + distribution.size]
+            self.given[msg["name"]] = distribution, part
+            msg["value"] = distribution.last_layer(part)
 
 
 class given_rows(Messenger):
@@ -122,7 +107,7 @@ class given_rows(Messenger):
 
     Args:
         fn: the model.
-        rows: their numbers, or a function of a plate's size that returns them.
+        rows: their numbers, or a function of the size of a plate and that of its minibatch that returns them.
     """
 
     def __init__(self, fn, rows):
@@ -130,14 +115,24 @@ class given_rows(Messenger):
         self.rows = rows
 
     def process_message(self, msg):
-        size, batch = msg["args"] if msg["type"] == "plate" else (0, None)
-        if msg["type"] == "plate" and msg["value"] is None and batch not in (None, size):
-            rows = self.rows(size) if callable(self.rows) else self.rows
-            msg["args"], msg["value"] = (size, len(rows)), rows
+        if msg["type"] == "plate" and msg["value"] is None:  # NumPyro gives the plates without minibatches their rows
+            rows = self.rows(*msg["args"]) if callable(self.rows) else self.rows
+            msg["args"], msg["value"] = (msg["args"][0], len(rows)), rows
 
 
-class parts_of_plates(Messenger):
-    """Runs a model with consecutive rows as the minibatch of every subsampled plate.
+class full_plates(given_rows):
+    """Runs a model with every plate at its full size, whatever its ``subsample_size``."""
+
+    def __init__(self, fn=None):
+        super().__init__(fn, lambda size, batch: jnp.arange(size))
+
+    def process_message(self, msg):
+        convert_observation(msg)
+        super().process_message(msg)
+
+
+def parts_of_plates(fn, part, num_parts: int):
+    """A model with consecutive rows as the minibatch of every subsampled plate.
 
     Args:
         fn: the model.
@@ -145,15 +140,11 @@ class parts_of_plates(Messenger):
         num_parts: largest ``part``, at most 2¹⁵.
     """
 
-    def __init__(self, fn, part, num_parts):
-        super().__init__(fn)
-        self.part, self.num_parts = part, num_parts
+    def rows(size, batch):
+        whole, rest = divmod(size - batch, num_parts)  # (size - batch) · part may exceed 32 bits
+        return whole * part + rest * part // num_parts + jnp.arange(batch)
 
-    def process_message(self, msg):
-        size, batch = msg["args"] if msg["type"] == "plate" else (0, None)
-        if msg["type"] == "plate" and msg["value"] is None and 1 <= batch <= size:
-            whole, rest = divmod(size - batch, self.num_parts)  # (size - batch) · part may exceed 32 bits
-            msg["value"] = whole * self.part + rest * self.part // self.num_parts + jnp.arange(batch)
+    return given_rows(fn, rows)
 
 
 class without_data(Messenger):

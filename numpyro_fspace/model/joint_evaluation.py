@@ -113,14 +113,11 @@ class OnePass:
             found = matching_rows(self.known, x)
         if found is not None:
             self._is_there, self._numbers = found >= 0, found
-        elif assumed is not None and self._is_argument(x) and assumed.known == _as_bytes(self.known):
+        elif assumed and any(x is one for one in self._arguments) and assumed.known == _as_bytes(self.known):
             self._is_there = np.frombuffer(assumed.is_there, bool)
             self._numbers = self._numbers if assumed.numbers is None else assumed.numbers
         if self.drawn is not None and not self._is_there.all():  # a draw may contain any row of the pool
             self._is_there = np.zeros(len(self.known), bool)
-
-    def _is_argument(self, x) -> bool:
-        return any(x is one for one in self._arguments)
 
     def _places(self):
         """Numbers of the points that are put before the data, and the places of all points in the joint inputs."""

@@ -131,11 +131,11 @@ def space_filling(low: float | Float[ArrayLike, " D"], high: float | Float[Array
     """
     if is_traced((low, high)):
         raise ValueError("low and high must be numbers that are known when the program is compiled.")
-    size = np.shape(uniform(low, high, num)(jax.random.key(0))[0])  # also checks the arguments
-    low, high = (np.broadcast_to(np.asarray(corner, np.float64), size) for corner in (low, high))
+    uniform(low, high, num)  # checks the arguments
+    low, high = np.broadcast_arrays(*(np.atleast_1d(np.asarray(corner, np.float64)) for corner in (low, high)))
     if num == 1:
         return fixed(0.5 * (low + high)[None])
-    if size == (1,):
+    if len(low) == 1:
         return fixed(np.linspace(low, high, num))
     from scipy.stats import qmc
 
@@ -188,9 +188,8 @@ def union(*samplers) -> PointSampler:
         return fixed(concatenated([member.pool for member in members]))
     known_counts = [member.num_points for member in members if member.num_points is not None]
     total = sum(known_counts) if len(known_counts) == len(members) else None
-    pools = [member.pool for member in members if isinstance(member, Fixed | Subset | Union)]
-    has_pool = len(pools) == len(members) and all(pool is not None for pool in pools)
-    pool = concatenated(pools) if has_pool else None
+    pools = [member.pool if isinstance(member, Fixed | Subset | Union) else None for member in members]
+    pool = None if any(one is None for one in pools) else concatenated(pools)
     return Union(total, known[0] if known else None, any(m.is_random for m in members), pool, members=members)
 
 

@@ -17,7 +17,14 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import constrain_fn, potential_energy
 
-from numpyro_fspace.model.arguments import with_rows
+from numpyro_fspace.model.checks.sites import (
+    check_observations,
+    check_sites,
+    check_unseeded,
+    check_unsubstituted,
+    warn_of_unknown,
+)
+from numpyro_fspace.model.data.arguments import with_rows
 from numpyro_fspace.model.handlers import (
     fresh_draws,
     full_plates,
@@ -26,22 +33,13 @@ from numpyro_fspace.model.handlers import (
     without_data,
 )
 from numpyro_fspace.model.initial_values import checked_starts, init_to_network
-from numpyro_fspace.model.joint_evaluation import rows_found
 from numpyro_fspace.model.point_samplers import draw_points
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.site_checks import (
-    check_observations,
-    check_sites,
-    check_unseeded,
-    check_unsubstituted,
-    warn_of_unknown,
-)
 from numpyro_fspace.model.site_transforms import has_dynamic_support, prior_scale
 from numpyro_fspace.model.sites import (
     active_functional_priors,
     is_functional_prior,
     latent_sites,
-    log_density_of,
     observed_sites,
     subsampled_plates,
 )
@@ -62,11 +60,11 @@ class ModelPotential:
         init_strategy: a NumPyro init strategy; by default networks start from their own initializer.
         is_known: whether the model was checked before. Its initial run is then made when the trace is first needed,
             which must not happen in a loop or branch of a compiled program.
+        block: names of the sites that are integrated out (``MarginalPotential``).
 
     Attributes:
         trace: the trace of the initial run.
-        latents: names of the latent sites, all continuous.
-        block: names of the sites that are integrated out (``MarginalPotential``).
+        latents: names of the latent sites without ``block``, all continuous.
         has_own_noise: whether the model itself draws random numbers, over which no full gradient averages.
         has_random_points: whether measurement points are drawn for each key.
         is_random: whether U depends on the key, because of minibatches, random points, or random numbers of the model.
@@ -76,10 +74,8 @@ class ModelPotential:
             latent variables in a subsampled plate.
     """
 
-    block: tuple[str, ...] = ()
-
-    def __init__(self, model, args=(), kwargs=None, *, key, init_strategy=init_to_network, is_known=False):
-        self.model, self.args, self.kwargs = model, with_rows(args), with_rows(kwargs or {})
+    def __init__(self, model, args=(), kwargs=None, *, key, init_strategy=init_to_network, is_known=False, block=()):
+        self.model, self.args, self.kwargs, self.block = model, with_rows(args), with_rows(kwargs or {}), block
         check_unseeded(model)
         self._key_init, self._key_fresh, self._key_scale = jax.random.split(key, 3)
         self._init_strategy = init_strategy
@@ -116,7 +112,7 @@ class ModelPotential:
 
     @property
     def latents(self) -> list[str]:
-        return list(latent_sites(self.trace))
+        return [k for k in latent_sites(self.trace) if k not in self.block]
 
     @property
     def is_plain(self) -> bool:
@@ -133,15 +129,6 @@ class ModelPotential:
     def gp_networks(self) -> list[str]:
         """The names of the ``gp_network`` functions."""
         return [k for k, site in self.trace.items() if site.get("prior") is not None]
-
-    @property
-    def has_functional_prior(self) -> bool:
-        """Whether the model has a prior over functions, by ``functional_prior`` or ``gp_network``."""
-        return bool(self.functional_priors or self.gp_networks)
-
-    def rows_of_points(self) -> dict:
-        """Which points of each functional prior are rows of the data, by name (``rows_found``)."""
-        return rows_found(self.trace)
 
     def check_data(self):
         """Raise a ValueError for observations or measurement points at which the density cannot be computed."""
@@ -188,7 +175,8 @@ class ModelPotential:
             values = constrain_fn(fresh_draws(self.model, key), self.args, self.kwargs, z)
             settings = {"substitute": values, "full_plates": False, "density": True}
             trace = run_model(fresh_draws(self.model, key), self.args, self.kwargs, **settings)
-            return {k: jnp.all(jnp.isfinite(log_density_of(s))) for k, s in trace.items() if s["type"] == "sample"}
+            sites = {k: s for k, s in trace.items() if s["type"] == "sample"}
+            return {k: jnp.all(jnp.isfinite(s["fn"].log_prob(s["value"]))) for k, s in sites.items()}
 
         with np.errstate(over="ignore"):  # constants of the program may overflow when they are cast
             found = [finite(key) for key in jax.random.split(key, 10)]
@@ -205,10 +193,6 @@ class ModelPotential:
         model = without_data(fresh_draws(self.model, self._key_scale))
         with function_hook(density=False):
             return potential_energy(model, self.args, self.kwargs, z)
-
-    def prior_gradient(self, z) -> dict:
-        """Gradient of ``prior_potential``."""
-        return jax.grad(self.prior_potential)(z)
 
     def data_gradient(self, z, key) -> dict:
         """Gradient of ``data_potential`` on all data."""
@@ -257,7 +241,9 @@ class ModelPotential:
 
         Deterministic sites inside a subsampled plate differ from minibatch to minibatch and are left out.
         """
-        kept = [k for k, s in self.trace.items() if s["type"] == "deterministic" and not _in_minibatch(s, self.trace)]
+        small = subsampled_plates(self.trace)
+        deterministic = {k: s["cond_indep_stack"] for k, s in self.trace.items() if s["type"] == "deterministic"}
+        kept = [k for k, plates in deterministic.items() if not any(plate.name in small for plate in plates)]
         sites = latent_sites(self.trace)
         if not kept and not any(has_dynamic_support(site) for site in sites.values()):
             constrained = {k: biject_to(site["fn"].support) for k, site in sites.items()}
@@ -270,7 +256,3 @@ class ModelPotential:
             return {k: values[k] for k in (*z, *kept)}
 
         return constrain
-
-
-def _in_minibatch(site, trace):
-    return any(frame.name in subsampled_plates(trace) for frame in site["cond_indep_stack"])

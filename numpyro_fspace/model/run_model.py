@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_fspace.model.arguments import check_model, describe, with_rows
+from numpyro_fspace.model.data.arguments import check_model, describe, with_rows
 from numpyro_fspace.model.handlers import full_plates as with_full_plates
 from numpyro_fspace.model.handlers import function_hook, given_rows
 from numpyro_fspace.model.sites import base_distribution, zeros_if_not_drawable
@@ -47,8 +47,8 @@ def run_model(
         substitute: values of its ``sample`` sites by name; or a function of a site that returns its value or None, such
             as an init strategy of NumPyro.
         full_plates: whether every plate has its full size, whatever its ``subsample_size``.
-        rows: the minibatch of every subsampled plate, or a function of a plate's size that returns it, instead of the
-            full size.
+        rows: the minibatch of every subsampled plate, or a function of the size of a plate and that of its minibatch
+            that returns it, instead of the full size.
         hook: ``hook(name, fn, values)`` replaces each function under a functional prior; see ``function_hook``.
         networks: whether the hook replaces networks too.
         points: whether functional priors draw their measurement points, as under engines that need a density.

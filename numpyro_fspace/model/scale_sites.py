@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from numpyro_fspace.model.program_analysis import sources
+from numpyro_fspace.model.programs.analysis import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import is_positive
 from numpyro_fspace.model.sites import (
@@ -34,7 +34,7 @@ def scale_sites(potential) -> list[str]:
 
 def _of_noise(potential) -> set[str]:
     """The latent sites on which the ``scale`` of an observation depends and nothing else, but for functional priors."""
-    if all(_is_number(scale) for scale in _scales(potential.trace).values()):
+    if all(isinstance(scale, int | float | np.ndarray | np.number) for scale in _scales(potential.trace).values()):
         return set()
     settings = {"args": potential.args, "kwargs": potential.kwargs, "key": potential._key_fresh, "full_plates": False}
 
@@ -60,7 +60,3 @@ def _without_scale(distribution) -> dict:
     """The other parameters of a distribution."""
     base = base_distribution(distribution)
     return {name: getattr(base, name) for name in base.arg_constraints if name != "scale"}
-
-
-def _is_number(scale) -> bool:
-    return isinstance(scale, int | float | np.ndarray | np.number)

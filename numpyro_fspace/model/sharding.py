@@ -39,7 +39,7 @@ def place(tree, mesh: Mesh, *axes: str):
     def put(a):
         old = getattr(a, "sharding", None)
         is_placed = isinstance(old, NamedSharding) and old.device_set == set(mesh.devices.flat)
-        is_known = is_placed and {name for part in old.spec for name in _names(part)} <= set(mesh.axis_names)
+        is_known = is_placed and set(jax.tree.leaves(tuple(old.spec))) <= set(mesh.axis_names)
         spec = old.spec if is_known and not axes else PartitionSpec(*axes)
         sharding = NamedSharding(mesh, spec)
         if is_placed:
@@ -72,11 +72,6 @@ def _mesh(array) -> Mesh | None:
     """The mesh of an array's devices with automatic axes, or None for an array on one device."""
     sharding = getattr(array, "sharding", None)
     return Mesh(sharding.mesh.devices, sharding.mesh.axis_names) if isinstance(sharding, NamedSharding) else None
-
-
-def _names(part) -> tuple:
-    """The mesh axes over which a dimension is sharded."""
-    return () if part is None else part if isinstance(part, tuple) else (part,)
 
 
 def gathered(tree):

@@ -20,10 +20,8 @@ __all__ = [
     "is_drawable",
     "is_functional_prior",
     "is_masked",
-    "is_weight",
     "last_layer",
     "latent_sites",
-    "log_density_of",
     "module_weights",
     "note",
     "observed_sites",
@@ -51,11 +49,12 @@ class FunctionalPriorSite(dist.Distribution):
 
     support = constraints.real_vector
     pytree_aux_fields = ("fn", "prior", "points", "x", "one_pass")
-    pytree_data_fields = ("log_factor", "scale")
+    pytree_data_fields = ("scale",)
+    _log_factor = None  # of a site that was rebuilt from its fields
 
     def __init__(self, fn, prior, points, x=None, log_factor=None, scale=1.0, one_pass=None):
         self.fn, self.prior, self.points, self.x, self.scale = fn, prior, points, x, scale
-        self.log_factor, self.one_pass = log_factor, one_pass
+        self._log_factor, self.one_pass = log_factor, one_pass
         super().__init__(batch_shape=(), event_shape=(0,), validate_args=False)
 
     @property
@@ -63,10 +62,6 @@ class FunctionalPriorSite(dist.Distribution):
         if callable(self._log_factor):
             self._log_factor = self._log_factor()
         return self._log_factor
-
-    @log_factor.setter
-    def log_factor(self, value):
-        self._log_factor = value
 
     @property
     def has_density(self) -> bool:
@@ -97,11 +92,6 @@ class FunctionalPriorSite(dist.Distribution):
 def is_functional_prior(site) -> bool:
     """Whether a site of a trace was made by ``functional_prior``."""
     return isinstance(site.get("fn"), FunctionalPriorSite)
-
-
-def log_density_of(site):
-    """The log density of a sample site's value, one number for each batch; of a functional prior its factor."""
-    return site["fn"].log_factor if is_functional_prior(site) else site["fn"].log_prob(site["value"])
 
 
 def base_distribution(distribution):
@@ -188,11 +178,6 @@ def module_weights(trace) -> tuple[str, ...]:
     return tuple(k for k in samples for name in modules if k.startswith(name) and k[len(name) :][:1] in ("/", ".", ":"))
 
 
-def is_weight(site, weights: tuple[str, ...]) -> bool:
-    """Whether a site of a trace is one of these weights."""
-    return site["name"] in weights
-
-
 def latent_sites(trace) -> dict:
     """The latent sites of a trace, by name, without functional priors."""
     samples = {k: s for k, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
@@ -212,7 +197,7 @@ def observed_sites(trace, *, factors: bool = False, weights: bool = False) -> di
     return {
         k: s
         for k, s in observed.items()
-        if not (is_functional_prior(s) or (not factors and s["infer"].get("is_auxiliary")) or is_weight(s, names))
+        if not (is_functional_prior(s) or (not factors and s["infer"].get("is_auxiliary")) or k in names)
     }
 
 
@@ -237,14 +222,15 @@ def note(kind: str, name: str, fn, weights: tuple[str, ...] = (), **more):
         apply_stack({"type": kind, "name": name, "fn": fn, "weights": weights, "value": jnp.zeros((0,)), **more})
 
 
-def last_layer(draw, distribution):
+def last_layer(name: str, draw, distribution):
     """``draw()``, or the last layer that ``given_last_layers`` computes from white parameters.
 
     Args:
+        name: name of the network, whose own site replaces this one in a trace.
         draw: draws the last layer [H, K] from latent sites of the model.
         distribution: returns the ``LastLayerPrior`` of the layer.
     """
     if not active_handlers():
         return draw()
-    message = {"type": "last_layer", "fn": draw, "args": (), "kwargs": {}, "value": None, "distribution": distribution}
-    return apply_stack(message)["value"]
+    message = {"type": "last_layer", "name": name, "fn": draw, "args": (), "kwargs": {}, "value": None}
+    return apply_stack(message | {"distribution": distribution})["value"]

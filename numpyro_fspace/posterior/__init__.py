@@ -6,7 +6,7 @@ from numpyro_fspace.posterior.decomposition import Decomposition, decompose
 from numpyro_fspace.posterior.plots import plot_functions
 from numpyro_fspace.posterior.posterior import Posterior
 from numpyro_fspace.posterior.predictive import Predictive, predict
-from numpyro_fspace.posterior.saving import save
+from numpyro_fspace.posterior.storage.save import save
 
 __all__ = [
     "Decomposition",

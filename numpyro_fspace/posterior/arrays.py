@@ -1,4 +1,4 @@
-"""Arrays of draws, on a device or mapped from disk: some of them, in the form in which files hold them; named ones."""
+"""Arrays of draws, on a device or mapped from disk: their form in files, and arguments that are named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["is_key", "join_chains", "like", "named_arrays", "plain", "taken"]
+__all__ = ["is_key", "join_chains", "like", "named_arrays", "plain"]
 
 
 def is_key(leaf) -> bool:
@@ -29,18 +29,6 @@ def like(array, leaf):
 def join_chains(array):
     """[C, S, …] as [C · S, …]: without a copy, if the draws lie on disk and the run is finished."""
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
-
-
-def taken(draws: dict, *index) -> dict[str, np.ndarray]:
-    """``draws[name][index]`` by name, as NumPy arrays; those on a device are taken by one program."""
-    on_device = {k: v for k, v in draws.items() if isinstance(v, jax.Array)}
-    on_disk = {k: np.asarray(v)[index] for k, v in draws.items() if k not in on_device}
-    return on_disk | jax.device_get(_taken(on_device, index))
-
-
-@jax.jit
-def _taken(draws, index):
-    return jax.tree.map(lambda a: a[index], draws)
 
 
 def named_arrays(model, args, kwargs) -> dict:

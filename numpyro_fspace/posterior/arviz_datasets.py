@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Site", "check_dims", "check_names", "clean", "datasets"]
+__all__ = ["Site", "are_equal", "check_dims", "check_names", "clean", "datasets"]
 
 #: The axes before those of a variable: those of draws, and none in the groups of data.
 DRAWS = ("chain", "draw")
@@ -159,14 +159,15 @@ def _dataset(variables: dict, axes, coords: dict):
             if axis >= len(axes) and dim in (*variables, *axes):  # a plate that is called like a variable
                 dim = f"{dim}_dim"
             for other in (dim, f"{dim}_{name}", f"{name}_dim_{axis - len(axes)}"):
-                if other not in names and _are_equal(indices.setdefault(other, index), index):
+                if other not in names and are_equal(indices.setdefault(other, index), index):
                     break
             names.append(other)
         arrays[name] = (names, values)
     return xr.Dataset(arrays, indices, {"inference_library": "numpyro_fspace"})
 
 
-def _are_equal(one, other) -> bool:
+def are_equal(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays have the same shape and the same values; NaN is equal to itself."""
     return np.array_equal(one, other, equal_nan=one.dtype.kind in "fcmM" and other.dtype.kind in "fcmM")
 
 

@@ -12,21 +12,20 @@ from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_median
 
 from numpyro_fspace._checks import check_count
-from numpyro_fspace._xla import one_blas_thread
-from numpyro_fspace.model.arguments import split_arrays, with_rows
-from numpyro_fspace.model.checks import check_masks, known_values, not_finite
+from numpyro_fspace.model.checks.arguments import check_masks, known_values, not_finite
+from numpyro_fspace.model.checks.sites import check_observations
+from numpyro_fspace.model.data.arguments import split_arrays
+from numpyro_fspace.model.data.on_demand import entry_point
 from numpyro_fspace.model.functions import function_inputs, some_rows
-from numpyro_fspace.model.on_demand import errors_as_themselves
-from numpyro_fspace.model.program_analysis import depends_on
+from numpyro_fspace.model.programs.analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.site_checks import check_observations
 from numpyro_fspace.model.sites import counted, is_functional_prior, observed_sites, weights_of
 from numpyro_fspace.posterior.arrays import named_arrays
-from numpyro_fspace.posterior.arviz_datasets import Site, check_dims, check_names, clean, datasets
+from numpyro_fspace.posterior.arviz_datasets import Site, are_equal, check_dims, check_names, clean, datasets
 from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.draw_batches import map_draws
 from numpyro_fspace.posterior.evaluator import Evaluator, deterministic_draws, function_draws, log_likelihood
-from numpyro_fspace.posterior.posterior import as_posterior, functions_run
+from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.prediction_warnings import warn_of_nan
 
 if TYPE_CHECKING:
@@ -36,12 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["observations", "to_arviz"]
 
-#: Names ArviZ knows the kernels' fields by.
-SAMPLE_STATS = {"potential_energy": "lp"}
 
-
-@errors_as_themselves
-@one_blas_thread
+@entry_point
 def to_arviz(
     source: NumPyroMCMC | Posterior,
     *,
@@ -66,9 +61,9 @@ def to_arviz(
     is no data: such points are in none of ``observed_data``, ``log_likelihood`` and ``posterior_predictive``, and
     ``az.loo`` does not count them. The coordinates of the dimension say which are left. Where the points that are left
     are no rows of a table, they have one dimension, ``"{site}_point"``, with their places in the flattened site. Parts
-    of a point that are masked (a mask inside ``to_event``) are NaN in ``observed_data``. Of a mask that depends on
-    latent values these are the points that it leaves out in all draws; those that some draw counts are data, of
-    log-likelihood 0 where they are left out.
+    of a point that are masked (a mask inside ``to_event``) are NaN in ``observed_data``. If a mask depends on
+    latent values, only the points that it leaves out in every draw are dropped. A point that some draws count is kept,
+    and its log-likelihood is 0 in the other draws.
 
     Of a run that kept functions in place of weights (``fs.MCMC(..., functions_at=x)``): ``posterior``,
     ``sample_stats`` and ``constant_data`` alone.
@@ -113,7 +108,12 @@ def to_arviz(
     if getattr(source, "functions_at", None) is not None:
         if inputs is not None:
             raise ValueError("to_arviz: this run kept its functions at functions_at, and has them at no other inputs.")
-        groups = _groups_of_functions(source)
+        found = as_posterior(source, functions=True)
+        groups = {
+            "posterior": _by_chain(found.samples, found.num_chains),
+            "sample_stats": _stats(found),
+            "constant_data": _probes(found.functions_at),
+        }
         check_names(groups["posterior"])
         return _build(datasets(groups, {}, dims, coords))
     if isinstance(source, dict):
@@ -138,9 +138,7 @@ def to_arviz(
     computed = {k for k, s in trace.items() if s["type"] == "deterministic"}
     if isinstance(source, NumPyroMCMC):  # whose draws hold those of the same arguments
         computed -= set(found.samples)
-    posterior = {
-        clean(k): _by_chain(np.asarray(v), chains) for k, v in found.samples.items() if k not in hidden | computed
-    }
+    posterior = _by_chain({k: v for k, v in found.samples.items() if k not in hidden | computed}, chains)
     named = named_arrays(model, args, kwargs)
     given = {clean(k): _as_given(v, named.values()) for k, v in observed.items()}
     if inputs is None:
@@ -153,19 +151,17 @@ def to_arviz(
     warn_of_nan(predictions, found.samples)
     functions = {k for k, s in trace.items() if s["type"] == "network" or is_functional_prior(s)} | computed
     functions |= {k for k in predictions if k.startswith(tuple(f"{name}[" for name in functions))}  # parts of outputs
-    posterior |= {clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in functions}
+    posterior |= _by_chain({k: v for k, v in predictions.items() if k in functions}, chains)
     groups = {
         "posterior": posterior,
         "sample_stats": _stats(found),
         "observed_data": given,
-        "constant_data": {k: v for k, v in named.items() if not any(_same(v, y) for y in given.values())},
+        "constant_data": {k: v for k, v in named.items() if not any(are_equal(v, y) for y in given.values())},
     }
     groups["constant_data"] |= _probes(inputs)
     if log_lik and observed:
-        pointwise = log_likelihood(found, args, kwargs)
-        groups["log_likelihood"] = {clean(k): _by_chain(v, chains) for k, v in pointwise.items()}
-        new = {clean(k): _by_chain(v, chains) for k, v in predictions.items() if k in observed}
-        groups["posterior_predictive"] = new
+        groups["log_likelihood"] = _by_chain(log_likelihood(found, args, kwargs), chains)
+        groups["posterior_predictive"] = _by_chain({k: v for k, v in predictions.items() if k in observed}, chains)
     named = {k: s for k, s in trace.items() if s["type"] in ("sample", "deterministic")}
     sites = {clean(k): Site(_plates(s), s["fn"].event_dim if "fn" in s else 0, known.get(k)) for k, s in named.items()}
     return _build(datasets(groups, sites, dims, coords))
@@ -194,21 +190,16 @@ def _check_arguments(model, args, kwargs):
         ) from error
 
 
-def _groups_of_functions(source):
-    """Groups of a run that kept functions at some inputs in place of weights."""
-    found = functions_run(source)
-    return {
-        "posterior": {clean(k): _by_chain(np.asarray(v), found.num_chains) for k, v in found.samples.items()},
-        "sample_stats": _stats(found),
-        "constant_data": _probes(found.functions_at),
-    }
-
-
 def _stats(found) -> dict:
-    return {
-        SAMPLE_STATS.get(k, k): _by_chain(-v if k == "potential_energy" else v, found.num_chains)
-        for k, v in found.stats.items()
-    }
+    """The fields of the draws. ArviZ knows the potential energy by its negative, ``lp``."""
+    named = dict(("lp", -v) if k == "potential_energy" else (k, v) for k, v in found.stats.items())
+    return _by_chain(named, found.num_chains)
+
+
+def _by_chain(draws: dict, chains: int) -> dict:
+    """Draws [S, …] as [C, S / C, …], by the names that ArviZ takes."""
+    arrays = {clean(k): np.asarray(v) for k, v in draws.items()}
+    return {k: v.reshape(chains, len(v) // chains, *v.shape[1:]) for k, v in arrays.items()}
 
 
 def observations(model, args, kwargs):
@@ -244,9 +235,9 @@ def _known_in_any_draw(posterior, args, kwargs, known):
         return {k: counted(trace[k]) for k in known}
 
     first = {"draw": {k: v[0] for k, v in posterior.samples.items()}, "key": jax.random.key(0)}
-    if not depends_on(lambda values: counts(values["draw"], values["key"], *with_rows((args, kwargs))), first):
+    if not depends_on(lambda values: counts(values["draw"], values["key"], args, kwargs), first):
         return known
-    by_draw = map_draws(counts, posterior.samples, jax.random.key(0), (args, kwargs))
+    by_draw = map_draws(counts, posterior.samples, (args, kwargs))
     return {k: v.any(axis=0) for k, v in by_draw.items()}
 
 
@@ -266,9 +257,11 @@ def _probes(inputs) -> dict:
     if not isinstance(inputs, dict):
         return {"probe_inputs": np.asarray(inputs)}
     arrays = {k: np.asarray(x) for k, x in inputs.items()}
-    first = next(iter(arrays.values()), None)
-    if all(_same(x, first) for x in arrays.values()):
-        return {} if first is None else {"probe_inputs": first}
+    if not arrays:
+        return {}
+    first = next(iter(arrays.values()))
+    if all(are_equal(x, first) for x in arrays.values()):
+        return {"probe_inputs": first}
     return {f"probe_inputs_{clean(k)}": x for k, x in arrays.items()}
 
 
@@ -280,14 +273,6 @@ def _as_given(value, arrays):
 
     def is_given(a):
         is_kept = value.dtype.kind in ("f", a.dtype.kind) or np.array_equal(a, value)
-        return is_kept and _same(a.astype(value.dtype), value)
+        return is_kept and are_equal(a.astype(value.dtype), value)
 
     return next((a for a in arrays if is_given(a)), value)
-
-
-def _same(a, b):
-    return a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == b.dtype.kind == "f")
-
-
-def _by_chain(values, chains):
-    return values.reshape(chains, len(values) // chains, *values.shape[1:])

@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from numpyro_fspace.model.arguments import split_arrays
+from numpyro_fspace._xla import taken
+from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.functions import evaluate, functions_of
 from numpyro_fspace.model.handlers import own_keys
-from numpyro_fspace.model.program_analysis import sources
+from numpyro_fspace.model.programs.analysis import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import (
     is_functional_prior,
-    is_weight,
     latent_sites,
     observed_sites,
     parameters_of,
     weights_of,
     zeros_if_not_drawable,
 )
-from numpyro_fspace.posterior.arrays import taken
 
 if TYPE_CHECKING:
     from numpyro_fspace.posterior.posterior import Posterior
@@ -55,7 +54,7 @@ def check_complete(posterior: Posterior, args, kwargs, inputs, from_prior=()):
     unknown = sorted(set(from_prior) - set(free))
     if unknown:
         raise ValueError(f"from_prior: {unknown} are no latent sites of the model; it has {list(latent_sites(trace))}.")
-    missing = [k for k in free if k in trace and k not in from_prior and is_weight(trace[k], weights)]
+    missing = [k for k in free if k in trace and k not in from_prior and k in weights]
     if hidden or (free and not missing):
         needed = _latents_of_fit(posterior)
         if needed is None:
@@ -184,10 +183,10 @@ def _needed(model, draw, args, kwargs, inputs, *, trace, hidden) -> set:
         return distributions | fixed | {"functions": evaluate(functions_of(found), inputs)}
 
     depends = sources(parts, sites | {f"key of {k}": jax.random.key(0) for k in hidden} | {"": arrays})
-    own = {k: depends[f"distribution of {k}"] - {k} for k in sites}
     prefix = "distribution of "
-    others = [of - {k.removeprefix(prefix)} for k, of in depends.items() if k.startswith(prefix)]
-    by_distributions = set(depends["functions"]).union(*others)
+    laws = {k.removeprefix(prefix): of for k, of in depends.items() if k.startswith(prefix)}
+    own = {k: of - {k} for k, of in laws.items()}
+    by_distributions = set(depends["functions"]).union(*own.values())
     by_others = set().union(*(of for k, of in depends.items() if k.startswith("value of ")))
     found = {
         k for k in sites if k not in draw and (k in by_distributions or (k in by_others and not own[k] & draw.keys()))

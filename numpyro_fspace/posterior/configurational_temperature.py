@@ -21,11 +21,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
 
-from numpyro_fspace._xla import flatten
-from numpyro_fspace.model.arguments import split_arrays
+from numpyro_fspace._xla import flatten, taken
+from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import has_dynamic_support
-from numpyro_fspace.posterior.arrays import like, plain, taken
+from numpyro_fspace.posterior.arrays import like, plain
 
 __all__ = ["ConfigurationalTemperature", "configurational_temperature", "unconstrained"]
 
@@ -99,7 +99,8 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
         return None
     chains = _even(num_chains, num)
     places = _even(num_kept, num // len(chains))
-    chain, place = (a.ravel() for a in np.meshgrid(chains, places, indexing="ij"))
+    number, place = np.repeat(np.arange(len(chains)), len(places)), np.tile(places, len(chains))
+    chain = chains[number]
     some = taken({k: draws[k] for k in plan.params}, chain, place)
     settings = {"arguments": (args, kwargs), "key": key, "is_random": plan.has_random_points, "is_cut": is_cut}
     gradients = _Gradients(kernel, state, some, chain, **settings)
@@ -108,7 +109,8 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
     if good.sum() < max(FEWEST_DRAWS, 0.9 * len(good)):
         return None
     first, second = np.where(good[:, None], first, 0.0), np.where(good[:, None], second, 0.0)
-    fold = _folds(chain, place, len(chains))
+    # Two nearly independent halves of the draws: two sets of chains or, with one chain, its early and late draws.
+    fold = number % 2 if len(chains) > 1 else (place > np.median(place)).astype(int)
     halves = [np.flatnonzero(good & (fold != half)) for half in (0, 1)]
     if len(chains) > 1:
         directions = np.stack([_leading((first + second)[half]) for half in halves])
@@ -125,7 +127,7 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
     ]
     curvatures = np.stack([(d * v).sum(1) for d, v in zip(products, probes, strict=True)])
     is_known = good[rows] & np.isfinite(curvatures).all(axis=0)
-    block = _blocks(chain, place, num_kept)
+    block = _blocks(number, place, num_kept)
     results = [
         _ratio(s[good], c[is_known], block[good], block[rows][is_known])
         for s, c in zip(squares, curvatures, strict=True)
@@ -172,9 +174,9 @@ class _Gradients:
 
     def at(self, rows, offsets, keys, is_whole: bool = True):
         """Gradients at draws plus offsets [n, P], by a program for ``NUM_AT_ONCE`` of them."""
-        settings = {"kernel": self.kernel, "join": self.join, "like_key": self.key, "is_random": self.is_random}
-        name = "configurational temperature", self.kernel._settings(), self.is_random, is_whole
-        gradients_at = partial(_gradients_at, is_whole=is_whole, **settings)
+        settings = {"kernel": self.kernel, "join": self.join, "like_key": self.key, "is_whole": is_whole}
+        name = "configurational temperature", self.kernel._settings(), is_whole
+        gradients_at = partial(_gradients_at, **settings)
         program, found = self.kernel._compiled(gradients_at, self.static, *name), []
         for start in range(0, len(rows), NUM_AT_ONCE):
             part = np.minimum(np.arange(start, start + NUM_AT_ONCE), len(rows) - 1)
@@ -193,7 +195,7 @@ class _Gradients:
         return (above - below) / (2 * reach)
 
 
-def _gradients_at(points, scale, learned, arrays, *, kernel, join, like_key, is_random, is_whole):
+def _gradients_at(points, scale, learned, arrays, *, kernel, join, like_key, is_whole):
     """The gradients of ``_Gradients.at``; a program that the kernel keeps, so that it holds no draws."""
     args, kwargs = join(arrays)
     model = kernel._model_potential(args, kwargs)
@@ -204,7 +206,7 @@ def _gradients_at(points, scale, learned, arrays, *, kernel, join, like_key, is_
         position, unravel = flatten(unconstrained(model, draw))
         metric = preconditioner.build(scale[chain], jax.tree.map(lambda a: a[chain], learned))
         z = unravel(position + metric.scale(offset))
-        gradient = _gradient(model, z, like(key, like_key), is_random, is_whole)
+        gradient = _gradient(model, z, like(key, like_key), is_whole)
         return metric.scale_gradient(ravel_pytree(gradient)[0])
 
     return jax.lax.map(one, points)
@@ -230,13 +232,13 @@ def _even(num: int, most: int):
     return (np.arange(1, most + 1) * num) // most - 1
 
 
-def _gradient(model, z, key, is_random, is_whole):
+def _gradient(model, z, key, is_whole):
     """The gradient of U on all data, averaged over a few sets of random measurement points; or an estimate of it."""
     if not (model.is_random and is_whole):
         return jax.grad(lambda z: model(z, key)[0])(z)
     total = model.data_gradient(z, key)
     if model.functional_priors:
-        keys = jax.random.split(key, NUM_SETS if is_random else 1)
+        keys = jax.random.split(key, NUM_SETS if model.has_random_points else 1)
         priors = jax.lax.map(lambda key: jax.grad(lambda z: model(z, key)[1])(z), keys)
         total = jax.tree.map(lambda a, b: a - b.mean(axis=0), total, priors)
     return total
@@ -249,11 +251,6 @@ def unconstrained(model, draw):
         settings = {"key": jax.random.key(0), "substitute": draw, "full_plates": False}
         sites = run_model(model.model, model.args, model.kwargs, **settings)
     return {k: biject_to(sites[k]["fn"].support).inv(draw[k]) for k in model.latents if k in draw}
-
-
-def _folds(chain, place, num_chains):
-    """Two nearly independent halves of the draws: two sets of chains or, with one chain, its early and late draws."""
-    return np.unique(chain, return_inverse=True)[1] % 2 if num_chains > 1 else (place > np.median(place)).astype(int)
 
 
 def _leading(gradients):
@@ -274,9 +271,11 @@ def _reach(square):
     return REACH / np.sqrt(max(abs(square), 1e-30))
 
 
-def _blocks(chain, place, num_kept):
-    """The number of each draw's block. Blocks, parts of a chain or several chains, are nearly independent."""
-    number = np.unique(chain, return_inverse=True)[1]
+def _blocks(number, place, num_kept):
+    """The number of each draw's block, given those of its chain and its place in it.
+
+    Blocks, parts of a chain or several chains, are nearly independent.
+    """
     num_chains = number.max() + 1
     parts = -(-NUM_BLOCKS // num_chains)
     if parts == 1:

@@ -60,9 +60,10 @@ def convergence_doubts(found: Sequence[FunctionDiagnostics], still: np.ndarray) 
         )
         lines.append(Doubt("movement", text))
     if np.nanmax(rhat, initial=0.0) > RHAT_LIMIT:
+        why = "the chains have not converged" if num_chains > 1 else "the chain has not settled, as its halves differ"
         text = (
             f"R-hat of {_label(names[np.nanargmax(rhat)])} reaches {_above_limit(np.nanmax(rhat))}: "
-            f"{_not_met(num_chains)}. Run longer (num_samples, or num_steps for more steps per draw), discard more "
+            f"{why}. Run longer (num_samples, or num_steps for more steps per draw), discard more "
             "(num_warmup), and do not read its spread."
         )
         lines.append(Doubt("R-hat", text))
@@ -103,7 +104,3 @@ def _chains(numbers: np.ndarray, num_chains: int) -> str:
         return "the chain"
     listed = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
     return f"chain{'s' if len(numbers) > 1 else ''} {listed} (the first being 0)"
-
-
-def _not_met(num_chains: int) -> str:
-    return "the chains have not converged" if num_chains > 1 else "the chain has not settled, as its halves differ"

@@ -11,18 +11,18 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import discrete
 
-from numpyro_fspace._checks import one_line
-from numpyro_fspace._xla import one_blas_thread
-from numpyro_fspace.model.arguments import split_arrays
-from numpyro_fspace.model.checks import checked_arguments, known_values
+from numpyro_fspace._checks import check_count, one_line
+from numpyro_fspace.model.checks.arguments import checked_arguments
+from numpyro_fspace.model.checks.indices import plates_of
+from numpyro_fspace.model.data.arguments import split_arrays
+from numpyro_fspace.model.data.on_demand import entry_point
 from numpyro_fspace.model.handlers import own_keys
-from numpyro_fspace.model.index_checks import plates_of
-from numpyro_fspace.model.on_demand import errors_as_themselves
-from numpyro_fspace.model.program_analysis import sources
+from numpyro_fspace.model.programs.analysis import sources
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sites import base_distribution, is_functional_prior, is_weight, weights_of
+from numpyro_fspace.model.sites import base_distribution, weights_of
+from numpyro_fspace.posterior.arrays import is_key
 from numpyro_fspace.posterior.completeness import check_complete
-from numpyro_fspace.posterior.evaluator import Evaluator
+from numpyro_fspace.posterior.evaluator import Evaluator, is_output
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.prediction_warnings import warn_of_predictions
 from numpyro_fspace.posterior.row_independence import Evaluation
@@ -64,8 +64,7 @@ class Decomposition:
         return self.epistemic + self.aleatoric
 
 
-@errors_as_themselves
-@one_blas_thread
+@entry_point
 def decompose(
     source: MCMC | Posterior | dict,
     *args: Any,
@@ -122,13 +121,14 @@ def decompose(
 
     Reference: Depeweg et al. (2018), *Decomposition of uncertainty in Bayesian deep learning*.
     """
+    if input_batch_size is not None:
+        check_count(input_batch_size, "input_batch_size")
     evaluator = _Moments(as_posterior(source, model), site)
     posterior = evaluator.posterior
-    if args and isinstance(args[0], jax.Array) and jnp.issubdtype(args[0].dtype, jax.dtypes.prng_key):
+    if args and is_key(args[0]):
         raise TypeError("decompose takes no random key, as nothing is drawn: decompose(mcmc, x_new).")
     sizes = {"batch_size": batch_size, "input_batch_size": input_batch_size}
-    known = known_values(posterior.model, args, kwargs, "decompose")
-    with checked_arguments(args, kwargs, "decompose"), known:
+    with checked_arguments(args, kwargs, "decompose", model=posterior.model):
         evaluator.check_known(args, kwargs)
         found = evaluator.draws(jax.random.key(0), (args, kwargs), None, **sizes)
     for name, values in found.items():
@@ -198,19 +198,13 @@ class _Moments(Evaluator):
             trace = run_model(self.posterior.model, args, kwargs, key=key, substitute=draw)
         plates.update(plates_of(trace))
         weights = weights_of(trace)
-        sites = [k for k, s in trace.items() if _is_observation(s, draw, weights)]
+        sites = [k for k, s in trace.items() if s["type"] == "sample" and is_output(s, draw, weights)]
         if self._asked not in sites and (self._asked is not None or len(sites) != 1):
             raise ValueError(f"decompose: site={self._asked!r}, but the observed sites of the model are {sites}.")
         self.site = sites[0] if self._asked is None else self._asked
         law = trace[self.site]["fn"]
         self.law = type(base_distribution(law)).__name__
         return Evaluation(_moments(self.site, law), {}, asked.num > 0)
-
-
-def _is_observation(site, draw, weights) -> bool:
-    if site["type"] != "sample" or site["name"] in draw or is_functional_prior(site):
-        return False
-    return not (site["infer"].get("is_auxiliary") or is_weight(site, weights))
 
 
 def _moments(name: str, law: dist.Distribution) -> dict:

@@ -158,8 +158,9 @@ def function_diagnostics(
             raise ValueError(f"names has {len(names)} labels, f has {len(labels)} points; they must agree.")
         labels = [str(name) for name in names]
     found = diagnose(draws, tuple(labels))
-    for note in _notes_of_trouble(found):
-        warnings.warn(note, UserWarning, stacklevel=2)
+    for note in found.notes:
+        if note != ONE_CHAIN:
+            warnings.warn(note, UserWarning, stacklevel=2)
     return found
 
 
@@ -208,10 +209,6 @@ def diagnose(draws: Float[np.ndarray, "C S P"], names: tuple[str, ...]) -> Funct
     _, num_chains, num_draws = x.shape
     mean, sd, rhat, ess_bulk, ess_tail, mcse_mean = stats
     return FunctionDiagnostics(names, num_chains, num_draws, mean, sd, rhat, ess_bulk, ess_tail, mcse_mean, notes)
-
-
-def _notes_of_trouble(found: FunctionDiagnostics) -> list[str]:
-    return [note for note in found.notes if note != ONE_CHAIN]
 
 
 def _notes(names: tuple[str, ...], finite: np.ndarray, varies: np.ndarray, moves: np.ndarray) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ import numpy as np
 
 from numpyro_fspace._checks import check_count, native
 from numpyro_fspace._xla import largest_array
-from numpyro_fspace.model.arguments import split_arrays
+from numpyro_fspace.model.data.arguments import split_arrays
 
-__all__ = ["compile_chunk", "largest_of", "map_compiled", "map_draws", "share_equal"]
+__all__ = ["compile_chunk", "map_compiled", "map_draws", "most_at_once", "share_equal"]
 
 #: Numbers in the largest array that draws evaluated together may make: 2²⁵ (128 MiB in float32).
 CHUNK = 2**25
@@ -33,12 +33,12 @@ def compile_chunk(fn, given):
     return chunk
 
 
-def map_draws(fn, draws, key, given: tuple, *, batch_size: int | None = None) -> dict:
+def map_draws(fn, draws, given: tuple) -> dict:
     """``fn(draw, key, *given)`` for every draw, a dict of arrays, collected as NumPy arrays [S, ...].
 
-    Arrays in ``given`` enter the compiled function as arguments, all else as constants.
+    Arrays in ``given`` enter the compiled function as arguments, all else as constants. The keys are always the same.
     """
-    return map_compiled(compile_chunk(fn, given), draws, key, given, batch_size=batch_size)
+    return map_compiled(compile_chunk(fn, given), draws, jax.random.key(0), given)
 
 
 def map_compiled(chunk, draws, key, given: tuple, *, batch_size: int | None = None) -> dict:
@@ -47,7 +47,7 @@ def map_compiled(chunk, draws, key, given: tuple, *, batch_size: int | None = No
     arrays = split_arrays(given)[0]
     keys = jax.random.split(key, num)
     if batch_size is None:
-        batch_size = max(1, num * CHUNK // max(largest_of(chunk, draws, keys, arrays), CHUNK))
+        batch_size = most_at_once(num, largest_array(chunk.trace(draws, keys, arrays).jaxpr.jaxpr))
     check_count(batch_size, "batch_size")
     values: dict = {}
     for start in range(0, num, batch_size):
@@ -56,6 +56,16 @@ def map_compiled(chunk, draws, key, given: tuple, *, batch_size: int | None = No
         for k, v in part.items():
             values.setdefault(k, np.empty((num, *v.shape[1:]), v.dtype))[rows] = v
     return values
+
+
+def most_at_once(num: int, largest: int) -> int:
+    """How many of ``num`` draws or rows can be evaluated together.
+
+    Args:
+        num: the number of all.
+        largest: the size of the largest array that all of them together make.
+    """
+    return max(1, num * CHUNK // max(largest, CHUNK))
 
 
 def share_equal(tree):
@@ -74,8 +84,3 @@ def share_equal(tree):
         return leaf
 
     return jax.tree.map(share, tree)
-
-
-def largest_of(chunk, draws, keys, arrays) -> int:
-    """Size of the largest array that ``chunk`` would make of all draws at once; its trace serves the call too."""
-    return max(1, largest_array(chunk.trace(draws, keys, arrays).jaxpr.jaxpr))

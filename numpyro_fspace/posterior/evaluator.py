@@ -15,34 +15,26 @@ import numpy as np
 import numpyro
 
 from numpyro_fspace._checks import as_numbers, warn
-from numpyro_fspace.model.arguments import split_arrays
-from numpyro_fspace.model.checks import named_leaves
+from numpyro_fspace._xla import largest_array, taken
+from numpyro_fspace.model.checks.arguments import named_leaves
+from numpyro_fspace.model.checks.indices import check_indices, plates_of
+from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.functions import evaluate, function_inputs, function_values, functions_of, widened
 from numpyro_fspace.model.handlers import full_plates, own_keys
-from numpyro_fspace.model.index_checks import check_indices, plates_of
-from numpyro_fspace.model.program_analysis import sources
-from numpyro_fspace.model.program_cache import cached_program, content_key
+from numpyro_fspace.model.programs.analysis import sources
+from numpyro_fspace.model.programs.cache import cached_program, content_key
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sharding import with_devices_of
-from numpyro_fspace.model.sites import (
-    base_distribution,
-    is_drawable,
-    is_weight,
-    log_density_of,
-    observed_sites,
-    weights_of,
-)
-from numpyro_fspace.posterior import draw_batches
-from numpyro_fspace.posterior.arrays import taken
+from numpyro_fspace.model.sites import base_distribution, is_drawable, observed_sites, weights_of
 from numpyro_fspace.posterior.completeness import check_complete
-from numpyro_fspace.posterior.draw_batches import compile_chunk, largest_of, map_compiled, map_draws, share_equal
+from numpyro_fspace.posterior.draw_batches import compile_chunk, map_compiled, map_draws, most_at_once, share_equal
 from numpyro_fspace.posterior.model_structure import Structure, structure
 from numpyro_fspace.posterior.row_independence import Evaluation, Probe, find_axes, take_rows
 
 if TYPE_CHECKING:
     from numpyro_fspace.posterior.posterior import Posterior
 
-__all__ = ["Evaluator", "as_arrays", "deterministic_draws", "function_draws", "log_likelihood"]
+__all__ = ["Evaluator", "as_arrays", "deterministic_draws", "function_draws", "is_output", "log_likelihood"]
 
 
 class Evaluator:
@@ -73,7 +65,7 @@ class Evaluator:
         """The structure of the model at such arguments."""
         programs = self._programs_for((args, kwargs))
         if "structure" not in programs:
-            draw = {k: v[0] for k, v in self.posterior.samples.items()}
+            draw = taken(self.posterior.samples, 0)
             programs["structure"] = structure(full_plates(self.posterior.model), draw, args, kwargs)
         return programs["structure"]
 
@@ -126,12 +118,10 @@ class Evaluator:
 
     def _row_batches(self, programs, given, keys, num, input_batch_size) -> tuple[dict, int]:
         """``(axes, size)``: the axis of rows of each value, and rows of a batch; no axes where all go together."""
-        size = most = num if input_batch_size is None else input_batch_size
-        if input_batch_size is None or num > input_batch_size:
-            arrays = split_arrays(given)[0]
-            largest = largest_of(programs["all"], self.posterior.samples, keys, arrays) // len(keys)
-            most = max(1, num * draw_batches.CHUNK // max(largest, draw_batches.CHUNK))
-            size = most if input_batch_size is None else input_batch_size
+        if input_batch_size is not None and num <= input_batch_size:
+            return {}, num
+        most = most_at_once(num, largest_array(programs["traced"].jaxpr) // len(keys))  # rows of one draw
+        size = most if input_batch_size is None else input_batch_size
         if num <= size:
             return {}, size
         try:
@@ -157,7 +147,7 @@ class Evaluator:
             trace = run_model(self.posterior.model, args, kwargs, key=key, substitute=draw)
         plates.update(plates_of(trace))
         weights = weights_of(trace)
-        found = {k: s["value"] for k, s in trace.items() if _is_output(s, draw, weights)}
+        found = {k: s["value"] for k, s in trace.items() if is_output(s, draw, weights)}
         undrawn = [k for k in found if trace[k]["type"] == "sample" and not is_drawable(trace[k])]
         if undrawn:
             kinds = ", ".join(sorted({type(base_distribution(trace[k]["fn"])).__name__ for k in undrawn}))
@@ -190,7 +180,7 @@ def function_draws(posterior: Posterior, args, kwargs, inputs) -> dict:
         return function_values(posterior.model, draw, args, kwargs, inputs)
 
     args, kwargs, inputs = with_devices_of((args, kwargs, inputs), posterior.samples)
-    return map_draws(one_draw, posterior.samples, jax.random.key(0), (args, kwargs, inputs))
+    return map_draws(one_draw, posterior.samples, (args, kwargs, inputs))
 
 
 def deterministic_draws(posterior: Posterior, args, kwargs, names) -> dict:
@@ -201,10 +191,10 @@ def deterministic_draws(posterior: Posterior, args, kwargs, names) -> dict:
         return widened({k: trace[k]["value"] for k in names if k in trace})
 
     args, kwargs = with_devices_of((args, kwargs), posterior.samples)
-    return map_draws(one_draw, posterior.samples, jax.random.key(0), (args, kwargs))
+    return map_draws(one_draw, posterior.samples, (args, kwargs))
 
 
-def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> dict:
+def log_likelihood(posterior: Posterior, args, kwargs) -> dict:
     """Pointwise log-likelihood [S, N] of every observed site, at the full data and recomputed functions.
 
     ``args`` include the targets. The functional prior and other factors are not observations and are left out, and so
@@ -227,20 +217,20 @@ def log_likelihood(posterior: Posterior, args, kwargs, *, batch_size=None) -> di
         trace = run_model(posterior.model, args, kwargs, key=key, substitute=draw)
         return {k: s["fn"].log_prob(s["value"]) for k, s in observed_sites(trace).items()}
 
-    return map_draws(one_draw, posterior.samples, jax.random.key(0), (args, kwargs), batch_size=batch_size)
+    return map_draws(one_draw, posterior.samples, (args, kwargs))
 
 
 def _factors_of_data(posterior, args, kwargs) -> list[str]:
     """The ``numpyro.factor`` sites that depend on arrays among the model's arguments."""
     arrays, _, join = split_arrays((args, kwargs))
-    draw = jax.tree.map(jnp.asarray, taken(posterior.samples, 0))  # a model may index it by a traced argument
+    draw = jax.device_put(taken(posterior.samples, 0))  # a model may index it by a traced argument
 
     def factors(given):
         args, kwargs = join(given["arrays"])
         with numpyro.validation_enabled(False):  # a draw may be NaN
             trace = run_model(posterior.model, args, kwargs, key=jax.random.key(0), substitute=draw)
         names = observed_sites(trace, factors=True).keys() - observed_sites(trace).keys()
-        return {k: log_density_of(trace[k]) for k in names}
+        return {k: trace[k]["fn"].log_prob(trace[k]["value"]) for k in names}
 
     return sorted(k for k, used in sources(factors, {"arrays": arrays}).items() if used)
 
@@ -260,7 +250,8 @@ def _as_inputs(x, name):
     return array
 
 
-def _is_output(site, draw, weights):
-    if site["type"] not in ("sample", "deterministic") or is_weight(site, weights):
+def is_output(site, draw, weights) -> bool:
+    """Whether ``predict`` returns a site. Values that have draws, weights and auxiliary sites are left out."""
+    if site["type"] not in ("sample", "deterministic") or site["name"] in weights:
         return False
     return site["type"] == "deterministic" or not (site["name"] in draw or site["infer"].get("is_auxiliary", False))

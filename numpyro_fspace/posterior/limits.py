@@ -2,29 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "ACCEPTANCE_LIMIT",
-    "CHANCE_SHARE",
-    "DRIFT_LIMIT",
-    "NOISE_LIMIT",
-    "SHORTFALL_LIMIT",
-    "WEIGHTED_NOISE_LIMIT",
-    "LEAST_PRODUCT_SHARE",
-    "ESS_LIMIT",
-    "KINETIC_LIMIT",
-    "LEADING_LIMIT",
-    "MEAN_LIMIT",
-    "MIN_ACCEPT_PROB",
-    "MIN_DRAWS",
-    "MIN_RUN",
-    "NUM_ERRORS",
-    "RHAT_LIMIT",
-    "STANDSTILL_SHARE",
-    "kinetic_margin",
-]
-
-#: R-hat is to be at most the first, bulk and tail effective sample sizes at least the second for each chain. 50
-#: effective draws make a mean good to a seventh of a standard deviation.
+#: Largest R-hat, and smallest bulk and tail effective sample size for each chain, of a run without a doubt. 50
+#: effective draws give a mean to a seventh of a standard deviation.
 RHAT_LIMIT, ESS_LIMIT = 1.05, 50
 #: The share of the points of a function at which the estimate of its effective sample size may be small by chance.
 CHANCE_SHARE = 0.05
@@ -32,7 +11,7 @@ CHANCE_SHARE = 0.05
 STANDSTILL_SHARE = 0.1
 #: Draws of each chain that have to be kept before a warning is given. With fewer, chance alone exceeds the limits.
 MIN_DRAWS = 100
-#: Draws of each chain that make a run which is judged at its end. Fewer make a trial.
+#: Draws of each chain from which a run is judged at its end; a shorter run is a trial.
 MIN_RUN = 200
 #: Mean acceptance probability of a chain with a Metropolis test.
 MIN_ACCEPT_PROB = 0.1

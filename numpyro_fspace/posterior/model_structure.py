@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.model.program_analysis import depends_on, sources
+from numpyro_fspace.model.programs.analysis import depends_on, sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior, module_weights, parameters_of
 
@@ -62,7 +62,7 @@ class Structure(NamedTuple):
 
 def structure(model, draw, args, kwargs) -> Structure:
     """The structure of a model at a draw of its latent sites."""
-    draw = jax.tree.map(jnp.asarray, draw)
+    draw = jax.device_put(draw)
     trace: dict = {}
     shapes: dict = {}
 

@@ -18,15 +18,15 @@ from numpyro_fspace._checks import as_numbers, check_count, not_numbers
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.posterior.arrays import join_chains, plain
-from numpyro_fspace.posterior.checkpoint_files import RunFiles
-from numpyro_fspace.posterior.model_check import warn_of_another_model, warn_of_another_prior
-from numpyro_fspace.posterior.saved_posterior import read_archive
+from numpyro_fspace.posterior.storage.checkpoint_files import RunFiles
+from numpyro_fspace.posterior.storage.model_check import warn_of_another_model, warn_of_another_prior
+from numpyro_fspace.posterior.storage.posterior_file import read_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["Posterior", "as_posterior", "functions_run"]
+__all__ = ["Posterior", "as_posterior"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -194,26 +194,28 @@ def _warn_of_positions(init):
 Posterior.__init__ = _warn_of_positions(Posterior.__init__)  # type: ignore[method-assign]
 
 
-def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, ...] = ()) -> Posterior:
+def as_posterior(
+    source, model: Callable | None = None, from_prior: tuple[str, ...] = (), *, functions: bool = False
+) -> Posterior:
     """The posterior of an ``MCMC`` object, of a dict of draws, or a ``Posterior`` itself.
 
     Args:
         source: an ``MCMC`` object that has run, a ``Posterior``, or a dict of draws [S, …].
         model: another model; the arguments that it was fitted to are then unknown. A dict needs one.
         from_prior: names of latent sites that need no draws.
+        functions: whether draws of functions in place of weights (``functions_at``) will do.
     """
-    if isinstance(source, NumPyroMCMC | Posterior) and getattr(source, "functions_at", None) is not None:
+    if isinstance(source, NumPyroMCMC):
         _check_has_run(source)
+    functions_at = getattr(source, "functions_at", None) if isinstance(source, NumPyroMCMC | Posterior) else None
+    if functions_at is not None and not functions:
         raise ValueError(
             "This run kept functions in place of weights (functions_at=...); their draws are get_samples(), or samples "
             "of a Posterior. Run without functions_at for what needs weights."
         )
-    if isinstance(source, Posterior):
-        return source if model is None else replace(source, model=model, args=(), kwargs={}, fit={})
     if isinstance(source, NumPyroMCMC):
-        _check_has_run(source)
         stats, samples = _arrays(source.get_extra_fields()), source.get_samples()
-        latents = getattr(source.last_state, source.sampler.sample_field)
+        latents = {} if functions_at is not None else getattr(source.last_state, source.sampler.sample_field)
         missing = sorted(set(latents) - set(samples) - set(from_prior)) if isinstance(latents, dict) else []
         if missing:
             raise ValueError(
@@ -221,9 +223,18 @@ def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, .
                 f"from the prior. If that is meant, say so: predict(..., from_prior={missing})."
             )
         args, kwargs = with_devices_of((source._args, source._kwargs), samples)
-        settings = {"num_chains": _num_chains(source), "args": args, "kwargs": kwargs, "stats": stats}
-        found = Posterior(source.sampler.model, samples, **settings)
-        return found if model is None else as_posterior(found, model)
+        draws = jax.tree.leaves(source.get_samples(group_by_chain=True))
+        source = Posterior(
+            source.sampler.model,
+            samples,
+            num_chains=len(draws[0]) if draws else source.num_chains,  # fewer than asked if the run was interrupted
+            args=args,
+            kwargs=kwargs,
+            stats=stats,
+            functions_at=functions_at,
+        )
+    if isinstance(source, Posterior):
+        return source if model is None else replace(source, model=model, args=(), kwargs={}, fit={})
     if not isinstance(source, dict):
         raise TypeError(
             f"source must be an MCMC object, a Posterior or a dict of posterior draws, got {type(source).__name__}."
@@ -233,25 +244,7 @@ def as_posterior(source, model: Callable | None = None, from_prior: tuple[str, .
     return Posterior(model, {k: as_numbers(v, f"samples[{k!r}]") for k, v in source.items()})
 
 
-def functions_run(source) -> Posterior:
-    """The posterior of a run that kept functions in place of weights."""
-    if isinstance(source, Posterior):
-        return source
-    _check_has_run(source)
-    stats, (args, kwargs) = _arrays(source.get_extra_fields()), (source._args, source._kwargs)
-    settings = {"num_chains": _num_chains(source), "args": args, "kwargs": kwargs, "stats": stats}
-    return Posterior(source.sampler.model, source.get_samples(), **settings, functions_at=source.functions_at)
-
-
-def _num_chains(source: NumPyroMCMC) -> int:
-    """The number of chains that a run has kept, which may be fewer than asked if it was interrupted."""
-    draws = jax.tree.leaves(source.get_samples(group_by_chain=True))
-    return len(draws[0]) if draws else source.num_chains
-
-
-def _check_has_run(source):
-    if not isinstance(source, NumPyroMCMC):
-        return
+def _check_has_run(source: NumPyroMCMC):
     state, start = source.last_state, source.post_warmup_state
     # A run that goes on from another state counts its draws from that of the state.
     is_new = start is None or start is state

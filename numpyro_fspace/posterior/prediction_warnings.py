@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,19 +13,22 @@ from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import diagnose
 from numpyro_fspace.posterior.quantities import quantities_in_predictions
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["warn_of_nan", "warn_of_predictions", "without_harm"]
 
 
 def warn_of_nan(predictions: dict, samples: dict):
     """Warn of predictions that are NaN, and say whether it is the posterior draws [S, …] that are."""
-    infinite = [k for k, v in samples.items() if _is_infinite(v)]
-    if infinite and any(_is_infinite(v) for v in predictions.values()):
+    infinite = [k for k, v in samples.items() if _where(np.isinf, v).any()]
+    if infinite and any(_where(np.isinf, v).any() for v in predictions.values()):
         warn(f"predictions are infinite where the posterior draws of {infinite} are: leave those draws out.")
-    spoiled = {k: v for k, v in predictions.items() if _is_nan(v).any()}
+    spoiled = {k: v for k, v in predictions.items() if _where(np.isnan, v).any()}
     if not spoiled:
         return
-    num = max(np.sum(_is_nan(v).reshape(len(v), -1).any(1)) for v in spoiled.values())
-    sites = [k for k, v in samples.items() if _is_nan(v).any()]
+    num = max(np.sum(_where(np.isnan, v).reshape(len(v), -1).any(1)) for v in spoiled.values())
+    sites = [k for k, v in samples.items() if _where(np.isnan, v).any()]
     reason = (
         f"the posterior draws of {sites} are. Leave those draws out, or run again with a smaller step_size."
         if sites
@@ -33,14 +37,10 @@ def warn_of_nan(predictions: dict, samples: dict):
     warn(f"{sorted(spoiled)} are NaN in {num} of {len(next(iter(spoiled.values())))} draws: {reason}")
 
 
-def _is_nan(values) -> np.ndarray:
+def _where(test: Callable, values) -> np.ndarray:
+    """Where a test of floating-point numbers holds, ``np.isnan`` say; nowhere among values of other types."""
     array = np.asarray(values)
-    return np.isnan(array) if jnp.issubdtype(array.dtype, jnp.inexact) else np.zeros(len(array), bool)
-
-
-def _is_infinite(values) -> bool:
-    array = np.asarray(values)
-    return bool(jnp.issubdtype(array.dtype, jnp.inexact) and np.isinf(array).any())
+    return test(array) if jnp.issubdtype(array.dtype, jnp.inexact) else np.zeros(len(array), bool)
 
 
 def warn_of_predictions(predictions: dict, num_chains: int, find_structure):

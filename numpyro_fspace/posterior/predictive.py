@@ -8,9 +8,8 @@ import jax
 import numpy as np
 
 from numpyro_fspace._checks import check_count, check_key
-from numpyro_fspace._xla import one_blas_thread
-from numpyro_fspace.model.checks import checked_arguments, known_values
-from numpyro_fspace.model.on_demand import errors_as_themselves
+from numpyro_fspace.model.checks.arguments import checked_arguments, known_values
+from numpyro_fspace.model.data.on_demand import entry_point
 from numpyro_fspace.posterior.evaluator import Evaluator
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.prediction_warnings import warn_of_nan, warn_of_predictions
@@ -56,7 +55,7 @@ class Predictive:
         (5, 3)
     """
 
-    @errors_as_themselves
+    @entry_point
     def __init__(
         self,
         source: MCMC | Posterior | dict,
@@ -80,8 +79,7 @@ class Predictive:
         self._inputs = inputs
         self._sizes = {"batch_size": batch_size, "input_batch_size": input_batch_size}
 
-    @errors_as_themselves
-    @one_blas_thread
+    @entry_point
     def __call__(self, key: Key[Array, ""], *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """One draw of each function and observation for each posterior draw.
 
@@ -109,8 +107,7 @@ class Predictive:
         return f"Predictive({self._evaluator.posterior!r})"
 
 
-@errors_as_themselves
-@one_blas_thread
+@entry_point
 def predict(
     source: MCMC | Posterior | dict,
     key: Key[Array, ""],
@@ -140,9 +137,11 @@ def predict(
             2²⁵ numbers of them, as a convolutional network does of a thousand images. Rows are then evaluated in
             batches, if the values of each row depend on that row alone, which is tested at one draw. Every argument
             with as many rows as the longest of ``inputs`` is cut alike.
-        from_prior: names of latent sites that come from the prior, given the others, in place of the draws, such as
-            the latent values of new rows; all of such a site, known rows too. All others must be among the draws.
-        **kwargs: the model's keyword arguments; those called as an argument above must be given by position.
+        from_prior: names of latent sites that are drawn from the prior, given the other sites, and not taken from the
+            posterior draws: the latent values of new rows, for example. The whole site is drawn, rows that were
+            observed too. All other latent sites must be among the draws.
+        **kwargs: the model's keyword arguments. Give an argument of the model by position if its name is one of those
+            above.
 
     Returns:
         A dict of NumPy arrays [S, N] or [S, N, K]: the functions by name of their ``functional_prior`` or

@@ -72,8 +72,6 @@ def _share(covariance, own, num_points) -> float:
     """The share for K as ``marginal`` returns it and Q of all values together, [M K, M K] in the order of f.ravel()."""
     if covariance.ndim == 3:  # a block for each output, of which the covariances between outputs are zero
         num_outputs = own.shape[0] // num_points
-        whole = np.zeros((num_points, num_outputs, num_points, num_outputs))
-        for k, block in enumerate(np.broadcast_to(covariance, (num_outputs, num_points, num_points))):
-            whole[:, k, :, k] = block
-        covariance = whole.reshape(own.shape)
+        blocks = np.broadcast_to(covariance, (num_outputs, num_points, num_points))
+        covariance = np.einsum("kmn,kl->mknl", blocks, np.eye(num_outputs)).reshape(own.shape)
     return float(np.trace(covariance @ np.linalg.solve(covariance + own, own)) / np.trace(covariance))

@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.model.arguments import split_arrays
+from numpyro_fspace._xla import one_program, taken
+from numpyro_fspace.model.data.arguments import split_arrays
+from numpyro_fspace.model.data.on_demand import OnDemand
 from numpyro_fspace.model.functions import evaluate, function_inputs, functions_of, some_rows
-from numpyro_fspace.model.on_demand import OnDemand
-from numpyro_fspace.model.program_cache import cached_program
+from numpyro_fspace.model.programs.cache import cached_program
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import counted, is_functional_prior, is_masked, subsampled_plates
-from numpyro_fspace.posterior.arrays import taken
+from numpyro_fspace.posterior.arrays import join_chains
 from numpyro_fspace.posterior.draw_batches import compile_chunk, map_compiled
 from numpyro_fspace.posterior.limits import MIN_RUN
 from numpyro_fspace.posterior.model_structure import Structure, likelihood_parameters, structure
@@ -88,8 +89,9 @@ def quantities_of(
         ValueError: if ``inputs`` names something that is not a function of the model.
     """
     programs = {} if programs is None else programs
-    step = -(-_num_draws(draws) // MAX_DRAWS)
-    draws = {k: v[:, ::-step][:, ::-1] if step > 1 else v for k, v in draws.items()}
+    num_draws = next(iter(draws.values())).shape[1]
+    step = -(-num_draws // MAX_DRAWS)
+    draws = _every(draws, step) if step > 1 else draws
     parts = structure(model, taken(draws, 0, 0), args, kwargs)
     latents = {k for k, s in parts.trace.items() if s["type"] == "sample" and not s["is_observed"]}
     missing = sorted(latents - set(draws) - set(parts.priors))
@@ -143,12 +145,14 @@ def _without_masked(model, masked: dict, draws, args, kwargs) -> dict:
     Sites that are masked altogether are omitted.
     """
 
-    def counts(draw, args, kwargs):
-        trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw)
+    arrays, _, join = split_arrays((args, kwargs))
+
+    @jax.jit
+    def counts(draw, arrays):
+        trace = run_model(model, *join(arrays), key=jax.random.key(0), substitute=draw)
         return {k: counted(trace[k]) for k in masked}
 
-    arrays, _, join = split_arrays((args, kwargs))
-    found = jax.device_get(jax.jit(lambda draw, arrays: counts(draw, *join(arrays)))(taken(draws, 0, 0), arrays))
+    found = jax.device_get(counts(taken(draws, 0, 0), arrays))
     return {k: np.where(found[k], np.asarray(v), 0.0) for k, v in masked.items() if found[k].any()}
 
 
@@ -163,10 +167,6 @@ def quantities_in_predictions(predictions: dict, num_chains: int, find_structure
     step = -(-num // num_chains // MAX_DRAWS)
     by_chain = {k: predictions[k].reshape(num_chains, -1, *predictions[k].shape[1:])[:, ::step] for k in sorted(named)}
     return judged_draws(by_chain, MAX_ENTRIES)
-
-
-def _num_draws(draws) -> int:
-    return next(iter(draws.values())).shape[1]
 
 
 def _chosen(parts: Structure, inputs) -> list:
@@ -236,6 +236,15 @@ def _likelihood_values(model, rows, roots, draw, _, *given) -> dict:
     return found
 
 
+@one_program
+def _every(draws, step: int) -> dict:
+    """The last of every ``step`` draws [C, S, …]."""
+    return {k: v[:, ::-step][:, ::-1] for k, v in draws.items()}
+
+
+_joined = one_program(partial(jax.tree.map, join_chains))
+
+
 def _by_chain(fn, draws, given: tuple, programs: dict, key: tuple) -> dict:
     """``fn`` at every draw, [C, S, …]. Draws that lie on disk are evaluated a chain at a time.
 
@@ -253,7 +262,7 @@ def _by_chain(fn, draws, given: tuple, programs: dict, key: tuple) -> dict:
     if any(isinstance(v, np.memmap) for v in draws.values()):
         parts = [values({k: v[chain] for k, v in draws.items()}) for chain in range(shape[0])]
         return {k: np.stack([part[k] for part in parts]) for k in parts[0]}
-    found = values({k: v.reshape(-1, *v.shape[2:]) for k, v in draws.items()})
+    found = values(_joined(draws))
     return {k: v.reshape(*shape, *v.shape[1:]) for k, v in found.items()}
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_fspace.model.arguments import split_arrays
-from numpyro_fspace.model.program_analysis import sources
+from numpyro_fspace.model.data.arguments import split_arrays
+from numpyro_fspace.model.programs.analysis import sources
 from numpyro_fspace.model.sites import base_distribution
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _take(value, rows, axis):
 
 
 def _same(a, b) -> bool:
-    return bool(((a == b) | ((a != a) & (b != b))).all())
+    return np.array_equal(a, b, equal_nan=True)
 
 
 def _alike(a, b) -> bool:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numpyro_fspace._xla import one_blas_thread
-from numpyro_fspace.model.on_demand import errors_as_themselves
+from numpyro_fspace.model.data.on_demand import entry_point
 from numpyro_fspace.posterior.evaluator import log_likelihood
 from numpyro_fspace.posterior.posterior import as_posterior
 
@@ -69,8 +68,7 @@ class Stacking:
         printer.text(str(self))
 
 
-@errors_as_themselves
-@one_blas_thread
+@entry_point
 def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stacking:
     r"""Weights for chains that have not converged, by their leave-one-out predictions.
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "at_compile_time",
-    "closes_over_traced",
     "computed",
     "evaluated",
     "in_default_precision",
@@ -96,8 +95,3 @@ class _Known:
 def without_computing(fn: Callable[[], Any]) -> Any:
     """``fn()``, whose result does not depend on the values of arrays, without computing any."""
     return jax.eval_shape(lambda: _Known(fn())).value
-
-
-def closes_over_traced(fn: Callable, *arguments: Any) -> bool:
-    """Whether ``fn(*arguments)`` depends on traced values that ``fn`` closes over."""
-    return is_traced(jax.make_jaxpr(fn)(*arguments).consts)

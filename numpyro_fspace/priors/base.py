@@ -69,21 +69,16 @@ def as_real(value, name: str) -> AnyArray:
     """
     if value is None:
         raise TypeError(f"{name} must be an array of real numbers, got None.")
-    if is_traced(value):
-        try:
-            value = jnp.asarray(value)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{name} must be one array, got {type(value).__name__}: {error}") from None
-        if jnp.issubdtype(value.dtype, jnp.complexfloating):
-            raise TypeError(f"{name} must be an array of real numbers, got {value.dtype}: {REAL_CURE}.")
-        return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)
+    traced = is_traced(value)
     try:
-        array = as_numbers(value, name)
+        array = jnp.asarray(value) if traced else as_numbers(value, name)
     except (TypeError, ValueError) as error:
-        got = type(value).__name__
-        raise TypeError(f"{name} must be an array of real numbers, got {got}: {error}") from None
+        wanted, got = "one array" if traced else "an array of real numbers", type(value).__name__
+        raise TypeError(f"{name} must be {wanted}, got {got}: {error}") from None
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         raise TypeError(f"{name} must be an array of real numbers, got {array.dtype}: {REAL_CURE}.")
+    if traced:
+        return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
     array = np.asarray(array, np.float64)
     if not np.isfinite(array).all():
         raise ValueError(

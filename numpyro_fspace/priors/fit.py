@@ -120,7 +120,7 @@ def fit_gp(
         >>> bool(fit.losses[-1] < fit.losses[0])
         True
 
-    Reference: rasmussen2006, chapter 5.
+    Reference: C. E. Rasmussen, C. K. I. Williams (2006), *Gaussian processes for machine learning*, chapter 5.
     """
     x, y = as_inputs(x), as_real(y, "y")
     if not np.size(y):
@@ -216,11 +216,7 @@ def _evidence_and_gradient(covariance, y):
     return value, (0.5 * (y.shape[-1] * inverse - matmul(alpha, alpha.mT)), alpha)
 
 
-def _scale_gradient(gradients, cotangent):
-    return tuple(cotangent * gradient for gradient in gradients)
-
-
-_negative_evidence.defvjp(_evidence_and_gradient, _scale_gradient)
+_negative_evidence.defvjp(_evidence_and_gradient, lambda saved, cotangent: tuple(cotangent * g for g in saved))
 
 
 def _adam(loss: Callable, start, num_steps: int, learning_rate: float, progress: bool) -> tuple:

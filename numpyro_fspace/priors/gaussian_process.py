@@ -237,9 +237,9 @@ class ConditionedGP(GaussianProcess):
 
     m'(·) = m(·) + k(·, x) Σ⁻¹ (y - m(x)),  k'(·, ·) = k(·, ·) - k(·, x) Σ⁻¹ k(x, ·),  Σ = k(x, x) + noise.
 
-    If x is traced (random points under jit), the difference k' is computed in the precision of the program. In float32
-    and with small noise it may then have no Cholesky factor, and ``log_prob`` is NaN. Use fixed points or rows of a
-    pool, for which k' is computed in float64, or enable float64. Reference: rasmussen2006, equations 2.22 to 2.24.
+    Of a traced x (random points under jit), k' has the precision of the program: in float32, with small noise,
+    ``log_prob`` may be NaN. Of fixed points and rows of a pool, k' is computed in float64.
+    Reference: C. E. Rasmussen, C. Williams (2006), *Gaussian processes for machine learning*, equations 2.22 to 2.24.
     """
 
     def __init__(self, prior: GaussianProcess, x, y, noise_variance, nugget: ArrayLike | None):

@@ -189,7 +189,7 @@ class GPPrior(GaussianProcess):
         >>> print(round(float(prior.log_prob(jnp.zeros((1, 1)), jnp.zeros(1))), 4))
         -1.2899
 
-    Reference: rasmussen2006.
+    Reference: C. E. Rasmussen, C. K. I. Williams (2006), *Gaussian processes for machine learning*.
     """
 
     def __init__(

@@ -84,7 +84,14 @@ class NetworkPrior(GaussianProcess):
         x = jnp.asarray(as_inputs(x))
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # an old-style key, whose last axis holds its words
             key = jax.random.wrap_key_data(key)
-        draws = self._draws(jax.random.split(key, sample_shape), x)
+        keys = jax.random.split(key, sample_shape)
+
+        def draw(key):
+            return self._draw(key, x)
+
+        for _ in keys.shape:
+            draw = jax.vmap(draw)
+        draws = draw(keys)
         return draws[..., 0] if self.num_outputs is None else draws
 
     def mean_function(self, x):
@@ -102,14 +109,6 @@ class NetworkPrior(GaussianProcess):
     def _fitted(self, x) -> Float[Array, "S M K"]:
         keys = jax.random.split(self.key, self.num_draws)
         return jax.lax.map(lambda key: self._draw(key, x), keys, batch_size=MAX_TOGETHER)
-
-    def _draws(self, keys, x) -> Float[Array, "*S M K"]:
-        def one(key):
-            return self._draw(key, x)
-
-        for _ in keys.shape:
-            one = jax.vmap(one)
-        return one(keys)
 
     def _draw(self, key, x) -> Float[AnyArray, "M K"]:
         return as_values(self.draw(key, x), len(x), self.num_outputs, "the value of draw(key, x)")

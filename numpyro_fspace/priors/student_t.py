@@ -48,7 +48,7 @@ class StudentTPrior:
         >>> print(round(float(prior.log_prob(jnp.zeros((1, 1)), jnp.zeros(1))), 4))  # Cauchy: -log π
         -1.1447
 
-    Reference: shah2014.
+    Reference: A. Shah, A. Wilson, Z. Ghahramani (2014), *Student-t processes as alternatives to Gaussian processes*.
     """
 
     def __init__(

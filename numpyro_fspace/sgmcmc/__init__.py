@@ -1,9 +1,9 @@
-"""The samplers as pure algorithms on pytrees, in BlackJAX's form; no NumPyro needed.
+"""The samplers as pure algorithms on pytrees, with BlackJAX's interface. Nothing here uses NumPyro.
 
-A functional sampler (fSGLD, fSGHMC) is the same algorithm on a potential that includes -log P0(f(X_M)).
+The functional samplers (fSGLD, fSGHMC, fMCLMC) are the same algorithms on a potential that includes -log P0(f(X_M)).
 """
 
 from numpyro_fspace.sgmcmc import control_variates, mclmc, preconditioners, sghmc, sgld
-from numpyro_fspace.sgmcmc.base import Info
+from numpyro_fspace.sgmcmc.shared import Info
 
 __all__ = ["Info", "control_variates", "mclmc", "preconditioners", "sghmc", "sgld"]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.sgmcmc.base import dot
+from numpyro_fspace.sgmcmc.shared import dot
 
 __all__ = ["ControlVariate", "with_control_variate"]
 

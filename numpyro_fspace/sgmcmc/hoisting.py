@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
 __all__ = ["Staged", "stage", "staged_gradient"]
 
@@ -65,11 +66,12 @@ def stage(potential_fn: Callable, position, key) -> Staged:
     constant, early, late = equations
     read = {v for equation in [*early, *late] for v in _variables(equation.invars)} | set(_variables(program.outvars))
     constants = [v for v, number in level.items() if number == 0 and v in read]
-    values = _function(program, constant, program.constvars, constants)(closed.consts)
+    values = _function(_part(program, constant, program.constvars, constants))(closed.consts)
     wanted = [v for equation in late for v in _variables(equation.invars)] + _variables(program.outvars)
     drawn = [v for v in dict.fromkeys(wanted) if level[v] == 1]
-    draw = _function(program, _needed(early, drawn), [*constants, *keys], drawn)
-    value = _function(program, late, [*constants, *drawn, *positions], program.outvars)
+    first = _part(program, early, [*constants, *keys], drawn)
+    draw = _function(dce_jaxpr(first, [True] * len(drawn), instantiate=True)[0])
+    value = _function(_part(program, late, [*constants, *drawn, *positions], program.outvars))
     return Staged(
         lambda key: draw([*values, *jax.tree.leaves(key)]),
         lambda position, draws: jax.tree.unflatten(structure, value([*values, *draws, *jax.tree.leaves(position)])),
@@ -93,32 +95,23 @@ def _variables(atoms):
 
 
 def _is_large(equation):
-    return any(v.aval.size > MAX_NUMBERS for v in equation.outvars) and not _calls(equation)
+    """Whether an equation makes a large array. A call of Python does not count: one for several steps is cheaper."""
+    calls_python = "callback" in str(equation.primitive)
+    return not calls_python and any(v.aval.size > MAX_NUMBERS for v in equation.outvars)
 
 
-def _calls(equation):
-    """Whether an equation calls Python, so that one call for several steps is cheaper whatever the size."""
-    return "callback" in str(equation.primitive)
-
-
-def _needed(equations, wanted):
-    """Those of the equations that the wanted variables come from."""
-    wanted, kept = set(wanted), []
-    for equation in reversed(equations):
-        if not wanted.isdisjoint(equation.outvars):
-            kept.append(equation)
-            wanted |= set(_variables(equation.invars))
-    return kept[::-1]
-
-
-def _function(program, equations, inputs, outputs):
-    """The part of a program that leads from some of its variables to others, as a function of a list."""
-    part = program.replace(
+def _part(program, equations, inputs, outputs):
+    """The part of a program that leads from some of its variables to others."""
+    return program.replace(
         constvars=(),
         invars=tuple(inputs),
         outvars=tuple(outputs),
         eqns=equations,
         debug_info=program.debug_info.with_unknown_names(),
     )
-    run = jaxpr_as_fun(ClosedJaxpr(part, ()))
+
+
+def _function(program):
+    """A program as a function of a list."""
+    run = jaxpr_as_fun(ClosedJaxpr(program, ()))
     return lambda values: run(*values)

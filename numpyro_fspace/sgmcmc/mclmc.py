@@ -36,7 +36,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.sgmcmc.base import (
+from numpyro_fspace.sgmcmc.hoisting import staged_gradient
+from numpyro_fspace.sgmcmc.integrators import drift, ornstein_uhlenbeck
+from numpyro_fspace.sgmcmc.preconditioners import Identity
+from numpyro_fspace.sgmcmc.random_normals import normal_like
+from numpyro_fspace.sgmcmc.shared import (
     Info,
     accept,
     as_position,
@@ -50,10 +54,6 @@ from numpyro_fspace.sgmcmc.base import (
     squared_norm,
     step_size_at,
 )
-from numpyro_fspace.sgmcmc.hoisting import staged_gradient
-from numpyro_fspace.sgmcmc.integrators import drift, ornstein_uhlenbeck
-from numpyro_fspace.sgmcmc.preconditioners import Identity
-from numpyro_fspace.sgmcmc.random_normals import normal_like
 
 __all__ = ["MCLMCState", "as_top_level_api", "build_kernel", "init"]
 
@@ -224,12 +224,10 @@ def as_top_level_api(
         3.0
     """
     kernel = build_kernel(has_aux=has_aux, metropolis=metropolis)
-    metric = Identity() if metric is None else metric
     settings = {
         "num_steps": num_steps,
         "friction": friction,
         "temperature": temperature,
-        "metric": metric,
         "refresh_every": refresh_every,
     }
-    return as_sampling_algorithm(init, kernel, potential_fn, step_size, settings)
+    return as_sampling_algorithm(init, kernel, potential_fn, step_size, metric=metric, settings=settings)

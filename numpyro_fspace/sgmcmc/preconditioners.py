@@ -126,11 +126,6 @@ class Preconditioner:
         factor = jnp.eye(size if self.is_dense else 0, dtype=dtype)
         return Learned(mean_square, factor)
 
-    def nothing_seen(self, position):
-        """Zeros in the shape of the ``mean`` that ``renewed`` takes, for flat ``position`` [P]."""
-        shape = position.shape * (2 if self.is_dense else 1) if self.adapts else (0,)
-        return jnp.zeros(shape, position.dtype)
-
     def renewed(self, learned: Learned, mean) -> Learned:
         """``learned`` with a new mean over the draws of warm-up since the last renewal.
 
@@ -141,27 +136,56 @@ class Preconditioner:
         return learned._replace(mean_square=mean)
 
     def __repr__(self):
-        return f"fs.preconditioners.{type(self).__name__.strip('_')}"
+        return f"fs.preconditioners.{type(self).__name__}"
 
 
-class _identity(Preconditioner):
+class identity(Preconditioner):
+    """S = I, as in the papers."""
+
     def build(self, prior_scale, learned=None):
         return Identity()
 
 
-class _prior_scale(Preconditioner):
+class prior_scale(Preconditioner):
+    """S = diag(s) for the prior standard deviations s, the default if the step size is given.
+
+    A parameter with prior N(μ, s²) moves as u = w/s, so that one step size suits layers of every fan-in. For network
+    weights whose prior is not normal, or has a sampled scale, s is 1/√fan-in. For other sites s is the standard
+    deviation of a normal prior, or the interquartile range of prior draws divided by 1.349.
+    """
+
     def build(self, prior_scale, learned=None):
         return Diagonal(prior_scale)
 
 
-class _rmsprop(Preconditioner):
+class rmsprop(Preconditioner):
+    """S = diag(s · max(1, v)^(-1/4)), the default for networks: prior scales s, shrunk where gradients are large.
+
+    v is the mean of (s ∂U/∂w)² over the draws of a quarter of burn-in. It estimates the diagonal of the Hessian in
+    standardized parameters, plus the minibatch noise, because E[∇U ∇Uᵀ] = E[∇²U] under exp(-U). S Sᵀ = s²/√v is the
+    preconditioner of pSGLD. Here it is estimated twice, over the first and the second quarter of burn-in, and then
+    frozen, so that the target needs no correction term as in pSGLD.
+
+    Reference: C. Li, C. Chen, D. Carlson, L. Carin (2016), *Preconditioned stochastic gradient Langevin dynamics for
+    deep neural networks*.
+    """
+
     adapts = True
 
     def build(self, prior_scale, learned):
         return Diagonal(prior_scale * jnp.maximum(learned.mean_square, 1.0) ** -0.25)
 
 
-class _dense(Preconditioner):
+class dense(Preconditioner):
+    """S = H^(-1/2), with H the mean Hessian of the potential at draws of burn-in, [P, P]: for few parameters.
+
+    In its coordinates a Gaussian posterior is isotropic, whatever its units and correlations. The warm start uses it
+    too (see ``fs.Warmup``). H is computed at the end of the warm start, and again over the first and the second quarter
+    of burn-in, each time in the coordinates of the previous estimate, so that float32 suffices for condition numbers up
+    to about 10¹². Then it is frozen. Eigenvalues enter by their absolute values, and no direction is taken to be wider
+    than 10⁸ prior scales. A Hessian costs P products with vectors; it is computed at no more than 16/P of the draws.
+    """
+
     adapts = True
     is_dense = True
 
@@ -172,14 +196,30 @@ class _dense(Preconditioner):
         return learned._replace(factor=whitened(learned.factor, mean))
 
 
-class _automatic(_rmsprop):
+class automatic(rmsprop):
+    """The default if warm-up finds the step size.
+
+    It is ``dense()`` for models of up to 64 parameters without networks, functional priors and minibatches, and
+    ``rmsprop()`` for all others.
+    """
+
     def chosen(self, size, is_plain):
         return dense() if is_plain and size <= MAX_DENSE else rmsprop()
 
 
-class _diagonal(Preconditioner):
-    def __init__(self, values):
-        self.values = values
+class diagonal(Preconditioner):
+    """S = diag(scale) for a positive number or a flat vector [P] (mass matrix M = diag(scale⁻²)).
+
+    Raises:
+        ValueError: if any scale is not a positive finite number.
+    """
+
+    def __init__(self, scale):
+        if not isinstance(scale, int | float | np.number | np.ndarray | jax.Array | list | tuple):
+            raise TypeError(f"diagonal(scale): scale must be a positive number or a vector [P], got {scale!r}.")
+        self.values = jnp.asarray(scale, float)
+        if self.values.ndim > 1 or not bool(jnp.all((self.values > 0) & jnp.isfinite(self.values))):
+            raise ValueError(f"diagonal(scale): scale={scale} must be a positive finite number or a vector of them.")
 
     def build(self, prior_scale, learned=None):
         if self.values.ndim and self.values.shape != prior_scale.shape:
@@ -194,68 +234,6 @@ class _diagonal(Preconditioner):
         return f"{super().__repr__()}({self.values if self.values.ndim == 0 else digest})"
 
 
-def whitened(factor, hessian):
-    """A new S [P, P] for which Sᵀ ∇²U S has eigenvalues ±1, given that it is ``hessian`` for ``factor``.
-
-    Returns ``factor`` if the new S would not be finite.
-    """
-    values, vectors = jnp.linalg.eigh(hessian + matmul(factor.T, factor) / MAX_WIDTH**2)
-    values = jnp.abs(values)
-    values = jnp.maximum(values, MIN_EIGENVALUE * jnp.max(values))
-    new = matmul(matmul(factor, vectors * values**-0.5), vectors.T)
-    return jnp.where(jnp.all(jnp.isfinite(new)), new, factor)
-
-
-def identity() -> Preconditioner:
-    """S = I, as in the papers."""
-    return _identity()
-
-
-def prior_scale() -> Preconditioner:
-    """S = diag(s) for the prior standard deviations s, the default if the step size is given.
-
-    A parameter with prior N(μ, s²) moves as u = w/s, so that one step size suits layers of every fan-in. For network
-    weights whose prior is not normal, or has a sampled scale, s is 1/√fan-in. For other sites s is the standard
-    deviation of a normal prior, or the interquartile range of prior draws divided by 1.349.
-    """
-    return _prior_scale()
-
-
-def rmsprop() -> Preconditioner:
-    """S = diag(s · max(1, v)^(-1/4)), the default for networks: prior scales s, shrunk where gradients are large.
-
-    v is the mean of (s ∂U/∂w)² over the draws of a quarter of burn-in. It estimates the diagonal of the Hessian in
-    standardized parameters, plus the minibatch noise, because E[∇U ∇Uᵀ] = E[∇²U] under exp(-U). S Sᵀ = s²/√v is the
-    preconditioner of pSGLD. Here it is estimated twice, over the first and the second quarter of burn-in, and then
-    frozen, so that the target needs no correction term as in pSGLD.
-
-    Reference: C. Li, C. Chen, D. Carlson, L. Carin (2016), *Preconditioned stochastic gradient Langevin dynamics for
-    deep neural networks*.
-    """
-    return _rmsprop()
-
-
-def dense() -> Preconditioner:
-    """S = H^(-1/2), with H the mean Hessian of the potential at draws of burn-in, [P, P]: for few parameters.
-
-    In its coordinates a Gaussian posterior is isotropic, whatever its units and correlations. The warm start uses it
-    too (see ``fs.Warmup``). H is computed at the end of the warm start, and again over the first and the second quarter
-    of burn-in, each time in the coordinates of the previous estimate, so that float32 suffices for condition numbers up
-    to about 10¹². Then it is frozen. Eigenvalues enter by their absolute values, and no direction is taken to be wider
-    than 10⁸ prior scales. A Hessian costs P products with vectors; it is computed at no more than 16/P of the draws.
-    """
-    return _dense()
-
-
-def automatic() -> Preconditioner:
-    """The default if warm-up finds the step size.
-
-    It is ``dense()`` for models of up to 64 parameters without networks, functional priors and minibatches, and
-    ``rmsprop()`` for all others.
-    """
-    return _automatic()
-
-
 def low_rank(rank: int = 50) -> Preconditioner:
     """Removed in 0.2: a diagonal with leading directions of curvature, which turn as a network's chain moves.
 
@@ -268,15 +246,13 @@ def low_rank(rank: int = 50) -> Preconditioner:
     )
 
 
-def diagonal(scale) -> Preconditioner:
-    """S = diag(scale) for a positive number or a flat vector [P] (mass matrix M = diag(scale⁻²)).
+def whitened(factor, hessian):
+    """A new S [P, P] for which Sᵀ ∇²U S has eigenvalues ±1, given that it is ``hessian`` for ``factor``.
 
-    Raises:
-        ValueError: if any scale is not a positive finite number.
+    Returns ``factor`` if the new S would not be finite.
     """
-    if not isinstance(scale, int | float | np.number | np.ndarray | jax.Array | list | tuple):
-        raise TypeError(f"diagonal(scale): scale must be a positive number or a vector [P], got {scale!r}.")
-    values = jnp.asarray(scale, float)
-    if values.ndim > 1 or not bool(jnp.all((values > 0) & jnp.isfinite(values))):
-        raise ValueError(f"diagonal(scale): scale={scale} must be a positive finite number or a vector of them.")
-    return _diagonal(values)
+    values, vectors = jnp.linalg.eigh(hessian + matmul(factor.T, factor) / MAX_WIDTH**2)
+    values = jnp.abs(values)
+    values = jnp.maximum(values, MIN_EIGENVALUE * jnp.max(values))
+    new = matmul(matmul(factor, vectors * values**-0.5), vectors.T)
+    return jnp.where(jnp.all(jnp.isfinite(new)), new, factor)

@@ -73,7 +73,8 @@ def normals(key, like, num: int, part=0):
         hashed, place = j // ROWS_PER_HASH, j % ROWS_PER_HASH
         word = jnp.where(place < 2, first[hashed], second[hashed])
         index = (word >> (NUM_BITS * (place % 2)).astype(jnp.uint32)) & jnp.uint32(2**NUM_BITS - 1)
-        return unravel(_quantiles().at[index.astype(jnp.int32)].get(mode="promise_in_bounds").astype(dtype))
+        quantiles = jnp.asarray(_table())
+        return unravel(quantiles.at[index.astype(jnp.int32)].get(mode="promise_in_bounds").astype(dtype))
 
     return lambda j: row(jnp.asarray(j))
 
@@ -89,7 +90,3 @@ def _table() -> np.ndarray:
     half = ndtri((np.arange(num // 2) + 0.5) / num)
     values = np.concatenate([half, -half[::-1]])
     return (values / np.sqrt(np.mean(values**2))).astype(np.float32)
-
-
-def _quantiles():
-    return jnp.asarray(_table())

@@ -34,7 +34,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.sgmcmc.base import (
+from numpyro_fspace.sgmcmc.hoisting import staged_gradient
+from numpyro_fspace.sgmcmc.integrators import add, drift, kick, ornstein_uhlenbeck
+from numpyro_fspace.sgmcmc.preconditioners import Identity
+from numpyro_fspace.sgmcmc.random_normals import normal_like
+from numpyro_fspace.sgmcmc.shared import (
     Info,
     accept,
     as_position,
@@ -49,10 +53,6 @@ from numpyro_fspace.sgmcmc.base import (
     squared_norm,
     step_size_at,
 )
-from numpyro_fspace.sgmcmc.hoisting import staged_gradient
-from numpyro_fspace.sgmcmc.integrators import add, drift, kick, ornstein_uhlenbeck
-from numpyro_fspace.sgmcmc.preconditioners import Identity
-from numpyro_fspace.sgmcmc.random_normals import normal_like
 
 __all__ = ["INTEGRATORS", "SGHMCState", "as_top_level_api", "build_kernel", "init"]
 
@@ -270,7 +270,6 @@ def as_top_level_api(
         False
     """
     kernel = build_kernel(integrator=integrator, has_aux=has_aux, metropolis=metropolis)
-    metric = Identity() if metric is None else metric
 
     def init_fn(position, rng_key):
         return init(position, rng_key, temperature=temperature)
@@ -279,9 +278,8 @@ def as_top_level_api(
         "num_steps": num_steps,
         "friction": friction,
         "temperature": temperature,
-        "metric": metric,
         "resample_momentum": resample_momentum,
         "refresh_every": refresh_every,
     }
 
-    return as_sampling_algorithm(init_fn, kernel, potential_fn, step_size, settings)
+    return as_sampling_algorithm(init_fn, kernel, potential_fn, step_size, metric=metric, settings=settings)

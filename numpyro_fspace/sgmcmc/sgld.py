@@ -20,7 +20,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.sgmcmc.base import (
+from numpyro_fspace.sgmcmc.hoisting import staged_gradient
+from numpyro_fspace.sgmcmc.integrators import euler_maruyama
+from numpyro_fspace.sgmcmc.preconditioners import Identity
+from numpyro_fspace.sgmcmc.shared import (
     Info,
     accept,
     as_position,
@@ -34,9 +37,6 @@ from numpyro_fspace.sgmcmc.base import (
     squared_norm,
     step_size_at,
 )
-from numpyro_fspace.sgmcmc.hoisting import staged_gradient
-from numpyro_fspace.sgmcmc.integrators import euler_maruyama
-from numpyro_fspace.sgmcmc.preconditioners import Identity
 
 __all__ = ["SGLDState", "as_top_level_api", "build_kernel", "init"]
 
@@ -156,10 +156,9 @@ def as_top_level_api(
         (3,)
     """
     kernel = build_kernel(has_aux=has_aux, metropolis=metropolis)
-    metric = Identity() if metric is None else metric
-    settings = {"num_steps": num_steps, "temperature": temperature, "metric": metric}
+    settings = {"num_steps": num_steps, "temperature": temperature}
 
     def init_fn(position, rng_key=None):
         return init(position)
 
-    return as_sampling_algorithm(init_fn, kernel, potential_fn, step_size, settings)
+    return as_sampling_algorithm(init_fn, kernel, potential_fn, step_size, metric=metric, settings=settings)

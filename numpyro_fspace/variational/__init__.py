@@ -1,4 +1,8 @@
-"""Function-space variational inference for the same models as the samplers."""
+"""Function-space variational inference for the same models as the samplers.
+
+``FunctionalELBO`` with its default divergence, ``RegularizedKL``, is the method GFSVI. ``FVIMC`` alternates between
+such a bound and fSGLD.
+"""
 
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.variational import guides

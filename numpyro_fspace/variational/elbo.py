@@ -15,12 +15,12 @@ from numpyro.infer.util import constrain_fn
 
 from numpyro_fspace._checks import check_count, one_line
 from numpyro_fspace.model._numpyro import flat_to_sites
-from numpyro_fspace.model.arguments import with_rows
+from numpyro_fspace.model.checks.sites import check_observations
+from numpyro_fspace.model.data.arguments import with_rows
 from numpyro_fspace.model.handlers import fresh_draws
 from numpyro_fspace.model.linearized import function_of, linearize
-from numpyro_fspace.model.program_analysis import depends_on
+from numpyro_fspace.model.programs.analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.site_checks import check_observations
 from numpyro_fspace.model.site_transforms import base_transform, has_dynamic_support
 from numpyro_fspace.model.sites import active_functional_priors
 from numpyro_fspace.variational import likelihood
@@ -121,8 +121,9 @@ class FunctionalELBO(ELBO):
         rest = jax.vmap(guided.rest_given_draw)(keys)
         expected = jax.vmap(lambda key: likelihood.integrated(guided, key))(keys) if self.linearized else None
         if expected is None:
-            expected = jax.vmap(lambda key: likelihood.at_draw(guided, key, linearized=self.linearized))(keys)
-        value = divergence - guided.entropy_of_rest() - jnp.mean(rest + expected)
+            expected = jax.vmap(lambda key: likelihood.at_draw(guided, key))(keys)
+        entropy_of_rest = guided.entropy(guided.rest) if guided.rest else 0.0
+        value = divergence - entropy_of_rest - jnp.mean(rest + expected)
         return {"loss": value, "mutable_state": None}
 
 
@@ -134,7 +135,11 @@ class GuidedModel:
         params: values of the guide's and of the model's parameters.
         key: determines the minibatches and the measurement points of the step.
         args, kwargs: arguments of the model.
-        needs_normal: whether the guide's posterior must be normal, as for linearized functions.
+        needs_normal: whether the guide's posterior must be normal, because the functions are linearized.
+
+    Attributes:
+        draw: draws flat values from q, given a key.
+        drawn_model: the model to run at a draw of q, linearized if ``needs_normal``.
     """
 
     def __init__(self, model, guide, params, key, *, args, kwargs, needs_normal):
@@ -145,9 +150,10 @@ class GuidedModel:
                 "fs.variational.guides.mean_field(model), or another of NumPyro's AutoContinuous guides."
             )
         self.model = handlers.substitute(model, data=params)  # the values of its ``numpyro.param`` sites
-        self.args, self.kwargs, self.key, self.is_linearized = with_rows(args), with_rows(kwargs), key, needs_normal
+        self.args, self.kwargs, self.key = with_rows(args), with_rows(kwargs), key
         self.unpack = flat_to_sites(guide)
         self.posterior = guide.get_posterior(params)
+        self.draw = self.posterior.sample
         self.normal = as_normal(self.posterior)
         if self.normal is not None:
             self.loc, self.spread = mean_and_spread(self.normal)
@@ -157,9 +163,10 @@ class GuidedModel:
                 "is not: use fs.variational.guides.mean_field(model) or fs.variational.guides.low_rank(model, rank)."
             )
         else:
-            self.loc = self.posterior.sample(key)
+            self.loc = self.draw(key)
         self.sites = {name: guide.prototype_trace[name] for name in self.unpack(self.loc)}
         self.center = self.constrain(self.loc)
+        self.drawn_model = linearize(self.model, self.center) if needs_normal else self.model
         sites = self.trace(self.model, self.center)
         check_observations(sites)
         self.functions = active_functional_priors(sites)
@@ -251,7 +258,7 @@ class GuidedModel:
         flat = self.draw(key)
         if self.normal is None:
             return self.posterior.log_prob(flat) - self._log_prior(used, flat)
-        return -self._entropy(used) - self._log_prior(used, flat)
+        return -self.entropy(used) - self._log_prior(used, flat)
 
     def evaluate(self, name, values, x):
         """The function ``name`` at x, [M, K], for these latent values."""
@@ -261,19 +268,11 @@ class GuidedModel:
         x = self.functions[name]["fn"].x
         return depends_on(lambda values: self.evaluate(name, values, x), self.center)
 
-    def draw(self, key):
-        """Flat values from q."""
-        return self.posterior.sample(key)
-
-    def entropy_of_rest(self):
-        """H[q(θ)] of the unconstrained values on which no function depends."""
-        return self._entropy(self.rest) if self.rest else 0.0
-
     def rest_given_draw(self, key):
         """log p(θ | f_L), or log p(θ | f), and the log Jacobian of its constraints, at a draw of q."""
         return self._log_prior(self.rest, self.draw(key)) if self.rest else jnp.zeros(())
 
-    def _entropy(self, names):
+    def entropy(self, names):
         """H[q] of the unconstrained values of the given sites, for a normal q."""
         places = self.unpack(jnp.arange(self.loc.size))
         return entropy(self.normal, jnp.concatenate([jnp.ravel(places[name]) for name in names]))
@@ -281,8 +280,7 @@ class GuidedModel:
     def _log_prior(self, names, flat):
         """log p of the given sites and the log Jacobian of their constraints, at flat values."""
         values, unconstrained = self.constrain(flat), self.unpack(flat)
-        model = linearize(self.model, self.center) if self.is_linearized else self.model
-        trace, total = self.trace(model, values), 0.0
+        trace, total = self.trace(self.drawn_model, values), 0.0
         for name in names:
             site, transform = trace[name], biject_to(trace[name]["fn"].support)
             log_prob = scale_and_mask(site["fn"].log_prob(values[name]), site["scale"]).sum()

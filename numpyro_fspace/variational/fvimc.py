@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro.infer import SVI
 from tqdm.auto import tqdm
 
@@ -18,16 +19,15 @@ from numpyro_fspace.model.linearized import function_of, linearize
 from numpyro_fspace.posterior.posterior import Posterior
 from numpyro_fspace.variational.bijections import as_bijections
 from numpyro_fspace.variational.elbo import GuidedModel
-from numpyro_fspace.variational.guides import mean_field
-from numpyro_fspace.variational.stages import (
+from numpyro_fspace.variational.fvimc_stages import (
     FVIMCResult,
     MStage,
     StageELBO,
     VStage,
     check_model_and_guide,
-    fit_guide,
     sample_functions,
 )
+from numpyro_fspace.variational.guides import mean_field
 from numpyro_fspace.variational.svi import posterior_of
 from numpyro_fspace.variational.transformation import TStage, compose, fit_transformation, gaussian_at, log_density
 
@@ -204,9 +204,10 @@ class FVIMC:
             if i % 2 == 0:
                 announce(f"V-stage {i + 1} of {self.num_stages}")
                 svi = SVI(self.model, self.guide, self.optimizer, loss=self.bound(bijections))
-                settings = {"params": params, "progress_bar": progress_bar}
-                stages.append(fit_guide(key_stage, svi, self.num_updates, args, kwargs, **settings))
-                params = stages[-1].params
+                settings = {"init_params": params, "progress_bar": progress_bar}
+                fitted = svi.run(key_stage, self.num_updates, *args, **settings, **kwargs)
+                params = fitted.params
+                stages.append(VStage(np.asarray(fitted.losses), params))
                 continue
             key_sampling, key_transform = jax.random.split(key_stage)
             announce(f"M-stage {i + 1} of {self.num_stages}")

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
-from numpyro_fspace.model.linearized import linearize
-from numpyro_fspace.model.program_analysis import depends_on
+from numpyro_fspace.model.programs.analysis import depends_on
 from numpyro_fspace.model.sites import observed_sites
 from numpyro_fspace.variational.pushforward import as_normal
 
@@ -19,11 +18,10 @@ __all__ = ["at_draw", "integrated"]
 MAX_ENTRIES, NUM_DRAWS = 2**21, 8
 
 
-def at_draw(guided, key, *, linearized: bool):
+def at_draw(guided, key):
     """log p(y | f_L, θ), or log p(y | f, θ), at a draw of the guide."""
     values = guided.constrain(guided.draw(key))
-    model = linearize(guided.model, guided.center) if linearized else guided.model
-    return sum(_log_prob(site) for site in _observed(guided.trace(model, values)).values())
+    return sum(_log_prob(site) for site in _observed(guided.trace(guided.drawn_model, values)).values())
 
 
 def integrated(guided, key):
@@ -40,7 +38,7 @@ def integrated(guided, key):
     values = {k: draw[k] if k in guided.rest else v for k, v in guided.center.items()}
     calls = []
     # If there are several networks, θ may contain the weights of one.
-    model = linearize(guided.model, guided.center) if guided.num_networks > 1 else guided.model
+    model = guided.drawn_model if guided.num_networks > 1 else guided.model
 
     def observed(shift):
         """Observed sites when the function returns f(x; m) + shift."""

@@ -79,7 +79,7 @@ class Wasserstein1:
     def between(self, f: Float[Array, "S M K"], prior, x, key) -> Float[Array, ""]:
         """D between the distribution of the draws f and the prior."""
         key_prior, key_critic = jax.random.split(key)
-        g = _prior_draws(prior, key_prior, x, f)
+        g = jnp.asarray(prior.sample(key_prior, x, (len(f),)), f.dtype).reshape(f.shape)
         distance = wasserstein1(
             f.reshape(len(f), -1), g.reshape(len(g), -1), key_critic, self.num_critic_steps, self.width
         )
@@ -186,12 +186,6 @@ def wasserstein1(
 def _length(u):
     """Euclidean norm over the last axis, smooth at zero."""
     return jnp.sqrt(jnp.sum(u**2, -1) + jnp.finfo(u.dtype).eps)
-
-
-def _prior_draws(prior, key, x, f):
-    """As many draws [S, M, K] of the prior as there are in f."""
-    g = jnp.asarray(prior.sample(key, x, (len(f),)), f.dtype)
-    return g.reshape(f.shape)
 
 
 @dataclass(frozen=True)

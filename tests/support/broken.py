@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from numpyro_fspace.sgmcmc import base, integrators, sghmc, sgld
+from numpyro_fspace.sgmcmc import integrators, sghmc, sgld, shared
 
 
 class Faults(NamedTuple):
@@ -98,26 +98,26 @@ def broken(faults, metric):
 @contextmanager
 def shared_noise(is_shared):
     """If ``is_shared``, noise is drawn leaf by leaf with one key: the leaves move together."""
-    real = base.normals
+    real = shared.normals
 
     def normals(key, like, num, part=0):
         def row(j):
             def spoil(leaf, noise):
-                shared = jax.random.normal(jax.random.fold_in(key, part * num + j), leaf.shape, leaf.dtype)
-                return jax.lax.select(is_shared, shared, noise)
+                common = jax.random.normal(jax.random.fold_in(key, part * num + j), leaf.shape, leaf.dtype)
+                return jax.lax.select(is_shared, common, noise)
 
             return jax.tree.map(spoil, like, real(key, like, num, part)(j))
 
         return row
 
-    with mock.patch.object(base, "normals", normals):
+    with mock.patch.object(shared, "normals", normals):
         yield
 
 
 @contextmanager
 def spoiled_steps(spoil):
     """Inner steps go through ``step, draw = spoil(step, draw, key of all steps)``."""
-    real = base.scan_with_draws
+    real = shared.scan_with_draws
 
     def scan_with_draws(step, carry, first, num_blocks, like, draw, *rest):
         step, draw = spoil(step, draw, first)

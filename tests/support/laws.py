@@ -20,7 +20,7 @@ import scipy.linalg
 import scipy.stats
 from jax.flatten_util import ravel_pytree
 
-from numpyro_fspace.sgmcmc import base, sghmc, sgld
+from numpyro_fspace.sgmcmc import sghmc, sgld, shared
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal
 from support.broken import HEALTHY, broken
 from support.compilation import quick_jit
@@ -50,7 +50,7 @@ def given_noise(noise, refresh):
     def normal_like(key, tree):
         return ravel_pytree(tree)[1](refresh)
 
-    with mock.patch.object(base, "normals", normals), mock.patch.object(sghmc, "normal_like", normal_like):
+    with mock.patch.object(shared, "normals", normals), mock.patch.object(sghmc, "normal_like", normal_like):
         yield
 
 

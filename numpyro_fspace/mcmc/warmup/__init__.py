@@ -14,14 +14,14 @@ Its phases are counted in draws (each of ``num_steps`` gradient steps):
    curvature λ of the potential in the preconditioner's coordinates, by power iteration on products of the Hessian
    with vectors, exact or by differences of gradients (``Plan.curvatures``). It gives the sampler's step size. A
    preconditioner that adapts is renewed from the gradients since the last calibration (a dense one from Hessians),
-   at the second and third. Once it is fixed the step size can only be shortened, by half at most. Of a sampler
-   without a Metropolis test, the curvature is measured at six more positions of the chain, and the smallest step is
-   kept. With a test, and of MCLMC, the step is tuned to the sampler's ``target_accept_prob``, below the limit from
-   the curvature.
-3. **Burn-in** in between (``stability.py``): the sampler itself. A draw at a higher temperature than chance allows
-   loses the excess. If it gained energy, the step is too long and is shortened by a tenth; a draw that diverges, or
-   exceeds twice what chance allows and gained energy or a much higher potential, is undone and halves the step. A
-   temperature that stays too high although no draw gains energy (usually from minibatch noise) shows in
+   at the second and third. Once it is fixed, a calibration can only shorten the step. Of a sampler without a
+   Metropolis test, the curvature is measured at six more positions of the chain, and the smallest step is kept, but
+   no measurement shortens it by more than half. With a test, and of MCLMC, the step is tuned to the sampler's
+   ``target_accept_prob``, below the limit from the curvature.
+3. **Burn-in** in between (``step_size_control.py``): the sampler itself. A draw at a higher temperature than chance
+   allows loses the excess. If it gained energy, the step is too long and is shortened by a tenth; a draw that
+   diverges, or exceeds twice what chance allows and gained energy or a much higher potential, is undone and halves
+   the step. A temperature that stays too high although no draw gains energy (usually from minibatch noise) shows in
    the mean over a quarter of burn-in: after the third quarter, and after the last, the step of a sampler with a
    momentum is shortened for it.
 4. **Friction** meanwhile (``friction.py``), where minibatches or random points make gradients noisy and the kernel
@@ -31,11 +31,10 @@ Its phases are counted in draws (each of ``num_steps`` gradient steps):
    friction of all other directions keeps the excess temperature from the remaining noise below 0.3. A larger friction
    would slow down the whole chain.
 
-``schedule.py`` says which draws the parts precede, ``adapt.py`` puts them together, ``state.py`` holds their states.
+``settings.py`` says which draws the parts precede, ``adapt.py`` puts them together, ``state.py`` holds their states.
 Everything is frozen when warm-up ends, so the sampling phase is a homogeneous Markov chain.
 """
 
-from numpyro_fspace.mcmc.warmup.schedule import Schedule
-from numpyro_fspace.mcmc.warmup.settings import Warmup
+from numpyro_fspace.mcmc.warmup.settings import Schedule, Warmup
 
 __all__ = ["Schedule", "Warmup"]

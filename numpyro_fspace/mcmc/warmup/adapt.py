@@ -1,7 +1,7 @@
 """The parts of warm-up put together: the steps before a draw, on a draw, and after it.
 
-Each function takes the target and the state of a chain and returns the updated state. The schedule
-determines when each acts; none acts after the end of warm-up.
+Each function takes the target, the number of a draw and the state of a chain, and returns the updated state. The
+schedule determines when each acts; none acts after the end of warm-up.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace._xla import flatten
-from numpyro_fspace.mcmc.warmup import friction, stability
+from numpyro_fspace.mcmc.warmup import friction, step_size_control
 from numpyro_fspace.mcmc.warmup.newton import NUM_STEPS, approach, hessian
-from numpyro_fspace.mcmc.warmup.optimizer import Descent, adam, descend, drawn_to
-from numpyro_fspace.mcmc.warmup.stability import Drawn
+from numpyro_fspace.mcmc.warmup.optimizer import adam, descend, drawn_to
 from numpyro_fspace.mcmc.warmup.state import Squares
 from numpyro_fspace.mcmc.warmup.step_size import NUM_POWER_ITERATIONS, calibrated, largest_curvature, usable
+from numpyro_fspace.sgmcmc.shared import select, squared_norm
 
 __all__ = ["after_draw", "before_draw", "judged", "warm_start"]
 
 
-def warm_start(target, state):
-    """A draw of the warm start: Adam's updates or, for a dense preconditioner, Newton's."""
+def warm_start(target, i, state):
+    """``state`` after a draw of the warm start: Adam's updates or, for a dense preconditioner, Newton's."""
     plan, dynamics = target.plan, target.dynamics(state)
     num_draws = plan.schedule.num_optimizing
     key, key_steps, key_potential = jax.random.split(state.rng_key, 3)
@@ -41,12 +41,10 @@ def warm_start(target, state):
         value = dynamics.potential(position, key_potential)
         warmup = state.warmup._replace(learned=learned._replace(factor=factor))
     else:
-        start = Descent(
-            dynamics.position, state.warmup.optimizer, (state.info.potential_energy, state.info.log_functional_prior)
-        )
+        energy = state.info.potential_energy, state.info.log_functional_prior
         position, optimizer, value = descend(
             key_steps,
-            start,
+            (dynamics.position, state.warmup.optimizer, energy),
             _warm_start_gradient(target, state, dynamics.unravel),
             dynamics.metric,
             optimizer=adam(num_draws * plan.sampler.num_steps, plan.warmup.learning_rate),
@@ -89,7 +87,7 @@ def after_draw(target, i, state, gradient):
     return state
 
 
-def judged(plan, is_adapting, state, drawn: Drawn):
+def judged(plan, is_adapting, state, drawn):
     """``(step, drawn)`` after a draw from ``state``: the step size that follows from it, and the draw, undone if it was
     unstable.
 
@@ -97,7 +95,7 @@ def judged(plan, is_adapting, state, drawn: Drawn):
         plan: the plan of the run.
         is_adapting: whether the draw belongs to warm-up and may change the step size.
         state: the chain's state before the draw.
-        drawn: the result of the sampler.
+        drawn: the result of the sampler's ``transition``.
     """
     return (_tuned if plan.sampler.is_tuned else _steadied)(plan, is_adapting, state, drawn)
 
@@ -108,15 +106,15 @@ def _tuned(plan, is_adapting, state, drawn):
     A draw of burn-in whose temperature is too high loses the excess, because a chain that descends to the posterior
     mass would lose it only slowly.
     """
-    step, info = state.warmup.step, drawn.info
+    step, (position, momentum, info) = state.warmup.step, drawn
     target = plan.sampler.target_accept_prob(state.warmup.scale.size)
-    factor = stability.tuning(info.accept_prob, step.num_tuned, target).astype(step.size.dtype)
+    factor = step_size_control.tuning(info.accept_prob, step.num_tuned, target).astype(step.size.dtype)
     size = jnp.minimum(step.size * factor, step.longest)
     step = step._replace(size=jnp.where(is_adapting, size, step.size), num_tuned=step.num_tuned + 1)
     temperature = plan.sampler.temperature
-    is_hot = is_adapting & stability.is_hot(info.temperature / temperature, state.warmup.scale.size)
-    momentum = jnp.where(is_hot, stability.cooled(drawn.momentum, temperature), drawn.momentum)
-    return step, drawn._replace(momentum=momentum)
+    is_hot = is_adapting & step_size_control.is_hot(info.temperature / temperature, state.warmup.scale.size)
+    momentum = jnp.where(is_hot, step_size_control.cooled(momentum, temperature), momentum)
+    return step, (position, momentum, info)
 
 
 def _steadied(plan, is_adapting, state, drawn):
@@ -125,10 +123,10 @@ def _steadied(plan, is_adapting, state, drawn):
     relative = info.temperature / temperature
     kinetic = 0.5 * position.size * (info.temperature - temperature)  # the state of SGLD has no momentum
     if momentum.size:
-        kinetic = _kinetic(momentum) - _kinetic(state.momentum)
+        kinetic = 0.5 * squared_norm(momentum) - 0.5 * squared_norm(state.momentum)
     risen = (info.potential_energy - state.info.potential_energy) / temperature
     gained = risen + kinetic / temperature
-    factor = stability.shortening(relative, gained, risen, info.is_diverging, position.size)
+    factor = step_size_control.shortening(relative, gained, risen, info.is_diverging, position.size)
     factor = jnp.where(is_adapting, factor, 1.0)
     undo = factor <= 0.5
     step = state.warmup.step
@@ -140,11 +138,11 @@ def _steadied(plan, is_adapting, state, drawn):
         potential_energy=jnp.where(undo, state.info.potential_energy, info.potential_energy),
         aux=jnp.where(undo, state.info.log_functional_prior, info.aux),
     )
-    is_hot = is_adapting & stability.is_hot(relative, position.size)
+    is_hot = is_adapting & step_size_control.is_hot(relative, position.size)
     position = jnp.where(undo, flatten(state.z)[0], position)
     momentum = jnp.where(undo, state.momentum, momentum)
-    momentum = jnp.where(undo | is_hot, stability.cooled(momentum, temperature), momentum)
-    return step, Drawn(position, momentum, info)
+    momentum = jnp.where(undo | is_hot, step_size_control.cooled(momentum, temperature), momentum)
+    return step, (position, momentum, info)
 
 
 def _warm_start_gradient(target, state, unravel):
@@ -174,7 +172,7 @@ def _learn_squares(plan, state):
     warmup = state.warmup
     total, num = warmup.squares
     renewed = plan.preconditioner.renewed(warmup.learned, total / jnp.maximum(num, 1))
-    learned = jax.tree.map(lambda new, old: jnp.where(num > 0, new, old), renewed, warmup.learned)
+    learned = select(num > 0, renewed, warmup.learned)
     squares = Squares(jnp.zeros_like(total), jnp.zeros_like(num))
     return state._replace(warmup=warmup._replace(learned=learned, squares=squares))
 
@@ -201,7 +199,7 @@ def _calibrate(target, may_lengthen, num_iterations, state):
 def _smaller(one, other):
     """The smaller of two curvatures that is positive and finite, with its direction."""
     is_first = ~(usable(other[0]) & ((other[0] < one[0]) | ~usable(one[0])))
-    return tuple(jnp.where(is_first, a, b) for a, b in zip(one, other, strict=True))
+    return select(is_first, one, other)
 
 
 def _shortened(state, is_time, factor):
@@ -214,7 +212,9 @@ def _shortened(state, is_time, factor):
 def _cool(plan, is_time, state):
     """``state`` with a step shortened for the temperature of the draws since the last calibration, if that is due."""
     num = (plan.num_warmup - plan.schedule.calibrations[3]) * state.warmup.scale.size
-    return _shortened(state, is_time, stability.cooling(state.averages.temperature / plan.sampler.temperature, num))
+    return _shortened(
+        state, is_time, step_size_control.cooling(state.averages.temperature / plan.sampler.temperature, num)
+    )
 
 
 def _learn_noise(plan, i, state):
@@ -249,8 +249,7 @@ def _measure_noise(target, i, state):
     is_seeking = plan.absorbs_noise & (schedule.calibrations[2] <= i) & (i < schedule.directions_found)
     new = jax.lax.cond(is_seeking, noise.with_rows, noise.with_measured, rows)
     good = jnp.all(jnp.isfinite(rows)) & ~state.info.diverging
-    noise = jax.tree.map(lambda new, old: jnp.where(good, new, old), new, noise)
-    return state._replace(warmup=state.warmup._replace(noise=noise))
+    return state._replace(warmup=state.warmup._replace(noise=select(good, new, noise)))
 
 
 def _collect_square(target, gradient, state):
@@ -264,7 +263,3 @@ def _collect_square(target, gradient, state):
     good = jnp.all(jnp.isfinite(square)) & ~state.info.diverging
     squares = Squares(total + jnp.where(good, square, 0.0), num + good)
     return state._replace(warmup=state.warmup._replace(squares=squares), rng_key=key)
-
-
-def _kinetic(momentum):
-    return 0.5 * jnp.vdot(momentum, momentum, precision="highest")

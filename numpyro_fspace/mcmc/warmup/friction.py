@@ -68,7 +68,7 @@ class Noise(NamedTuple):
     def with_measured(self, differences) -> Noise:
         """This with the rows [G, P] of covariance V of one more draw added to the sums."""
         along = matmul(differences, self.basis.T)
-        trace, weighted = variances_of_differences(differences - matmul(along, self.basis))
+        trace, weighted = noise_variances(differences - matmul(along, self.basis))
         return self._replace(
             squares=self.squares + jnp.mean(along**2, axis=0),
             traces=self.traces + jnp.stack([trace, trace * weighted]),
@@ -102,22 +102,17 @@ def steadying(step_size, noise_variance, temperature):
     return jnp.where(noise_variance > 0, jnp.minimum(1.0, limit / step_size), 1.0)
 
 
-def noise_variances(gradients):
-    """``(tr V, tr V² / tr V)`` of the covariance V of independent gradients [G, P]: the mean is that of v, over the
-    directions of V, weighted by v.
-
-    Differences of pairs have covariance 2V and mean zero, and the squared product of two of them the mean 4 tr V².
-    """
-    return variances_of_differences(differences_of(gradients))
-
-
 def differences_of(gradients):
     """Rows of covariance V and mean zero [G/2, P], from independent gradients [G, P]."""
     return (gradients[::2] - gradients[1::2]) / jnp.sqrt(2.0)
 
 
-def variances_of_differences(differences):
-    """``noise_variances`` of gradients with these differences."""
+def noise_variances(differences):
+    """``(tr V, tr V² / tr V)`` of the covariance V of rows of mean zero [G, P], such as ``differences_of`` gradients.
+
+    The second is a mean of the variances v along the directions of V, weighted by v. The squared product of two rows
+    has the mean tr V².
+    """
     products = matmul(differences, differences.T)
     num = len(products)
     trace = jnp.trace(products) / num

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Descent", "adam", "descend", "drawn_to"]
+from numpyro_fspace.sgmcmc.shared import select
 
-
-class Descent(NamedTuple):
-    """State of an optimization.
-
-    Attributes:
-        position: w [P].
-        optimizer: state of the optimizer.
-        value: the last ``(U, aux)``.
-    """
-
-    position: jax.Array
-    optimizer: Any
-    value: Any
+__all__ = ["adam", "descend", "drawn_to"]
 
 
 def adam(num_updates: int, learning_rate: float = 0.01):
@@ -31,27 +17,30 @@ def adam(num_updates: int, learning_rate: float = 0.01):
     return optax.adam(optax.cosine_decay_schedule(learning_rate, max(1, num_updates), alpha=0.01))
 
 
-def descend(key, start: Descent, value_and_gradient, metric, *, optimizer, num_updates: int, mask) -> Descent:
+def descend(key, start: tuple, value_and_gradient, metric, *, optimizer, num_updates: int, mask) -> tuple:
     """Make updates of u ↦ U(S u); an update to numbers that are not finite is skipped.
 
     Args:
         key: draws the minibatches and measurement points.
-        start: where the optimization begins.
+        start: where the optimization begins: ``(position w [P], state of the optimizer, (U, aux))``.
         value_and_gradient: ``(position, key) -> ((U, aux), gradient)``.
         metric: the preconditioner S.
         optimizer: an optax optimizer.
         num_updates: updates to make.
         mask: 1 for the parameters that move and 0 for those that are held [P].
+
+    Returns:
+        The same three at the end, with the ``(U, aux)`` before the last update.
     """
 
     def update(state, key):
-        value, gradient = value_and_gradient(state.position, key)
+        position, optimizer_state, _ = state
+        value, gradient = value_and_gradient(position, key)
         gradient = mask * metric.scale_gradient(gradient)
-        change, optimizer_state = optimizer.update(gradient, state.optimizer)
-        position = state.position + mask * metric.scale(change)
+        change, optimizer_state = optimizer.update(gradient, optimizer_state)
+        position = position + mask * metric.scale(change)
         good = jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.isfinite(position))
-        new = Descent(position, optimizer_state, value)
-        return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state), None
+        return select(good, (position, optimizer_state, value), state), None
 
     return jax.lax.scan(update, start, jax.random.split(key, num_updates))[0]
 

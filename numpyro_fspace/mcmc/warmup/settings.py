@@ -1,4 +1,4 @@
-"""The user's settings of the warm-up."""
+"""The user's settings of the warm-up, and its schedule: which draws are preceded by which part of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,28 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_fspace._checks import check_positive
-from numpyro_fspace.mcmc.warmup.schedule import Schedule
 
-__all__ = ["Warmup"]
+__all__ = ["Schedule", "Warmup"]
+
+
+class Schedule(NamedTuple):
+    """The schedule of a warm-up, by the numbers of its draws from 0.
+
+    Attributes:
+        num_optimizing: number of its first draws, which are updates of the optimizer.
+        calibrations: the draws before which the step size is calibrated: where burn-in begins, at its quarter, half and
+            three quarters. Empty without burn-in.
+        shortenings: further draws before which the step size can be shortened if there is no Metropolis test. The
+            curvature differs along the chain (that of a likelihood is proportional to the inverse square of its noise),
+            and the step must suit the stiffest positions.
+        directions_found: the draw before which the directions of the gradient noise are fixed; they are estimated with
+            the final preconditioner.
+    """
+
+    num_optimizing: int
+    calibrations: tuple[int, ...]
+    shortenings: tuple[int, ...]
+    directions_found: int
 
 
 class Warmup(NamedTuple):
@@ -51,4 +70,11 @@ class Warmup(NamedTuple):
 
     def schedule(self, num_warmup: int) -> Schedule:
         """The schedule of a warm-up of ``num_warmup`` draws."""
-        return Schedule.of(num_warmup, round(self.warm_start * num_warmup))
+        num_optimizing = round(self.warm_start * num_warmup)
+        rest = num_warmup - num_optimizing
+        if not rest:
+            return Schedule(num_optimizing, (), (), num_warmup)
+        draws = tuple(num_optimizing + (rest * quarter) // 4 for quarter in range(4))
+        half = num_warmup - draws[2]
+        eighths = {draws[2] + (half * part) // 8 for part in (1, 2, 3, 5, 6, 7)}
+        return Schedule(num_optimizing, draws, tuple(sorted(eighths - set(draws))), (draws[2] + draws[3]) // 2)

@@ -65,13 +65,15 @@ class WarmupState(NamedTuple):
     @classmethod
     def start(cls, key, position, scale, plan) -> WarmupState:
         """The initial state, for flat ``position`` [P] with prior standard deviations ``scale`` [P]."""
+        learned = plan.preconditioner.start(position)
+        total = jnp.zeros_like(learned.factor if plan.preconditioner.is_dense else learned.mean_square)
         start = cls(
             scale=scale,
             anchor=position if plan.warmup.anchored else position[:0],
             optimizer=adam(1).init(position),
             step=StepSize.start(key, position),
-            learned=plan.preconditioner.start(position),
-            squares=Squares(plan.preconditioner.nothing_seen(position), jnp.zeros((), int)),
+            learned=learned,
+            squares=Squares(total, jnp.zeros((), int)),
             noise=Noise.start(position, NUM_DIRECTIONS if plan.absorbs_noise else 0),
         )
         return start if plan.schedule.num_optimizing else start.started()

@@ -1,7 +1,7 @@
 """The step size, from the largest curvature of the potential in the preconditioner's coordinates.
 
-Which step is stable for a curvature is the sampler's own (``stable_step_size`` in ``sgmcmc/samplers.py``). Samplers
-with a Metropolis test, and MCLMC, are then tuned to an acceptance probability (``stability.py``, ``adapt.py``).
+Which step is stable for a curvature is the sampler's own (``stable_step_size`` in ``mcmc/samplers.py``). Samplers
+with a Metropolis test, and MCLMC, are then tuned to an acceptance probability (``step_size_control.py``, ``adapt.py``).
 """
 
 from __future__ import annotations

@@ -1,0 +1,111 @@
+"""What a run warns of at its end."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+from numpyro.infer import MCMC as NumPyroMCMC
+
+from numpyro_fspace._checks import warn
+from numpyro_fspace.mcmc.plan import one_at_a_time
+from numpyro_fspace.mcmc.reporting.doubts import sampler_doubts, temperature_doubts
+from numpyro_fspace.mcmc.state import KernelState, with_chains
+from numpyro_fspace.model._numpyro import is_nested
+from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
+from numpyro_fspace.posterior.convergence import standstill
+from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
+from numpyro_fspace.posterior.diagnostics import diagnose
+from numpyro_fspace.posterior.limits import MIN_DRAWS, MIN_RUN
+from numpyro_fspace.posterior.prediction_warnings import without_harm
+from numpyro_fspace.posterior.quantities import judged_draws, quantities_of
+
+__all__ = ["judge", "judge_numpyro_runs", "warn_of_draws", "warn_of_trouble"]
+
+#: Rows of the data, and points of each other kind, at which its functions are judged.
+NUM_POINTS, NUM_OTHERS = 30, 15
+#: The share of the run's gradient steps that its configurational temperature may cost.
+SHARE = 0.03
+
+
+def judge(mcmc):
+    """Warn of what went wrong in the run that ``mcmc`` has finished; nothing where it is part of another program."""
+    if not is_nested():
+        one_at_a_time(warn_of_trouble)(mcmc)
+        one_at_a_time(warn_of_draws)(mcmc)
+
+
+def warn_of_draws(mcmc):
+    """Warn, once, of chains that have not converged or stood still, and of draws that are too wide."""
+    state = mcmc.last_state
+    leaves = jax.tree.leaves(state)
+    is_far = getattr(mcmc, "mesh", None) is not None and mcmc.mesh.is_multi_process
+    if is_far or mcmc.num_samples < MIN_RUN or any(isinstance(a, jax.core.Tracer) for a in leaves):
+        return
+    with without_harm("The draws of this run"):
+        lines = _doubts(mcmc, state)
+        if lines:
+            warn(f"The draws are doubtful: {' Also, '.join(lines)}")
+
+
+def _doubts(mcmc, state):
+    draws = mcmc.get_samples(group_by_chain=True)
+    is_kept = mcmc.num_samples // mcmc.thinning >= MIN_DRAWS
+    lines = _doubts_of_convergence(mcmc, draws) if is_kept else []
+    if isinstance(state, KernelState):
+        args, kwargs = mcmc._args, mcmc._kwargs
+        found = configurational_temperature(
+            mcmc.sampler, with_chains(state), draws, args, kwargs, key=jax.random.key(0), share=SHARE
+        )
+        lines += [] if found is None else temperature_doubts(found)
+    return lines
+
+
+def _doubts_of_convergence(mcmc, draws):
+    args, kwargs, model = mcmc._args, mcmc._kwargs, getattr(mcmc.sampler, "model", None)
+    if model is None or getattr(mcmc, "functions_at", None) is not None:
+        leaves = jax.tree_util.tree_leaves_with_path(draws)
+        parts = [judged_draws({jax.tree_util.keystr(path, simple=True): v for path, v in leaves})]
+    else:
+        settings = {"num_points": NUM_POINTS, "num_others": NUM_OTHERS}
+        settings["programs"] = getattr(mcmc.sampler, "_programs", None)
+        parts = quantities_of(model, draws, args, kwargs, **settings)[:2]
+    parts = [part for part in parts if part is not None]
+    if not parts:
+        return []
+    still = np.min([standstill(np.moveaxis(part.draws, 2, 0)) for part in parts], axis=0)
+    return [doubt.text for doubt in convergence_doubts([diagnose(*part) for part in parts], still)]
+
+
+def warn_of_trouble(mcmc):
+    """Warn when draws of ``mcmc`` diverged, were rejected or rounded, or the kinetic temperature was too high."""
+    state = mcmc.last_state
+    if isinstance(state, KernelState) and not isinstance(state.num_diverging, jax.core.Tracer):
+        for line in sampler_doubts(mcmc.sampler, state, mcmc.num_samples):
+            warn(line[0].upper() + line[1:])
+
+
+def judge_numpyro_runs():
+    """Let ``numpyro.infer.MCMC`` judge runs of our kernels at their end, as ``fs.MCMC`` does.
+
+    NumPyro's driver does not tell a kernel when a run ends. The first of our kernels that is made therefore replaces
+    the method ``numpyro.infer.MCMC.run``, once for the whole process, by one that calls it and then warns. Runs of all
+    other kernels stay as they are, and importing the package changes nothing.
+    """
+    run = NumPyroMCMC.run
+    if hasattr(run, "of_numpyro"):
+        return
+
+    @functools.wraps(run)
+    def judged(self, *args, **kwargs):
+        phase = dict(self._collection_params)
+        run(self, *args, **kwargs)
+        has_draws = phase["phase"] != "warmup" and (
+            self.post_warmup_state is not None or phase["lower"] < phase["upper"]
+        )
+        if has_draws and not getattr(self, "has_warned", False) and isinstance(self.last_state, KernelState):
+            judge(self)
+
+    judged.of_numpyro = run
+    NumPyroMCMC.run = judged

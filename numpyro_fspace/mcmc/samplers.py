@@ -1,0 +1,194 @@
+"""What kernels need of a sampler: the base class ``Sampler``, and SGLD, SGHMC and MCLMC with their settings."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from numpyro_fspace.sgmcmc import mclmc, sghmc, sgld
+from numpyro_fspace.sgmcmc.gradient_noise import GradientNoise
+from numpyro_fspace.sgmcmc.shared import Dynamics
+
+__all__ = ["Hamiltonian", "Langevin", "Microcanonical", "Sampler"]
+
+
+#: The longest tuned step for a largest curvature of 1; from 2 on, leapfrog steps are unstable.
+LONGEST = 1.5
+#: How far a mode may turn between two refreshes of the momentum, with exact gradients and with noisy ones.
+MAX_TURN, MAX_NOISY_TURN = 5.0 * math.pi / 6.0, 2.0 * math.pi / 3.0
+#: Acceptance probability for which warm-up tunes the step of a tested sampler.
+ACCEPT_PROB = 0.9
+#: Variance per parameter of the energy error of an untested draw; the smallest acceptance that may result.
+ERROR, MIN_TARGET_ACCEPT = 7e-5, 0.8
+
+
+def step_of_turn(turn: float, num_steps: int) -> float:
+    """The step ε√λ at which a mode turns by ``turn`` in ``num_steps`` = k leapfrog steps, 2 sin(turn / 2k).
+
+    At a turn of π refreshes of the momentum meet the mode always at the same phase, so that its amplitude hardly
+    changes, and the noise of gradients accumulates in it. Its energy returns, and a Metropolis test accepts every draw,
+    so that the acceptance does not tell.
+    """
+    return 2.0 * math.sin(turn / (2 * num_steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler(ABC):
+    """What a kernel's warm-up, chain and report need of a sampler.
+
+    Attributes:
+        num_steps: gradient steps per draw.
+        temperature: T.
+        metropolis: whether each draw (of ``Langevin`` each step) passes a Metropolis test.
+        has_momentum: whether the state of a chain has a momentum.
+        absorbs_noise: whether friction can take up the noise of gradients in the directions where it is largest.
+        is_tuned: whether warm-up tunes the step size to the acceptance probability of draws.
+    """
+
+    num_steps: int
+    temperature: float
+    metropolis: bool
+
+    has_momentum: ClassVar[bool] = True
+
+    @property
+    def absorbs_noise(self) -> bool:
+        return False
+
+    @property
+    def is_tuned(self) -> bool:
+        return self.metropolis
+
+    @abstractmethod
+    def initial_momentum(self, key, position):
+        """The momentum [P] of a chain that starts, or an empty array."""
+
+    @abstractmethod
+    def transition(
+        self, key, dynamics: Dynamics, momentum, count, *, step_size, friction, gradient_noise: GradientNoise | None
+    ):
+        """One draw, ``num_steps`` gradient steps.
+
+        Args:
+            key: random key.
+            dynamics: where the draw starts, the potential and the preconditioner.
+            momentum: the momentum of the chain.
+            count: gradient steps made so far, read by schedules.
+            step_size: a number, or a schedule of the gradient step.
+            friction: γ of SGHMC and MCLMC.
+            gradient_noise: the noise of gradients, for a sampler whose thermostat takes account of it.
+
+        Returns:
+            ``(position, momentum, Info)``.
+        """
+
+    def target_accept_prob(self, size: int) -> float:
+        """The acceptance probability of draws of ``size`` parameters that warm-up tunes the step size for."""
+        del size
+        return ACCEPT_PROB
+
+    @abstractmethod
+    def stable_step_size(self, curvature):
+        """The step size for a largest curvature λ in the preconditioner's coordinates; a tuned one is at most this."""
+
+    def _run(self, algorithm, key, state, dynamics, step_size, *, variant=None, **settings):
+        """A draw by a module of ``sgmcmc`` from a state of its own: ``(state, Info)``."""
+        kernel = algorithm.build_kernel(has_aux=True, metropolis=self.metropolis, **(variant or {}))
+        common = {"num_steps": self.num_steps, "temperature": self.temperature, "metric": dynamics.metric}
+        return kernel(key, state, dynamics.potential, step_size, **common, **settings)
+
+
+class Langevin(Sampler):
+    """SGLD."""
+
+    has_momentum = False
+
+    def initial_momentum(self, key, position):
+        return jnp.zeros((0,), position.dtype)
+
+    def transition(self, key, dynamics, momentum, count, *, step_size, friction, gradient_noise):
+        state, info = self._run(sgld, key, sgld.SGLDState(dynamics.position, count), dynamics, step_size)
+        return state.position, momentum, info
+
+    def stable_step_size(self, curvature):
+        return (0.4 if self.metropolis else 0.2) / curvature
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hamiltonian(Sampler):
+    """SGHMC.
+
+    Attributes:
+        resample_momentum: whether the momentum is redrawn at every draw.
+        refresh_every: steps between the thermostat's partial refreshes of the momentum.
+        integrator: ``"baoab"`` or ``"euler"``.
+    """
+
+    resample_momentum: bool
+    refresh_every: int
+    integrator: str
+
+    @property
+    def absorbs_noise(self):
+        return self.integrator == "baoab"
+
+    def initial_momentum(self, key, position):
+        return sghmc.init(position, key, temperature=self.temperature).momentum
+
+    def transition(self, key, dynamics, momentum, count, *, step_size, friction, gradient_noise):
+        settings = {
+            "variant": {"integrator": self.integrator},
+            "friction": friction,
+            "resample_momentum": self.resample_momentum,
+            "refresh_every": self.refresh_every,
+            "gradient_noise": gradient_noise,
+        }
+        start = sghmc.SGHMCState(dynamics.position, momentum, count)
+        state, info = self._run(sghmc, key, start, dynamics, step_size, **settings)
+        return state.position, state.momentum, info
+
+    def stable_step_size(self, curvature):
+        longest, turn = (LONGEST, MAX_TURN) if self.is_tuned else (1.0, MAX_NOISY_TURN)
+        num_steps = self.refresh_every if self.integrator == "baoab" else 1
+        return min(longest, step_of_turn(turn, num_steps)) / jnp.sqrt(curvature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Microcanonical(Sampler):
+    """MCLMC, which warm-up tunes with and without a test.
+
+    Attributes:
+        refresh_every: steps between partial refreshes of the momentum.
+    """
+
+    refresh_every: int
+
+    @property
+    def is_tuned(self):
+        return True
+
+    def initial_momentum(self, key, position):
+        return mclmc.init(position, key).momentum
+
+    def transition(self, key, dynamics, momentum, count, *, step_size, friction, gradient_noise):
+        settings = {"friction": friction, "refresh_every": self.refresh_every}
+        start = mclmc.MCLMCState(dynamics.position, momentum, count)
+        state, info = self._run(mclmc, key, start, dynamics, step_size, **settings)
+        return state.position, state.momentum, info
+
+    def target_accept_prob(self, size):
+        """The acceptance probability that warm-up tunes the step size for.
+
+        Without a test it is that of an energy error of variance ``ERROR`` times P in a draw: the error of the
+        distribution is that of each direction, not that of the sum over all.
+        """
+        if self.metropolis:
+            return ACCEPT_PROB
+        return max(MIN_TARGET_ACCEPT, math.erfc(math.sqrt(ERROR * size / 8.0)))
+
+    def stable_step_size(self, curvature):
+        return min(LONGEST, step_of_turn(MAX_TURN, self.refresh_every)) / jnp.sqrt(curvature)

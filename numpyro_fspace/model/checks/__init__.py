@@ -1,0 +1,1 @@
+"""Checks of a model, its sites and its arguments before long computations."""
