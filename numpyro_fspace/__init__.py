@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import warnings
 from typing import TYPE_CHECKING
 
-from numpyro_fspace import model, priors, sgmcmc
+from numpyro_fspace import metrics, model, priors, sgmcmc
 from numpyro_fspace.mcmc import (
     MCLMC,
     MCMC,
@@ -37,7 +36,7 @@ from numpyro_fspace.priors import GPPrior, dirichlet_targets, fit_gp
 from numpyro_fspace.sgmcmc import preconditioners
 
 if TYPE_CHECKING:
-    from numpyro_fspace import baselines, datasets, metrics, variational
+    from numpyro_fspace import baselines, datasets, variational
     from numpyro_fspace import estimators as estimators
     from numpyro_fspace.estimators import Classifier as Classifier
     from numpyro_fspace.estimators import Regressor as Regressor
@@ -114,13 +113,12 @@ _LAZY = {
     "baselines": (),
     "datasets": (),
     "estimators": ("Classifier", "Regressor"),  # they need scikit-learn
-    "metrics": (),
     "variational": ("FVIMC", "FunctionalELBO", "svi_posterior"),
 }
 
 
 def __dir__():
-    return sorted({*globals(), *_LAZY, *itertools.chain(*_LAZY.values())})
+    return sorted({*globals(), *_LAZY, *(name for names in _LAZY.values() for name in names)})
 
 
 def __getattr__(name: str):

@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+import typing
 
 import jax
 import numpy as np
@@ -93,6 +94,21 @@ def test_the_decomposition_is_that_of_the_model(regressor, line):
     np.testing.assert_allclose(parts.epistemic, model.epistemic * regressor.y_scale_**2, rtol=1e-3)
     np.testing.assert_allclose(parts.aleatoric, model.aleatoric * regressor.y_scale_**2, rtol=1e-5)
     np.testing.assert_allclose(parts.total, regressor.predict(X, return_std=True)[1] ** 2)
+
+
+def test_predictions_do_not_depend_on_an_overridden_decomposition(regressor, line):
+    class Relabeled(fs.Regressor):
+        def decompose(self, X):
+            raise AssertionError("predict is the estimator's own")
+
+    other = Relabeled()
+    vars(other).update(vars(regressor))
+    np.testing.assert_array_equal(other.predict(line[0][:3]), regressor.predict(line[0][:3]))
+
+
+@pytest.mark.parametrize("estimator", [fs.Regressor, fs.Classifier])
+def test_annotations_of_the_settings_can_be_read(estimator):
+    assert "widths" in typing.get_type_hints(estimator.__init__)
 
 
 def test_functions_vary_less_than_targets(regressor, line):

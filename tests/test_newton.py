@@ -169,3 +169,30 @@ def test_a_parameter_known_to_its_last_digits_is_warned_of(num, is_warned):
         warnings.simplefilter("always")
         run(fs.SGHMC(far), y, num_samples=50)
     assert any("Float32 does not resolve" in str(w.message) for w in caught) == is_warned
+
+
+class Correlated(fs.preconditioners.Preconditioner):
+    """A user's matrix, which learns nothing: two parameters with a given correlation."""
+
+    is_dense = True
+
+    def build(self, scale, learned=None):
+        return Dense(jnp.diag(scale) @ jnp.asarray([[1.0, 0.0], [0.6, 0.8]]))
+
+
+@pytest.mark.parametrize("batch_size", [None, 10], ids=["all data", "minibatches"])
+def test_a_users_own_matrix_that_learns_nothing_has_the_posterior(batch_size):
+    x, y = jnp.linspace(-1.0, 1.0, 40), 0.5 * jnp.linspace(-1.0, 1.0, 40) + 0.3
+
+    def line(x, y):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("data", 40, subsample_size=batch_size):
+            x, y = (numpyro.subsample(a, event_dim=0) for a in (x, y))
+            numpyro.sample("y", dist.Normal(w[0] + w[1] * x, 0.5), obs=y)
+
+    w = np.asarray(run(fs.SGHMC(line, preconditioner=Correlated()), x, y).get_samples()["w"])
+    design = np.stack([np.ones(40), x], 1)
+    covariance = np.linalg.inv(np.eye(2) + design.T @ design / 0.25)
+    mean = covariance @ design.T @ np.asarray(y) / 0.25
+    np.testing.assert_allclose((w.mean(0) - mean) / np.sqrt(np.diag(covariance)), 0.0, atol=0.25)
+    np.testing.assert_allclose(w.std(0) / np.sqrt(np.diag(covariance)), 1.0, atol=0.15)

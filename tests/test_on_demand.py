@@ -12,7 +12,7 @@ from flax import linen as nn
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import runs
-from numpyro_fspace.model.data.on_demand import entry_point
+from numpyro_fspace.model.entry_point import entry_point
 
 NUM, BATCH = 300, 20
 

@@ -87,7 +87,7 @@ def in_two_passes(monkeypatch):
     def engine():
         return current_engine()._replace(visits_data=False)
 
-    monkeypatch.setattr("numpyro_fspace.model.functional_prior.current_engine", engine)
+    monkeypatch.setattr("numpyro_fspace.model.functional_priors.current_engine", engine)
 
 
 @pytest.mark.parametrize("use", [at_data, twice, row_by_row, vectorized, in_float16, in_numpy, nowhere])

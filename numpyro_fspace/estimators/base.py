@@ -6,7 +6,7 @@ import warnings
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import jax
 import numpy as np
@@ -60,7 +60,7 @@ class NetworkEstimator(BaseEstimator):
     num_samples: int = 200
     num_chains: int = 2
     batch_size: int | None = None
-    random_state: Any = None
+    random_state: int | np.random.RandomState | None = None
     progress: bool = False
 
     @property

@@ -148,7 +148,8 @@ class SGMCMCKernel(MCMCKernel):
     def postprocess_fn(self, model_args, model_kwargs):
         return one_at_a_time(self._model_potential(model_args, model_kwargs).constrain_fn())
 
-    get_constrain_fn = postprocess_fn
+    def get_constrain_fn(self, model_args, model_kwargs):
+        return self.postprocess_fn(model_args, model_kwargs)
 
     def refresh(self, state, model_args, model_kwargs):
         """``state`` with its potential energy, and the control variate, evaluated anew on this data."""

@@ -25,7 +25,7 @@ from numpyro_fspace.mcmc.start_checks import check_init_params, continued
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.model.checks.arguments import check_masks
 from numpyro_fspace.model.data.arguments import split_arrays
-from numpyro_fspace.model.data.on_demand import entry_point
+from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.model.programs.cache import cached_program
 from numpyro_fspace.model.sharding import CHAINS, check_mesh, place, with_devices_of
 from numpyro_fspace.posterior.arrays import join_chains

@@ -43,7 +43,7 @@ class Run:
             for number in range(num_chains):
                 state, done = begin(*jax.tree.map(operator.itemgetter(number), starts))
                 self.in_memory(state, done, arrays)
-                whole.append((self.mcmc._states, self.mcmc._last_state))
+                whole.append((self.mcmc._states, self.mcmc._last_state))  # where in_memory has put them
         finally:
             if whole:
                 draws, last = zip(*whole, strict=True)

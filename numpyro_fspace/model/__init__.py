@@ -2,7 +2,7 @@
 
 from numpyro_fspace.model import measurement
 from numpyro_fspace.model.data.on_demand import OnDemand
-from numpyro_fspace.model.functional_prior import functional_prior
+from numpyro_fspace.model.functional_priors import functional_prior
 from numpyro_fspace.model.functions import function_values
 from numpyro_fspace.model.gp_network import gp_network
 from numpyro_fspace.model.initial_values import init_to_network

@@ -37,9 +37,9 @@ from numpyro_fspace.model.networks.weight_priors import FanIn, sample_array, sam
 from numpyro_fspace.model.sites import last_layer, note
 from numpyro_fspace.priors._cholesky import as_columns, as_rows
 from numpyro_fspace.priors._concrete import is_traced
-from numpyro_fspace.priors._nugget import amplitude as amplitude_of
-from numpyro_fspace.priors._nugget import tolerant_factor
 from numpyro_fspace.priors.gaussian_process import GaussianProcess
+from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
+from numpyro_fspace.priors.tolerance import tolerant_factor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -15,7 +15,7 @@ from numpyro_fspace._checks import check_count
 from numpyro_fspace.model.checks.arguments import check_masks, known_values, not_finite
 from numpyro_fspace.model.checks.sites import check_observations
 from numpyro_fspace.model.data.arguments import split_arrays
-from numpyro_fspace.model.data.on_demand import entry_point
+from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.model.functions import function_inputs, some_rows
 from numpyro_fspace.model.programs.analysis import depends_on
 from numpyro_fspace.model.run_model import run_model

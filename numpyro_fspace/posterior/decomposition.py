@@ -15,7 +15,7 @@ from numpyro_fspace._checks import check_count, one_line
 from numpyro_fspace.model.checks.arguments import checked_arguments
 from numpyro_fspace.model.checks.indices import plates_of
 from numpyro_fspace.model.data.arguments import split_arrays
-from numpyro_fspace.model.data.on_demand import entry_point
+from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.model.handlers import own_keys
 from numpyro_fspace.model.programs.analysis import sources
 from numpyro_fspace.model.run_model import run_model

@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_fspace._checks import check_count, check_key
 from numpyro_fspace.model.checks.arguments import checked_arguments, known_values
-from numpyro_fspace.model.data.on_demand import entry_point
+from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.posterior.evaluator import Evaluator
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.prediction_warnings import warn_of_nan, warn_of_predictions

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numpyro_fspace.model.data.on_demand import entry_point
+from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.posterior.evaluator import log_likelihood
 from numpyro_fspace.posterior.posterior import as_posterior
 

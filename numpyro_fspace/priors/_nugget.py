@@ -1,4 +1,4 @@
-"""What is added to the diagonals of covariances: the nugget of a Gaussian prior, or a tolerance relative to its sd."""
+"""The nugget of a Gaussian prior: its default, and its form as diagonals of covariance blocks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.priors.base import as_inputs, as_values
+from numpyro_fspace.priors.base import as_values
 
 if TYPE_CHECKING:
-    from jaxtyping import ArrayLike, Float
+    from jaxtyping import Float
 
-    from numpyro_fspace.priors._cholesky import AnyArray, Factor
-    from numpyro_fspace.priors.gaussian_process import GaussianProcess
+    from numpyro_fspace.priors._cholesky import AnyArray
 
-__all__ = ["amplitude", "as_diagonal", "default_nugget", "tolerant_factor"]
+__all__ = ["as_diagonal", "default_nugget"]
 
 #: The default nugget, relative to the mean variance of the smallest summand of the kernel.
 RELATIVE_NUGGET = 1e-2
@@ -52,27 +51,3 @@ def as_diagonal(nugget, num_points: int, num_outputs: int | None, *, size: int, 
     if nugget.shape not in [(), (num_points,)]:
         raise ValueError(f"{name} must be a scalar or have shape [{num_points}], got {list(nugget.shape)}.")
     return nugget.repeat(size // num_points) if nugget.ndim == 1 else nugget
-
-
-def amplitude(prior: GaussianProcess, x: Float[ArrayLike, "M D"]) -> Float[AnyArray, " K"]:
-    """The root of the mean variance of each output at x, without nugget; the same for outputs that share a kernel."""
-    x = as_inputs(x)
-
-    def compute():
-        covariance = prior._covariance(x)
-        xp = np if isinstance(covariance, np.ndarray) else jnp
-        variances = xp.diagonal(covariance, axis1=-2, axis2=-1)
-        variances = variances.reshape(len(x), -1).T if variances.shape[-1] != len(x) else variances
-        return xp.sqrt(xp.broadcast_to(variances.mean(-1), (prior.num_outputs or 1,)))
-
-    return prior._memory.once(("amplitude", x), compute)
-
-
-def tolerant_factor(prior: GaussianProcess, x: Float[ArrayLike, "M D"], tolerance: float) -> Factor:
-    """The factor of k(x, x) + τ² · I with τ = tolerance times the ``amplitude`` of each output."""
-    x = as_inputs(x)
-    variance = (tolerance * amplitude(prior, x)) ** 2
-    if isinstance(variance, np.ndarray) and np.ptp(variance) == 0:
-        return prior._factor(x, variance[:1].reshape(()))  # one factor for all outputs
-    xp = np if isinstance(variance, np.ndarray) else jnp
-    return prior._factor(x, xp.broadcast_to(variance, (len(x), len(variance))))

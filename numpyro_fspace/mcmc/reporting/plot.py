@@ -15,7 +15,7 @@ from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.reporting.report import report
 from numpyro_fspace.mcmc.reporting.table import Report
 from numpyro_fspace.metrics import calibration_curve, reliability_curve
-from numpyro_fspace.model.data.on_demand import entry_point
+from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.posterior.arviz_export import observations
 from numpyro_fspace.posterior.diagnostics import diagnose
 from numpyro_fspace.posterior.evaluator import Evaluator, log_likelihood

@@ -21,7 +21,7 @@ from numpyro_fspace.mcmc.reporting.table import Report
 from numpyro_fspace.mcmc.state import with_chains
 from numpyro_fspace.mcmc.warmup.friction import differences_of, noise_variances
 from numpyro_fspace.model.checks.arguments import checked_arguments
-from numpyro_fspace.model.data.on_demand import entry_point
+from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.model.site_transforms import base_transform, has_dynamic_support
 from numpyro_fspace.model.sites import is_masked

@@ -20,7 +20,7 @@ from numpyro_fspace.mcmc.warmup.state import Squares
 from numpyro_fspace.mcmc.warmup.step_size import NUM_POWER_ITERATIONS, calibrated, largest_curvature, usable
 from numpyro_fspace.sgmcmc.shared import select, squared_norm
 
-__all__ = ["after_draw", "before_draw", "judged", "warm_start"]
+__all__ = ["after_draw", "calibrate", "judged", "warm_start"]
 
 
 def warm_start(target, i, state):
@@ -56,7 +56,7 @@ def warm_start(target, i, state):
     return state._replace(i=state.i + 1, z=dynamics.unravel(position), info=info, warmup=warmup, rng_key=key)
 
 
-def before_draw(target, i, state):
+def calibrate(target, i, state):
     """``state`` after the calibrations that precede draw ``i``, one of ``plan.interruptions``."""
     plan = target.plan
     draws = plan.schedule.calibrations
@@ -68,8 +68,8 @@ def before_draw(target, i, state):
     is_time = is_main | jnp.any(jnp.array(plan.schedule.shortenings) == i) if plan.may_shorten else is_main
     may_lengthen = is_main & (i < (draws[3] if plan.preconditioner.adapts else draws[2]))
     num_iterations = jnp.where(is_main, NUM_POWER_ITERATIONS, NUM_POWER_ITERATIONS // 4)
-    calibrate = functools.partial(_calibrate, target, may_lengthen, num_iterations)
-    state = jax.lax.cond(is_time, calibrate, lambda s: s, state)
+    calibrated = functools.partial(_calibrate, target, may_lengthen, num_iterations)
+    state = jax.lax.cond(is_time, calibrated, lambda s: s, state)
     return state if plan.friction is not None else _learn_noise(plan, i, state)
 
 

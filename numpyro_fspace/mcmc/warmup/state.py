@@ -66,7 +66,8 @@ class WarmupState(NamedTuple):
     def start(cls, key, position, scale, plan) -> WarmupState:
         """The initial state, for flat ``position`` [P] with prior standard deviations ``scale`` [P]."""
         learned = plan.preconditioner.start(position)
-        total = jnp.zeros_like(learned.factor if plan.preconditioner.is_dense else learned.mean_square)
+        is_hessian = plan.preconditioner.adapts and plan.preconditioner.is_dense
+        total = jnp.zeros_like(learned.factor if is_hessian else learned.mean_square)
         start = cls(
             scale=scale,
             anchor=position if plan.warmup.anchored else position[:0],

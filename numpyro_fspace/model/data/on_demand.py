@@ -1,10 +1,8 @@
-"""``OnDemand``: data on disk, from which a model loads the rows of its minibatches; the decorator ``entry_point``."""
+"""``OnDemand``: data on disk, from which a model loads the rows of its minibatches."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
 import math
 import mmap
 from typing import TYPE_CHECKING, Any
@@ -15,18 +13,16 @@ import numpy as np
 from numpyro.primitives import plate
 
 from numpyro_fspace.model._numpyro import active_handlers, plate_rows
+from numpyro_fspace.model.entry_point import loading_errors
 from numpyro_fspace.model.rounding import lost_to_rounding
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int
 
-__all__ = ["OnDemand", "entry_point"]
+__all__ = ["OnDemand"]
 
-logger = logging.getLogger("jax._src.callback")
 #: Maximum number of (evenly spaced) rows, and of numbers in them, from which the precision of a source is judged.
 MAX_ROWS, MAX_NUMBERS = 1000, 2**20
-#: Errors that occurred while compiled programs loaded rows, newest last.
-_errors: list[Exception] = []
 
 
 class OnDemand:
@@ -141,7 +137,7 @@ class OnDemand:
         try:
             return self._load(rows)
         except Exception as error:
-            _errors.append(error)
+            loading_errors.append(error)
             raise
 
     def _check_precision(self):
@@ -198,39 +194,6 @@ class OnDemand:
             f"{self!r} holds NaN or infinite values; drop those rows, impute them, or write any number there and leave "
             "it out of the likelihood with numpyro.handlers.mask."
         )
-
-
-def entry_point(fn):
-    """``fn``, a function or method that users call and that runs compiled programs.
-
-    It raises the errors of loading rows instead of JAX's error about the compiled program. Meanwhile LAPACK, which JAX
-    calls on a CPU, has one thread. The matrices of a step are too small to be divided, and threads that wait for one
-    another by spinning take hundreds of times as long as the work itself where another process uses the cores.
-    """
-
-    @functools.wraps(fn)
-    def wrapped(*args, **kwargs):
-        import threadpoolctl
-
-        _errors.clear()
-        logger.addFilter(_is_unrelated)  # JAX would also print the error that is raised below
-        try:
-            with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
-                return fn(*args, **kwargs)
-        except Exception as found:  # JAX raises several kinds, by where in a program the rows are loaded
-            if not _errors or found is _errors[-1]:
-                raise
-            error = _errors[-1]
-        finally:
-            logger.removeFilter(_is_unrelated)
-        raise error
-
-    return wrapped
-
-
-def _is_unrelated(record) -> bool:
-    """Whether a log message is not about an error of loading rows."""
-    return not _errors
 
 
 def _dtype(dtype):

@@ -21,8 +21,8 @@ from numpyro_fspace.model.last_layer.covariance import compare, missing_variance
 from numpyro_fspace.model.networks.weight_priors import FanIn, sample_weights
 from numpyro_fspace.model.programs.cache import keep
 from numpyro_fspace.priors._concrete import computed, is_traced
-from numpyro_fspace.priors._nugget import amplitude
 from numpyro_fspace.priors.gp_prior import NO_SHARE
+from numpyro_fspace.priors.tolerance import amplitude
 
 if TYPE_CHECKING:
     from numpyro_fspace.model.last_layer.find import LastLayer
