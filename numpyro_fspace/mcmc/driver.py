@@ -28,7 +28,7 @@ from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.model.programs.cache import cached_program
 from numpyro_fspace.model.sharding import CHAINS, check_mesh, place, with_devices_of
-from numpyro_fspace.posterior.arrays import join_chains
+from numpyro_fspace.posterior.arrays import joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -278,5 +278,5 @@ class MCMC(NumPyroMCMC):
 
     def _get_states_flat(self):
         if self._states_flat is None:  # NumPyro would load draws from disk
-            self._states_flat = jax.tree.map(join_chains, self._states)
+            self._states_flat = joined(self._states)
         return self._states_flat

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["is_key", "join_chains", "like", "named_arrays", "plain"]
+from numpyro_fspace._xla import one_program
+
+__all__ = ["is_key", "joined", "like", "named_arrays", "plain"]
 
 
 def is_key(leaf) -> bool:
@@ -26,9 +28,10 @@ def like(array, leaf):
     return jnp.asarray(array.view(dtype) if array.dtype.kind == "V" else array, dtype)  # NumPy saves bfloat16 as bytes
 
 
-def join_chains(array):
-    """[C, S, …] as [C · S, …]: without a copy, if the draws lie on disk and the run is finished."""
-    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+@one_program
+def joined(draws):
+    """Draws [C, S, …] as [C · S, …]: without a copy, if they lie on disk and the run is finished."""
+    return jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), draws)
 
 
 def named_arrays(model, args, kwargs) -> dict:

@@ -17,7 +17,7 @@ from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro_fspace._checks import as_numbers, check_count, not_numbers
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.model.sharding import with_devices_of
-from numpyro_fspace.posterior.arrays import join_chains, plain
+from numpyro_fspace.posterior.arrays import joined, plain
 from numpyro_fspace.posterior.storage.checkpoint_files import RunFiles
 from numpyro_fspace.posterior.storage.model_check import warn_of_another_model, warn_of_another_prior
 from numpyro_fspace.posterior.storage.posterior_file import read_archive
@@ -124,7 +124,7 @@ class Posterior:
         warn_of_another_prior(files.run["inputs"], model, args, kwargs)
         stats = files.draws()
         samples = stats.pop(files.run["sample_field"])
-        flat = jax.tree.map(join_chains, (samples, _arrays(stats)))
+        flat = joined((samples, _arrays(stats)))
         return cls(model, flat[0], num_chains=files.run["num_chains"], args=args, kwargs=kwargs, stats=flat[1])
 
     def __repr__(self) -> str:

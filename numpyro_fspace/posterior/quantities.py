@@ -20,7 +20,7 @@ from numpyro_fspace.model.functions import evaluate, function_inputs, functions_
 from numpyro_fspace.model.programs.cache import cached_program
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import counted, is_functional_prior, is_masked, subsampled_plates
-from numpyro_fspace.posterior.arrays import join_chains
+from numpyro_fspace.posterior.arrays import joined
 from numpyro_fspace.posterior.draw_batches import compile_chunk, map_compiled
 from numpyro_fspace.posterior.limits import MIN_RUN
 from numpyro_fspace.posterior.model_structure import Structure, likelihood_parameters, structure
@@ -242,9 +242,6 @@ def _every(draws, step: int) -> dict:
     return {k: v[:, ::-step][:, ::-1] for k, v in draws.items()}
 
 
-_joined = one_program(partial(jax.tree.map, join_chains))
-
-
 def _by_chain(fn, draws, given: tuple, programs: dict, key: tuple) -> dict:
     """``fn`` at every draw, [C, S, …]. Draws that lie on disk are evaluated a chain at a time.
 
@@ -262,7 +259,7 @@ def _by_chain(fn, draws, given: tuple, programs: dict, key: tuple) -> dict:
     if any(isinstance(v, np.memmap) for v in draws.values()):
         parts = [values({k: v[chain] for k, v in draws.items()}) for chain in range(shape[0])]
         return {k: np.stack([part[k] for part in parts]) for k in parts[0]}
-    found = values(_joined(draws))
+    found = values(joined(draws))
     return {k: v.reshape(*shape, *v.shape[1:]) for k, v in found.items()}
 
 

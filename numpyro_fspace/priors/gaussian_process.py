@@ -238,7 +238,7 @@ class ConditionedGP(GaussianProcess):
     m'(·) = m(·) + k(·, x) Σ⁻¹ (y - m(x)),  k'(·, ·) = k(·, ·) - k(·, x) Σ⁻¹ k(x, ·),  Σ = k(x, x) + noise.
 
     Of a traced x (random points under jit), k' has the precision of the program: in float32, with small noise,
-    ``log_prob`` may be NaN. Of fixed points and rows of a pool, k' is computed in float64.
+    ``log_prob`` may be NaN. Of fixed points and rows of a pool k' is in float64; or enable float64.
     Reference: C. E. Rasmussen, C. Williams (2006), *Gaussian processes for machine learning*, equations 2.22 to 2.24.
     """
 

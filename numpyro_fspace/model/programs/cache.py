@@ -16,6 +16,7 @@ from numpyro_fspace.model.data.on_demand import OnDemand
 
 __all__ = ["cached_program", "content_key", "hashable", "keep"]
 
+#: Most entries of a cache that ``keep`` fills.
 MAX_KEPT = 200
 
 
