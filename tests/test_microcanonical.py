@@ -8,7 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from numpyro_fspace.benchmarks.microcanonical import microcanonical
+from numpyro_fspace.benchmarks.blackjax_mclmc import microcanonical
 
 
 def model(y):

@@ -12,7 +12,7 @@ import tinygp
 from numpyro.infer.util import log_density, log_likelihood
 
 import numpyro_fspace as fs
-from numpyro_fspace.model.engine import current_engine
+from numpyro_fspace.model.inference_engine import current_engine
 from numpyro_fspace.model.joint_evaluation import matching_rows
 from numpyro_fspace.model.potential import ModelPotential
 

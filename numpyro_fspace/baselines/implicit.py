@@ -10,7 +10,7 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_fspace._checks import check_count
-from numpyro_fspace.model.engine import current_engine
+from numpyro_fspace.model.inference_engine import current_engine
 from numpyro_fspace.model.networks.random_module import check_name
 from numpyro_fspace.model.sites import note
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from numpyro_fspace.mcmc.warmup.optimizer import adam
-from numpyro_fspace.model.checks.admission import checked_model
+from numpyro_fspace.model.checks.model import checked_model
 from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.potential import ModelPotential
 

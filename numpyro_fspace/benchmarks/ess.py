@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from numpyro.infer import NUTS
 
-from numpyro_fspace.benchmarks.microcanonical import microcanonical
+from numpyro_fspace.benchmarks.blackjax_mclmc import microcanonical
 from numpyro_fspace.experiments.methods import FUNCTIONAL, SAMPLERS, driver
 from numpyro_fspace.experiments.regression import build_model
 from numpyro_fspace.experiments.uci import CONFIG, prepare

@@ -2,10 +2,10 @@
 
 from numpyro_fspace.mcmc.driver import MCMC
 from numpyro_fspace.mcmc.hmc import fHMC, fMALA
-from numpyro_fspace.mcmc.kernels import SGHMC, SGLD, fSGHMC, fSGLD
 from numpyro_fspace.mcmc.mclmc import MCLMC, fMCLMC
 from numpyro_fspace.mcmc.reporting.plot import plot_report
 from numpyro_fspace.mcmc.reporting.report import Report, report
+from numpyro_fspace.mcmc.sgmcmc_kernels import SGHMC, SGLD, fSGHMC, fSGLD
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.mcmc.warmup import Warmup
 

@@ -20,8 +20,8 @@ from numpyro_fspace.mcmc.start_checks import check_init_params
 from numpyro_fspace.mcmc.target import Target
 from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.model._numpyro import active_handlers, is_nested
-from numpyro_fspace.model.checks.admission import check_gradient
 from numpyro_fspace.model.checks.arguments import checked_arguments, known_values
+from numpyro_fspace.model.checks.model import check_gradient
 from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.last_layer.marginal_potential import MarginalPotential, find_block

@@ -1,6 +1,6 @@
 """One chain of a kernel: its start, and the updates that the phases of a run consist of.
 
-``warm_start``, ``calibrate`` (both of ``warmup/adapt.py``), ``draw_and_learn`` and ``sample`` take the target, the
+``warm_start``, ``calibrate`` (both of ``warmup/updates.py``), ``draw_and_learn`` and ``sample`` take the target, the
 number of a draw and the state before it, and return the updated state. ``phases.py`` says which of them makes which
 draws, each in a program of its own; ``draw`` is all of them in one program, for a driver that knows nothing of phases.
 """
@@ -13,9 +13,9 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace.mcmc.state import Averages, DrawInfo, KernelState
 from numpyro_fspace.mcmc.target import Target
-from numpyro_fspace.mcmc.warmup.adapt import after_draw, calibrate, judged, warm_start
 from numpyro_fspace.mcmc.warmup.friction import friction_for
 from numpyro_fspace.mcmc.warmup.state import WarmupState
+from numpyro_fspace.mcmc.warmup.updates import after_draw, calibrate, judged, warm_start
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate
 
 __all__ = ["calibrate", "draw", "draw_and_learn", "sample", "start", "warm_start"]

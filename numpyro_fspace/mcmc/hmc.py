@@ -9,8 +9,8 @@ from numpyro.infer import HMC
 from numpyro.util import is_prng_key
 
 from numpyro_fspace._checks import check_count, check_is_model, check_positive
-from numpyro_fspace.model.checks.admission import checked_model
 from numpyro_fspace.model.checks.arguments import checked_arguments
+from numpyro_fspace.model.checks.model import checked_model
 from numpyro_fspace.model.data.arguments import with_rows
 from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.potential import ModelPotential

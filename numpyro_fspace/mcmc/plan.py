@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace._xla import largest_array
 from numpyro_fspace.model._numpyro import active_handlers
-from numpyro_fspace.model.checks.admission import check_plates, checked_model
+from numpyro_fspace.model.checks.model import check_plates, checked_model
 from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.data.minibatches import ModelOfRows
 from numpyro_fspace.model.joint_evaluation import rows_found

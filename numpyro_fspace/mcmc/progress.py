@@ -12,7 +12,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from numpyro_fspace.mcmc.state import KernelState
-from numpyro_fspace.posterior.convergence import convergence
+from numpyro_fspace.posterior.rhat_ess import convergence
 
 __all__ = ["Interruption", "Progress", "is_watched"]
 

@@ -12,7 +12,7 @@ from numpyro import handlers, prng_key
 from numpyro.primitives import apply_stack
 
 from numpyro_fspace._checks import shown
-from numpyro_fspace.model.engine import current_engine
+from numpyro_fspace.model.inference_engine import current_engine
 from numpyro_fspace.model.joint_evaluation import OnePass
 from numpyro_fspace.model.measurement import as_points
 from numpyro_fspace.model.point_samplers import draw_points

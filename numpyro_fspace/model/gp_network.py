@@ -23,7 +23,7 @@ import numpyro.distributions as dist
 
 from numpyro_fspace._checks import as_numbers, check_positive
 from numpyro_fspace._xla import matmul
-from numpyro_fspace.model.engine import current_engine
+from numpyro_fspace.model.inference_engine import current_engine
 from numpyro_fspace.model.last_layer.find import find_last_layer
 from numpyro_fspace.model.last_layer.hidden_scale import find_scales
 from numpyro_fspace.model.last_layer.input_units import units_of
@@ -37,7 +37,7 @@ from numpyro_fspace.model.networks.weight_priors import FanIn, sample_array, sam
 from numpyro_fspace.model.sites import last_layer, note
 from numpyro_fspace.priors._cholesky import as_columns, as_rows
 from numpyro_fspace.priors._concrete import is_traced
-from numpyro_fspace.priors.gaussian_process import GaussianProcess
+from numpyro_fspace.priors.gaussian_base import GaussianProcess
 from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
 from numpyro_fspace.priors.tolerance import tolerant_factor
 

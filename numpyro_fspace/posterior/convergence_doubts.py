@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from numpyro_fspace.posterior.limits import CHANCE_SHARE, ESS_LIMIT, RHAT_LIMIT, STANDSTILL_SHARE
+from numpyro_fspace.posterior.thresholds import CHANCE_SHARE, ESS_LIMIT, RHAT_LIMIT, STANDSTILL_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 A network's weights are exchangeable within a layer, so chains that agree on the function disagree on its
 weights and R-hat of weights says nothing. :func:`function_diagnostics` looks at draws of ``f`` at probe
-inputs instead. The estimators are in :mod:`numpyro_fspace.posterior.convergence`.
+inputs instead. The estimators are in :mod:`numpyro_fspace.posterior.rhat_ess`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_fspace.posterior.convergence import convergence
-from numpyro_fspace.posterior.limits import ESS_LIMIT, RHAT_LIMIT
+from numpyro_fspace.posterior.rhat_ess import convergence
 from numpyro_fspace.posterior.stacking import Stacking, stack_chains
+from numpyro_fspace.posterior.thresholds import ESS_LIMIT, RHAT_LIMIT
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Bool, Float

@@ -22,8 +22,8 @@ from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import counted, is_functional_prior, is_masked, subsampled_plates
 from numpyro_fspace.posterior.arrays import joined
 from numpyro_fspace.posterior.draw_batches import compile_chunk, map_compiled
-from numpyro_fspace.posterior.limits import MIN_RUN
 from numpyro_fspace.posterior.model_structure import Structure, likelihood_parameters, structure
+from numpyro_fspace.posterior.thresholds import MIN_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from numpyro_fspace.priors.base import FunctionalPrior, check_prior
 from numpyro_fspace.priors.calibrated import CalibratedPrior
 from numpyro_fspace.priors.dirichlet import dirichlet_targets
 from numpyro_fspace.priors.fit import GPFit, fit_gp
-from numpyro_fspace.priors.gaussian_process import ConditionedGP, GaussianProcess
+from numpyro_fspace.priors.gaussian_base import ConditionedGP, GaussianProcess
 from numpyro_fspace.priors.gp_prior import GPPrior
 from numpyro_fspace.priors.helmholtz import Helmholtz
 from numpyro_fspace.priors.kernel_params import median_start

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_fspace._checks import check_key, check_shape, one_line
 from numpyro_fspace.priors._cholesky import Memory, as_columns, as_moments, as_rows, product
 from numpyro_fspace.priors.base import as_inputs, as_values, deprecated_law
-from numpyro_fspace.priors.gaussian_process import GaussianProcess
+from numpyro_fspace.priors.gaussian_base import GaussianProcess
 
 if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float, Key

@@ -14,7 +14,7 @@ import numpy as np
 from numpyro_fspace.priors._cholesky import checked_variances
 from numpyro_fspace.priors._concrete import at_compile_time, is_traced
 from numpyro_fspace.priors.base import as_real
-from numpyro_fspace.priors.gaussian_process import GaussianProcess
+from numpyro_fspace.priors.gaussian_base import GaussianProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

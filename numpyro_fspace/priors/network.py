@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from numpyro_fspace._checks import check_count, check_key, check_shape
 from numpyro_fspace.priors.base import as_inputs, as_values
-from numpyro_fspace.priors.gaussian_process import GaussianProcess
+from numpyro_fspace.priors.gaussian_base import GaussianProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable

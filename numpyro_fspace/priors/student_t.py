@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tinygp.kernels import Kernel
 
     from numpyro_fspace.priors._cholesky import AnyArray
-    from numpyro_fspace.priors.gaussian_process import GaussianProcess
+    from numpyro_fspace.priors.gaussian_base import GaussianProcess
 
 __all__ = ["StudentTPrior"]
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
 
     from numpyro_fspace.priors._cholesky import AnyArray, Factor
-    from numpyro_fspace.priors.gaussian_process import GaussianProcess
+    from numpyro_fspace.priors.gaussian_base import GaussianProcess
 
 __all__ = ["amplitude", "tolerant_factor"]
 

@@ -23,7 +23,7 @@ from numpyro_fspace.model.programs.analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import base_transform, has_dynamic_support
 from numpyro_fspace.model.sites import active_functional_priors
-from numpyro_fspace.variational import likelihood
+from numpyro_fspace.variational import expected_log_likelihood as likelihood
 from numpyro_fspace.variational.divergences import RegularizedKL
 from numpyro_fspace.variational.pushforward import (
     LinearizedPushforward,

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from numpyro_fspace._checks import check_count, check_not_negative, check_positive, one_line, renamed_argument
 from numpyro_fspace.mcmc.driver import MCMC
-from numpyro_fspace.mcmc.kernels import fSGLD
+from numpyro_fspace.mcmc.sgmcmc_kernels import fSGLD
 from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.model.linearized import function_of, linearize
 from numpyro_fspace.posterior.posterior import Posterior

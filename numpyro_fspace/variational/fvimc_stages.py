@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import one_line
-from numpyro_fspace.model.checks.admission import checked_model
+from numpyro_fspace.model.checks.model import checked_model
 from numpyro_fspace.model.linearized import function_of, linearize
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.variational.elbo import FunctionalELBO, GuidedModel

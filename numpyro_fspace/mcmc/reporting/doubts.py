@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from numpyro_fspace.posterior.limits import (
+from numpyro_fspace.posterior.thresholds import (
     ACCEPTANCE_LIMIT,
     DRIFT_LIMIT,
     KINETIC_LIMIT,
@@ -27,7 +27,7 @@ from numpyro_fspace.posterior.limits import (
 )
 
 if TYPE_CHECKING:
-    from numpyro_fspace.mcmc.reporting.table import Report
+    from numpyro_fspace.mcmc.reporting.report_table import Report
     from numpyro_fspace.posterior.convergence_doubts import Doubt
 
 __all__ = ["advice", "sampler_doubts", "temperature_doubts"]

@@ -13,16 +13,16 @@ from numpyro.infer import MCMC
 from numpyro_fspace._checks import check_key
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.reporting.report import report
-from numpyro_fspace.mcmc.reporting.table import Report
+from numpyro_fspace.mcmc.reporting.report_table import Report
 from numpyro_fspace.metrics import calibration_curve, reliability_curve
 from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.posterior.arviz_export import observations
 from numpyro_fspace.posterior.diagnostics import diagnose
 from numpyro_fspace.posterior.evaluator import Evaluator, log_likelihood
-from numpyro_fspace.posterior.limits import ESS_LIMIT, KINETIC_LIMIT, RHAT_LIMIT
 from numpyro_fspace.posterior.plots import pyplot
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.quantities import quantities_of
+from numpyro_fspace.posterior.thresholds import ESS_LIMIT, KINETIC_LIMIT, RHAT_LIMIT
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Key

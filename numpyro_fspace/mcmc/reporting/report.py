@@ -17,7 +17,7 @@ from numpyro_fspace._checks import check_key
 from numpyro_fspace._xla import flatten
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.reporting.doubts import advice, sampler_doubts
-from numpyro_fspace.mcmc.reporting.table import Report
+from numpyro_fspace.mcmc.reporting.report_table import Report
 from numpyro_fspace.mcmc.state import with_chains
 from numpyro_fspace.mcmc.warmup.friction import differences_of, noise_variances
 from numpyro_fspace.model.checks.arguments import checked_arguments
@@ -26,12 +26,12 @@ from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.model.site_transforms import base_transform, has_dynamic_support
 from numpyro_fspace.model.sites import is_masked
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature, unconstrained
-from numpyro_fspace.posterior.convergence import standstill
 from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import diagnose
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.product_priors import product_doubts, product_shares
 from numpyro_fspace.posterior.quantities import quantities_of
+from numpyro_fspace.posterior.rhat_ess import standstill
 from numpyro_fspace.priors._concrete import without_computing
 from numpyro_fspace.priors.base import as_real
 from numpyro_fspace.sgmcmc.integrators import drift, kick

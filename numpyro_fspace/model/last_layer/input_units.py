@@ -12,7 +12,7 @@ from numpyro_fspace.model.functions import some_rows
 from numpyro_fspace.priors._concrete import evaluated
 
 if TYPE_CHECKING:
-    from numpyro_fspace.priors.gaussian_process import GaussianProcess
+    from numpyro_fspace.priors.gaussian_base import GaussianProcess
 
 __all__ = ["lengthscales", "units_of"]
 

@@ -22,7 +22,7 @@ from numpyro.infer.util import potential_energy
 from numpyro_fspace._xla import matmul
 from numpyro_fspace.model.checks.sites import check_observations
 from numpyro_fspace.model.handlers import fresh_draws, given_last_layers, without_data
-from numpyro_fspace.model.last_layer.marginal_likelihood import log_marginal
+from numpyro_fspace.model.last_layer.linear_gaussian import log_marginal
 from numpyro_fspace.model.last_layer.prior import LastLayerPrior
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.programs.analysis import depends_on

@@ -12,8 +12,8 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_fspace._checks import as_numbers
-from numpyro_fspace.model.engine import current_engine
 from numpyro_fspace.model.handlers import function_hook
+from numpyro_fspace.model.inference_engine import current_engine
 from numpyro_fspace.model.networks.adapters import read_network
 from numpyro_fspace.model.networks.frozen_weights import freeze
 from numpyro_fspace.model.networks.weight_priors import FanIn, Flat, fan_in, flat, prior_of_each, sample_weights

@@ -1,4 +1,4 @@
-"""The limits of a run that can be trusted: one set for tables, advice and warnings."""
+"""The thresholds of a run that can be trusted: one set for tables, advice and warnings."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from numpyro_fspace.posterior.limits import KINETIC_LIMIT, kinetic_margin
+from numpyro_fspace.posterior.thresholds import KINETIC_LIMIT, kinetic_margin
 
 __all__ = ["cooled", "cooling", "is_hot", "shortening", "tuning"]
 

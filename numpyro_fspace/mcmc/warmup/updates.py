@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace._xla import flatten
-from numpyro_fspace.mcmc.warmup import friction, step_size_control
+from numpyro_fspace.mcmc.warmup import friction, step_size_adaptation
+from numpyro_fspace.mcmc.warmup.initial_step_size import NUM_POWER_ITERATIONS, calibrated, largest_curvature, usable
 from numpyro_fspace.mcmc.warmup.newton import NUM_STEPS, approach, hessian
 from numpyro_fspace.mcmc.warmup.optimizer import adam, descend, drawn_to
 from numpyro_fspace.mcmc.warmup.state import Squares
-from numpyro_fspace.mcmc.warmup.step_size import NUM_POWER_ITERATIONS, calibrated, largest_curvature, usable
 from numpyro_fspace.sgmcmc.shared import select, squared_norm
 
 __all__ = ["after_draw", "calibrate", "judged", "warm_start"]
@@ -108,12 +108,12 @@ def _tuned(plan, is_adapting, state, drawn):
     """
     step, (position, momentum, info) = state.warmup.step, drawn
     target = plan.sampler.target_accept_prob(state.warmup.scale.size)
-    factor = step_size_control.tuning(info.accept_prob, step.num_tuned, target).astype(step.size.dtype)
+    factor = step_size_adaptation.tuning(info.accept_prob, step.num_tuned, target).astype(step.size.dtype)
     size = jnp.minimum(step.size * factor, step.longest)
     step = step._replace(size=jnp.where(is_adapting, size, step.size), num_tuned=step.num_tuned + 1)
     temperature = plan.sampler.temperature
-    is_hot = is_adapting & step_size_control.is_hot(info.temperature / temperature, state.warmup.scale.size)
-    momentum = jnp.where(is_hot, step_size_control.cooled(momentum, temperature), momentum)
+    is_hot = is_adapting & step_size_adaptation.is_hot(info.temperature / temperature, state.warmup.scale.size)
+    momentum = jnp.where(is_hot, step_size_adaptation.cooled(momentum, temperature), momentum)
     return step, (position, momentum, info)
 
 
@@ -126,7 +126,7 @@ def _steadied(plan, is_adapting, state, drawn):
         kinetic = 0.5 * squared_norm(momentum) - 0.5 * squared_norm(state.momentum)
     risen = (info.potential_energy - state.info.potential_energy) / temperature
     gained = risen + kinetic / temperature
-    factor = step_size_control.shortening(relative, gained, risen, info.is_diverging, position.size)
+    factor = step_size_adaptation.shortening(relative, gained, risen, info.is_diverging, position.size)
     factor = jnp.where(is_adapting, factor, 1.0)
     undo = factor <= 0.5
     step = state.warmup.step
@@ -138,10 +138,10 @@ def _steadied(plan, is_adapting, state, drawn):
         potential_energy=jnp.where(undo, state.info.potential_energy, info.potential_energy),
         aux=jnp.where(undo, state.info.log_functional_prior, info.aux),
     )
-    is_hot = is_adapting & step_size_control.is_hot(relative, position.size)
+    is_hot = is_adapting & step_size_adaptation.is_hot(relative, position.size)
     position = jnp.where(undo, flatten(state.z)[0], position)
     momentum = jnp.where(undo, state.momentum, momentum)
-    momentum = jnp.where(undo | is_hot, step_size_control.cooled(momentum, temperature), momentum)
+    momentum = jnp.where(undo | is_hot, step_size_adaptation.cooled(momentum, temperature), momentum)
     return step, (position, momentum, info)
 
 
@@ -213,7 +213,7 @@ def _cool(plan, is_time, state):
     """``state`` with a step shortened for the temperature of the draws since the last calibration, if that is due."""
     num = (plan.num_warmup - plan.schedule.calibrations[3]) * state.warmup.scale.size
     return _shortened(
-        state, is_time, step_size_control.cooling(state.averages.temperature / plan.sampler.temperature, num)
+        state, is_time, step_size_adaptation.cooling(state.averages.temperature / plan.sampler.temperature, num)
     )
 
 

@@ -1,7 +1,8 @@
 """The step size, from the largest curvature of the potential in the preconditioner's coordinates.
 
 Which step is stable for a curvature is the sampler's own (``stable_step_size`` in ``mcmc/samplers.py``). Samplers
-with a Metropolis test, and MCLMC, are then tuned to an acceptance probability (``step_size_control.py``, ``adapt.py``).
+with a Metropolis test, and MCLMC, are then tuned to an acceptance probability (``step_size_adaptation.py``,
+``updates.py``).
 """
 
 from __future__ import annotations
