@@ -59,7 +59,7 @@ def _parser():
         default="constant",
         help="of numbers: the same everywhere, or a function of the inputs (auto compares their evidence)",
     )
-    fit.add_argument("--test-fraction", type=float, default=0.2, metavar="SHARE", help="held out at random (.2)")
+    fit.add_argument("--test-fraction", type=float, default=0.2, metavar="SHARE", help="held out at random (0.2)")
     fit.add_argument(
         "--categorical", nargs="+", action="extend", default=[], metavar="COLUMN", help="numbers as levels"
     )

@@ -24,6 +24,7 @@ import numpyro_fspace as fs
 from numpyro_fspace.model.checks.arguments import not_finite
 from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.potential import ModelPotential
+from numpyro_fspace.priors.tolerance import tolerant_factor
 
 KEY = jax.random.key(0)
 DEEP = nn.Sequential([nn.Dense(4), nn.tanh, nn.Dense(1)])
@@ -97,6 +98,11 @@ def local_model(x, y=None):
     linear()(x, y)
     with numpyro.plate("rows", 8, subsample_size=2):
         numpyro.sample("z", dist.Normal())
+
+
+def hardly(x1, x2):
+    """Of positive variance, but not a covariance."""
+    return jnp.cos(9.0 * (x1 - x2.T)) - 0.9 * jnp.cos(x1 - x2.T)
 
 
 def indefinite(x1, x2):
@@ -305,6 +311,9 @@ CASES = [
     ("gp_network, not a network", gp_network(3), TypeError, r"gp_network\('net'\): module is a int"),
     ("gp_network, class", gp_network(nn.Dense), TypeError, r"gp_network\('net'\).*this is a class"),
     ("gp_network, kernel", gp_network(prior=ExpSquared(1.0)), TypeError, r"got ExpSquared.*fs\.GPPrior\(kernel\)"),
+    ("gp_network, no covariance", gp_network(prior=fs.GPPrior(hardly)), RuntimeWarning, "kernel is not a covariance"),
+    ("gp_network, small tolerance", lambda: tolerant_factor(fs.GPPrior(hardly), GRID, 1e-4), ValueError,
+     r"plus \(tolerance · sd\)² .* is not positive definite.*larger \(tolerance · sd\)²"),
     ("gp_network, random points", gp_network(points=fs.measurement.uniform(0.0, 1.0, 3)), ValueError, "must be fixed"),
     ("gp_network, points [M]", gp_network(points=POINTS[:, 0]), ValueError, r"pass points\[:, None\]"),
     ("gp_network, points of an argument", lambda: jax.jit(lambda x: gp_network(points=x)())(GRID),

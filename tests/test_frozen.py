@@ -257,6 +257,17 @@ def test_gp_network_with_a_frozen_backbone_is_sampled(noise):
     assert np.mean((f.mean(0) - Y) ** 2) < 0.02
 
 
+def test_gp_network_refuses_a_backbone_that_is_an_argument():
+    """A compiled run could not choose the scales by its features, and would have another prior than predictions."""
+
+    def model(x, frozen, y=None):
+        f = fs.gp_network("f", WIDE, GP, X, frozen=frozen)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], NOISE), obs=y)
+
+    with pytest.raises(ValueError, match=r"the frozen weights are not known.*outside of the model"):
+        fs.MCMC(fs.fSGHMC(model), num_warmup=2, num_samples=2, progress_bar=False).run(KEY, X, wide(), Y)
+
+
 def test_gp_network_needs_a_random_last_layer():
     head = {"layers_2": {"kernel": np.ones((60, 1)), "bias": np.zeros(1)}}
     with pytest.raises(ValueError, match=r"not affine in any.*leave the last layer random"):

@@ -213,6 +213,13 @@ def test_limits_of_the_temperature(value, error, start):
     assert len(lines) == (start is not None) and all(line.startswith(start) for line in lines)
 
 
+@pytest.mark.parametrize("is_tested, cure", [(False, "Shorten step_size"), (True, "run longer, with a longer warm-up")])
+def test_a_test_leaves_only_a_chain_that_has_not_converged(is_tested, cure):
+    found = ConfigurationalTemperature(1.25, 1.0, 0.05, 0.1, 256)
+    (line,) = doubts.temperature_doubts(found, is_tested=is_tested)
+    assert cure in line and ("step_size" in line) == (not is_tested)
+
+
 def test_a_run_with_too_long_a_step_warns():
     """SGLD at 1.6/λ of one stiff direction: its variance is five times the target's, R-hat 1."""
     data = np.concatenate([X] * 20), np.concatenate([Y] * 20)

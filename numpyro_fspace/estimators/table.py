@@ -225,5 +225,7 @@ def _column(values, is_categorical: bool, said: list[str]) -> Column | None:
             f"and at most {MAX_LEVELS} can be levels: leave it out with --drop {name!r}, or join its values to a few. "
             "(Dates need one format in all rows, such as 2020-01-31.)"
         )
-    said.append(f"{name!r} is categorical: {len(levels)} levels, one input each.")
+    said.append(
+        f"{name!r} is categorical: {len(levels)} levels, {'one input' if len(levels) == 2 else 'one input each'}."
+    )
     return Column(name, kind="levels", levels=levels)

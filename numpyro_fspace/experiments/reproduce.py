@@ -1,4 +1,4 @@
-"""``fspace reproduce``: the runs behind every table and picture of the docs, in about eight and a half core hours."""
+"""``fspace reproduce``: the runs behind the pages of docs/results, in about eight and a half core hours."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class fMALA(fHMC):
 
     A leapfrog step of length h from a fresh momentum is the Langevin proposal
     :math:`w - \tfrac{h^2}{2} M^{-1} \nabla U + h\, M^{-1/2} \xi`, fSGLD's step with ε = h²/2. Target, arguments
-    and errors are those of ``fHMC``; warm-up aims at an acceptance of .574.
+    and errors are those of ``fHMC``; warm-up aims at an acceptance of 0.574.
 
     References: G. O. Roberts, J. S. Rosenthal (1998), *Optimal scaling of discrete approximations to Langevin
     diffusions*; Z. Wang et al. (2022), who use it in weight and function space.

@@ -31,7 +31,7 @@ class MCLMC(SGMCMCKernel):
 
     **Target.** exp(-U/T) as ε → 0 for the model's own potential U, which must be known exactly: no minibatches, no
     random points. Second moments are off by O(ε²). Warm-up tunes the step to the acceptance probability that a
-    Metropolis test would have: 0.97 for a hundred parameters and 0.8 for 3400 or more, at which standard deviations are
+    Metropolis test would have: 0.97 for a hundred parameters and 0.8 for 3700 or more, at which standard deviations are
     up to 3 % too large. ``fs.MCMC`` warns if they are too large by about 10 %, as they may be at a given step size.
     With ``metropolis=True`` the target is exact.
 

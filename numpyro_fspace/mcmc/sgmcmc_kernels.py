@@ -114,7 +114,7 @@ class SGHMC(SGMCMCKernel):
         refresh_every: steps between the thermostat's partial refreshes of the momentum (BAOAB); divides
             ``num_steps``. None is 2, or 1 if ``num_steps`` is odd. Fewer refreshes draw less noise and do not change
             the order of the error, but a mode that turns by half a circle between two of them, at ε√λ = 2 sin(π/2k),
-            is hardly damped. Steps that warm-up chooses turn it by at most 150 degrees, or 120 with noisy gradients.
+            is hardly damped. Steps that warm-up chooses turn it by at most 150 degrees, or 120 without a test.
         integrator: ``"baoab"`` or ``"euler"``.
         control_variates: with minibatches, correct each gradient by the minibatch's error at a center where the full
             gradient is known (``fs.sgmcmc.control_variates``). True renews the center every

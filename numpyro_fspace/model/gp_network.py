@@ -8,8 +8,9 @@ the difference,
 
 .. math:: a = a_0 + A \Phi^\top S^{-1} (\tilde f - g - \Phi a_0 - \tau e), \qquad S = \Phi A \Phi^\top + \tau^2 I,
 
-with Φ = φ_v(X_M), a₀ ~ N(0, A), e ~ N(0, I). Then g + Φa + τe' has the distribution of f̃, exactly, for every v, where
-τe' is the part that the features cannot span. The mean of a process with another mean is added to the network.
+with Φ = φ_v(X_M), a₀ ~ N(0, A), e ~ N(0, I). Then g + Φa + r has the distribution of f̃, exactly, for every v, where
+the residual r = f̃ - g - Φa is what the features do not make: noise of about τ and the part that they cannot span. The
+mean of a process with another mean is added to the network.
 """
 
 from __future__ import annotations
@@ -230,11 +231,18 @@ def gp_network(
 def _last_layer(name, network, shape, frozen, x_points):
     """The last layer of a network of which some weights may be frozen."""
     try:
-        return find_last_layer(f"gp_network({name!r})", network, shape, x_points)
+        layer = find_last_layer(f"gp_network({name!r})", network, shape, x_points)
     except ValueError as error:
         if frozen is None:
             raise
         raise ValueError(f"{error} Weights that are frozen are constants here: leave the last layer random.") from error
+    if layer.program is None:
+        raise ValueError(
+            f"gp_network({name!r}): the {'frozen weights' if frozen is not None else 'constants of the network'} are "
+            "not known when the model is compiled: they are an argument of the model, or JAX computes them within it, "
+            "so that the scales cannot be chosen. Make them outside of the model and let it close over them."
+        )
+    return layer
 
 
 def _fixed_points(name, points):

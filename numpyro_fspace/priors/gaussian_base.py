@@ -212,9 +212,9 @@ class GaussianProcess(ABC):
     def _covariance(self, x) -> Float[AnyArray, "B P P"]:
         return checked_finite(at_compile_time(lambda a: self.covariance_function(a, a), x, exact=self.exact))
 
-    def _factor(self, x, noise=None) -> Factor:
-        """The factor of k(x, x) plus noise (a scalar, [M] or [M, K]), or plus the nugget."""
-        nugget, name = (self.nugget, "nugget") if noise is None else (noise, "noise_variance")
+    def _factor(self, x, noise=None, name: str = "noise_variance") -> Factor:
+        """The factor of k(x, x) plus noise (a scalar, [M] or [M, K]) of that name, or plus the nugget."""
+        nugget, name = (self.nugget, "nugget") if noise is None else (noise, name)
         return self._memory.once(("factor", x, nugget), lambda: self._factorize(x, nugget, name))
 
     def _factorize(self, x, nugget, name: str) -> Factor:

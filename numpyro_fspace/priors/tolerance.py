@@ -35,8 +35,8 @@ def _amplitude(prior, x):
 def tolerant_factor(prior: GaussianProcess, x: Float[ArrayLike, "M D"], tolerance: float) -> Factor:
     """The factor of k(x, x) + τ² · I with τ = tolerance times the ``amplitude`` of each output."""
     x = as_inputs(x)
-    variance = (tolerance * amplitude(prior, x)) ** 2
+    variance, name = (tolerance * amplitude(prior, x)) ** 2, "(tolerance · sd)²"
     if isinstance(variance, np.ndarray) and np.ptp(variance) == 0:
-        return prior._factor(x, variance[:1].reshape(()))  # one factor for all outputs
+        return prior._factor(x, variance[:1].reshape(()), name)  # one factor for all outputs
     xp = np if isinstance(variance, np.ndarray) else jnp
-    return prior._factor(x, xp.broadcast_to(variance, (len(x), len(variance))))
+    return prior._factor(x, xp.broadcast_to(variance, (len(x), len(variance))), name)

@@ -67,7 +67,7 @@ class FVIMC:
 
     M-stages sample the network itself, F∘f, with the target of ``fs.fSGLD``. That target includes the model's prior of
     the weights, which V-stages leave out. With a wide prior of the weights, or ``fs.model.flat()`` (the paper's
-    choice), the stages agree.
+    choice), the two targets nearly agree.
 
     Args:
         model: a NumPyro model with one ``functional_prior`` (use the function that it returns) and continuous latents.

@@ -60,7 +60,7 @@ def advice(
         )
     yield from sampler
     if report.configurational is not None:
-        yield from temperature_doubts(report.configurational)
+        yield from temperature_doubts(report.configurational, is_tested=is_tested)
     if not is_tested and report.acceptance < ACCEPTANCE_LIMIT:
         yield (
             f"a Metropolis test would accept {report.acceptance:.2f} of the draws: the discretization may bias them. "
@@ -145,10 +145,15 @@ def _is_rounded(state) -> bool:
     return bool(np.any(np.finfo(state.scale.dtype).eps * np.abs(z) * precision > 0.1))
 
 
-def temperature_doubts(found) -> list[str]:
-    """A line if a configurational temperature is too high, or too low, by more than chance allows."""
+def temperature_doubts(found, *, is_tested: bool = False) -> list[str]:
+    """A line if a configurational temperature is too high, or too low, by more than chance allows.
+
+    With a Metropolis test every step size samples the posterior, so that only a chain that has not reached it is wide.
+    """
     cure = (
-        "Shorten step_size (try half of it), enlarge the minibatch, fix the measurement points or take more of "
+        "The chain has not reached the posterior: run longer, with a longer warm-up."
+        if is_tested
+        else "Shorten step_size (try half of it), enlarge the minibatch, fix the measurement points or take more of "
         "them, or raise friction."
     )
     from scipy.stats import norm, t

@@ -58,7 +58,7 @@ def _doubts(mcmc, state):
         found = configurational_temperature(
             mcmc.sampler, with_chains(state), draws, args, kwargs, key=jax.random.key(0), share=SHARE
         )
-        lines += [] if found is None else temperature_doubts(found)
+        lines += [] if found is None else temperature_doubts(found, is_tested=state.plan.sampler.metropolis)
     return lines
 
 

@@ -18,7 +18,7 @@ NUM_POWER_ITERATIONS = 40
 #: How far differences of gradients go, in posterior standard deviations.
 REACH = 0.3
 #: Factor on the curvature for a dense preconditioner without a Metropolis test. All directions are equally stiff in its
-#: coordinates, so that half the step makes a quarter of the error in each.
+#: coordinates, so that half the step (SGLD: a quarter) makes a quarter of the error in each.
 DENSE_MARGIN = 4.0
 
 

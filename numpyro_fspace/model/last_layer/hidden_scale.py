@@ -20,6 +20,7 @@ from numpyro_fspace.model.handlers import function_hook
 from numpyro_fspace.model.last_layer.covariance import compare, missing_variance
 from numpyro_fspace.model.networks.weight_priors import FanIn, sample_weights
 from numpyro_fspace.model.programs.cache import keep
+from numpyro_fspace.priors._cholesky import warn_of_indefinite
 from numpyro_fspace.priors._concrete import computed, is_traced
 from numpyro_fspace.priors.gp_prior import NO_SHARE
 from numpyro_fspace.priors.tolerance import amplitude
@@ -99,7 +100,7 @@ def find_scales(name, layer: LastLayer, prior, x, rows_of, *, hidden_scale, tole
     if is_random:
         hidden_scale = DEFAULT_HIDDEN_SCALE if hidden_scale is None else hidden_scale
         tolerance = DEFAULT_TOLERANCE if tolerance is None else tolerance
-    if layer.program is None or is_traced((x, hidden_scale, tolerance)):
+    if is_traced((x, hidden_scale, tolerance)):
         hidden = DEFAULT_HIDDEN_SCALE if hidden_scale is None else hidden_scale
         return Scales(hidden, DEFAULT_TOLERANCE if tolerance is None else tolerance, 1.0)
     rows = np.asarray(rows_of(np.asarray(x)))
@@ -107,6 +108,8 @@ def find_scales(name, layer: LastLayer, prior, x, rows_of, *, hidden_scale, tole
 
     def search():
         points = np.asarray(x)
+        if not is_random and prior.exact:  # otherwise the search would blame the network for the kernel
+            warn_of_indefinite(prior._covariance(points))
         places = _places(points, np.random.default_rng(0), only_points=layer.takes_integers)
         parts = None if is_random else _correlations(prior, points, np.concatenate([points, *places]))
         if parts is not None and not len(parts[1]):
@@ -224,11 +227,12 @@ def _warn(name, layer, scales):
     """Warn if the network cannot represent the process, once for each name and network."""
     if scales.error > MAX_ERROR:
         message = (
-            f"the network's {layer.num_features} features make {scales.share:.0%} of the process's variance at the "
-            "points (of a sum of kernels: of the summand that they follow worst), so that its covariance differs from "
-            f"the process's there by {scales.error:.0%} (root mean square). Widen the last hidden layer (one of sines "
-            "and cosines needs the fewest units), give a periodic process sines and cosines of time as inputs, give "
-            "the layers biases, give the kernel a larger lengthscale, or pass neither hidden_scale nor tolerance."
+            f"the network's {layer.num_features} features make {max(scales.share, 0.0):.0%} of the process's variance "
+            "at the points (of a sum of kernels: of the summand that they follow worst), so that its covariance "
+            f"differs from the process's there by {scales.error:.0%} (root mean square). Widen the last hidden layer "
+            "(one of sines and cosines needs the fewest units), give a periodic process sines and cosines of time as "
+            "inputs, give the layers biases, give the kernel a larger lengthscale, or pass neither hidden_scale nor "
+            "tolerance."
         )
     elif scales.error_between > MAX_ERROR_BETWEEN:
         message = (
