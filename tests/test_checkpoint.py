@@ -31,11 +31,11 @@ from numpyro.infer import NUTS, init_to_value
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc.checkpoint_writer import Checkpoint, _write_state, flat
-from numpyro_fspace.mcmc.phases import Loop
+from numpyro_fspace.mcmc.loop import Loop
 from numpyro_fspace.mcmc.run_description import _code_of, describe
 from numpyro_fspace.model.checks.arguments import arguments_of
 from numpyro_fspace.posterior.storage.checkpoint_files import _difference
-from numpyro_fspace.posterior.storage.checkpoint_format import sealed
+from numpyro_fspace.posterior.storage.checkpoint_integrity import sealed
 from numpyro_fspace.posterior.storage.fingerprint import other_arguments, parts_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kinetic temperature:RuntimeWarning", "ignore::UserWarning")

@@ -26,7 +26,7 @@ from numpyro.infer import init_to_value
 from numpyro.infer.util import log_density
 
 import numpyro_fspace as fs
-from numpyro_fspace.mcmc.phases import started
+from numpyro_fspace.mcmc.loop import started
 from numpyro_fspace.sgmcmc import sghmc as algorithm
 
 KEY = jax.random.key(0)

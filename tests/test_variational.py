@@ -18,7 +18,7 @@ from numpyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMul
 
 import numpyro_fspace as fs
 from numpyro_fspace.variational import divergences
-from numpyro_fspace.variational import likelihood as likelihood_module
+from numpyro_fspace.variational import expected_log_likelihood as likelihood_module
 from numpyro_fspace.variational.elbo import GuidedModel
 from numpyro_fspace.variational.pushforward import LinearizedPushforward
 

@@ -20,9 +20,9 @@ from numpyro_fspace.mcmc import chain_updates
 from numpyro_fspace.mcmc.phases import phases
 from numpyro_fspace.mcmc.warmup import step_size_adaptation, updates
 from numpyro_fspace.mcmc.warmup.friction import MAX_KICK, MAX_NOISE_EXCESS, Noise, friction_for, steadying
-from numpyro_fspace.mcmc.warmup.initial_step_size import largest_curvature
 from numpyro_fspace.mcmc.warmup.optimizer import adam, descend
 from numpyro_fspace.mcmc.warmup.step_size_adaptation import cooled, cooling, shortening
+from numpyro_fspace.mcmc.warmup.step_size_from_curvature import largest_curvature
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.scale_sites import scale_sites
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity

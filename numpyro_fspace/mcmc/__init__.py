@@ -1,8 +1,8 @@
 """The samplers as NumPyro kernels, their warm-up, and the driver."""
 
 from numpyro_fspace.mcmc.driver import MCMC
-from numpyro_fspace.mcmc.hmc import fHMC, fMALA
-from numpyro_fspace.mcmc.mclmc import MCLMC, fMCLMC
+from numpyro_fspace.mcmc.hmc_kernels import fHMC, fMALA
+from numpyro_fspace.mcmc.mclmc_kernels import MCLMC, fMCLMC
 from numpyro_fspace.mcmc.reporting.plot import plot_report
 from numpyro_fspace.mcmc.reporting.report import Report, report
 from numpyro_fspace.mcmc.sgmcmc_kernels import SGHMC, SGLD, fSGHMC, fSGLD

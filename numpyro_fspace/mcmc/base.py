@@ -113,7 +113,7 @@ class SGMCMCKernel(MCMCKernel):
 
     @abstractmethod
     def _sampler(self, metropolis: bool):
-        """The algorithm with the kernel's settings (``sgmcmc.samplers``), with a Metropolis test or without one."""
+        """The algorithm with the kernel's settings (``sampler_adapters.py``), with a Metropolis test or without one."""
 
     # ---- NumPyro's protocol --------------------------------------------------------------------
 

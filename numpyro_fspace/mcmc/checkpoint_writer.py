@@ -23,7 +23,7 @@ import numpy as np
 
 from numpyro_fspace.posterior.arrays import is_key, plain
 from numpyro_fspace.posterior.storage.checkpoint_files import RunFiles
-from numpyro_fspace.posterior.storage.checkpoint_format import hash_of, sealed, write_whole
+from numpyro_fspace.posterior.storage.checkpoint_integrity import hash_of, sealed, write_whole
 
 try:
     import fcntl

@@ -15,8 +15,8 @@ from numpyro_fspace._xla import chains_together, is_worth_dividing
 from numpyro_fspace.mcmc import driver_checks as checks
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.checkpoint_writer import Checkpoint
+from numpyro_fspace.mcmc.loop import Loop
 from numpyro_fspace.mcmc.numpyro_arguments import NumPyroArguments
-from numpyro_fspace.mcmc.phases import Loop
 from numpyro_fspace.mcmc.reporting.end_of_run import judge
 from numpyro_fspace.mcmc.reporting.summary import print_functions
 from numpyro_fspace.mcmc.run_description import describe

@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.checkpoint_writer import Checkpoint, flat, plain_fields
-from numpyro_fspace.mcmc.phases import started
+from numpyro_fspace.mcmc.loop import started
 from numpyro_fspace.mcmc.progress import Interruption, Progress, is_watched
 from numpyro_fspace.mcmc.start_checks import check_start
 from numpyro_fspace.model._numpyro import is_nested

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from numpyro_fspace._checks import check_choice, check_count, check_positive
 from numpyro_fspace.mcmc.base import SGMCMCKernel
-from numpyro_fspace.mcmc.samplers import Hamiltonian, Langevin
+from numpyro_fspace.mcmc.sampler_adapters import Hamiltonian, Langevin
 from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.sgmcmc.sghmc import INTEGRATORS
 from numpyro_fspace.sgmcmc.shared import check_refreshes

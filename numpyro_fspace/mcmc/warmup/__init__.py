@@ -10,14 +10,14 @@ Its phases are counted in draws (each of ``num_steps`` gradient steps):
    mode of their prior. With a dense preconditioner, the default of models of few parameters without a network, a
    Gaussian is fitted to the posterior by Newton's method instead (``newton.py``): its mean is the start, its covariance
    the first preconditioner, and no site is held fixed.
-2. **Calibration** (when burn-in begins, and at its quarter, half and three quarters; ``initial_step_size.py``): the
-   largest curvature λ of the potential in the preconditioner's coordinates, by power iteration on products of the
-   Hessian with vectors, exact or by differences of gradients (``Plan.curvatures``). It gives the sampler's step size. A
-   preconditioner that adapts is renewed from the gradients since the last calibration (a dense one from Hessians),
-   at the second and third. Once it is fixed, a calibration can only shorten the step. Of a sampler without a
-   Metropolis test, the curvature is measured at six more positions of the chain, and the smallest step is kept, but
-   no measurement shortens it by more than half. With a test, and of MCLMC, the step is tuned to the sampler's
-   ``target_accept_prob``, below the limit from the curvature.
+2. **Calibration** (when burn-in begins, and at its quarter, half and three quarters;
+   ``step_size_from_curvature.py``): the largest curvature λ of the potential in the preconditioner's coordinates, by
+   power iteration on products of the Hessian with vectors, exact or by differences of gradients
+   (``Plan.curvatures``). It gives the sampler's step size. A preconditioner that adapts is renewed from the gradients
+   since the last calibration (a dense one from Hessians), at the second and third. Once it is fixed, a calibration can
+   only shorten the step. Of a sampler without a Metropolis test, the curvature is measured at six more positions of the
+   chain, and the smallest step is kept, but no measurement shortens it by more than half. With a test, and of MCLMC,
+   the step is tuned to the sampler's ``target_accept_prob``, below the limit from the curvature.
 3. **Burn-in** in between (``step_size_adaptation.py``): the sampler itself. A draw at a higher temperature than chance
    allows loses the excess. If it gained energy, the step is too long and is shortened by a tenth; a draw that
    diverges, or exceeds twice what chance allows and gained energy or a much higher potential, is undone and halves
@@ -31,10 +31,10 @@ Its phases are counted in draws (each of ``num_steps`` gradient steps):
    friction of all other directions keeps the excess temperature from the remaining noise below 0.3. A larger friction
    would slow down the whole chain.
 
-``settings.py`` says which draws the parts precede, ``updates.py`` puts them together, ``state.py`` holds their states.
+``schedule.py`` says which draws the parts precede, ``updates.py`` puts them together, ``state.py`` holds their states.
 Everything is frozen when warm-up ends, so the sampling phase is a homogeneous Markov chain.
 """
 
-from numpyro_fspace.mcmc.warmup.settings import Schedule, Warmup
+from numpyro_fspace.mcmc.warmup.schedule import Schedule, Warmup
 
 __all__ = ["Schedule", "Warmup"]

@@ -14,10 +14,15 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace._xla import flatten
 from numpyro_fspace.mcmc.warmup import friction, step_size_adaptation
-from numpyro_fspace.mcmc.warmup.initial_step_size import NUM_POWER_ITERATIONS, calibrated, largest_curvature, usable
 from numpyro_fspace.mcmc.warmup.newton import NUM_STEPS, approach, hessian
 from numpyro_fspace.mcmc.warmup.optimizer import adam, descend, drawn_to
 from numpyro_fspace.mcmc.warmup.state import Squares
+from numpyro_fspace.mcmc.warmup.step_size_from_curvature import (
+    NUM_POWER_ITERATIONS,
+    calibrated,
+    largest_curvature,
+    usable,
+)
 from numpyro_fspace.sgmcmc.shared import select, squared_norm
 
 __all__ = ["after_draw", "calibrate", "judged", "warm_start"]

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.posterior.arrays import like, plain
-from numpyro_fspace.posterior.storage.checkpoint_format import FORMAT, blocks, damaged, read_run, read_state
+from numpyro_fspace.posterior.storage.checkpoint_integrity import FORMAT, blocks, damaged, read_run, read_state
 from numpyro_fspace.posterior.storage.fingerprint import HASHED
 from numpyro_fspace.posterior.storage.model_check import PRIOR_DRAW
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.posterior.arrays import is_key, plain
-from numpyro_fspace.posterior.storage.checkpoint_format import write_whole
+from numpyro_fspace.posterior.storage.checkpoint_integrity import write_whole
 
 __all__ = ["read_archive", "write_archive"]
 

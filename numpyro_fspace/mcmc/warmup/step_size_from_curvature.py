@@ -1,7 +1,7 @@
 """The step size, from the largest curvature of the potential in the preconditioner's coordinates.
 
-Which step is stable for a curvature is the sampler's own (``stable_step_size`` in ``mcmc/samplers.py``). Samplers
-with a Metropolis test, and MCLMC, are then tuned to an acceptance probability (``step_size_adaptation.py``,
+Which step is stable for a curvature is the sampler's own (``stable_step_size`` in ``mcmc/sampler_adapters.py``).
+Samplers with a Metropolis test, and MCLMC, are then tuned to an acceptance probability (``step_size_adaptation.py``,
 ``updates.py``).
 """
 

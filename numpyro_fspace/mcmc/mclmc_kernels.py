@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from numpyro_fspace._checks import check_count, check_positive
 from numpyro_fspace.mcmc.base import SGMCMCKernel
-from numpyro_fspace.mcmc.samplers import Microcanonical
+from numpyro_fspace.mcmc.sampler_adapters import Microcanonical
 from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.sgmcmc.shared import check_refreshes
 
