@@ -265,6 +265,8 @@ def test_bad_input_is_named(message):
 def test_text_is_a_type_error():
     with pytest.raises(TypeError, match="y must be a real numeric array"):
         metrics.rmse(["a"], [0.0])
+    with pytest.raises(TypeError, match=r"num_bins must be an integer ≥ 1, got 2\.5"):
+        metrics.ece([[0.5, 0.5]], [0], num_bins=2.5)
 
 
 # Kernelised Stein discrepancy

@@ -271,6 +271,24 @@ def test_fan_in_prior_by_sampling(kind, scale):
         assert sites[path]["infer"]["fspace"]["scale"] == pytest.approx(sd)
 
 
+def test_constants_of_an_equinox_module_are_asked_about():
+    """NumPy arrays become weights, as in equinox's own filters; a module of nothing else is one of trained weights."""
+
+    class Centered(eqx.Module):
+        mean: np.ndarray
+        layer: eqx.nn.Linear
+
+        def __call__(self, x):
+            return self.layer(x - self.mean)
+
+    module = Centered(np.full(2, 0.3, np.float32), eqx.nn.Linear(2, 1, key=jax.random.key(0)))
+    with pytest.warns(RuntimeWarning, match=r"\['mean'\] of the equinox module become random weights.*frozen="):
+        assert "mean" in weights_of(run(make_model(module), X))
+    frozen = run(make_model(module, frozen={"mean": module.mean}), X)  # pytest makes errors of warnings
+    assert sorted(weights_of(frozen)) == ["layer.bias", "layer.weight"]
+    run(make_model(jax.tree.map(np.asarray, module)), X)
+
+
 def test_fan_in_of_other_layers():
     class Layers(eqx.Module):
         embed: eqx.nn.Embedding

@@ -99,3 +99,13 @@ def test_every_public_class_is_among_them():
     classes = {one for one in found if isinstance(one, type) and not issubclass(one, Exception)}
     classes = {one for one in classes if not inspect.isabstract(one) and not getattr(one, "_is_protocol", False)}
     assert {one.__name__ for one in classes} - elsewhere - {type(obj).__name__ for obj, _ in OBJECTS} == set()
+
+
+def test_text_of_a_prior_with_sampled_degrees_of_freedom():
+    """An error message inside a compiled program shows it."""
+
+    @jax.jit
+    def text_length(df):
+        return len(repr(fs.priors.StudentTPrior(kernels.ExpSquared(0.7), df)))
+
+    assert text_length(4.5) > 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax.flatten_util import ravel_pytree
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import chain_updates
 from numpyro_fspace.mcmc.phases import phases
+from numpyro_fspace.mcmc.state import Averages
 from numpyro_fspace.mcmc.warmup import step_size_adaptation, updates
 from numpyro_fspace.mcmc.warmup.friction import MAX_KICK, MAX_NOISE_EXCESS, Noise, friction_for, steadying
 from numpyro_fspace.mcmc.warmup.optimizer import adam, descend
@@ -49,6 +51,16 @@ def test_the_smaller_usable_curvature_counts(one, other, expected):
     """Rounding makes estimates larger, and what is no curvature says nothing."""
     found = updates._smaller((jnp.array(one), jnp.zeros(2)), (jnp.array(other), jnp.ones(2)))
     assert float(found[0]) == (one, other)[expected] and float(found[1][0]) == expected
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_draw_that_was_undone_does_not_move_the_mean_temperature(begins):
+    """Nor does it carry the mean of the draws before a stretch into it."""
+    old = Averages(jnp.array(3.0), jnp.array(0.9), jnp.array(10), jnp.array(0))
+    info = SimpleNamespace(temperature=jnp.array(50.0), accept_prob=jnp.array(0.0), is_diverging=jnp.array(True))
+    found = chain_updates._averaged(old, info, jnp.array(begins), jnp.array(False), 2.0)
+    assert float(found.temperature) == (2.0 if begins else 3.0)
+    assert int(found.num_averaged) == (1 if begins else 11)
 
 
 def test_phases():

@@ -30,20 +30,21 @@ def ensemble(
     .. math:: w_e = \arg\max_w \big[\log p(y \mid f(\cdot\,; w)) + \log p_0(w)
               + \textstyle\sum_j \text{scale}_j \log P_0(f(X_M))\big] \text{ near } w_e^{(0)}
 
-    The members are used as draws, but they have no target distribution. All latent values including the noise are
-    optimized, in the unconstrained space of the samplers. Minibatches and random measurement points are drawn anew at
-    each update, so that log P0 enters through its mean. All members are optimized together in one compiled program.
+    The members are used as draws, but they have no target distribution. w are all latent values including the noise, in
+    the unconstrained space of the samplers, and the last term is that of the functional priors, if the model has any.
+    Minibatches and random measurement points are drawn anew at each update, so that log P0 enters through its mean. All
+    members are optimized together in one compiled program.
 
     Fix the scale of the weights' prior, because the joint mode of a sampled scale and its weights is at zero.
 
     Args:
         model: a NumPyro model, with or without ``fs.functional_prior``.
-        key: for the starts, the minibatches and the measurement points. Member e depends only on the key and e.
+        key: random key of the starts, the minibatches and the measurement points. Member e depends only on it and on e.
         *args: the model's arguments.
         num_members: E.
         num_updates: optimizer steps of each member.
         optimizer: an optax optimizer; None means Adam with a cosine decay of the learning rate from 0.01.
-        init_strategy: a NumPyro init strategy for the starts; networks start from their own initializer.
+        init_strategy: a NumPyro init strategy for the starts; by default networks start from their own initializer.
         **kwargs: the model's keyword arguments.
 
     Returns:
@@ -52,7 +53,7 @@ def ensemble(
     Raises:
         ValueError, TypeError: a count is not a positive integer, the optimizer is not one of optax, or the samplers
             refuse the model (no latent sites, discrete latent sites, ``param`` sites, no observations).
-        RuntimeError: the optimization of a member diverged.
+        RuntimeError: the optimization of a member diverged, or ended where the density is not finite.
 
     Example:
         >>> import flax.linen as nn, jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs

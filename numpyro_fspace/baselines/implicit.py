@@ -23,25 +23,25 @@ def implicit_process(name: str, draw, num_functions: int, key):
     .. math:: f(x) = m(x) + \tfrac{1}{\sqrt S} \sum_{s=1}^{S} a_s \big(f_s(x) - m(x)\big), \qquad
               m = \tfrac{1}{S} \sum_s f_s, \quad a \sim N(0, I_S)
 
-    Given the draws f_s, f is a Gaussian process with their empirical mean and covariance (divided by S): the
-    variational implicit process, a Gaussian approximation of the implicit process. The coefficients are the latent site
-    ``"{name}.coefficients"`` and can be inferred by any engine. The paper uses ``SVI(model,
-    AutoMultivariateNormal(model), optimizer, RenyiELBO(alpha=0.5))``; ``Trace_ELBO()`` is the limit α → 1. Parameters
-    of the process, which are ``numpyro.param`` sites in ``draw`` or in the model, are learned too.
+    Given the draws f_s, f is a Gaussian process with their empirical mean and covariance (with divisor S): the
+    variational implicit process, a Gaussian approximation of the implicit process. The coefficients a are the latent
+    site ``"{name}.coefficients"`` and can be inferred by any engine. The paper uses ``SVI(model,
+    AutoMultivariateNormal(model), optimizer, RenyiELBO(alpha=0.5))``; ``Trace_ELBO()`` is the limit α → 1. Under SVI
+    parameters of the process, ``numpyro.param`` sites in ``draw`` or in the model, are learned too.
 
     Args:
         name: name of the function, under which ``fs.predict`` returns it.
         draw: ``draw(key, x [M, D])`` returns the values at x, [M] or [M, K], of the function drawn by ``key``;
             ``fs.model.random_function`` makes such a ``draw``. The outputs of one function share its coefficient.
         num_functions: S, at least 2.
-        key: for the S functions. It must be the same at each call: create it outside of the model, or from a constant.
+        key: random key of the S functions, the same at each call: create it outside of the model, or from a constant.
 
     Returns:
         f, a function of x [M, D] to [M] or [M, K], affine in the coefficients.
 
     Raises:
-        ValueError, TypeError: an argument has the wrong type, or the call is inside a plate; f raises it if ``draw``
-            does not return one value for each row of x.
+        ValueError, TypeError: an argument has the wrong type, or the call is inside a plate; or, when f is called,
+            ``draw`` does not return a value for each row of x.
 
     Example:
         >>> import flax.linen as nn, jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, optax

@@ -35,29 +35,31 @@ def laplace(
               w \sim N\Big(m, \big(\Sigma_0^{-1} + J^\top \Lambda J
               + \textstyle\sum_j \text{scale}_j J_M^\top K_M^{-1} J_M\big)^{-1}\Big)
 
-    m is a mode of the model's density, which an optax optimizer computes. Λ = -∇² log p(y | f) is the curvature of the
-    likelihood with respect to the functions' values at all data; its negative eigenvalues, which occur if the
-    likelihood is not log-concave, are set to 0. Σ0⁻¹ = -∇² log p0(m) is the diagonal curvature of the weights' prior.
-    The last term is that of the functional priors, if the model has any, at their fixed measurement points. If f is
-    linear and the noise is Gaussian and known, this is the exact posterior.
+    m is a mode of the model's density, which an optax optimizer finds, and J is the derivative of the functions' values
+    at all data. Λ = -∇² log p(y | f) is the curvature of the likelihood with respect to these values; its negative
+    eigenvalues, which occur if the likelihood is not log-concave, are set to 0. Σ0⁻¹ = -∇² log p0(m) is the diagonal
+    curvature of the weights' prior. The last term is that of the functional priors, if the model has any: J_M is the
+    derivative at their fixed measurement points, K_M the covariance there, nugget included. If f is linear in w and the
+    noise is Gaussian and known, this is the exact posterior.
 
     Latent values on which no function depends (the noise) stay at the mode, so that their draws are constant. At the
     mode the noise of a wide network may be far too small: give it an informative prior, or fix it. Also fix the scale
     of the weights' prior, because the joint mode of a sampled scale and its weights is at zero.
 
-    The matrix that is factorized, in float64, has side P, the number of weights, or the number of the functions' values
-    N·K + M·K if that is smaller. Minibatch plates are used by the optimizer only; the curvature is that of all data.
-    The value of a function at an input must depend on that input alone.
+    The matrix that is factorized, in float64, has P rows, the number of weights, or N·K + M·K rows, the number of the
+    functions' values, if that is smaller. Only the optimizer uses minibatches; the curvature is that of all data. The
+    value of a function at an input must depend on that input alone.
 
     Args:
         model: a NumPyro model whose functions come from ``fs.random_module`` or are declared by
             ``fs.functional_prior``; the functional priors, if any, Gaussian and at fixed points.
-        key: for the start, the minibatches and the draws.
+        key: random key of the start, the minibatches and the draws.
         *args: the model's arguments.
         num_updates: optimizer steps to the mode; with 0 the start is used as the mode.
         optimizer: an optax optimizer; None means Adam with a cosine decay of the learning rate from 0.01.
-        init_strategy: where the optimizer starts, a NumPyro init strategy; networks start from their own initializer.
-        num_samples: S.
+        init_strategy: where the optimizer starts, a NumPyro init strategy; by default networks start from their own
+            initializer.
+        num_samples: S, the number of draws.
         **kwargs: the model's keyword arguments.
 
     Returns:
@@ -66,10 +68,11 @@ def laplace(
     Raises:
         ValueError: the samplers refuse the model, or it declares no function; measurement points are random; weights
             are constrained, or their prior is flat, heavy-tailed or not independent; the likelihood depends on weights
-            other than through the functions, or couples the rows of the data; there are more than 20 000 weights,
-            unless there are at most 20 000 values of functions and values · weights ≤ 4·10⁸.
+            other than through the functions, or couples the rows of the data; functions are used at different numbers
+            of rows; there are more than 20 000 weights, unless there are at most 20 000 values of functions and
+            values · weights ≤ 4·10⁸.
         TypeError: a functional prior is not Gaussian, or an argument has the wrong type.
-        RuntimeError: the optimization diverged.
+        RuntimeError: the optimization diverged, or ended where the density is not finite.
 
     Example:
         >>> import flax.linen as nn, jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs

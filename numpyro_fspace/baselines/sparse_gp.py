@@ -42,9 +42,9 @@ class SVGPFit:
         inducing: trained inducing inputs Z [M, D].
         mean, root: q(v) = N(mean, root rootᵀ) for whitened inducing values v, [M, K] and [M, M].
         bound: final lower bound on the log marginal likelihood of all data.
-        losses: the negative bound per entry of y, estimated from the minibatch of each step.
-        params: the trained positive kernel parameters.
-        num_outputs: K; None if y was [N].
+        losses: the negative bound per entry of y, estimated from the minibatch of each step, [num_steps].
+        params: the trained positive kernel parameters, named as in ``fs.priors.GPFit``.
+        num_outputs: K; None if y was [N] or [N, 1].
     """
 
     kernel: Callable = field(repr=False)
@@ -60,7 +60,7 @@ class SVGPFit:
     __repr__ = one_line
 
     def predict(self, x: Float[ArrayLike, "T D"]) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of f (without noise) at x, [T] each, or [T, K] for y [N, K]."""
+        """Mean and variance of f (without noise) at x [T, D]: two arrays [T], or [T, K] for y [N, K]."""
         x = as_inputs(x)
         if x.shape[1] != self.inducing.shape[1]:
             raise ValueError(f"x has {x.shape[1]} columns but the process was trained on {self.inducing.shape[1]}.")
@@ -96,10 +96,10 @@ def fit_svgp(
               - \tfrac{1}{2\sigma^2} \operatorname{var}_q f(x_b)\Big] - \mathrm{KL}(q(v) \,\|\, N(0, I)), \qquad
               u = L v, \quad L L^\top = k(Z, Z)
 
-    with q(v) = N(m, R Rᵀ) and μ = E_q f. Adam maximizes the bound over the logarithms of kernel parameters and noise,
-    over Z, m and R, in float64 whatever JAX's setting. At the end q takes a natural gradient step of length one on all
-    data, which gives the optimal q for Gaussian noise. Several outputs share kernel, noise and R. Standardize x and y
-    first.
+    with q(v) = N(m, R Rᵀ), μ_b = E_q f(x_b) and the noise variance σ². Adam maximizes the bound over the logarithms of
+    kernel parameters and noise, over Z, m and R, in float64 whatever JAX's setting. At the end q takes a natural
+    gradient step of length one on all data, which gives the optimal q for Gaussian noise. Several outputs share kernel,
+    noise and R. Standardize x and y first.
 
     Args:
         kernel: None means the squared exponential with one lengthscale per input, which starts at median distances and
@@ -107,10 +107,10 @@ def fit_svgp(
             positive parameters, with initial values ``params``, and returns a tinygp kernel.
         x: inputs [N, D].
         y: targets, [N] or [N, K].
-        key: for the initial inducing inputs, which are rows of x, and the minibatches.
+        key: random key of the initial inducing inputs, which are rows of x, and of the minibatches.
         num_inducing: M; all rows of x are used if N is smaller.
         num_steps: Adam steps.
-        batch_size: B, drawn with replacement; all data are used at each step if N is smaller.
+        batch_size: B, the rows of a minibatch, drawn with replacement; all rows are used at each step if N ≤ B.
         params: initial values of the parameters of a kernel function.
         noise_variance: initial noise variance, which stays above 1e-6 times the variance of y.
         learning_rate: initial learning rate of Adam, decayed to a hundredth by a cosine.

@@ -2,7 +2,7 @@
 
 Nothing is read or downloaded at import. If ``data_dir`` is given, only this directory is searched for files. Otherwise
 the directory named by the environment variable ``NUMPYRO_FSPACE_DATA`` is searched, then the user's cache. A file that
-is in neither is downloaded into the cache (see `numpyro_fspace.datasets.files`).
+is in neither is downloaded into the cache (see ``numpyro_fspace.datasets.files``).
 """
 
 from numpyro_fspace.datasets.co2 import load_co2

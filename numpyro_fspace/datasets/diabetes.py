@@ -19,7 +19,7 @@ NUM_SPLITS = 20
 def load_diabetes(split: int = 0, *, standardize: bool = True, dtype: DTypeLike = np.float32) -> Split:
     """One random 90/10 split of the diabetes data, standardized on its training part.
 
-    The data come with scikit-learn: no file is looked for, nothing is downloaded.
+    The data come with scikit-learn; nothing is downloaded.
 
     Args:
         split: number of the split, 0 to 19; it seeds the random choice of the 44 test rows.
@@ -40,7 +40,7 @@ def load_diabetes(split: int = 0, *, standardize: bool = True, dtype: DTypeLike 
         Split('diabetes', split 3 of 20, 398 training and 44 test points, 10 inputs, float32)
 
     Reference:
-        Efron, Hastie, Johnstone & Tibshirani (2004).
+        B. Efron, T. Hastie, I. Johnstone, R. Tibshirani (2004), *Least angle regression*.
     """
     split, dtype = check_split("diabetes", split, NUM_SPLITS), check_dtype(dtype)
     try:

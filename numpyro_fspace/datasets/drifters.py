@@ -64,8 +64,8 @@ class Drifters(NamedTuple):
     Attributes:
         x: positions of the drifters, longitude and latitude in degrees, [20, 2].
         y: their velocities, eastward and northward in m/s, [20, 2].
-        grid: centers of the grid's cells, [544, 2], longitude running first.
-        currents: mean velocities in them, [544, 2].
+        grid: centers of the grid's cells, longitude and latitude in degrees, [544, 2]; the longitude changes fastest.
+        currents: mean velocities in these cells, eastward and northward in m/s, [544, 2].
         shape: the grid's numbers of latitudes and longitudes, (16, 34).
     """
 
@@ -91,7 +91,7 @@ def load_drifters(*, data_dir: str | os.PathLike[str] | None = None, dtype: DTyp
         dtype: floating point type of the arrays.
 
     Returns:
-        The `Drifters`, in degrees and m/s.
+        The :class:`Drifters`, in degrees and m/s.
 
     Raises:
         TypeError: if ``dtype`` is not a dtype.

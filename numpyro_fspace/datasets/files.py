@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class DataNotFoundError(FileNotFoundError):
-    """A data file is not on disk and could not be downloaded; the message names the cure."""
+    """A data file is not on disk and could not be downloaded; the message says what to do."""
 
 
 class ChecksumError(OSError):

@@ -61,6 +61,7 @@ _IDX = {
     ),
 }
 
+#: The names that ``load_images`` takes.
 IMAGE_NAMES = (*_IDX, "cifar10", "cifar10_subset", "svhn")
 
 #: Images of SVHN's training part that are kept.
@@ -73,14 +74,14 @@ CIFAR10_RECORD = 1 + 3 * 32 * 32
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Images:
-    """Images and their classes, as they are published: bytes from 0 to 255, rows from above, colors last.
+    """Images and their classes, as published: integers from 0 to 255 (uint8), the top row first, colors last.
 
     Args:
         name: name of the data set.
-        train: training images ``[N, H, W, C]``; N is 0 where there are none.
-        train_labels: their classes ``[N]``, from 0; None where they are not known.
-        test: test images ``[T, H, W, C]``; T is 0 where there are none.
-        test_labels: their classes ``[T]``.
+        train: training images ``[N, H, W, C]``; N is 0 if there are none.
+        train_labels: their classes ``[N]``, from 0; None if there are no labels.
+        test: test images ``[T, H, W, C]``; T is 0 if there are none.
+        test_labels: their classes ``[T]``, from 0; None if there are no labels.
     """
 
     name: str

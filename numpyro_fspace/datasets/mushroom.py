@@ -30,7 +30,7 @@ def load_mushroom(
 ) -> tuple[Float[np.ndarray, "8124 117"], Bool[np.ndarray, " 8124"]]:
     """The 8124 mushrooms of UCI's Mushroom data set (3916 of them poisonous).
 
-    The 22 features are categories. Each level that occurs gets a column of its own, in the order of the file's columns
+    The 22 features are categories. Each level that occurs has a column of its own, in the order of the file's columns
     and of the levels' letters; an unknown stalk root (``?``) is a level like the others.
 
     Args:
@@ -39,7 +39,8 @@ def load_mushroom(
         dtype: floating point type of the features.
 
     Returns:
-        Features, 0 or 1, ``[8124, 117]``, with one 1 for each of the 22; and whether each is poisonous, ``[8124]``.
+        Columns of 0 and 1, ``[8124, 117]``, with one 1 for each of the 22 features; and whether each mushroom is
+        poisonous, ``[8124]``.
 
     Raises:
         TypeError: if ``dtype`` is not a dtype.

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Split:
     """Training and test parts of a data set, as NumPy arrays.
 
-    Raw values are ``x * x_scale + x_mean`` and ``y * y_scale + y_mean``: a root mean squared error in raw
-    units is ``y_scale`` times the standardized one, a log predictive density is lower by ``log(y_scale)``.
+    Raw values are ``x * x_scale + x_mean`` and ``y * y_scale + y_mean``. In raw units a root mean squared error is
+    ``y_scale`` times the standardized one, and a log predictive density is lower by ``log(y_scale)``.
 
     Args:
         name: name of the data set.
@@ -28,11 +28,11 @@ class Split:
         y_train: training targets ``[N]``.
         x_test: test inputs ``[T, D]``.
         y_test: test targets ``[T]``.
-        x_mean: subtracted from the raw inputs ``[D]``.
-        x_scale: the centered inputs were divided by it ``[D]``.
-        y_mean: subtracted from the raw targets.
-        y_scale: the centered targets were divided by it.
-        num_splits: how many splits the data set has.
+        x_mean: what was subtracted from the raw inputs, ``[D]``; 0 without standardization.
+        x_scale: what the centered inputs were divided by, ``[D]``; 1 for a constant input or without standardization.
+        y_mean: what was subtracted from the raw targets.
+        y_scale: what the centered targets were divided by.
+        num_splits: number of splits of the data set.
     """
 
     name: str

@@ -18,7 +18,7 @@ def extrapolation(
 ) -> tuple[Float[Array, "N 1"], Float[Array, " N"]]:
     """Noisy observations of `extrapolation_truth` on both sides of a gap.
 
-    ``y = f(x) + noise * e`` with ``e ~ N(0, 1)``; half of the ``x`` from ``U(-0.75, -0.25)``, half from
+    ``y = f(x) + noise * e`` with ``e ~ N(0, 1)``. Half of the ``x`` are from ``U(-0.75, -0.25)``, half from
     ``U(0.25, 0.75)``.
 
     Args:
@@ -40,7 +40,7 @@ def extrapolation(
         ((20, 1), (20,))
 
     Reference:
-        fsgmcmc: the one-dimensional extrapolation example.
+        M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural networks*.
     """
     _check("num_per_side", num_per_side, 1, noise)
     check_key(key, "key", single=True)
@@ -61,7 +61,7 @@ def extrapolation_truth(x: Float[Array, "N 1"]) -> Float[Array, " N"]:
         Values ``[N]``.
 
     Raises:
-        ValueError: if ``x`` has not one column.
+        ValueError: if ``x`` is not ``[N, 1]``.
 
     Example:
         >>> from numpyro_fspace.datasets import extrapolation_grid, extrapolation_truth
@@ -75,7 +75,7 @@ def extrapolation_truth(x: Float[Array, "N 1"]) -> Float[Array, " N"]:
 
 
 def extrapolation_grid(num: int = 201, low: float = -1.0, high: float = 1.0) -> Float[Array, "num 1"]:
-    """Evenly spaced inputs ``[num, 1]`` for plots of the extrapolation example."""
+    """Inputs ``[num, 1]``, evenly spaced from ``low`` to ``high``, for plots of the extrapolation example."""
     return jnp.linspace(low, high, num)[:, None]
 
 
@@ -103,7 +103,8 @@ def sine(key: Array, *, num_per_side: int = 10, noise: float = 0.1) -> tuple[Flo
         ((20, 1), (20,))
 
     Reference:
-        gfsvi: appendix A.3.1.
+        T. Cinquin, R. Bamler (2024), *Regularized KL-divergence for well-defined function-space variational inference
+        in Bayesian neural networks*, appendix A.3.1.
     """
     _check("num_per_side", num_per_side, 1, noise)
     check_key(key, "key", single=True)
@@ -122,7 +123,7 @@ def two_moons(key: Array, *, num: int = 100, noise: float = 0.1) -> tuple[Float[
         noise: standard deviation of the noise in each coordinate.
 
     Returns:
-        Inputs ``[N, 2]`` and labels ``[N]``, 0 for the upper moon around (0, 0), 1 for the lower one around (1, .5).
+        Inputs ``[N, 2]`` and labels ``[N]``, 0 for the upper moon around (0, 0), 1 for the lower one around (1, 0.5).
 
     Raises:
         ValueError: if ``num`` is below 2 or ``noise`` is negative.
@@ -135,7 +136,7 @@ def two_moons(key: Array, *, num: int = 100, noise: float = 0.1) -> tuple[Float[
         ((100, 2), 50)
 
     Reference:
-        gfsvi: two-dimensional classification.
+        As for :func:`sine`: two-dimensional classification.
     """
     _check("num", num, 2, noise)
     check_key(key, "key", single=True)

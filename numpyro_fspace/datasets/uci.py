@@ -51,6 +51,7 @@ _UNSPLIT = {
     ),
 }
 
+#: The names that ``load_uci`` takes.
 UCI_NAMES = (*_PUBLISHED, *_UNSPLIT)
 #: Training share of random splits of sets without published ones, and the number of random splits.
 RANDOM_SHARE, NUM_RANDOM = 0.9, 20
@@ -158,22 +159,22 @@ def load_uci(
 
     In ``energy`` the target is the heating load and the cooling load is not among the inputs. In ``bikesharing`` the
     target is the number of bicycles rented in an hour; the date, and the numbers of casual and registered users, are
-    not among the inputs. ``boston`` is kept for comparison with published figures only: one of its columns encodes a
-    racial proxy. Downloaded files come under the terms of their repositories (CC BY-NC 4.0; none stated for
-    ``airfoil`` and ``bikesharing``).
+    not among the inputs. Use ``boston`` only for comparison with published figures: one of its columns encodes a racial
+    proxy. Downloaded files come under the terms of their repositories (CC BY-NC 4.0; none stated for ``airfoil`` and
+    ``bikesharing``).
 
     Args:
         name: one of ``yacht boston concrete energy wine_red kin8nm protein airfoil bikesharing``.
         split: number of the split, from 0.
-        train_share: share of the rows that are training rows of a random split, such as 0.8. None takes the published
-            splits, or 0.9 for a set without them.
+        train_share: share of training rows in a random split, such as 0.8. None takes the published splits, or 0.9 for
+            a set without them.
         data_dir: directory that holds ``uci/<name>.npz``; None looks in ``NUMPYRO_FSPACE_DATA`` and the
             user's cache, and downloads the public files otherwise.
         standardize: whether inputs and targets get mean 0 and standard deviation 1 over the training part.
         dtype: floating point type of the arrays.
 
     Returns:
-        The `Split`.
+        The :class:`Split`.
 
     Raises:
         TypeError: if ``split`` is not an integer, or ``dtype`` is not a dtype.

@@ -29,7 +29,7 @@ __all__ = ["NetworkEstimator", "train_gp", "validated"]
 METHODS: dict[str, Callable] = {"fsghmc": fSGHMC, "fsgld": fSGLD}
 #: Rows on which the Gaussian process is trained at most, its steps of Adam and their rate.
 MAX_TRAINING, GP_STEPS, GP_RATE = 500, 200, 0.1
-#: The full data are used up to this many rows; beyond it, minibatches of this size.
+#: All rows are used in each gradient up to this number of rows; beyond it, minibatches of this size.
 FULL_BATCH, BATCH = 3000, 500
 #: New inputs are evaluated in numbers of rows that are a power of two times this one, so that few programs are
 #: compiled, and the values of a row do not depend on how many others there are.
@@ -65,12 +65,12 @@ class NetworkEstimator(BaseEstimator):
 
     @property
     def model(self) -> NetworkModel:
-        """The NumPyro model that was sampled, a function of ``standardize(X)`` and standardized targets."""
+        """The NumPyro model that was sampled, of ``standardize(X)`` and standardized targets or classes 0 to K - 1."""
         check_is_fitted(self)
         return cast(NetworkModel, self.posterior_.model)
 
     def standardize(self, X) -> np.ndarray:
-        """Inputs as the model takes them, [N, D]: less the mean of the training inputs, over their sd."""
+        """Inputs as the model takes them, [N, D]: X minus the training mean, divided by the standard deviation."""
         check_is_fitted(self)
         X = validated(self, X, reset=False)
         return self._scaled(X)
@@ -92,10 +92,10 @@ class NetworkEstimator(BaseEstimator):
 
         Args:
             X: inputs [N, D].
-            y: targets [N] or [N, K], or labels [N].
+            y: targets [N] or [N, K] of a regression, or labels [N] of a classification.
 
         Returns:
-            The estimator. A fit that ends early leaves the last one as it was.
+            The estimator. If ``fit`` raises an error or is interrupted, all previous results but ``mcmc_`` stay.
         """
         self._check_settings()
         before = dict(vars(self))

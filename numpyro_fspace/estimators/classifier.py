@@ -27,31 +27,32 @@ class Classifier(ClassifierMixin, NetworkEstimator):
     r"""Bayesian classification with networks whose functions have the distribution of a trained Gaussian process.
 
     ``fit`` standardizes inputs, trains a Gaussian process with a lengthscale per input by marginal likelihood of the
-    classes' indicators on up to 500 rows, and samples the NumPyro model ``estimator.model`` by ``fs.fSGHMC``: one
-    function of ``fs.gp_network`` for each class, with the Gaussian targets of ``fs.dirichlet_targets``; probabilities
-    are the softmax of the functions (``fs.estimators.ClassificationModel``). The concentration of these targets and the
-    variance of the process are those with which the exact process best predicts each of the 500 rows from the others,
-    by their log probabilities: what is calibrated for classes that overlap is not for those that do not.
+    classes' indicators on up to 500 rows, and samples the NumPyro model ``estimator.model``: one function of
+    ``fs.gp_network`` for each class, with the Gaussian targets of ``fs.dirichlet_targets``. Probabilities are the
+    softmax of the functions (``fs.estimators.ClassificationModel``). The concentration of these targets and the
+    variance of the process are those with which the exact process best predicts each of up to 500 rows from the others,
+    by the mean log probability of their classes: classes that overlap need a larger concentration than others.
 
     Args:
         widths: hidden widths of the network.
-        kernel: as for ``fs.Regressor``, and all further settings.
-        num_points: how many training rows at most are points at which the network has the process's distribution.
-        method: ``"fsghmc"`` or ``"fsgld"``.
-        num_warmup: draws of the warm-up, of each chain.
-        num_samples: draws that are kept, of each chain.
-        num_chains: chains, which run side by side.
-        batch_size: rows of a minibatch; None is the full data up to 3000 rows, and 500 beyond.
+        kernel: ``"squared_exponential"``, ``"matern52"``, or ``"auto"``, the one with the larger marginal likelihood.
+        num_points: maximum number of training rows that are points at which the network has the process's distribution.
+        method: the sampler, ``"fsghmc"`` (``fs.fSGHMC``) or ``"fsgld"`` (``fs.fSGLD``).
+        num_warmup: number of warm-up draws of each chain.
+        num_samples: number of draws of each chain that are kept.
+        num_chains: number of chains, which run side by side.
+        batch_size: rows of a minibatch; None uses all rows in each gradient up to 3000 rows, and 500 beyond.
         random_state: seed, a ``numpy.random.RandomState``, or None.
         progress: whether to show a progress bar.
 
     Attributes:
-        classes_: the labels, in the order of the probabilities.
+        classes_: the labels [K], in the order of the probabilities.
         posterior_, mcmc_, gp_, x_mean_, x_scale_, n_features_in_: as for ``fs.Regressor``.
 
     Raises:
-        ValueError: in ``fit``, for settings out of range, for a single class, and for data that scikit-learn refuses.
-        ImportError: without scikit-learn 1.6 or newer.
+        TypeError: as for ``fs.Regressor``.
+        ValueError: as for ``fs.Regressor``, and in ``fit`` for a single class.
+        ImportError: scikit-learn 1.6 or newer is missing.
 
     Example:
         >>> import numpy as np, numpyro_fspace as fs
@@ -96,7 +97,7 @@ class Classifier(ClassifierMixin, NetworkEstimator):
         return self.classes_[best]
 
     def decompose(self, X) -> Decomposition:
-        """Mutual information (epistemic) and expected entropy (aleatoric) of the classes; see ``fs.decompose``.
+        """Mutual information (epistemic) and expected entropy (aleatoric), [N] in nats; see ``fs.decompose``.
 
         Args:
             X: inputs [N, D].
@@ -108,8 +109,8 @@ class Classifier(ClassifierMixin, NetworkEstimator):
 
         Args:
             X: inputs [N, D].
-            num: how many; None is one for each posterior draw, in their order at random.
-            noise: whether to draw labels.
+            num: number of draws; None means one for each posterior draw, in random order.
+            noise: whether to draw labels; if false, the result holds probabilities.
             random_state: seed, a ``numpy.random.RandomState``, or None.
 
         Returns:

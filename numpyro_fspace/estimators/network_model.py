@@ -35,7 +35,7 @@ class NetworkModel:
         lengthscale: its lengthscales [D].
         widths: hidden widths of the network.
         num_outputs: K, the number of functions.
-        batch_size: rows of a minibatch; None is the full data.
+        batch_size: rows of a minibatch; None means all rows.
     """
 
     points: np.ndarray
@@ -99,18 +99,22 @@ class RegressionModel(NetworkModel):
     .. math:: f \sim \text{gp\_network}, \qquad \log \sigma \sim N(\log \sigma_0, 0.3^2), \qquad
               y \sim N(f(x), \sigma^2)
 
-    σ₀ is the noise of the trained Gaussian process. Several targets have functions and noises of their own. With noise
-    that varies with the inputs a second function takes the place of σ. Its process has a squared exponential kernel
-    plus the constant 0.3², and holds at up to 100 of the points, as it is smoother than f:
+    σ₀ is the noise of the trained Gaussian process. Each of several targets has its own function and noise. If the
+    noise varies with the inputs, a second function g takes the place of σ. Its process has a squared exponential kernel
+    plus the constant 0.3². Because g is smoother than f, at most 100 of the points are used for it:
 
     .. math:: g \sim \text{gp\_network}, \qquad y \sim N\big(f(x),\, \sigma_0^2 e^{2 g(x)}\big) .
 
-    ``fs.fSGHMC`` then integrates out the last layer of f and samples that of g.
+    If all rows are used in each gradient, ``fs.fSGHMC`` integrates out the last layer of f. It samples that of g.
 
     Attributes:
+        points: standardized inputs [M, D] at which f has the distribution of its Gaussian process.
+        kernel, variance, lengthscale: of this process: ``"squared_exponential"`` or ``"matern52"``, a number, [D].
+        widths, num_outputs: hidden widths of the network, and the number K of targets.
+        batch_size: rows of a minibatch; None means all rows.
         noise: σ₀.
-        log_noise_variance: variance of the process of g; None is constant noise.
-        log_noise_lengthscale: its lengthscales [D].
+        log_noise_variance: variance of the process of g; None means constant noise.
+        log_noise_lengthscale: lengthscales of the process of g, [D].
 
     Example:
         >>> import jax, numpy as np, numpyro
@@ -168,11 +172,13 @@ class ClassificationModel(NetworkModel):
     .. math:: f_k \sim \text{gp\_network}, \qquad \tilde y_k \sim N(c + f_k(x), s_k^2), \qquad
               p(y = k \mid f) = \mathrm{softmax}(f(x))_k
 
-    ỹ [K] and s² [K] are those of ``fs.dirichlet_targets`` for the class of a row, and c their mean. With y the model
-    has the observed site ``"targets"``, ỹ; without it the site ``"y"``, a class drawn from the softmax.
+    ỹ [K] and s² [K] are those of ``fs.dirichlet_targets`` for the class of a row, and c is the mean of ỹ over all
+    classes. With y the model has the observed site ``"targets"``, ỹ; without y the site ``"y"``, a class drawn from the
+    softmax.
 
     Attributes:
-        concentration: ε of ``fs.dirichlet_targets``. The smaller it is, the more certain classes can be.
+        points, kernel, variance, lengthscale, widths, num_outputs, batch_size: as for ``RegressionModel``.
+        concentration: ε of ``fs.dirichlet_targets``. The smaller it is, the more certain the classes can be.
 
     Example:
         >>> import jax, numpy as np, numpyro

@@ -31,28 +31,27 @@ class Regressor(RegressorMixin, NetworkEstimator):
     r"""Bayesian regression with a network whose functions have the distribution of a trained Gaussian process.
 
     ``fit`` standardizes inputs and targets, trains a Gaussian process with a lengthscale per input by marginal
-    likelihood on up to 500 rows, and samples the NumPyro model ``estimator.model`` by ``fs.fSGHMC``: ``fs.gp_network``
-    with that process at up to ``num_points`` training rows, and a noise around the trained one
+    likelihood on up to 500 rows, and samples the NumPyro model ``estimator.model``: a ``fs.gp_network`` with that
+    process at up to ``num_points`` training rows, and a noise with a prior around the trained one
     (``fs.estimators.RegressionModel``). The noise may vary with the inputs: then its logarithm is a second network with
-    a process of its own, and both processes are trained together by a variational bound of the evidence. Up to 3000
-    rows the full data are used, and minibatches of 500 beyond.
+    a process of its own, and both processes are trained together by a variational bound on the evidence.
 
-    It follows scikit-learn's protocol: it works in a ``Pipeline``, in ``cross_val_score`` and in a search of
+    The estimator follows scikit-learn's protocol: it works in a ``Pipeline``, in ``cross_val_score`` and in a search of
     parameters. The defaults are for a table of about a thousand rows in about a minute; for results to publish raise
-    ``num_warmup``, ``num_samples`` and ``num_chains``, and read ``print(fs.report(estimator.mcmc_, ...))``. Warnings
-    of doubtful draws come from ``fit``.
+    ``num_warmup``, ``num_samples`` and ``num_chains``, and read
+    ``print(fs.report(estimator.mcmc_, *estimator.posterior_.args))``. ``fit`` warns of doubtful draws.
 
     Args:
         noise: ``"constant"``; ``"varying"``, a function of the inputs; or ``"auto"``, which is ``"varying"`` if there
-            are at least 100 rows and it raises the evidence by at least 5 nats.
+            are at least 100 rows and varying noise raises the evidence by at least 5 nats.
         widths: hidden widths of the network.
         kernel: ``"squared_exponential"``, ``"matern52"``, or ``"auto"``, the one with the larger marginal likelihood.
-        num_points: how many training rows at most are points at which the network has the process's distribution.
-        method: ``"fsghmc"`` or ``"fsgld"``.
-        num_warmup: draws of the warm-up, of each chain.
-        num_samples: draws that are kept, of each chain.
-        num_chains: chains, which run side by side.
-        batch_size: rows of a minibatch; None is the full data up to 3000 rows, and 500 beyond.
+        num_points: maximum number of training rows that are points at which the network has the process's distribution.
+        method: the sampler, ``"fsghmc"`` (``fs.fSGHMC``) or ``"fsgld"`` (``fs.fSGLD``).
+        num_warmup: number of warm-up draws of each chain.
+        num_samples: number of draws of each chain that are kept.
+        num_chains: number of chains, which run side by side.
+        batch_size: rows of a minibatch; None uses all rows in each gradient up to 3000 rows, and 500 beyond.
         random_state: seed, a ``numpy.random.RandomState``, or None.
         progress: whether to show a progress bar.
 
@@ -61,14 +60,15 @@ class Regressor(RegressorMixin, NetworkEstimator):
         mcmc_: the ``fs.MCMC`` that has run (not kept by ``pickle``).
         gp_: the trained Gaussian process with constant noise, a result of ``fs.fit_gp``, in standardized units.
         noise_: ``"constant"`` or ``"varying"``, which noise the model has.
-        x_mean_, x_scale_, y_mean_, y_scale_: the units of the model.
+        x_mean_, x_scale_, y_mean_, y_scale_: means and standard deviations of inputs [D] and targets [K].
         n_features_in_, feature_names_in_: as in all of scikit-learn.
 
     Raises:
+        TypeError: for masked values, dates and durations.
         ValueError: in ``fit``, for settings out of range, for data that scikit-learn refuses (missing values, text) and
-            for a spread of y whose square float64 does not hold; in ``predict`` and its like, for inputs so far from
-            the training rows that single precision does not hold them.
-        ImportError: without scikit-learn 1.6 or newer.
+            for a spread of y whose square float64 cannot represent; in all other methods, for inputs so far from the
+            training rows that single precision cannot represent them.
+        ImportError: scikit-learn 1.6 or newer is missing.
 
     Example:
         >>> import numpy as np, numpyro_fspace as fs
@@ -122,7 +122,7 @@ class Regressor(RegressorMixin, NetworkEstimator):
 
         Args:
             X: inputs [N, D].
-            return_std: whether to return the standard deviation of new targets, noise included, too.
+            return_std: whether to return also the standard deviation of new targets, noise included.
 
         Returns:
             The mean [N] or [N, K]; with ``return_std`` the mean and the standard deviation.
@@ -131,7 +131,7 @@ class Regressor(RegressorMixin, NetworkEstimator):
         return (parts.mean, np.sqrt(parts.total)) if return_std else parts.mean
 
     def decompose(self, X) -> Decomposition:
-        """Epistemic and aleatoric variance of new targets, in their units squared; see ``fs.decompose``.
+        """Epistemic and aleatoric variance of new targets, [N] or [N, K], in squared units of y; see ``fs.decompose``.
 
         Args:
             X: inputs [N, D].
@@ -151,10 +151,10 @@ class Regressor(RegressorMixin, NetworkEstimator):
 
         Args:
             X: inputs [N, D].
-            quantiles: levels between 0 and 1.
+            quantiles: Q levels between 0 and 1.
 
         Returns:
-            [N, Q], or [N, K, Q] for several targets.
+            An array [N, Q], or [N, K, Q] for several targets.
         """
         levels = np.atleast_1d(np.asarray(quantiles, float))
         if levels.ndim != 1 or not levels.size or not ((levels > 0) & (levels < 1)).all():
@@ -176,12 +176,12 @@ class Regressor(RegressorMixin, NetworkEstimator):
 
         Args:
             X: inputs [N, D].
-            num: how many; None is one for each posterior draw, in their order at random.
+            num: number of draws; None means one for each posterior draw, in random order.
             noise: whether to add the noise of the targets.
             random_state: seed, a ``numpy.random.RandomState``, or None.
 
         Returns:
-            [num, N] or [num, N, K].
+            An array [num, N] or [num, N, K], in units of y.
         """
         f, sigma = self._mean_and_noise(X)
         rows, generator = self._random_draws(num, random_state)

@@ -105,17 +105,18 @@ def _sampled(target, i, state):
             accept_prob=info.accept_prob,
             diverging=info.is_diverging,
         ).with_energy(info.potential_energy, info.aux),
-        averages=_averaged(state.averages, info, jnp.any(starts == i), is_adapting),
+        averages=_averaged(state.averages, info, jnp.any(starts == i), is_adapting, plan.sampler.temperature),
         warmup=state.warmup._replace(step=step),
         rng_key=key,
     )
     return state, info.gradient
 
 
-def _averaged(old, info, begins, is_adapting):
+def _averaged(old, info, begins, is_adapting, temperature):
     """``old`` averages with one more draw, which is the first of them if it ``begins`` a stretch."""
     num = jnp.where(begins, 0, old.num_averaged) + 1
-    kept = jnp.where(info.is_diverging, old.temperature, info.temperature)
+    before = jnp.where(begins, temperature, old.temperature)  # what a draw that was undone leaves the mean at
+    kept = jnp.where(info.is_diverging, before, info.temperature)
     mean = old.temperature + (kept - old.temperature) / num
     mean_accept = old.accept_prob + (info.accept_prob - old.accept_prob) / num
     return Averages(

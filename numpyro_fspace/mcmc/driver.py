@@ -42,34 +42,37 @@ __all__ = ["MCMC"]
 class MCMC(NumPyroMCMC):
     """NumPyro's ``MCMC`` with a progress bar, a check of the draws at the end of ``run``, and checkpoints.
 
-    Everything else is NumPyro's, whose own ``MCMC`` runs the kernels of this package to the same draws. The first such
-    kernel replaces ``numpyro.infer.MCMC.run`` by one that also warns. A run that continues from
-    ``post_warmup_state`` may be given other data.
+    Everything else is NumPyro's. NumPyro's own ``MCMC`` makes the same draws with the kernels of this package: SGLD,
+    SGHMC, MCLMC and their functional forms (fHMC and fMALA are NumPyro's HMC). The first of these kernels that is made
+    replaces ``numpyro.infer.MCMC.run`` by a function that also warns. A run that continues from ``post_warmup_state``
+    may be given other data.
 
     **Progress.** On a terminal or in a notebook the bar shows the rate, the remaining time, step size, potential energy
-    and kinetic temperature (means over chains), and for several chains the largest R-hat of the functions at ten inputs
-    (not with ``checkpoint``). Nothing is written to logs. A run that is interrupted (Ctrl-C) ends within about half a
-    second and keeps the draws so far of vectorized chains, and the complete chains (or the unfinished first) of
-    sequential ones. Both hold for our kernels: SGLD, SGHMC, MCLMC and their functional forms. NumPyro's own loop runs
-    other kernels, parallel chains, and runs that leave out sites (``"~z.w"`` in ``extra_fields``).
+    and kinetic temperature (means over chains), and for several vectorized chains the largest R-hat of the functions at
+    ten inputs (not with ``checkpoint``). Log files get no bar. A run that is interrupted (Ctrl-C) ends within about
+    half a second and keeps the draws so far of one chain or of vectorized ones, and the complete chains (or the
+    unfinished first) of sequential ones. All this holds for the kernels of this package. NumPyro's own loop runs other
+    kernels, parallel chains, and runs that leave out sites (``"~z.w"`` in ``extra_fields``).
 
     **Repeated runs.** Numbers of draws, the kernel's settings and the arguments of ``run`` may change between runs;
     programs are reused where all they depend on is the same. Several drivers, also in threads, may share one kernel.
     Inside ``jax.jit`` and ``vmap`` a run becomes part of the program: without a bar, check, mesh or checkpoint.
 
     **Warnings.** At its end ``run`` warns, once, of R-hat above 1.05, of fewer than 50 effective draws per chain, of a
-    chain that does not move, and of draws that are wider than the posterior (by the configurational temperature, for
-    our kernels; see ``fs.report``). It judges functions at a few inputs and every latent site that is not a weight, in
-    runs of at least 200 draws; where thinning keeps fewer than 100 of a chain, the width alone.
+    chain that does not move, and of draws that are wider or narrower than the posterior (by the configurational
+    temperature, for the kernels of this package; see ``fs.report``). It judges functions at a few inputs and every
+    latent site that is not a weight, in runs of at least 200 draws; where thinning keeps fewer than 100 of a chain, the
+    width alone. In runs of any length, draws that diverged or were rounded, rejections and a high kinetic temperature
+    have warnings of their own.
 
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written every ``checkpoint_every`` draws. If the
-    process is killed, the same call (same kernel, numbers, key and data) continues after the last part that was written
-    and gives the draws of an undisturbed run, bit for bit on the same machine. A finished run is read. A folder that
-    holds another run is refused and not changed; the error names what differs. Kernel, settings, outer handlers, key,
-    data (on disk: 1000 rows), other arguments, shapes, and the parts of the model's log density at a draw from its
-    prior are compared. Every draw has a checksum, so that damaged or mixed files are refused. Only one part is held in
-    memory while the run goes. ``get_samples`` then returns read-only NumPy arrays that are mapped from disk, and
-    ``fs.Posterior.from_checkpoint`` opens them without the run, also while it goes.
+    process is killed, the same call (same kernel, numbers, key and data) continues after the last write and gives the
+    draws of an undisturbed run, bit for bit on the same machine. A finished run is read. A folder that holds another
+    run is refused and not changed; the error names what differs. Kernel, settings, outer handlers, key, data (on disk:
+    1000 rows), other arguments, shapes, and the parts of the model's log density at a draw from its prior are compared.
+    Checksums of the draws reveal damaged or mixed files, which are refused. Memory holds only the draws since the last
+    write. ``get_samples`` then returns read-only NumPy arrays that are mapped from disk, and
+    ``fs.Posterior.from_checkpoint`` opens them without the run, even before its end.
 
     **Many chains.** Vectorized chains are one program on one device. With ``mesh=`` every device along its axis
     ``"chains"`` runs a share of them; the draws are those of one device up to rounding. Other axes are for data:
@@ -87,21 +90,21 @@ class MCMC(NumPyroMCMC):
             or ``"vectorized"`` (one program on one device).
         progress_bar: whether a bar is shown on a terminal or in a notebook.
         progress_rate: draws between two updates of the bar of NumPyro's own loop.
-        jit_model_args: whether NumPyro's own loop traces the model's arguments; ours always does.
+        jit_model_args: True runs NumPyro's own loop and traces the model's arguments; this driver always traces them.
         functions_at: inputs [N, D] (or a dict of them by name of function) at which every draw's functions are kept *in
             place of the weights* they depend on, for networks whose draws would not fit in memory:
             ``get_samples()["f"]`` is then [S, N, ...]. What needs weights, such as ``fs.predict``, cannot use the run.
         mesh: devices that share vectorized chains, such as ``jax.make_mesh((8,), ("chains",))``; None uses one device.
         checkpoint: folder of the files (``~`` is the home folder); None writes none. Several chains must be vectorized.
-        checkpoint_every: draws between two writes.
+        checkpoint_every: draws that are kept between two writes; in warm-up, draws between two writes.
 
     Raises:
         TypeError: for a sampler that is no kernel, and for functions_at or a mesh with a kernel other than SGLD, SGHMC,
             MCLMC and their functional forms.
-        ValueError: for chains that are not vectorized with a checkpoint, functions_at or a mesh, and for a mesh that
-            cannot share the chains equally, or that spans processes with a checkpoint. ``run`` raises it for a folder
-            that holds another run or damaged files, and if the log density is not finite where a chain of our kernels
-            starts (the message names the sites).
+        ValueError: for settings out of range, for chains that are not vectorized with a checkpoint, functions_at or a
+            mesh, and for a mesh that cannot share the chains equally, or that spans processes with a checkpoint.
+            ``run`` raises it for a folder that holds another run or damaged files, and if the log density is not finite
+            where a chain of the package's kernels starts (the message names the sites).
         OSError: at ``run``, when a write fails (a full disk, a folder without write permission) or another process is
             writing to the folder. What was written before is intact, and ``last_state`` is the state at which the run
             stopped.

@@ -23,25 +23,28 @@ __all__ = ["fHMC", "fMALA"]
 
 
 class fHMC(HMC):
-    r"""Hamiltonian Monte Carlo on a functional posterior: full data, fixed measurement points, a Metropolis test.
+    r"""Hamiltonian Monte Carlo on a functional posterior, with all rows of the data and fixed measurement points.
 
     NumPyro's ``HMC`` (leapfrog, step size by dual averaging, diagonal mass from the warm-up's draws) with chains that
-    start from the network's own initializer, a check that the model declares a ``functional_prior``, and trajectories
-    of random length: uniform up to twice ``num_steps`` steps, since fixed lengths resonate with the periods of the
-    target. The Metropolis test makes the distribution exact at every step size.
+    start from the network's own initializer, a check that the model declares a ``functional_prior``, and, for more than
+    one step, trajectories of random length: uniform up to twice ``num_steps`` steps, because fixed lengths resonate
+    with the periods of the target.
 
-    **Target.** p(y | w) p0(w) P0(f(X_M))^scale, exactly, at every step size. It is the reference for ``fSGHMC`` on
-    problems small enough, beside ``NUTS``, which runs the same model and chooses its own number of steps.
+    **Target.** p(y | w) p0(w) P0(f(X_M))^scale. The Metropolis test makes it exact at every step size. On small
+    problems ``fHMC`` is the reference for ``fSGHMC``, beside ``NUTS``, which runs the same model and chooses its own
+    number of steps. (For a ``gp_network`` the references are NumPyro's ``HMC`` and ``NUTS``.)
 
     Args:
-        model: a NumPyro model with a ``functional_prior`` at fixed points and no ``subsample_size``.
-        num_steps: leapfrog steps per draw, on average.
-        target_accept_prob: acceptance probability that warm-up aims at.
-        init_strategy: where chains start.
-        **settings: further settings of ``numpyro.infer.HMC``.
+        model: a NumPyro model with a ``functional_prior`` at fixed points and no minibatches.
+        num_steps: mean number of leapfrog steps per draw, approximately.
+        target_accept_prob: acceptance probability that warm-up aims at, between 0 and 1.
+        init_strategy: where chains start; by default networks at their own initial values, other sites at prior
+            medians.
+        **settings: further settings of ``numpyro.infer.HMC``, except ``trajectory_length``.
 
     Raises:
-        ValueError: at ``run``, for a model without a functional prior, with random points, or with minibatches.
+        TypeError, ValueError: for arguments of the wrong kind or range; and a ValueError at ``run`` for a model without
+            a ``functional_prior``, with random points, or with minibatches.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
@@ -132,8 +135,9 @@ class fMALA(fHMC):
     r"""The Metropolis-adjusted Langevin algorithm on a functional posterior: ``fHMC`` with one step per draw.
 
     A leapfrog step of length h from a fresh momentum is the Langevin proposal
-    :math:`w - \tfrac{h^2}{2} M^{-1} \nabla U + h\, M^{-1/2} \xi`, fSGLD's step with ε = h²/2. Target, arguments
-    and errors are those of ``fHMC``; warm-up aims at an acceptance of 0.574.
+    :math:`w - \tfrac{h^2}{2} M^{-1} \nabla U + h\, M^{-1/2} \xi` with mass matrix M and ξ ~ N(0, I), fSGLD's step with
+    ε = h²/2. Target, arguments and errors are those of ``fHMC``, but ``num_steps`` is no argument. Warm-up aims by
+    default at an acceptance of 0.574.
 
     References: G. O. Roberts, J. S. Rosenthal (1998), *Optimal scaling of discrete approximations to Langevin
     diffusions*; Z. Wang et al. (2022), who use it in weight and function space.

@@ -20,39 +20,39 @@ __all__ = ["MCLMC", "fMCLMC"]
 
 
 class MCLMC(SGMCMCKernel):
-    r"""Microcanonical Langevin Monte Carlo for a NumPyro model, with full data and fixed measurement points.
+    r"""Microcanonical Langevin Monte Carlo for a NumPyro model without minibatches and random measurement points.
 
     .. math:: dw = \sqrt P\, S u\, dt, \qquad
               du = -\frac{\sqrt P}{P - 1} (I - u u^\top) S^\top \nabla U / T\, dt + \text{noise}, \qquad |u| = 1
 
-    The momentum only turns, so the chain keeps its speed. Without a Metropolis test, which would turn it around at each
-    rejection, it has 1.5 to 4 times as many effective draws of a network per gradient as ``SGHMC``
-    (`figures <../performance.html>`_).
+    Here P is the number of parameters w, and u is a unit vector. The momentum √P u only turns, so the chain keeps its
+    speed. Without a Metropolis test, which would turn it around at each rejection, it has 1.5 to 4.3 times as many
+    effective draws of a network's function per gradient as ``SGHMC`` (`figures <../performance.html>`_).
 
-    **Target.** exp(-U/T) as ε → 0 for the model's own potential U, which must be known exactly: no minibatches, no
-    random points. Second moments are off by O(ε²). Warm-up tunes the step to the acceptance probability that a
-    Metropolis test would have: 0.97 for a hundred parameters and 0.8 for 3700 or more, at which standard deviations are
-    up to 3 % too large. ``fs.MCMC`` warns if they are too large by about 10 %, as they may be at a given step size.
-    With ``metropolis=True`` the target is exact.
+    **Target.** exp(-U/T) as ε → 0, where U is minus the log joint density of the model. It must be known exactly: no
+    minibatches, no random points. Second moments are off by O(ε²). Warm-up tunes the step to the acceptance probability
+    that a Metropolis test would have: 0.97 for a hundred parameters and 0.8 for 3700 or more. In the models that were
+    compared with exact results, standard deviations are then up to 3 % too large. ``fs.MCMC`` warns if they are too
+    large by about 10 %, as they may be at a given step size. With ``metropolis=True`` the target is exact.
 
     Args:
-        model: a NumPyro model with continuous global latent sites, two numbers at least.
-        step_size: ε, a number; None lets warm-up choose it. The mean square of each momentum is 1, as for ``SGHMC``, so
-            that step sizes are comparable.
+        model: a NumPyro model whose latent sites are continuous, with at least two parameters.
+        step_size: ε, a number; None lets warm-up choose it, at most 1.5/√λ for the largest curvature λ. The mean square
+            of each momentum is 1, as for ``SGHMC`` at T = 1, so that step sizes are comparable.
         num_steps: gradient steps per draw.
         friction: γ > 0, per unit of time: the direction is forgotten within about 1/(γ ε) steps.
         temperature: T > 0.
         preconditioner: S, as for ``SGHMC``.
-        metropolis: whether each draw is accepted or rejected by a Metropolis test, which makes exp(-U/T) the exact
-            target.
+        metropolis: whether a Metropolis test accepts or rejects each draw, which makes exp(-U/T) the exact target.
         marginalize: whether the last layers of ``fs.gp_network`` are integrated out, as for ``SGHMC``.
         refresh_every: steps between partial refreshes of the direction; divides ``num_steps``.
         warmup: ``fs.Warmup`` settings.
-        init_strategy: where chains start. By default networks start from their own initializer.
+        init_strategy: where chains start; by default networks at their own initial values, other sites at prior
+            medians.
 
     Raises:
-        TypeError, ValueError: as ``SGHMC``; and at ``run`` for a potential that is not known exactly, a schedule of
-            step sizes, or a model with a single parameter.
+        TypeError, ValueError: as for ``SGHMC``; and at ``run`` if U is not known exactly, if the step size is a
+            schedule, or if the model has a single parameter.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
@@ -122,9 +122,10 @@ class MCLMC(SGMCMCKernel):
 class fMCLMC(MCLMC):
     r"""Functional MCLMC: ``MCLMC`` on a model with a prior over functions.
 
-    **Target.** exp(log-likelihood + log p0(w) + log P0(f(X_M))) as ε → 0, or exactly with ``metropolis=True``. (A
-    ``gp_network`` has no factor P0: its prior is that of its latent sites.) Arguments and errors are those of
-    ``MCLMC``; a model without ``gp_network`` and ``functional_prior`` is refused.
+    **Target.** exp(-U/T) with -U = log-likelihood + log p0(w) + log P0(f(X_M)) as ε → 0, or exactly with
+    ``metropolis=True``. (A ``gp_network`` has no factor P0: its prior is that of its latent sites.) Arguments and
+    errors are those of ``MCLMC``; in addition a model without ``gp_network`` and ``functional_prior`` raises a
+    ValueError at ``run``.
     """
 
     needs_functional_prior = True

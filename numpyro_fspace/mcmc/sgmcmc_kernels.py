@@ -1,8 +1,8 @@
 """SGLD, SGHMC, fSGLD and fSGHMC as NumPyro kernels.
 
 The functional kernels are the same algorithms; they require that the model declares a prior over functions, by
-``functional_prior`` or ``gp_network``. Random measurement points, like every ``plate``'s minibatch, are redrawn at each
-gradient step. Each draw takes ``num_steps`` gradient steps inside one compiled loop.
+``functional_prior`` or ``gp_network``. Random measurement points, like the minibatch of every ``plate``, are redrawn at
+each gradient step. Each draw takes ``num_steps`` gradient steps inside one compiled loop.
 """
 
 from __future__ import annotations
@@ -28,42 +28,48 @@ __all__ = ["SGHMC", "SGLD", "fSGHMC", "fSGLD"]
 class SGLD(SGMCMCKernel):
     r"""Stochastic-gradient Langevin dynamics for a NumPyro model.
 
-    .. math:: w \leftarrow w - \varepsilon\, S S^\top \nabla \tilde U(w) + \sqrt{2 \varepsilon T}\, S \xi
+    .. math:: w \leftarrow w - \varepsilon\, S S^\top \nabla \tilde U(w) + \sqrt{2 \varepsilon T}\, S \xi,
+              \qquad \xi \sim N(0, I)
 
-    **Target.** exp(-U/T) for the model's own potential U. It is exact where U is known exactly (see ``metropolis``).
-    Otherwise it is the limit ε → 0, and second moments are off by O(ε): in a direction of curvature λ the standard
+    **Target.** exp(-U/T), where U is minus the log joint density of the model in its unconstrained parameters w, and Ũ
+    is U or an estimate of it. A Metropolis test, the default where U is known exactly, makes this target exact. Without
+    a test it is the limit ε → 0, and second moments are off by O(ε): in a direction of curvature λ the standard
     deviation is too large by the factor 1/√(1 - ελ/2). At the step size that warm-up chooses, this factor is 1.05 in
     the stiffest direction and close to 1 in most others. The minibatch noise that the control variate does not remove
     widens the draws further. Minibatches come from ``numpyro.plate(..., subsample_size=B)`` and are redrawn at every
     step.
 
     Args:
-        model: a NumPyro model with continuous global latent sites.
+        model: a NumPyro model whose latent sites are continuous, and outside of plates with minibatches.
         step_size: ε, a number or an optax schedule of the gradient step. None lets warm-up choose it: 0.2/λ for the
-            largest curvature λ, or at most 0.4/λ with a Metropolis test.
-        num_steps: gradient steps per draw. The default is twice that of ``SGHMC``, because SGLD has no momentum.
+            largest curvature λ of U as a function of u = S⁻¹w (a quarter of that if S is dense), or at most 0.4/λ with
+            a Metropolis test.
+        num_steps: gradient steps per draw. The default, 40, is twice that of ``SGHMC``: SGLD has no momentum.
         temperature: T > 0.
-        preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. None is ``automatic()`` if
-            warm-up chooses the step size (``dense()`` for few parameters without a network, else ``rmsprop()``), and
-            ``prior_scale()`` if the step size is given.
-        control_variates: with minibatches, correct each gradient by the minibatch's error at a center where the full
-            gradient is known (``fs.sgmcmc.control_variates``). True renews the center every
-            ⌈N / (B · num_steps)⌉ draws, so that a step costs at most three gradients. An integer is the number of draws
-            between renewals. False uses no control variate, and so do models that draw random numbers of their own.
-        metropolis: whether each gradient step is accepted or rejected by a Metropolis test (MALA), which makes
-            exp(-U/T) the exact target. None tests wherever U is known exactly (no minibatches, fixed measurement
-            points, no random numbers in the model) and ε is a number. True raises an error elsewhere.
-        marginalize: whether the last layers of ``fs.gp_network`` are integrated out, so that the chain moves by the
-            density of all other sites and the last layers are drawn exactly for each draw that is kept. None does so
-            wherever it is possible: full data, Normal likelihoods whose means are affine in the function and whose
-            scales do not depend on it, T = 1. Of several functions those are integrated out for which that holds. True
-            requires that there is one. ``init_params`` may then leave these sites out.
-        warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
-        init_strategy: where chains start. By default networks start from their own initializer.
+        preconditioner: S, from ``fs.preconditioners``; the step size is that of u = S⁻¹w. None is ``prior_scale()`` if
+            the step size is given. If warm-up chooses it, None is ``automatic()``: ``dense()`` for up to 64 parameters
+            without networks and minibatches, else ``rmsprop()``.
+        control_variates: with minibatches, correct each gradient by the minibatch's error at a center where the
+            gradient of all N rows is known (``fs.sgmcmc.control_variates``). True renews the center every
+            ⌈N/(B·num_steps)⌉ draws, so that a step costs at most three gradients of a minibatch of B rows. An integer
+            is the number of draws between renewals. False, or a model that draws random numbers of its own, means no
+            control variate.
+        metropolis: whether a Metropolis test accepts or rejects each gradient step (MALA), which makes exp(-U/T) the
+            exact target. None tests if U is known exactly (no minibatches, no random measurement points, no random
+            numbers in the model) and the step size is not a schedule. True raises an error otherwise.
+        marginalize: whether the last layers of ``fs.gp_network`` are integrated out. The chain then samples the
+            marginal density of all other sites, and each draw that is kept gets an exact draw of the last layers. None
+            does so where it can: no minibatches, no ``functional_prior``, Normal likelihoods whose means are affine in
+            the function and whose scales do not depend on it, T = 1, and R ≤ 512 last-layer weights with R · N ≤ 2²²
+            for N observations. Of several functions it takes those for which this holds. True raises an error if there
+            are none. ``init_params`` may leave the sites of these layers out.
+        warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts sampling at the initial values.
+        init_strategy: where chains start; by default networks at their own initial values, other sites at prior
+            medians.
 
     Raises:
-        TypeError, ValueError: for arguments of the wrong kind or range; and, at ``run``, for models and data
-            that cannot be sampled.
+        TypeError, ValueError: for arguments of the wrong kind or range; at ``run`` also for models and data that cannot
+            be sampled.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
@@ -90,50 +96,54 @@ class SGHMC(SGMCMCKernel):
     Underdamped Langevin dynamics dw = S p dt, dp = -Sᵀ∇U dt - γ p dt + √(2γT) dB, by the BAOAB splitting
     (one gradient per step), with a persistent momentum or one redrawn at every draw.
 
-    **Target.** exp(-U/T) for the model's own potential U. It is exact where U is known exactly (see ``metropolis``).
-    Otherwise it is the limit ε → 0 for every ``num_steps``, and second moments are off by O(ε²). The minibatch noise
-    that the control variate does not remove adds O(ε). ``integrator="euler"`` is the update of the papers; with
-    ``resample_momentum`` its variance tends to L/(L-1) times that of the target for L = ``num_steps``.
+    **Target.** exp(-U/T), where U is minus the log joint density of the model in its unconstrained parameters w. A
+    Metropolis test, the default where U is known exactly, makes this target exact. Without a test it is the limit ε → 0
+    for every ``num_steps``, and second moments are off by O(ε²). The minibatch noise that the control variate does not
+    remove adds O(ε). ``integrator="euler"`` is the update of the papers; with ``resample_momentum`` its variance tends
+    to L/(L-1) times that of the target as ε → 0, for L = ``num_steps``.
 
     Args:
-        model: a NumPyro model with continuous global latent sites.
-        step_size: ε, a number or an optax schedule of the gradient step. None lets warm-up choose it: 1/√λ for the
-            largest curvature λ (2/√λ is the stability bound), or at most 1.22/√λ with a Metropolis test
-            (see also ``refresh_every``).
+        model: a NumPyro model whose latent sites are continuous, and outside of plates with minibatches.
+        step_size: ε, a number or an optax schedule of the gradient step. None lets warm-up choose it:
+            with the default ``refresh_every``, 2, it is 1/√λ for the largest curvature λ of U as a function of u = S⁻¹w
+            (half of that if S is dense), or at most 1.22/√λ with a Metropolis test. Steps from 2/√λ on are unstable.
         num_steps: gradient steps per draw.
-        friction: γ > 0, relative to the mass, per unit of time. None is 1 if the step size is given. If warm-up
-            chooses it, None is 0.3 for gradients without noise, and 1 or more for noisy ones. With
-            ``integrator="baoab"`` up to eight directions with the most noise then get the friction that balances it.
-            The rest gets enough friction that its noise should raise the temperature by at most 0.3, in a mean over
-            directions that is weighted by their noise.
+        friction: γ > 0, per unit of time. None is 1 if the step size is given. If warm-up chooses the step size, None
+            is 0.3 for gradients without noise, and 1 or more for noisy ones. With ``integrator="baoab"`` up to eight
+            directions with the most noise then get more friction, and less noise from the thermostat, so that their
+            temperature stays near T. All others get so much friction that the noise should raise their temperature by
+            at most 0.3 T, in a mean over directions that is weighted by the variance of the noise.
         temperature: T > 0.
-        preconditioner: S, from ``fs.preconditioners``; step sizes are in its units. The mass matrix is (S Sᵀ)⁻¹. None
-            is ``automatic()`` if warm-up chooses the step size (``dense()`` for few parameters without a network, else
-            ``rmsprop()``), and ``prior_scale()`` if the step size is given.
-        resample_momentum: redraw the momentum from N(0, T·Mass) at every draw.
-        refresh_every: steps between the thermostat's partial refreshes of the momentum (BAOAB); divides
-            ``num_steps``. None is 2, or 1 if ``num_steps`` is odd. Fewer refreshes draw less noise and do not change
-            the order of the error, but a mode that turns by half a circle between two of them, at ε√λ = 2 sin(π/2k),
-            is hardly damped. Steps that warm-up chooses turn it by at most 150 degrees, or 120 without a test.
+        preconditioner: S, from ``fs.preconditioners``; the step size is that of u = S⁻¹w. The mass matrix is
+            (S Sᵀ)⁻¹. None is ``prior_scale()`` if the step size is given. If warm-up chooses it, None is
+            ``automatic()``: ``dense()`` for up to 64 parameters without networks and minibatches, else ``rmsprop()``.
+        resample_momentum: whether the momentum p is redrawn from N(0, T I) at every draw.
+        refresh_every: k, the steps between the partial refreshes of the momentum (BAOAB); divides ``num_steps``. None
+            is 2, or 1 if ``num_steps`` is odd. Fewer refreshes draw less noise and do not change the order of the
+            error. But an oscillation that turns by half a circle between two of them, at ε√λ = 2 sin(π/2k), is hardly
+            damped. With a step size from warm-up it turns by at most 150 degrees, or 120 without a test.
         integrator: ``"baoab"`` or ``"euler"``.
-        control_variates: with minibatches, correct each gradient by the minibatch's error at a center where the full
-            gradient is known (``fs.sgmcmc.control_variates``). True renews the center every
-            ⌈N / (B · num_steps)⌉ draws, so that a step costs at most three gradients. An integer is the number of draws
-            between renewals. False uses no control variate, and so do models that draw random numbers of their own.
-        metropolis: whether each draw is accepted or rejected by a Metropolis test (generalized HMC), which makes
-            exp(-U/T) the exact target. None tests wherever U is known exactly (no minibatches, fixed measurement
-            points, no random numbers in the model), ε is a number and the integrator is ``"baoab"``. True raises an
-            error elsewhere.
-        marginalize: whether the last layers of ``fs.gp_network`` are integrated out, so that the chain moves by the
-            density of all other sites and the last layers are drawn exactly for each draw that is kept. None does so
-            wherever it is possible: full data, Normal likelihoods whose means are affine in the function and whose
-            scales do not depend on it, T = 1. Of several functions those are integrated out for which that holds. True
-            requires that there is one. ``init_params`` may then leave these sites out.
-        warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts from the initial values.
-        init_strategy: where chains start. By default networks start from their own initializer.
+        control_variates: with minibatches, correct each gradient by the minibatch's error at a center where the
+            gradient of all N rows is known (``fs.sgmcmc.control_variates``). True renews the center every
+            ⌈N/(B·num_steps)⌉ draws, so that a step costs at most three gradients of a minibatch of B rows. An integer
+            is the number of draws between renewals. False, or a model that draws random numbers of its own, means no
+            control variate.
+        metropolis: whether a Metropolis test accepts or rejects each draw (generalized HMC), which makes exp(-U/T) the
+            exact target. None tests if U is known exactly (no minibatches, no random measurement points, no random
+            numbers in the model), the step size is not a schedule and the integrator is ``"baoab"``. True raises an
+            error otherwise.
+        marginalize: whether the last layers of ``fs.gp_network`` are integrated out. The chain then samples the
+            marginal density of all other sites, and each draw that is kept gets an exact draw of the last layers. None
+            does so where it can: no minibatches, no ``functional_prior``, Normal likelihoods whose means are affine in
+            the function and whose scales do not depend on it, T = 1, and R ≤ 512 last-layer weights with R · N ≤ 2²²
+            for N observations. Of several functions it takes those for which this holds. True raises an error if there
+            are none. ``init_params`` may leave the sites of these layers out.
+        warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts sampling at the initial values.
+        init_strategy: where chains start; by default networks at their own initial values, other sites at prior
+            medians.
 
     Raises:
-        TypeError, ValueError: as ``SGLD``.
+        TypeError, ValueError: as for ``SGLD``.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
@@ -196,7 +206,7 @@ class SGHMC(SGMCMCKernel):
 
     @property
     def refresh_every(self) -> int:
-        """The steps between refreshes that were given, or else the default for the number of steps."""
+        """The steps between refreshes that were given, or else the default for this number of steps."""
         return (1 if self.num_steps % 2 else 2) if self._refresh_every is None else self._refresh_every
 
     @refresh_every.setter
@@ -231,13 +241,15 @@ class SGHMC(SGMCMCKernel):
 class fSGLD(SGLD):
     r"""Functional SGLD: ``SGLD`` on a model with a prior over functions.
 
+    With S = I a step is
+
     .. math:: w \leftarrow w - \varepsilon \nabla_w\big[-\tfrac{N}{B}\textstyle\sum_b \log p(y_b \mid f(x_b; w))
               - \log P_0(f(X_M; w)) - \log p_0(w)\big] + \sqrt{2\varepsilon T}\, \xi
 
-    **Target.** exp(log-likelihood + log p0(w) + E[log P0(f(X_M))]) as ε → 0: the weights keep the prior the model
-    gives them, and random measurement points enter through their mean. (A ``gp_network`` has no factor P0: its prior is
-    that of its latent sites.) Arguments and errors are those of ``SGLD``; a model without ``gp_network`` and
-    ``functional_prior`` is refused.
+    **Target.** exp(-U/T) with -U = log-likelihood + log p0(w) + E[log P0(f(X_M))], approached or exact as for ``SGLD``.
+    The weights keep the prior p0 that the model gives them, and E is the mean over random measurement points X_M. (A
+    ``gp_network`` has no factor P0: its prior is that of its latent sites.) Arguments and errors are those of ``SGLD``;
+    in addition a model without ``gp_network`` and ``functional_prior`` raises a ValueError at ``run``.
 
     Reference: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural networks*,
     eq. 6, algorithm 1.
@@ -249,10 +261,11 @@ class fSGLD(SGLD):
 class fSGHMC(SGHMC):
     r"""Functional SGHMC: ``SGHMC`` on a model with a prior over functions.
 
-    **Target.** exp(log-likelihood + log p0(w) + E[log P0(f(X_M))]) as ε → 0: the weights keep the prior the model
-    gives them, and random measurement points, drawn afresh at every inner step, enter through their mean. (A
-    ``gp_network`` has no factor P0: its prior is that of its latent sites.) Arguments and errors are those of
-    ``SGHMC``; a model without ``gp_network`` and ``functional_prior`` is refused.
+    **Target.** exp(-U/T) with -U = log-likelihood + log p0(w) + E[log P0(f(X_M))], approached or exact as for
+    ``SGHMC``. The weights keep the prior p0 that the model gives them, and E is the mean over random measurement points
+    X_M, which are redrawn at every gradient step. (A ``gp_network`` has no factor P0: its prior is that of its latent
+    sites.) Arguments and errors are those of ``SGHMC``; in addition a model without ``gp_network`` and
+    ``functional_prior`` raises a ValueError at ``run``.
 
     The papers' algorithm is ``fSGHMC(model, integrator="euler", resample_momentum=True, step_size=schedule,
     control_variates=False, preconditioner=fs.preconditioners.identity(), warmup=fs.Warmup(warm_start=0.0))`` for a

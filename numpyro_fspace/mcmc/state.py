@@ -19,18 +19,19 @@ class DrawInfo(NamedTuple):
     """The report of the last draw.
 
     Attributes:
-        potential_energy: U at the last gradient (an estimate, if minibatches or points are random); before the first
-            draw infinite, or U where the chain starts if warm-up begins with the sampler.
+        potential_energy: U at the draw (an estimate, if there are minibatches or random points; after warm-up, of a
+            draw that was undone, U where it ended). Before the first draw it is infinite, or U where the chain starts.
         log_functional_prior: Σ scale · log P0(f(X_M)) at the same place.
-        gradient_norm: Euclidean norm of that gradient.
+        gradient_norm: Euclidean norm of the last gradient of U.
         temperature: mean kinetic temperature of the draw (see ``fs.sgmcmc.Info``).
         step_size: the step size used last.
-        friction: the friction used last, outside of the noise's directions; 0 for SGLD, which has none.
+        friction: the friction used last, except in the directions of the gradients' noise; 0 for SGLD, which has none.
         accept_prob: acceptance probability of the draw's Metropolis test, the mean over its steps for SGLD; 1 where
             there is no test, except for MCLMC, for which it is what a test would have.
-        diverging: whether the draw left the finite numbers (or exceeded a temperature of 10⁴, or 10⁴ times the
-            sampler's if that is above 1; in warm-up, gained energy at twice the temperature that chance allows) and
-            was undone; with a Metropolis test, whether it met NaN.
+        diverging: whether the draw met numbers that are not finite and was undone. Also undone are draws of SGHMC above
+            a temperature of 10⁴ (or 10⁴ times the sampler's, if that is above 1) and, in warm-up, draws that gain
+            energy at twice the temperature that chance allows. For MCLMC, and with a Metropolis test, whether the draw
+            met NaN.
     """
 
     potential_energy: jax.Array
@@ -54,9 +55,9 @@ class Averages(NamedTuple):
     """Running means since the last calibration or, after warm-up, over the sampling phase of this run.
 
     Attributes:
-        temperature: mean of the draws' temperatures; a draw that was undone does not count.
+        temperature: mean of the draws' temperatures; a draw that was undone leaves the mean as it was.
         accept_prob: mean of their acceptance probabilities.
-        num_averaged: draws in these means.
+        num_averaged: draws in these means, those that were undone too.
         num_diverging: draws of the sampling phase that diverged.
     """
 
@@ -84,18 +85,20 @@ class _Fields(NamedTuple):
 class KernelState(_Fields):
     """State of a chain under NumPyro's ``MCMC``.
 
-    Every field but ``plan`` can be an entry of ``extra_fields``, and so can the names in the groups: ``"step_size"``
-    is ``"info.step_size"``, and ``"mean_temperature"`` and ``"mean_accept_prob"`` are those of ``averages``.
+    Every attribute but ``plan`` can be an entry of ``extra_fields``, and so can those of ``info`` and ``averages``:
+    ``"step_size"`` is ``"info.step_size"``, ``"mean_temperature"`` and ``"mean_accept_prob"`` are those of
+    ``averages``. The arrays of several vectorized chains have a first axis [C].
 
     Attributes:
         i: draws made so far, warm-up included.
-        z: unconstrained values of the latent sites.
+        z: unconstrained values of the latent sites, except for last layers that are integrated out.
         momentum: momentum of the chain, flat [P]; empty [0] for SGLD.
-        count: gradient steps of the sampler, read by schedules.
+        count: gradient steps of the sampler, read by schedules; the optimizer's are not counted.
         info: the report of the last draw (``DrawInfo``).
         averages: means of its entries, and the number of draws that diverged (``Averages``).
         warmup: the state of warm-up, frozen afterwards.
-        control: center of the control variate and the data's full gradient there, flat [P]; empty [0] without one.
+        control: center of the control variate, and the gradient there of U on all data without functional priors, each
+            flat [P]; empty [0] without a control variate.
         rng_key: the chain's key.
         plan: the plan of the run; static for JAX, which never traces what it holds.
     """

@@ -4,7 +4,7 @@ Regression scores take targets ``y`` ``[N]`` and either draws ``[S, N]`` or a Ga
 each point. Classification scores take ``probs`` ``[N, K]`` and integer ``labels`` ``[N]``. Higher is better for log
 densities (:func:`lpd`, :func:`gaussian_lpd`, :func:`gaussian_mixture_lpd`, :func:`gibbs_score`), :func:`accuracy`,
 :func:`ood_auc` and :func:`ood_accuracy`. Coverage should equal its level. Lower is better for errors, distances and all
-other scores.
+other scores. Arguments that are not arrays of real numbers raise a ``TypeError``.
 
 Two scores are easily confused: :func:`lpd` is the log density of the *averaged* predictive distribution, and
 :func:`gibbs_score` is the average of the log densities of the draws, which is never higher.

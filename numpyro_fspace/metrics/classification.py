@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from numpyro_fspace._checks import one_line
+from numpyro_fspace._checks import check_count, one_line
 from numpyro_fspace.metrics.checks import as_probs, as_probs_and_labels, as_vector
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def accuracy(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"]) -> fl
         The fraction; higher is better.
 
     Raises:
-        ValueError: if the rows of ``probs`` do not sum to one, shapes do not agree, or a label is out of range.
+        ValueError: if the rows of ``probs`` do not sum to one (within 0.001), shapes do not agree, or a label is out of
+            range.
 
     Example:
         >>> accuracy([[0.9, 0.1], [0.4, 0.6]], [0, 0])
@@ -110,15 +111,14 @@ def reliability_curve(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N
         A :class:`Reliability` of arrays ``[num_bins]``.
 
     Raises:
-        ValueError: as for :func:`accuracy`, or if ``num_bins`` is below 1.
+        ValueError, TypeError: as for :func:`accuracy`, or if ``num_bins`` is no integer or below 1.
 
     Example:
         >>> reliability_curve([[0.9, 0.1], [0.4, 0.6]], [0, 0], num_bins=2).accuracy
         array([nan, 0.5])
     """
     probs, labels = as_probs_and_labels(probs, labels)
-    if num_bins < 1:
-        raise ValueError(f"num_bins must be at least 1, got {num_bins}.")
+    check_count(num_bins, "num_bins")
     confidence = probs.max(axis=1)
     edges = np.linspace(0, 1, num_bins + 1)
     bins = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, num_bins - 1)
@@ -160,7 +160,7 @@ def ece(probs: Float[ArrayLike, "N K"], labels: Int[ArrayLike, " N"], num_bins: 
 def entropy(probs: Float[ArrayLike, "*B K"]) -> Float[np.ndarray, "*B"]:
     r"""Entropy :math:`-\sum_k p_k \log p_k` over the last axis, in nats, with :math:`0 \log 0 = 0`.
 
-    For probabilities averaged over draws, this is the total uncertainty, the usual score for :func:`ood_auc`.
+    The entropy of probabilities averaged over draws is the total uncertainty, a usual score for :func:`ood_auc`.
 
     Args:
         probs: probabilities, ``[..., K]``.
@@ -169,7 +169,7 @@ def entropy(probs: Float[ArrayLike, "*B K"]) -> Float[np.ndarray, "*B"]:
         Entropies, ``[...]``, between 0 and log K.
 
     Raises:
-        ValueError: if ``probs`` do not sum to one over the last axis.
+        ValueError: if ``probs`` are negative or do not sum to one over the last axis.
 
     Example:
         >>> entropy([[1.0, 0.0], [0.5, 0.5]]).round(4)

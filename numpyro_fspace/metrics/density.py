@@ -17,7 +17,7 @@ def rmse(y: Float[ArrayLike, " N"], mean: Float[ArrayLike, " N"]) -> float:
 
     Args:
         y: targets, ``[N]``.
-        mean: predictive means, ``[N]``: means over draws, not single draws.
+        mean: predictive means, ``[N]``: means over draws, not a single draw.
 
     Returns:
         The error, in the units of ``y``.
@@ -83,7 +83,7 @@ def gibbs_score(log_lik: Float[ArrayLike, "S N"]) -> float:
         log_lik: log densities at held-out targets, ``[S, N]``.
 
     Returns:
-        The score; higher is better.
+        The score in nats per point; higher is better. It depends on the units of ``y``, as :func:`lpd` does.
 
     Raises:
         ValueError: if ``log_lik`` is not ``[S, N]``, or holds NaN or +inf.
@@ -137,7 +137,7 @@ def gaussian_mixture_lpd(
     Args:
         y: targets, ``[N]``.
         f: function draws, ``[S, N]``.
-        sigma: noise standard deviations: a scalar, one per draw ``[S]``, or ``[S, N]``; positive.
+        sigma: noise standard deviations in the units of ``y``: a scalar, one per draw ``[S]``, or ``[S, N]``; positive.
 
     Returns:
         The score; higher is better.

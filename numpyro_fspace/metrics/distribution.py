@@ -37,7 +37,7 @@ def coverage(y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], level: f
 def calibration_curve(
     y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], levels: Float[ArrayLike, " L"]
 ) -> Float[np.ndarray, " L"]:
-    """The :func:`coverage` of the central intervals of several levels; below the levels, predictions are overconfident.
+    """The :func:`coverage` of central intervals of several levels; if it is below them, predictions are overconfident.
 
     Args:
         y: targets, ``[N]``.
@@ -101,7 +101,7 @@ def crps(y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], *, fair: boo
 
     The *fair* estimate, which is the one above and the default, is an unbiased estimate of the score of the
     distribution of the draws if they are independent, so values for different ``S`` are comparable. With ``fair=False``
-    the divisor is :math:`2S^2`, and the score is that of the empirical distribution.
+    the divisor of the second sum is :math:`2S^2`, and the score is that of the empirical distribution.
 
     Args:
         y: targets, ``[N]``.
@@ -139,7 +139,8 @@ def gaussian_crps(
 ) -> float:
     r"""Mean continuous ranked probability score of Gaussian predictive distributions, in closed form.
 
-    .. math:: \sigma \Big[ z (2 \Phi(z) - 1) + 2 \varphi(z) - \pi^{-1/2} \Big], \qquad z = (y - m) / \sigma
+    .. math:: \frac1N \sum_i \sigma_i \Big[ z_i (2 \Phi(z_i) - 1) + 2 \varphi(z_i) - \pi^{-1/2} \Big], \qquad
+              z_i = (y_i - m_i) / \sigma_i
 
     Args:
         y: targets, ``[N]``.
@@ -222,7 +223,7 @@ def sample_w2(draws1: Float[ArrayLike, "S N"], draws2: Float[ArrayLike, "S N"], 
         squared: whether to average :math:`W_2^2` instead, as in :func:`gaussian_w2`.
 
     Returns:
-        The mean distance (or squared distance).
+        The mean distance, in the units of the draws (squared if ``squared``).
 
     Raises:
         ValueError: if the shapes differ or a value is not finite.

@@ -35,18 +35,18 @@ def ksd(
         \mathrm{KSD}^2 = E_{x, y \sim q}\big[s(x)^\top s(y)\, k + s(x)^\top \nabla_y k + s(y)^\top \nabla_x k
         + \mathrm{tr}\, \nabla_x \nabla_y k\big], \qquad s = \nabla \log p, \quad k = k(x, y)
 
-    Under mild conditions it is zero if and only if q = p. It requires neither draws nor the normalizing constant of p.
+    Under mild conditions it is zero if and only if q = p. Neither draws from p nor its normalizing constant are needed.
     For S draws from p itself, the estimate over all pairs has the mean
     :math:`\frac1S E[s^\top s + \mathrm{tr}\,\nabla_x \nabla_y k(x, x)]`, and the estimate over pairs of different draws
     has the mean zero.
 
     Args:
-        draws: from q, ``[S, D]``.
-        score: ∇ log p at each of them, ``[S, D]``.
+        draws: draws from q, ``[S, D]``.
+        score: s = ∇ log p at each draw, ``[S, D]``.
         kernel: ``"imq"``, :math:`(1 + r^2)^{-1/2}`, which detects every deviation from p, or ``"rbf"``,
             :math:`\exp(-r^2/2)`, which may miss deviations in many dimensions; :math:`r = |x - y| / \ell`.
-        bandwidth: ℓ; None means the median distance between draws. To compare values, use the same ℓ for all of them,
-            and scale the coordinates alike.
+        bandwidth: ℓ, in the units of the draws; None means the median distance between (at most 1000) draws. To compare
+            values, use the same ℓ for all of them, and scale the coordinates alike.
         unbiased: whether to average over pairs of different draws (the U-statistic), which can be negative. The
             default averages over all pairs (the V-statistic) and gives the squared discrepancy of the sample itself.
 

@@ -42,16 +42,16 @@ def functional_prior(
 
     .. math:: \log p \mathrel{+}= \text{scale} \cdot \log P_0\big(f(X_M)\big)
 
-    **Target.** With fixed points the density of the model is p(y | f) · P0(f(X_M)) · p0(w), the product of the
+    **Target.** With fixed points the density of the model is p(y | f) · P0(f(X_M))^scale · p0(w), the product of the
     likelihood, the functional prior at X_M and the prior of the weights. With random points the samplers of this
-    package draw X_M at each gradient step and target exp(log-likelihood + log p0(w) + E[log P0(f(X_M))]). The last term
-    grows with the number of points M; ``scale`` tempers it. Plates never rescale it.
+    package draw X_M at each gradient step and target exp(log-likelihood + log p0(w) + scale · E[log P0(f(X_M))]). The
+    last term grows with the number of points M; ``scale`` tempers it. Plates never rescale it.
 
     Args:
         name: name of the site.
         fn: function of inputs [M, D] to values [M] or [M, K], such as the result of ``random_module``. Its value at an
-            input must depend only on that input. Samplers evaluate it at X_M and at the data in one pass. Points cost
-            nothing if they are rows of an argument of the model that the model passes to ``fn`` unchanged.
+            input must depend only on that input. Samplers evaluate it at X_M and at the data in one pass. Points need
+            no further evaluation if they are rows of an argument that the model passes to ``fn`` unchanged.
         prior: a functional prior (``fs.GPPrior``, ``fs.priors.StudentTPrior``, …), that is any object with
             ``log_prob(x, f)`` and ``sample(key, x, sample_shape)``.
         points: measurement points: an array [M, D] (fixed), a sampler of ``fs.measurement``, or a callable of a key
@@ -65,7 +65,7 @@ def functional_prior(
     Raises:
         ValueError: scale is not positive and finite; the points are random under an engine that needs a fixed density
             (HMC, NUTS, …); ``prior.log_prob`` does not return a scalar.
-        TypeError: ``prior`` or ``points`` has the wrong type.
+        TypeError: ``fn`` is no function, or ``prior`` or ``points`` has the wrong type.
 
     Example:
         >>> import numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tinygp, flax.linen as nn

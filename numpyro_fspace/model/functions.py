@@ -93,13 +93,17 @@ def _takes(fn, shape) -> bool:
 
 
 def function_values(model, draw, args, kwargs, inputs) -> dict:
-    """Values of a model's functions at a draw, by name.
+    """Values of a model's functions (``functional_prior``, ``random_module``, ``gp_network``) at a draw.
 
     Args:
         model: a NumPyro model.
-        draw: values of its latent sites.
-        args, kwargs: its arguments.
-        inputs: inputs [N, ...] of all functions, or a dict of inputs by name.
+        draw: values of its latent sites, by name.
+        args, kwargs: its arguments, a tuple and a dict.
+        inputs: inputs [N, ...] of all functions, or a dict of inputs by name of function.
+
+    Returns:
+        A dict from name to values, [N] or [N, K]. If a function returns a tuple or a dict, each output has a name of
+        its own: ``net[0]``, ``net['mean']``.
 
     Raises:
         ValueError: the model has no function with one of the names.

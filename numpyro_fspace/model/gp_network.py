@@ -74,30 +74,32 @@ def gp_network(
               a = a_0 + A \Phi^\top S^{-1} \big(L z - g - \Phi a_0 - \tau e\big), \qquad
               S = \Phi A \Phi^\top + \tau^2 I
 
-    **Distribution.** f is the mean function m of the process plus the network. The hidden weights v have their own
-    prior, N(0, s²/fan-in). For every v, and therefore also after averaging over v, f(X_M) + τe' ~ N(m, k(X_M, X_M) +
-    τ²I), where τe' is the part that the features cannot represent. Between the points the network follows its own prior
-    given its values at the points. This is a generative model without factors, so prior predictive draws, NUTS, SVI,
-    minibatches and the kernels of this package work as for any NumPyro model. In contrast, ``functional_prior``
-    *multiplies* the prior of all weights by the density of the process.
+    Here m and k are the mean and the kernel of the process, φ_v are the features with hidden weights v, g is the output
+    if the last layer a is zero, a₀ ~ N(0, A) is that layer's own prior, Φ = φ_v(X_M), and z, e are standard normal.
+
+    **Distribution.** The hidden weights v have the prior of ``fs.fan_in(s)``. For every v, and therefore also after
+    averaging over v, f(X_M) + τe' ~ N(m, k(X_M, X_M) + τ²I), where τe' is the part that the features cannot represent.
+    Between the points the network follows its own prior given its values at the points. This is a generative model
+    without factors, so prior predictive draws, NUTS, SVI, minibatches and the kernels of this package work as for any
+    NumPyro model. In contrast, ``functional_prior`` *multiplies* the prior of all weights by the density of the
+    process.
 
     **Units.** A network with inputs of shape (D,) receives (x - mean of X_M) / unit. The unit of each input is
     proportional to the lengthscale of the process along it, and scaled such that the points have a mean square of one.
-    A network that computes features of its inputs before its first weights, such as sines of the time of year, receives
-    x unchanged: give these features a mean square of about one.
+    A network receives x unchanged if it takes integers, or computes features of its inputs before its first weights,
+    such as sines of the time of year. Give such features a mean square of about one.
 
     **Sites.** There is one site ``"{name}.{path}"`` for each array of hidden weights, and there are three sites with
     standard normal priors: ``"{name}.values"`` z [M, K], the values of the process at the points, whitened by the
-    factor L Lᵀ = k(X_M, X_M) + τ²I; ``"{name}.last_layer"`` [H, K], the last layer before the correction; and
-    ``"{name}.residual"`` e [M, K].
+    factor L Lᵀ = k(X_M, X_M) + τ²I; ``"{name}.last_layer"`` A^(-1/2) a₀ [H, K]; and ``"{name}.residual"`` e [M, K].
 
     Args:
         name: name of the function and prefix of the sites.
         module: a network as for ``random_module`` whose output, [M] or [M, K], is affine in its last layer.
         prior: a Gaussian prior, such as ``fs.GPPrior`` (including one with ``fs.priors.Helmholtz``) or a conditioned
             one. f gets its moments without nugget. It must have as many outputs as the network. If its kernel has
-            random parameters, the default s, τ and units in compiled programs, which sample and predict, are fixed
-            numbers; a model that is run without ``jax.jit`` chooses them for each value of the parameters.
+            random parameters, compiled programs, which sample and predict, use the defaults s = 2, τ = 0.01 and units
+            that are standard deviations of the points; without ``jax.jit`` they depend on the values of the parameters.
         points: X_M, an array [M, D] or fixed points of ``fs.measurement`` (``space_filling``, ``fixed``). With one
             input they should be at most a lengthscale apart; with several inputs use rows of the data.
         input_shape: shape of one input; None means that of a point, (D,).
@@ -115,7 +117,7 @@ def gp_network(
         ValueError: the points are random, or not known when the model is compiled; points and input_shape differ in
             size; the process has no variance; the output of the network is not affine in its last layer; the last
             layer is frozen; the network computes in less than float32; the numbers of outputs differ; hidden_scale or
-            tolerance is not positive; and as for ``random_module``.
+            tolerance is not positive, or tolerance is too small for the precision; and as for ``random_module``.
 
     Warns:
         RuntimeWarning: the network cannot represent the process at the points (it is too narrow or too smooth), or

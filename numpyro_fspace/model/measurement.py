@@ -1,8 +1,9 @@
 """Samplers of the measurement points X_M, at which a functional prior evaluates a network.
 
-A sampler is a function from a key to points [M, D], which are drawn anew at each evaluation of the potential. With
-random points a chain targets exp(log likelihood + log p0(w) + E log P0(f(X_M))), which depends on M and on the
-distribution of the points. With fixed points it targets likelihood · p0(w) · P0(f(X_M)).
+A point sampler is a function from a key to points [M, D], which are drawn anew at each evaluation of the potential.
+With random points a chain targets exp(log-likelihood + log p0(w) + E log P0(f(X_M))), which depends on M and on the
+distribution of the points. With fixed points it targets likelihood · p0(w) · P0(f(X_M)). (p0 is the prior of the
+weights w, and P0 the functional prior.)
 
 Example:
     >>> import jax, numpy as np
@@ -90,7 +91,7 @@ def uniform(low: float | Float[ArrayLike, " D"], high: float | Float[ArrayLike, 
 
     Raises:
         TypeError, ValueError: the corners are not numeric, have different shapes, or hold NaN or infinity; low ≥ high;
-            num is not a positive integer.
+            num is not a positive integer; JAX's precision does not resolve the box.
     """
     check_count(num, "num")
     low, high = as_real(low, "low"), as_real(high, "high")
@@ -123,7 +124,8 @@ def space_filling(low: float | Float[ArrayLike, " D"], high: float | Float[Array
         num: M.
 
     Raises:
-        TypeError, ValueError: as for ``uniform``; the corners are traced.
+        TypeError, ValueError: as for ``uniform``; the corners are traced; there are more inputs than SciPy has Sobol'
+            sequences for.
 
     Example:
         >>> space_filling(-1.0, 1.0, 5).pool.ravel().tolist()
@@ -177,7 +179,8 @@ def union(*samplers) -> PointSampler:
         *samplers: samplers, callables of a key, or arrays [M, D].
 
     Raises:
-        ValueError: there are no samplers, or their numbers of inputs differ.
+        TypeError, ValueError: there are no samplers, their numbers of inputs differ, or one is not what ``as_points``
+            takes.
     """
     members = tuple(as_points(one, f"samplers[{i}]") for i, one in enumerate(samplers))
     if not members:
@@ -194,10 +197,13 @@ def union(*samplers) -> PointSampler:
 
 
 def as_points(points, name: str = "points") -> PointSampler:
-    """``points`` as a ``BasePointSampler``: an array [M, D] becomes ``Fixed``, and a callable of a key becomes ``Own``.
+    """``points`` as a ``PointSampler``: an array [M, D] gives fixed points, and a callable of a key is wrapped.
 
-    A callable is random unless its attribute ``is_random`` is false. It may also have the attributes ``num_points``,
-    ``num_inputs`` and ``pool``.
+    Args:
+        points: a sampler, an array [M, D], or a callable from a key to [M, D]. A callable is random unless its
+            attribute ``is_random`` is false. It may also have the attributes ``num_points``, ``num_inputs`` and
+            ``pool``.
+        name: what errors call the points.
 
     Raises:
         TypeError: points is neither an array nor a callable.

@@ -1,4 +1,4 @@
-"""Draws of a posterior, and what they are good for: predictions, ArviZ, files, pictures, convergence."""
+"""Draws of a posterior, and what is made of them: predictions, ArviZ objects, files, plots, diagnostics."""
 
 from numpyro_fspace.posterior import diagnostics
 from numpyro_fspace.posterior.arviz_export import to_arviz

@@ -50,50 +50,49 @@ def to_arviz(
     """The ArviZ object of a run, with functions where ArviZ looks for parameters.
 
     Groups: ``posterior`` (latent and deterministic sites, and every network's function at probe inputs, so that
-    ``az.summary``, ``az.rhat`` and ``az.ess`` judge functions), ``posterior_predictive``, ``log_likelihood``
-    (per observation, full data), ``observed_data``, ``constant_data`` (the model's other arrays),
-    ``sample_stats`` (``diverging`` and the run's ``extra_fields``). The functional prior is no observation and
-    appears in none of them. Names with '/', which ArviZ 1.x refuses, get a '.' instead.
+    ``az.summary``, ``az.rhat`` and ``az.ess`` judge functions), ``posterior_predictive``, ``log_likelihood`` (of each
+    observation, at all rows of the data), ``observed_data``, ``constant_data`` (the model's other arrays and the probe
+    inputs), ``sample_stats`` (``diverging`` and the run's ``extra_fields``). The functional prior is no observation and
+    appears in none of them. In names, '/' becomes '.', because ArviZ 1.x refuses '/'.
 
-    Dimensions are named after the plates, as ``az.from_numpyro`` does it, so that variables of one plate go together.
+    Dimensions are named after the plates, as by ``az.from_numpyro``, so that variables of one plate share a dimension.
 
     What the likelihood leaves out (``numpyro.handlers.mask``, ``Distribution.mask``, a ``numpyro.handlers.scale`` of 0)
     is no data: such points are in none of ``observed_data``, ``log_likelihood`` and ``posterior_predictive``, and
-    ``az.loo`` does not count them. The coordinates of the dimension say which are left. Where the points that are left
-    are no rows of a table, they have one dimension, ``"{site}_point"``, with their places in the flattened site. Parts
-    of a point that are masked (a mask inside ``to_event``) are NaN in ``observed_data``. If a mask depends on
-    latent values, only the points that it leaves out in every draw are dropped. A point that some draws count is kept,
-    and its log-likelihood is 0 in the other draws.
+    ``az.loo`` does not count them. The coordinates of the dimension say which points are left. If these are not whole
+    rows of a table, they have one dimension, ``"{site}_point"``, with their places in the flattened site. Parts of a
+    point that are masked (a mask inside ``to_event``) are NaN in ``observed_data``. If a mask depends on latent values,
+    only the points that it leaves out in every draw are dropped. A point that some draws count is kept, and its
+    log-likelihood is 0 in the other draws.
 
-    Of a run that kept functions in place of weights (``fs.MCMC(..., functions_at=x)``): ``posterior``,
-    ``sample_stats`` and ``constant_data`` alone.
+    A run that kept functions in place of weights (``fs.MCMC(..., functions_at=x)``) has only the groups ``posterior``,
+    ``sample_stats`` and ``constant_data``.
 
-    Deterministic sites are those of the arguments of ``source``: of a ``fs.Posterior``, whose arguments may be others
-    than those of the run, they are computed anew.
+    Deterministic sites of an ``MCMC`` object are those of its run; for a ``fs.Posterior``, whose arguments may be
+    others than those of the run, they are computed anew.
 
-    Draws that lie on disk (of a checkpoint) stay there; functions, log-likelihood and predictive draws are computed and
-    held in memory.
+    Draws of a checkpoint stay on disk; functions, log-likelihood and predictive draws are computed and kept in memory.
 
     Args:
-        source: an ``MCMC`` object that has run, or a ``fs.Posterior`` that knows the arguments it was fitted to.
-        inputs: probe inputs [M, D], or a dict of them by name of function; where the model evaluates its functions if
-            None, up to ``num_probes`` evenly spaced rows.
-        num_probes: how many, if ``inputs`` is None.
+        source: an ``MCMC`` object that has run, or a ``fs.Posterior`` with the arguments that it was fitted to.
+        inputs: probe inputs [M, D], or a dict of arrays by name of function. If None, up to ``num_probes`` evenly
+            spaced rows of the inputs at which the model evaluates each function.
+        num_probes: maximum number of probe inputs, if ``inputs`` is None.
         weights: whether ``posterior`` also holds the networks' weights.
         log_lik: whether to compute the log-likelihood and posterior predictive draws (N · S numbers each).
-        dims: by name of variable, names of its dimensions after chain and draw; those of the plates, and ArviZ's
-            defaults, for all others.
+        dims: by name of variable, the names of its dimensions after chain and draw. Other variables have the names of
+            their plates, or else ArviZ's defaults.
         coords: by name of dimension, its coordinates.
 
     Returns:
         ``arviz.InferenceData`` (ArviZ 0.23) or ``xarray.DataTree`` (1.x).
 
     Raises:
-        ValueError: if ``source`` has not run, or lacks latent sites or arguments that its model needs; ``inputs`` of a
-            run that kept its functions elsewhere; a model that draws its own minibatch, unless ``log_lik=False``; wrong
-            ``dims`` or ``coords``; sites whose names are equal once '/' is '.', or are ``chain`` or ``draw``.
-        TypeError: if it is neither an ``MCMC`` object nor a ``Posterior``.
-        ImportError: if ArviZ is missing.
+        ValueError: ``source`` has not run, or lacks latent sites or arguments that its model needs; ``inputs`` are
+            given for a run that kept functions; the model draws its own minibatch (unless ``log_lik=False``); ``dims``
+            or ``coords`` are wrong; two names are equal once '/' is '.'; a site is named ``chain`` or ``draw``.
+        TypeError: ``source`` is neither an ``MCMC`` object nor a ``Posterior``, or ``dims`` or ``coords`` is no dict.
+        ImportError: ArviZ is missing.
 
     Example:
         >>> import arviz as az, numpyro_fspace as fs  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""``decompose``: the part of a prediction's uncertainty that more data would remove, and the part that stays."""
+"""``decompose``: the part of a prediction's uncertainty that more data would reduce, and the part that stays."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ class Decomposition:
 
     Attributes:
         kind: ``"variance"``, or for classes ``"entropy"`` (in nats).
-        mean: the predictive mean, [N] or [N, K]; for classes their predictive probabilities, [N, K].
-        epistemic: variance of the mean over draws of the parameters; or the mutual information of class and parameters.
-        aleatoric: mean over draws of the variance of the likelihood; or of the entropy of the classes.
+        mean: the predictive mean, [N] or [N, K]; for classes their predictive probabilities, [N, K] (K = 2 for
+            ``Bernoulli``).
+        epistemic: variance over draws of the mean, in the shape of ``mean``; for classes the mutual information of
+            class and parameters, [N].
+        aleatoric: mean over draws of the variance of the likelihood; for classes of the entropy of the class.
     """
 
     kind: str
@@ -81,18 +83,20 @@ def decompose(
     .. math:: \mathrm{Var}[y] = \underbrace{\mathrm{Var}_\theta\, E[y \mid \theta]}_{\text{epistemic}}
               + \underbrace{E_\theta \mathrm{Var}[y \mid \theta]}_{\text{aleatoric}}.
 
-    Moments given θ are those of the model's own likelihood at the inputs, in closed form, so that noise that depends on
-    the inputs, counts and heavy tails are covered. For classes (``Categorical``, ``Bernoulli``), with entropy H,
+    Moments given θ are those of the model's own likelihood at the inputs, in closed form. The noise may depend on the
+    inputs, and targets may be counts or have heavy tails. For classes (``Categorical``, ``Bernoulli``) with
+    probabilities p given θ and entropy H,
 
     .. math:: H[E_\theta p] = \underbrace{H[E_\theta p] - E_\theta H[p]}_{\text{epistemic: mutual information}}
               + \underbrace{E_\theta H[p]}_{\text{aleatoric: expected entropy}}.
 
-    Nothing is drawn at random: the same draws give the same numbers. The epistemic part is that under the model. It
-    does not know of a wrong model. A ``RuntimeWarning`` is given if the chains have not converged at these inputs.
+    Nothing is drawn at random: the same draws give the same numbers. The epistemic part is that under the model; it
+    does not include the doubt whether the model is right. A ``RuntimeWarning`` says if chains have not converged at
+    these inputs, as for ``fs.predict``.
 
     Args:
-        source: an ``MCMC`` object that has run, a ``fs.Posterior``, or a dict of draws [S, …] (then ``model`` is
-            needed).
+        source: an ``MCMC`` object that has run, a ``fs.Posterior``, or a dict of draws [S, …] by site (then ``model``
+            is needed).
         *args: the model's arguments at the new inputs, without targets (``decompose(mcmc, x_new)``).
         model: the model; that of ``source`` if None.
         site: the name of the observed site; needed if the model has several.
@@ -104,9 +108,9 @@ def decompose(
         A ``Decomposition``: ``mean``, ``epistemic``, ``aleatoric`` and ``total`` at the N inputs.
 
     Raises:
-        ValueError: several observed sites and no ``site``; a ``site`` that is none; a likelihood without mean or
-            variance, such as a Cauchy distribution, or one that depends on values which the model draws; and as
-            ``fs.predict``.
+        TypeError: as for ``fs.predict``, or the first argument is a random key.
+        ValueError: as for ``fs.predict``; several observed sites and no ``site``; a ``site`` that is not one of them; a
+            likelihood without mean or variance (``Cauchy``), or one that depends on values that the model draws.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs

@@ -1,8 +1,8 @@
-"""Convergence of functions, judged where it can be: at the outputs, not the weights.
+"""Convergence of functions, judged by their values and not by the weights.
 
-A network's weights are exchangeable within a layer, so chains that agree on the function disagree on its
-weights and R-hat of weights says nothing. :func:`function_diagnostics` looks at draws of ``f`` at probe
-inputs instead. The estimators are in :mod:`numpyro_fspace.posterior.rhat_ess`.
+The hidden units of a network are exchangeable within a layer, so chains that agree on the function may disagree on its
+weights, and R-hat of weights says nothing. :func:`function_diagnostics` judges draws of ``f`` at probe inputs instead.
+The estimators are in :mod:`numpyro_fspace.posterior.rhat_ess`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class FunctionDiagnostics:
         mean: posterior means, ``[P]``.
         sd: posterior standard deviations, ``[P]``.
         rhat: rank-normalized split R-hat, the larger of bulk and tail, ``[P]``; NaN where undefined.
-        ess_bulk: effective number of draws for the center of the distribution, ``[P]``.
-        ess_tail: the smaller of the effective numbers for the 5 % and 95 % quantiles, ``[P]``.
+        ess_bulk: effective sample size for the center of the distribution, ``[P]``.
+        ess_tail: the smaller of the effective sample sizes for the 5 % and 95 % quantiles, ``[P]``.
         mcse_mean: Monte Carlo standard error of ``mean``, ``[P]``.
         notes: problems, in words.
     """
@@ -56,7 +56,7 @@ class FunctionDiagnostics:
 
     @property
     def max_rhat(self) -> float:
-        """The largest R-hat; NaN if it is NaN anywhere, so that a test on it cannot pass by accident."""
+        """The largest R-hat; NaN if R-hat is NaN at any point, so that a comparison with a limit is false."""
         return float(self.rhat.max())
 
     @property
@@ -68,8 +68,8 @@ class FunctionDiagnostics:
     def converged(self) -> Bool[np.ndarray, " P"]:
         """Where R-hat is at most 1.05 and both effective sample sizes are at least 50 per chain, ``[P]``.
 
-        These are the limits of ``fs.report`` and of the warnings of ``fs.MCMC``. Vehtari et al. (2021) ask for 1.01 and
-        100 of results to publish.
+        These are the limits of ``fs.report`` and of the warnings of ``fs.MCMC``. For results to publish, Vehtari et al.
+        (2021) recommend 1.01, and 100 per chain.
         """
         ess = np.minimum(self.ess_bulk, self.ess_tail)
         return (self.rhat <= RHAT_LIMIT) & (ess >= ESS_LIMIT * self.num_chains)
@@ -113,24 +113,25 @@ def function_diagnostics(
 ) -> FunctionDiagnostics:
     r"""R-hat, effective sample sizes and moments of function draws at probe inputs.
 
-    Each chain is split in half; R-hat is :math:`\sqrt{\hat V / W}` of the draws' normal scores, with
-    :math:`W` the mean variance within half-chains and :math:`\hat V = W (n-1)/n + B/n` the pooled one, or
-    the same of the scores of :math:`|f - \mathrm{median}|` where that is larger. It needs one chain only,
-    but a lone chain cannot show that others would have gone elsewhere.
+    Each chain is split in half, into n draws each. R-hat is :math:`\sqrt{\hat V / W}` of the draws' normal scores, with
+    :math:`W` the mean variance within half-chains, :math:`B/n` the variance of their means and
+    :math:`\hat V = W (n-1)/n + B/n`; or the same of the scores of :math:`|f - \mathrm{median}|` if that is larger. One
+    chain is enough for the computation, but it cannot show that other chains would have gone elsewhere.
 
     Args:
-        f: draws with chains and draws first, ``[C, S, ...]``, or a dict of such arrays. Every remaining
-            entry is a point, in C order: ``[C, S, M, K]`` gives ``M * K`` points.
+        f: draws with chains and draws first, ``[C, S, ...]``, or a dict of such arrays. Every entry of the other axes
+            is a point, in C order: ``[C, S, M, K]`` gives ``M * K`` points.
         names: a label for each point (array only); ``f[i]`` or ``key[i]`` by default.
 
     Returns:
-        A :class:`FunctionDiagnostics`. Where ``f`` holds NaN or infinite draws everything is NaN; where it
-        is the same in every draw R-hat, effective sample sizes and the standard error are NaN. Both are
-        noted and warned of.
+        A :class:`FunctionDiagnostics`. At points where ``f`` has NaN or infinite draws everything is NaN. Where ``f``
+        is the same in every draw, R-hat, effective sample sizes and the standard error are NaN. ``notes`` and a
+        ``UserWarning`` name such points, and chains that never move.
 
     Raises:
-        ValueError: if an array lacks the chain and draw axes, has fewer than 4 draws, or the shapes or
-            names differ.
+        TypeError: an array does not hold real numbers.
+        ValueError: an array lacks the axes of chains and draws or has fewer than 4 draws per chain, or the arrays of a
+            dict or the names do not fit together.
 
     Example:
         >>> draws = np.random.default_rng(0).normal(size=(4, 500, 3))

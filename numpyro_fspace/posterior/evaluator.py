@@ -195,7 +195,7 @@ def deterministic_draws(posterior: Posterior, args, kwargs, names) -> dict:
 
 
 def log_likelihood(posterior: Posterior, args, kwargs) -> dict:
-    """Pointwise log-likelihood [S, N] of every observed site, at the full data and recomputed functions.
+    """Pointwise log-likelihood [S, N] of every observed site, at all rows of the data and recomputed functions.
 
     ``args`` include the targets. The functional prior and other factors are not observations and are left out, and so
     are weights that ``numpyro.handlers.condition`` fixes. A point under a mask has log-likelihood 0.

@@ -1,7 +1,7 @@
-"""Pictures of function draws: the band, some draws, and what the data do not pin down.
+"""Plots of function draws.
 
-Matplotlib is imported when a function is called, no global setting is touched and nothing is shown: the
-caller gets the axes back.
+Matplotlib is imported when a function is called, no global setting is changed and nothing is shown: the caller gets the
+axes back.
 """
 
 from __future__ import annotations
@@ -39,33 +39,34 @@ def plot_functions(
 ) -> Axes:
     """Draws of a function against its input; with several inputs, predictions against observations.
 
-    With one input: the mean, the central band of ``f``, a few draws, and, if given, the data, the band of
-    noisy targets, the true function and a reference distribution. Where the data's inputs leave a gap the background
-    is shaded, so that extrapolation is seen to be one. With several inputs: ``y_data`` (observed at the rows
-    of ``x``) across, the predictions with interval bars up, and the diagonal of perfect prediction.
+    With one input the plot has the mean, the central band of ``f``, some draws, and, if given, the data, the band of
+    noisy targets, the true function and a reference distribution. The background is shaded where every training input
+    is farther away than a twentieth of the range of ``x``. With several inputs the plot has ``y_data`` (observed at the
+    rows of ``x``) on the horizontal axis, the mean of ``f`` with interval bars on the vertical axis, and the diagonal
+    of perfect prediction.
 
     Args:
         x: inputs of the draws, ``[N]`` or ``[N, D]``, in any order.
-        f_draws: function draws, ``[S, N]``; chains merged.
+        f_draws: draws of one output of the function, ``[S, N]``, of all chains together.
         x_data: inputs of the training data, ``[M]`` or ``[M, 1]``; one input only.
-        y_data: targets at ``x_data``; with several inputs, targets at ``x`` (then required, ``[N]``).
+        y_data: targets at ``x_data``, ``[M]``; with several inputs, targets at ``x``, ``[N]`` (required).
         truth: the true function at ``x``, ``[N]``; one input only.
         reference: a Gaussian process to compare with, such as the exact posterior ``gp.condition(...)`` of f, or its
             mean and standard deviation at ``x``; drawn as a dashed band of the same level; one input only.
         noise_draws: draws of noisy targets at ``x``, ``[S, N]``, for an outer band (one input) or the bars
-            (several inputs).
-        level: probability of the bands and bars.
-        num_draws: how many draws to show, evenly spread over ``S``.
+            (several inputs; without them the bars are those of f).
+        level: probability of the bands and bars, in (0, 1).
+        num_draws: number of draws to show, evenly spread over ``S``; one input only.
         ax: where to draw; by default a new figure, with the legend beside the axes.
 
     Returns:
-        The axes.
+        Matplotlib's axes.
 
     Raises:
-        ValueError: if a shape, ``level`` or ``num_draws`` is wrong, the draws are not finite, or arguments
-            do not go together.
-        TypeError: if what is drawn is not an array of real numbers.
-        ImportError: if matplotlib is missing.
+        ValueError: a shape, ``level`` or ``num_draws`` is wrong, values are not finite, or arguments do not go
+            together.
+        TypeError: what is drawn is not an array of real numbers.
+        ImportError: Matplotlib is missing.
 
     Example:
         >>> x = np.linspace(-1, 1, 50)

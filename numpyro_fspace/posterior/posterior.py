@@ -35,14 +35,17 @@ class Posterior:
 
     Attributes:
         model: the NumPyro model. Its functions are those of the posterior, which may be linearized.
-        samples: draws by site, [S, …], the chains concatenated.
-        num_chains: the number of chains; 1 for independent draws.
+        samples: draws of all latent sites by name, [S, …], as ``get_samples()`` gives them, the chains concatenated.
+        num_chains: the number of chains, which must divide S; 1 for independent draws.
         args, kwargs: the arguments that the model was fitted to.
-        stats: fields of the draws, [S, …] each, such as ``diverging``.
+        stats: other values by draw, [S, …] each, such as ``diverging``.
         fit: what was added to the code of the model: ``"params"``, values of ``numpyro.param`` sites, and
             ``"center"``, where its networks are linearized. None if more was added, which ``fs.save`` cannot write.
-        functions_at: the inputs of a run that kept functions in place of weights; ``samples`` then holds these. Else
-            None.
+        functions_at: None, or the inputs of a run that kept functions in place of weights; ``samples`` then holds these
+            functions.
+
+    Raises:
+        TypeError, ValueError: the draws are empty, traced, no arrays, or have different leading axes.
     """
 
     model: Callable
@@ -59,18 +62,19 @@ class Posterior:
     def load(cls, path: str | Path, model: Callable, /, *args, **kwargs) -> Posterior:
         """Read the posterior that ``fs.save`` has written.
 
-        It warns if ``model`` is not the model of the draws: if its log densities at two draws are not those saved.
+        A ``RuntimeWarning`` says if ``model`` is not the model of the draws, that is, if its log densities at two of
+        them are not those saved.
 
         Args:
-            path: of the file.
+            path: the path of the file.
             model: the model that was fitted, before ``fs.svi_posterior`` or ``fs.baselines.laplace`` changed it. The
                 changes are in the file.
-            args, kwargs: the arguments it was fitted to; those in the file if none are given.
+            args, kwargs: the arguments that the model was fitted to; those in the file if none are given.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: it is damaged, of another format, or was not written by ``fs.save``.
-            TypeError: ``model`` is not a function.
+            ValueError: the file is damaged, has another format, or was not written by ``fs.save``.
+            TypeError: ``model`` is not a function, or ``path`` is not a path.
 
         Example:
             >>> import numpyro_fspace as fs  # doctest: +SKIP
@@ -97,18 +101,18 @@ class Posterior:
         """The draws that ``fs.MCMC(..., checkpoint=folder)`` has written so far, without loading them.
 
         The files are read once, block by block, and compared with their checksums. The arrays are then mapped from
-        disk, and only what is used is loaded: ``fs.predict`` reads them in batches. While a run of several chains is
-        still going on, its draws are copied into memory. It warns if the arguments, or the model's log density at a
-        draw from its prior, are not those of the run.
+        disk, and only what is used is loaded: ``fs.predict`` reads them in batches. The draws of a run of several
+        chains that has not ended are copied into memory. A ``RuntimeWarning`` says if the arguments, or the model's log
+        density at a draw from its prior, are not those of the run.
 
         Args:
             folder: the folder of the checkpoint.
             model: the model of the run.
-            args, kwargs: the arguments it was fitted to.
+            args, kwargs: the arguments that the model was fitted to.
 
         Raises:
-            ValueError: if the folder holds no draws of a run, damaged ones, files of several runs, or an incomplete
-                copy.
+            ValueError: the folder holds no draws of a run, damaged ones, files of several runs, an incomplete copy, or
+                functions in place of weights (``functions_at``).
 
         Example:
             >>> import numpyro_fspace as fs  # doctest: +SKIP

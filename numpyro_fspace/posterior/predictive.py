@@ -28,10 +28,10 @@ __all__ = ["Predictive", "predict"]
 class Predictive:
     """Draws of functions and observations, as ``fs.predict``, compiled once for all calls with inputs of one shape.
 
-    It has the shape of ``numpyro.infer.Predictive``: settings when it is made, then a key and the model's arguments.
+    It is used like ``numpyro.infer.Predictive``: settings come first, then a call with a key and the model's arguments.
 
     Args:
-        source: an ``MCMC`` object that has run, a ``fs.Posterior``, or a dict of posterior draws [S, ...] (then
+        source: an ``MCMC`` object that has run, a ``fs.Posterior``, or a dict of posterior draws [S, …] by site (then
             ``model`` is needed).
         model: the model; that of ``source`` if None.
         inputs: where functions are evaluated, as for ``fs.predict``.
@@ -40,8 +40,8 @@ class Predictive:
         from_prior: names of latent sites that come from the prior, as for ``fs.predict``.
 
     Raises:
-        TypeError: if ``source`` is none of these, or the model is missing.
-        ValueError: if ``source`` has no draws, or kept functions in place of weights.
+        TypeError: ``source`` is none of these, or the model is missing.
+        ValueError: ``source`` has no draws, or kept functions in place of weights.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
@@ -51,7 +51,7 @@ class Predictive:
         >>> predictive = fs.Predictive({"slope": jax.numpy.ones(5)}, model=model)
         >>> predictive(jax.random.key(0), jax.numpy.ones(3))["y"].shape
         (5, 3)
-        >>> predictive(jax.random.key(1), jax.numpy.zeros(3))["y"].shape  # nothing is compiled any more
+        >>> predictive(jax.random.key(1), jax.numpy.zeros(3))["y"].shape  # compiles nothing
         (5, 3)
     """
 
@@ -84,11 +84,11 @@ class Predictive:
         """One draw of each function and observation for each posterior draw.
 
         Args:
-            key: draws the observations.
+            key: random key of the observations and of sites from the prior.
             args, kwargs: the model's arguments at the new inputs, without targets.
 
         Returns:
-            A dict of NumPy arrays [S, N] or [S, N, K]; see ``fs.predict``, which names the errors too.
+            A dict of NumPy arrays [S, N] or [S, N, K]; see ``fs.predict``, also for the errors.
         """
         check_key(key, "key", single=True)
         evaluator, inputs = self._evaluator, self._inputs
@@ -121,38 +121,40 @@ def predict(
 ) -> dict[str, np.ndarray]:
     """Draws of functions and observations at new inputs, one for each posterior draw.
 
-    A ``RuntimeWarning`` is given if predictions are NaN, or if the chains of ``source`` have not converged in them
-    (R-hat above 1.05). ``fs.Predictive`` gives the same draws, and compiles the model once for several calls.
+    A ``RuntimeWarning`` says if predictions are NaN, or if two or more chains of at least 200 draws each have not
+    converged in them (R-hat above 1.05). ``fs.Predictive`` gives the same draws, and compiles the model once for
+    several calls.
 
     Args:
         source: an ``MCMC`` object that has run, a ``fs.Posterior`` (of ``fs.svi_posterior``, of a checkpoint, …), or a
-            dict of posterior draws [S, …] (then ``model`` is needed).
-        key: draws the observations.
+            dict of posterior draws [S, …] by site (then ``model`` is needed).
+        key: random key of the observations and of sites from the prior.
         *args: the model's arguments at the new inputs, without targets (``predict(mcmc, key, x_new)``).
-        model: the model; that of ``source`` if None; a dict needs one.
-        inputs: where functions are evaluated: an array [N, D], or a dict of them by name of function; if None where
-            the model itself first evaluates each (at the first array among the arguments, where that is random).
+        model: the model; that of ``source`` if None.
+        inputs: where functions are evaluated: an array [N, D], or a dict of arrays by name of function. If None, each
+            is evaluated where the model itself first does so (if that is random, at the first array of the arguments).
         batch_size: draws evaluated together; chosen to bound memory if None.
-        input_batch_size: rows evaluated together. If None, all rows, unless one draw would make an array of more than
-            2²⁵ numbers of them, as a convolutional network does of a thousand images. Rows are then evaluated in
-            batches, if the values of each row depend on that row alone, which is tested at one draw. Every argument
-            with as many rows as the longest of ``inputs`` is cut alike.
+        input_batch_size: rows evaluated together. If None, all rows, unless they make an array of more than 2²⁵ numbers
+            at one draw, as a thousand images do in a convolutional network. Rows are then evaluated in batches, if the
+            values of each row depend on that row alone, which is tested at one draw. Every argument with as many rows
+            as the longest of ``inputs`` is divided alike.
         from_prior: names of latent sites that are drawn from the prior, given the other sites, and not taken from the
-            posterior draws: the latent values of new rows, for example. The whole site is drawn, rows that were
-            observed too. All other latent sites must be among the draws.
+            posterior draws: the latent values of new rows, for example. The whole site is drawn, also for rows that
+            were observed. All other latent sites must be among the draws.
         **kwargs: the model's keyword arguments. Give an argument of the model by position if its name is one of those
             above.
 
     Returns:
-        A dict of NumPy arrays [S, N] or [S, N, K]: the functions by name of their ``functional_prior`` or
-        ``random_module``, new observations by site, deterministic sites. Chains are concatenated.
+        A dict of NumPy arrays [S, N] or [S, N, K]: functions by the name of their ``gp_network``, ``functional_prior``
+        or ``random_module``, new observations, deterministic sites, and the sites that ``from_prior`` names. Chains are
+        concatenated.
 
     Raises:
-        TypeError: if ``source`` is none of these, or the model is missing.
-        ValueError: if ``source`` has no draws, kept functions in place of weights, lacks latent sites of the model or
-            has draws outside of the bounds of one; if ``key`` is several keys; if ``inputs`` names no function of
-            the model, or ``from_prior`` no latent site; if ``input_batch_size`` is given and the model mixes rows.
-            Errors of the model itself come through.
+        TypeError: ``source`` is none of these, the model is missing, or ``key`` is not a random key.
+        ValueError: ``source`` has no draws, kept functions in place of weights, lacks latent sites of the model or has
+            draws outside of the bounds of one; ``key`` is several keys; ``inputs`` names no function of the model, or
+            ``from_prior`` no latent site; ``input_batch_size`` is given and the values of a row depend on other rows.
+            Errors of the model itself are raised unchanged.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs

@@ -33,14 +33,14 @@ class Stacking:
     """Weights of chains, and a posterior in which each has that share; ``print`` it for a table.
 
     Attributes:
-        weights: of the chains, they sum to one, [C].
-        elpd: leave-one-out log predictive density of the data under each chain alone, [C].
-        elpd_equal: under all chains with equal weights, as they are usually read.
-        elpd_stacked: under the chains with these weights, which are fitted to it.
+        weights: weights of the chains, which sum to one, [C].
+        elpd: leave-one-out log predictive density of the data (a sum over points) under each chain alone, [C].
+        elpd_equal: the same under all chains with equal weights, which is the usual mixture.
+        elpd_stacked: the same under the chains with ``weights``, which maximize it.
         gain_error: standard error of ``elpd_stacked - elpd_equal``.
         unreliable: share of the points whose leave-one-out density under a chain is unreliable (Pareto shape above
             0.7), [C].
-        posterior: draws of the chains in proportion to their weights, as many as one chain has.
+        posterior: draws of the chains in proportion to their weights, together as many as one chain has.
     """
 
     weights: Float[np.ndarray, " C"]
@@ -72,25 +72,26 @@ class Stacking:
 def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stacking:
     r"""Weights for chains that have not converged, by their leave-one-out predictions.
 
-    Chains that sample different modes get weights by where they started, not by the modes' probabilities. Stacking
-    weights them by what they are good for,
+    If chains sample different modes, the share of a mode depends on where the chains started, not on its probability.
+    Stacking weights chains by how well they predict together,
 
     .. math:: \max_w \sum_n \log \sum_c w_c\, p_c(y_n \mid y_{-n}), \qquad w_c \ge 0, \quad \sum_c w_c = 1,
 
-    with the densities of Pareto-smoothed importance sampling (``arviz.loo``) of each chain. The result is a predictive
-    distribution, not the posterior. Where chains have converged, the objective hardly depends on w: the weights may
-    then be anything, and the table says that the gain is small.
+    where Pareto-smoothed importance sampling (``arviz.loo``) estimates the leave-one-out densities p_c of each chain.
+    The result is a predictive distribution, not the posterior. If chains have converged, the objective hardly depends
+    on w: the weights may then be anything, and the table says that the gain is small.
 
     Args:
         source: an ``MCMC`` object that has run several chains, or a ``fs.Posterior`` of several chains.
         *args: the arguments of the model with the targets; those of the run by default.
-        **kwargs: its keyword arguments.
+        **kwargs: the keyword arguments of the model.
 
     Returns:
-        A :class:`Stacking`; ``fs.predict(found.posterior, key, x_new)`` reads it.
+        A :class:`Stacking`; ``fs.predict(stacking.posterior, key, x_new)`` predicts with it.
 
     Raises:
-        ValueError: a single chain, a chain of fewer than 10 draws, or a model without observations.
+        ValueError: a single chain, a chain of fewer than 10 draws, a model without observations, or a log-likelihood
+            that is not finite.
         ImportError: ArviZ is missing.
 
     Example:

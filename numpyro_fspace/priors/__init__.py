@@ -2,7 +2,8 @@
 
 ``GPPrior`` is the usual choice. ``fit_gp`` trains its kernel on data, and ``condition`` gives the exact posterior,
 which is itself a prior. ``StudentTPrior`` has heavier tails. ``NetworkPrior`` is the distribution of a random network,
-and ``CalibratedPrior`` is the ratio of a Gaussian prior to it. ``Helmholtz`` is a kernel of vector fields.
+and ``CalibratedPrior`` the ratio of a Gaussian prior to such a distribution. ``Helmholtz`` is a kernel of plane vector
+fields.
 """
 
 from numpyro_fspace.priors.base import FunctionalPrior, check_prior

@@ -27,24 +27,24 @@ REAL_CURE = "pass np.abs(a), or np.stack([a.real, a.imag], -1)"
 class FunctionalPrior(Protocol):
     """A prior over functions, defined by the distribution of the values f(x) at any finite set of inputs.
 
-    Any object with these two methods is a prior; there is no base class to inherit from. ``num_outputs`` is K, or None
-    for a function with a single output whose values are [M].
+    Any object with these two methods is a prior; there is no base class to inherit from. Values have the shape that the
+    function under the prior returns: [M, K] for K outputs, or [M] for a single one.
     """
 
     def log_prob(self, x: Float[Array, "M D"], f: Float[Array, "M K"]) -> Float[Array, ""]:
-        """log p(f(x)), differentiable in f."""
+        """log p(f(x)) of all values together, a scalar that is differentiable in f."""
 
     def sample(
         self, key: Key[Array, ""], x: Float[Array, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
-        """Draws of f(x)."""
+        """Draws of f(x), [*sample_shape, M, K] or [*sample_shape, M]."""
 
 
 def check_prior(prior) -> FunctionalPrior:
-    """The prior itself.
+    """Return ``prior`` if it has the methods of a prior over functions.
 
     Raises:
-        TypeError: it is a class, or lacks ``log_prob`` or ``sample``.
+        TypeError: ``prior`` is a class, or lacks ``log_prob`` or ``sample``.
 
     Example:
         >>> check_prior(3.0)

@@ -51,18 +51,19 @@ class CalibratedPrior:
     f(X_M) has the distribution P0, as accurately as Q describes the network. The ratio of two Gaussian densities can be
     normalized only in directions where Q is wider. Both are therefore transformed to coordinates in which P0 is white
     and Q is diagonal. A direction in which Q has the larger variance gets the variance of P0; any other direction keeps
-    that of Q. The correction is bounded by the precision of P0 and stable for any Q. Give the weights a *wide* prior,
-    because the ratio cannot produce functions that the network does not have.
+    that of Q. The curvature of the ratio is at most the precision of P0, whatever Q is. Give the weights a *wide*
+    prior, because the ratio cannot produce functions that the network does not have.
 
-    If Q is Gaussian, the ratio has mean one under Q. ``sample``, ``marginal`` and ``log_prob`` then describe the same
-    Gaussian distribution, with the mean and variance of P0 in the directions in which Q is wider and those of Q in all
-    others. The base of a finite network is Gaussian only to order 1/width, and the calibration has the same accuracy.
+    ``log_prob`` is the logarithm of the ratio, which has mean one under a Gaussian Q. ``sample`` and ``marginal``
+    describe Q times the ratio, a Gaussian distribution with the mean and variance of P0 in the directions in which Q is
+    wider and those of Q in all others. The distribution of a finite network is Gaussian only to order 1/width, and the
+    calibration has the same accuracy.
 
     Args:
         prior: P0, a Gaussian prior (``fs.GPPrior``), including its nugget.
         base: Q, a Gaussian approximation of the network's distribution of functions: ``fs.priors.NetworkPrior`` of
-            ``fs.model.random_function``. It is evaluated once for fixed points and for random points from a pool
-            (``fs.measurement.subset``), and at each gradient step for other points.
+            ``fs.model.random_function``, without its nugget. It is evaluated once for fixed points and for random
+            points from a pool (``fs.measurement.subset``), and at each gradient step for other points.
 
     Raises:
         TypeError: prior or base is not Gaussian.
@@ -98,6 +99,7 @@ class CalibratedPrior:
 
     @property
     def num_outputs(self) -> int | None:
+        """K, or None for a single output whose values are [M]."""
         return self.prior.num_outputs
 
     def log_prob(self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]) -> Float[Array, ""]:
@@ -105,7 +107,7 @@ class CalibratedPrior:
 
         Args:
             x: measurement points [M, D].
-            f: the function's values there, as for the prior.
+            f: the function's values there, [M] (or [M, 1]), or [M, K] if the prior has ``num_outputs``.
         """
         x = as_inputs(x)
         f = jnp.asarray(as_values(f, len(x), self.num_outputs, "f"))

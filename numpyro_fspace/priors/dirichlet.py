@@ -20,7 +20,7 @@ __all__ = ["dirichlet_targets"]
 def dirichlet_targets(
     labels: Int[ArrayLike, " N"], num_classes: int, *, concentration: float = 0.01
 ) -> tuple[Float[np.ndarray, "N K"], Float[np.ndarray, "N K"]]:
-    r"""Gaussian targets for logits: log-normal approximations of the gamma variables of a Dirichlet label.
+    r"""Gaussian targets for logits: the gamma variables of a Dirichlet label, approximated as log-normal.
 
     .. math:: \alpha_{nk} = \epsilon + [y_n = k], \quad s^2_{nk} = \log(1 + 1/\alpha_{nk}), \quad
               \tilde y_{nk} = \log \alpha_{nk} - s^2_{nk} / 2
@@ -28,9 +28,9 @@ def dirichlet_targets(
     Regression with observations ỹ_k ~ N(f_k, s²_k) then approximates classification by a softmax of the functions f_k.
 
     Args:
-        labels: integers from 0 to K - 1; those of a traced array are not checked.
+        labels: classes y [N], integers from 0 to K - 1; the values of a traced array are not checked.
         num_classes: K, at least 2.
-        concentration: ε > 0.
+        concentration: ε > 0. The smaller it is, the more certain the classes can be.
 
     Returns:
         Targets ỹ [N, K] and their variances s² [N, K].

@@ -41,9 +41,10 @@ class GPFit:
     Attributes:
         prior: the zero-mean prior with the trained kernel (not conditioned on the data).
         noise_variance: trained variance of the noise, or the given variances, [N] or [N, K].
-        losses: negative log marginal likelihood per entry of y, before each step.
-        params: the trained positive parameters, as passed to the kernel function. Those of a tinygp kernel are named by
-            their number in it and include the parameters that were held fixed (the order of a polynomial).
+        losses: negative log marginal likelihood per entry of y, before each step, [num_steps].
+        params: the trained positive parameters: ``"variance"`` and ``"lengthscale"`` [D] for ``kernel=None``, those of
+            a kernel function by its names, and those of a tinygp kernel by their numbers in it (``"0"``, ``"1"``, …),
+            with the parameters that were held fixed.
     """
 
     prior: GPPrior
@@ -56,7 +57,7 @@ class GPFit:
     def predict(
         self, x_train: Float[ArrayLike, "N D"], y_train: Float[ArrayLike, "N K"], x_test: Float[ArrayLike, "M D"]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of y (noise included) at x_test, [M] or [M, K], given the training data.
+        """Mean and variance of y (noise included) at x_test, [M] or [M, K] each, given the training data.
 
         Raises:
             ValueError: ``fit_gp`` was given the noise of each target, so the noise of new targets is unknown.
@@ -88,16 +89,17 @@ def fit_gp(
     """Train a zero-mean Gaussian process: maximize log N(y; 0, k(x, x) + noise · I) by Adam.
 
     Adam optimizes the logarithms of the parameters and of the noise variance in float64, whatever JAX's setting, and
-    the best iterate is returned. The noise variance stays above 1e-6 times that of y. Subtract the mean from y first.
+    the best iterate is returned. The noise variance stays above 1e-6 times that of y. Subtract the mean from y first. A
+    ``RuntimeWarning`` says if that mean is far from zero, if the kernel is not a covariance, or if training fails.
 
     Args:
         kernel: None means the squared exponential with one lengthscale per input, which starts at median distances and
-            the variance of y. A tinygp kernel starts at its own (positive) parameters; its integers (the order of a
-            polynomial) are held fixed. A function takes a dict of positive parameters, all of which are trained from
-            their initial values ``params``, and returns a kernel for ``GPPrior``.
+            the variance of y. A tinygp kernel starts at its own (positive) parameters; the order of a polynomial is
+            held fixed. A function takes a dict of positive parameters, all of which are trained from their initial
+            values ``params``, and returns a kernel for ``GPPrior``.
         x: inputs [N, D].
         y: targets [N], or [N, K] for K outputs that share kernel and noise.
-        params: initial values of the parameters of a kernel function.
+        params: initial values of the parameters of a kernel function, positive numbers or arrays.
         noise_variance: a number is the initial noise variance, and None means a tenth of the variance of y. An array of
             variances [N] or [N, K], such as that of ``dirichlet_targets``, is taken as known and not trained.
         num_steps: Adam steps.
@@ -110,8 +112,9 @@ def fit_gp(
         The trained prior, noise variance, losses and parameters.
 
     Raises:
-        TypeError, ValueError: shapes are wrong, values are NaN, parameters are not positive, or key or params are
-            missing; with ``kernel=None`` also if single precision cannot represent the scale of the data.
+        TypeError, ValueError: shapes are wrong, values are NaN or traced, parameters are not positive, key or params
+            are missing, or the marginal likelihood is never finite; with ``kernel=None`` also if single precision
+            cannot represent the scale of the data.
 
     Example:
         >>> import numpy as np

@@ -43,13 +43,13 @@ class GaussianProcess(ABC):
 
     Internally values are [M, K], with K = 1 for a single output, and covariances are B blocks [B, M, M]: one shared by
     all outputs, or one per output. Dependent outputs have one block [1, M K, M K], in which the outputs of a point are
-    adjacent. If x and the prior are concrete, the mean and the factor are computed once in float64, even while a
-    program is being traced, and become constants of that program.
+    adjacent. If x and the prior are concrete (not traced by JAX), the mean and the Cholesky factor are computed once,
+    even while a program is being traced, and become constants of that program.
 
     Attributes:
         num_outputs: K, or None for a single output whose values are [M].
         nugget: variance added to the diagonal of the covariance at the points. None means 1e-2 times the mean variance
-            there, or 1e-2 times that of the smallest summand if the kernel is a sum (``smallest_share``).
+            of f there (of the smallest summand, if the kernel is a sum), but at least 1e-4 times that of f.
     """
 
     exact = True  # evaluate concrete means and covariances in float64
@@ -87,11 +87,11 @@ class GaussianProcess(ABC):
             f: values of the function there, [M] (or [M, 1]), or [M, K] if the prior has ``num_outputs``.
 
         Returns:
-            The log density, in the precision of f. If x or the kernel is traced, a covariance that is not positive
+            The log density, in the precision of f. If x or the prior is traced, a covariance that is not positive
             definite gives NaN.
 
         Raises:
-            ValueError: shapes are wrong, x has NaN, or a concrete covariance is not positive definite.
+            ValueError: shapes are wrong, x or f has NaN, or a concrete covariance is not positive definite.
         """
         return self._log_density(x, f, noise=None)
 
@@ -103,14 +103,14 @@ class GaussianProcess(ABC):
         Args:
             x: inputs [N, D].
             y: targets, [N] or [N, K].
-            noise_variance: variance of the noise of each target: a scalar, [N] or [N, K].
+            noise_variance: variance of the noise of the targets: a scalar, [N] or [N, K].
         """
         return self._log_density(x, y, as_positive(noise_variance, "noise_variance", ndim=2))
 
     def sample(
         self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
-        """Draws of f(x) from the distribution that ``log_prob`` evaluates, nugget included.
+        """Draws of f at points x [M, D] from the distribution that ``log_prob`` evaluates, nugget included.
 
         Returns:
             Draws [*sample_shape, M], or [*sample_shape, M, K] if the prior has ``num_outputs``.
@@ -125,7 +125,7 @@ class GaussianProcess(ABC):
         return draws[..., 0] if self.num_outputs is None else draws
 
     def moments(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
-        """Mean and covariance of f(x) without nugget, as float64 NumPy arrays if x and the prior are concrete.
+        """Mean and covariance of f at x [M, D] without nugget, in float64 NumPy arrays if x and the prior are concrete.
 
         Returns:
             Mean [M] and covariance [M, M]; [M, K] and [K, M, M] if the prior has ``num_outputs``; [M, K] and the
@@ -156,22 +156,22 @@ class GaussianProcess(ABC):
     ) -> ConditionedGP:
         """The exact posterior of f given y = f(x) + noise, which is itself a prior.
 
-        Do not use it as the prior of a network with a likelihood of the same y: the data would count twice.
+        Do not use this posterior as the prior of a network with a likelihood of the same y: the data would count twice.
 
         Args:
             x: inputs [N, D].
             y: targets, [N] or [N, K].
-            noise_variance: variance of the noise of each target: a scalar, [N] or [N, K].
-            nugget: nugget of the posterior as a prior; None keeps the nugget of this prior. The default nugget is then
-                relative to the posterior variance.
+            noise_variance: variance of the noise of the targets: a scalar, [N] or [N, K].
+            nugget: nugget of the posterior as a prior; None keeps the nugget of this prior. If that is None too, the
+                default is relative to the posterior variance.
         """
         return ConditionedGP(self, x, y, noise_variance, self.nugget if nugget is None else nugget)
 
     def tabulated(self, pool: Float[ArrayLike, "N D"]) -> TabulatedGP | None:
-        """This process at the points of a pool, as a function of row numbers [M, 1] instead of inputs [M, D].
+        """This process at the points of a pool [N, D], as a function of row numbers [M, 1] instead of inputs [M, D].
 
         Mean and covariance of the whole pool are computed once, in the precision used for fixed points, and looked up
-        by row number. The result is None if they depend on traced values or have more than 2²³ entries.
+        by row number. The result is None if they depend on traced values or the covariance has more than 2²³ entries.
         """
         pool = as_inputs(pool)
         if is_traced(pool) or jax.eval_shape(lambda a: self.covariance_function(a, a), pool).size > MAX_TABLE:
@@ -233,12 +233,12 @@ class GaussianProcess(ABC):
 
 
 class ConditionedGP(GaussianProcess):
-    """The posterior of f under a Gaussian prior and data y = f(x) + noise, returned by ``condition``.
+    """The posterior of f under a Gaussian prior and data y = f(x) + noise of variances s², returned by ``condition``.
 
-    m'(·) = m(·) + k(·, x) Σ⁻¹ (y - m(x)),  k'(·, ·) = k(·, ·) - k(·, x) Σ⁻¹ k(x, ·),  Σ = k(x, x) + noise.
+    m'(·) = m(·) + k(·, x) Σ⁻¹ (y - m(x)),  k'(·, ·) = k(·, ·) - k(·, x) Σ⁻¹ k(x, ·),  Σ = k(x, x) + diag(s²).
 
-    Of a traced x (random points under jit), k' has the precision of the program: in float32, with small noise,
-    ``log_prob`` may be NaN. Of fixed points and rows of a pool k' is in float64; or enable float64.
+    At traced points (random points under jit) k' has the precision of the program: in float32, with small noise,
+    ``log_prob`` may be NaN. Use fixed points or rows of a pool, at which k' is in float64, or enable float64 in JAX.
     Reference: C. E. Rasmussen, C. Williams (2006), *Gaussian processes for machine learning*, equations 2.22 to 2.24.
     """
 

@@ -156,15 +156,15 @@ class GPPrior(GaussianProcess):
 
     At measurement points, f(x) ~ N(m(x), k(x, x) + nugget · I). ``log_prob``, ``sample`` and ``marginal`` use this
     distribution; ``moments`` and ``condition`` describe the function itself, without nugget. The nugget bounds the
-    stiffness of the prior for a sampler: the curvature in f is at most 1 / nugget.
+    stiffness of the prior for a sampler: the curvature of -log_prob in f is at most 1 / nugget.
 
-    If x and the kernel's parameters are concrete, the covariance is factorized once per x in float64, and ``log_prob``
-    costs one product with a constant matrix. Kernel, mean and nugget may also hold traced values (kernel parameters
-    sampled in a NumPyro model). The factorization is then part of the program and has its precision, and a covariance
-    that is not positive definite gives NaN. Create a prior with fixed parameters outside of the model, because jit may
-    trace parameters that are created inside.
+    If x, the kernel's parameters and the nugget are concrete (not traced by JAX), the covariance is factorized once per
+    x in float64, and ``log_prob`` costs one product with a constant matrix. Kernel, mean and nugget may also hold
+    traced values (kernel parameters sampled in a NumPyro model). The factorization is then part of the program and has
+    the program's precision, and a covariance that is not positive definite gives NaN. Create a prior with fixed
+    parameters outside of the model, because jit may trace parameters that are created inside.
 
-    All kernels of tinygp except ``ExpSquared`` use the *L1* distance by default. Pass
+    tinygp's stationary kernels use the *L1* distance by default, except ``ExpSquared``. Pass
     ``distance=tinygp.kernels.distance.L2Distance()`` for the usual isotropic kernel. With several inputs, Matérn 3/2
     and 5/2 and ``RationalQuadratic`` are covariances only with L2; ``Cosine`` and ``ExpSineSquared`` are covariances
     with neither: use a product of ``tinygp.transforms.Subspace(i, kernel)``. Kernels of ``tinygp.kernels.quasisep``
@@ -175,9 +175,9 @@ class GPPrior(GaussianProcess):
             one per output. A matrix-valued kernel, a callable that returns [M, K, L, K] such as
             ``fs.priors.Helmholtz``, makes the outputs dependent.
         mean: a number, an array [K], or a function of x [M, D] that returns [M] or [M, K].
-        nugget: variance added to the diagonal of the covariance at the points. None means 1e-2 times their mean
-            variance; for a sum of kernels, 1e-2 times that of the smallest summand, but at least 1e-4 times the total.
-        num_outputs: K, for values [M, K]; None for a single output with values [M].
+        nugget: variance added to the diagonal of the covariance at the points, a number. None means 1e-2 times the mean
+            variance of f there (of the smallest summand, if the kernel is a sum), but at least 1e-4 times that of f.
+        num_outputs: K, for values [M, K]; None for a single output with values [M], or for a list of K kernels.
 
     Raises:
         TypeError: the kernel is not callable, or it is a class.

@@ -38,20 +38,21 @@ class Helmholtz:
               + R\, \nabla \nabla'^\top k_\Psi(x, x')\, R^\top.
 
     grad Φ has no curl and rot Ψ has no divergence, so the kernel of Φ determines the size and the lengthscale of the
-    divergence of f, and the kernel of Ψ those of its curl. ``fs.GPPrior(Helmholtz(...), num_outputs=2)`` is the prior,
-    and ``fs.fit_gp`` trains its parameters. JAX differentiates the kernels, which must therefore be twice
-    differentiable as programs, as ``ExpSquared`` and ``Polynomial`` are. tinygp's ``Exp`` and Matérn kernels take a
-    square root of the distance, which has no derivative at 0, and are refused; ``RationalQuadratic`` is accepted only
-    with ``L2Distance()``.
+    divergence of f, and the kernel of Ψ those of its curl. ``fs.GPPrior(Helmholtz(...), num_outputs=2)`` is the prior.
+    ``fs.fit_gp`` trains a function of parameters that returns a ``Helmholtz``. JAX differentiates the kernels, which
+    must therefore be twice differentiable as programs, as ``ExpSquared`` and ``Polynomial`` are. tinygp's ``Exp`` and
+    Matérn kernels are functions of the distance itself, which has no derivative at 0, and are refused;
+    ``RationalQuadratic`` is accepted only with ``L2Distance()``.
 
     Args:
         potential: the kernel of Φ, a tinygp kernel or a callable of x1 [M, 2], x2 [L, 2] that returns [M, L]. Its
-            variance is that of Φ; for the squared exponential, each component of grad Φ has variance / lengthscale².
+            variance v is that of Φ; with a squared exponential, each component of grad Φ has variance v / lengthscale².
         stream: the kernel of Ψ, likewise.
 
     Raises:
         TypeError: a kernel is not callable, or it is a class.
-        ValueError: the derivative of a kernel jumps at equal inputs; or, at a call, inputs are not two-dimensional.
+        ValueError: a kernel is not one of two inputs, or its derivative jumps at equal inputs (not checked for traced
+            parameters); or, at a call, inputs are not [M, 2].
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro_fspace as fs

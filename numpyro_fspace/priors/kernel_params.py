@@ -88,7 +88,12 @@ def _squared_exponential(params: dict) -> Kernel:
 
 
 def median_start(x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
-    """Initial parameters: the variance of y, and for each input its spread times the median of scaled distances."""
+    """Initial parameters of ``fit_gp``: ``"variance"``, that of the targets y, and ``"lengthscale"`` [D].
+
+    A lengthscale is the standard deviation of its input times the median distance between rows of x [N, D] (at most 500
+    of them) whose columns are divided by their standard deviations. A ``ValueError`` is raised if a parameter is close
+    to the limits of single precision.
+    """
     spread = np.where(np.ptp(x, 0) > 0, x.std(0), 1.0)  # the sd of a constant may be a rounding error
     scaled = (x / spread)[:: -(-len(x) // MAX_POINTS)]
     squares = np.sum(scaled**2, axis=1)

@@ -27,17 +27,17 @@ MAX_TOGETHER = 250
 class NetworkPrior(GaussianProcess):
     """The distribution of a network with random weights, as a prior over the functions of another network.
 
-    ``sample`` draws from this distribution, which has no density in closed form. ``log_prob``, ``moments`` and
-    ``condition`` use its *Gaussian approximation*, with the sample mean and covariance of ``num_draws`` functions that
-    are drawn once from ``key``. The approximation is biased if the distribution is not Gaussian (narrow networks, heavy
-    tails), and it has no correlation between outputs unless they are ``dependent``. The rank of its covariance is below
-    ``num_draws``, so use several draws per measurement point (and dependent output). The nugget makes it full.
+    ``sample`` draws from this distribution, which has no density in closed form. ``log_prob`` and all other methods use
+    its *Gaussian approximation*, with the sample mean and covariance of ``num_draws`` functions that are drawn once
+    from ``key``. The approximation is biased if the distribution is not Gaussian (narrow networks, heavy tails), and it
+    has no correlation between outputs unless they are ``dependent``. The rank of its covariance is below ``num_draws``,
+    so use several draws per measurement point (and dependent output). The nugget makes the covariance nonsingular.
 
     Args:
         draw: draws one function and evaluates it, (key, x [M, D]) -> [M] or [M, K], such as the result of
             ``fs.model.random_function``. The same key must give the same function at every x.
-        key: for the functions that define the approximation.
-        num_draws: number of these functions.
+        key: random key of the functions that define the approximation.
+        num_draws: number of these functions, at least 2.
         nugget: as for ``GPPrior``.
         num_outputs: K, or None for a single output with values [M].
         dependent: whether the approximation includes covariances between outputs, like the prior of a matrix-valued

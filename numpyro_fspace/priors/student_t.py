@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.scipy.special import betaln, gammaln
 
 from numpyro_fspace._checks import check_key, check_shape
+from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive
 from numpyro_fspace.priors.gp_prior import GPPrior
 
@@ -28,16 +29,16 @@ __all__ = ["StudentTPrior"]
 class StudentTPrior:
     """The Student-t process prior f ~ TP(df, m, k): heavier tails than a Gaussian process, with the same geometry.
 
-    At measurement points f(x) ~ t_df(m(x), k(x, x) + nugget · I), independently over outputs. The kernel is the *scale*
-    of the distribution; the covariance is df / (df - 2) times the scale, for df > 2. As df → ∞ the prior tends to
-    ``GPPrior``.
+    At measurement points f(x) ~ t_df(m(x), k(x, x) + nugget · I), independently over outputs unless the kernel is
+    matrix-valued. The kernel is the *scale* of the distribution; the covariance is df / (df - 2) times the scale, for
+    df > 2. As df → ∞ the prior tends to ``GPPrior``.
 
     Args:
-        kernel: a tinygp kernel, or a list of K of them.
-        df: degrees of freedom, positive.
+        kernel: as for ``GPPrior``.
+        df: degrees of freedom, a positive number.
         mean: as for ``GPPrior``.
         nugget: as for ``GPPrior``, added to the scale.
-        num_outputs: K, or None for a single output with values [M].
+        num_outputs: as for ``GPPrior``.
 
     Raises:
         TypeError, ValueError: as for ``GPPrior``, or df is not positive.
@@ -64,7 +65,8 @@ class StudentTPrior:
         self.gaussian: GaussianProcess = GPPrior(kernel, mean=mean, nugget=nugget, num_outputs=num_outputs)
 
     def __repr__(self) -> str:
-        return f"StudentTPrior(df={float(self.df):.6g}, {self.gaussian!r})"
+        df = "a traced value" if is_traced(self.df) else f"{float(self.df):.6g}"
+        return f"StudentTPrior(df={df}, {self.gaussian!r})"
 
     @property
     def num_outputs(self) -> int | None:

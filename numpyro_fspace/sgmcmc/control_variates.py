@@ -4,9 +4,9 @@ With D̃(w, key) the minibatch estimate of the data's potential D(w), and a *cen
 
 .. math:: \nabla \tilde U(w) - \nabla \tilde D(c) + \nabla D(c), \qquad \text{same minibatch in both estimates,}
 
-has the mean of ∇Ũ(w) for every c, and a variance that falls as ‖w - c‖². Any sampler of ``fs.sgmcmc`` runs on the
-potential that ``with_control_variate`` makes, whose gradient this is. A center fixed at the mode is the control variate
-of Baker et al.; one that is renewed every so many steps is variance-reduced (SVRG) Langevin dynamics.
+has the mean of ∇Ũ(w) for every c. The variance from the minibatch falls as ‖w - c‖². Any sampler of ``fs.sgmcmc`` runs
+on the potential that ``with_control_variate`` makes, whose gradient this is. A center fixed at the mode is the control
+variate of Baker et al.; one that is renewed every so many steps is variance-reduced (SVRG) Langevin dynamics.
 
 References: J. Baker, P. Fearnhead, E. Fox, C. Nemeth (2019), *Control variates for stochastic gradient MCMC*;
 A. Dubey et al. (2016), *Variance reduction in stochastic gradient Langevin dynamics*.
@@ -25,11 +25,11 @@ __all__ = ["ControlVariate", "with_control_variate"]
 
 
 class ControlVariate(NamedTuple):
-    """Where the data's full gradient is known.
+    """A position where the gradient of all data is known.
 
     Attributes:
         center: c, a position.
-        gradient: ∇D(c) over all data, shaped like it.
+        gradient: ∇D(c) of all data, shaped like the position.
     """
 
     center: Any

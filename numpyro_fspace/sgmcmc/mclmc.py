@@ -1,7 +1,7 @@
 r"""Microcanonical Langevin Monte Carlo (MCLMC) as a pure algorithm.
 
 The momentum has constant length: with P parameters and the unit vector u it is p = √P u. Hamilton's equations of a
-particle with this constraint, and noise that turns u, are
+particle with this constraint, and noise that turns u, are, with the preconditioner S and the temperature T,
 
 .. math:: dw = \sqrt P\, S u\, dt, \qquad
           du = -\frac{\sqrt P}{P - 1} (I - u u^\top) S^\top \nabla U / T\, dt + \text{noise},
@@ -16,9 +16,9 @@ the unit vector e along -Sᵀ∇U and δ = ε √P |Sᵀ∇U| / ((P - 1) T)
 .. math:: u \leftarrow \frac{u + (\sinh\delta + c\,(\cosh\delta - 1))\, e}{\cosh\delta + c \sinh\delta}, \qquad
           c = e \cdot u, \qquad \text{with the work } (P - 1) \log(\cosh\delta + c \sinh\delta).
 
-Along the exact flow the work equals the loss of U/T. Every ``refresh_every`` steps O turns the momentum partially:
-p ← √P (a p + b ξ) / |a p + b ξ| with a = e^(-γε) and b² = 1 - a², which is reversible with respect to the uniform
-distribution.
+Along the exact flow the work equals the loss of U/T. Every k = ``refresh_every`` steps O turns the momentum partially:
+p ← √P (a p + b ξ) / |a p + b ξ| with a = e^(-γkε), b² = 1 - a² and ξ ~ N(0, I), which is reversible with respect to the
+uniform distribution.
 
 **Target.** exp(-U/T) as ε → 0; second moments are off by O(ε²). With a Metropolis test of each transition, on the sum
 of U/T and the work, the target is exp(-U/T) at every step size. U must be known exactly: gradients of minibatches or
@@ -127,8 +127,8 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
         refresh_every=1) -> (MCLMCState, Info)``. The potential must not depend on its key.
 
         ``Info.accept_prob`` is the acceptance probability of the test, or, without a test, what it would be; step sizes
-        can be tuned to it. A rejected transition reverses its momentum, and so does one that ends at an infinite
-        potential. One that meets NaN is undone and reported.
+        can be tuned to it. A rejected transition reverses its momentum, and so does one that is undone, because it ends
+        at an infinite potential or meets NaN; NaN is reported. A schedule of step sizes is read once per transition.
     """
 
     def kernel(
@@ -202,17 +202,20 @@ def as_top_level_api(
 
     Args:
         potential_fn: ``potential_fn(position, key) -> U``, which must not depend on the key.
-        step_size: ε > 0, in the units of SGHMC's: each momentum has mean square 1.
+        step_size: ε > 0, comparable to SGHMC's at T = 1: each momentum has mean square 1.
         num_steps: gradient steps per call of ``step``.
         friction: γ > 0, per unit of the dynamics' time.
         temperature: T; the target is exp(-U/T).
-        metric: a constant preconditioner (``Identity()``, ``Diagonal(s)``).
+        metric: a constant preconditioner (``Identity()``, ``Diagonal(s)``), None for the identity.
         refresh_every: steps between partial refreshes of the momentum; divides ``num_steps``.
         has_aux: whether ``potential_fn`` returns ``(U, aux)``.
         metropolis: whether each call is tested (``build_kernel``).
 
     Returns:
         ``blackjax.base.SamplingAlgorithm(init, step)``; ``init`` needs a key (for the momentum).
+
+    Raises:
+        ImportError: BlackJAX is not installed.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -1,8 +1,8 @@
 """Preconditioners: linear maps S that give the sampler coordinates u with w = S u.
 
 A constant preconditioner changes how fast the chain moves, but not its target. Langevin dynamics in u is
-``dw = -S Sᵀ ∇U dt + √2 S dB`` in terms of w, and its stationary distribution is exp(-U) for every invertible S. In
-Hamiltonian dynamics the mass matrix is M = (S Sᵀ)⁻¹.
+``dw = -S Sᵀ ∇U dt + √2 S dB`` in terms of w (at temperature 1), and its stationary distribution is exp(-U) for every
+invertible S. In Hamiltonian dynamics the mass matrix is M = (S Sᵀ)⁻¹.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ class prior_scale(Preconditioner):
 
     A parameter with prior N(μ, s²) moves as u = w/s, so that one step size suits layers of every fan-in. For network
     weights whose prior is not normal, or has a sampled scale, s is 1/√fan-in. For other sites s is the standard
-    deviation of a normal prior, or the interquartile range of prior draws divided by 1.349.
+    deviation of a normal prior, or the interquartile range of unconstrained prior draws divided by 1.349 (1 if the
+    prior cannot be sampled).
     """
 
     def build(self, prior_scale, learned=None):
@@ -161,10 +162,10 @@ class prior_scale(Preconditioner):
 class rmsprop(Preconditioner):
     """S = diag(s · max(1, v)^(-1/4)), the default for networks: prior scales s, shrunk where gradients are large.
 
-    v is the mean of (s ∂U/∂w)² over the draws of a quarter of burn-in. It estimates the diagonal of the Hessian in
-    standardized parameters, plus the minibatch noise, because E[∇U ∇Uᵀ] = E[∇²U] under exp(-U). S Sᵀ = s²/√v is the
-    preconditioner of pSGLD. Here it is estimated twice, over the first and the second quarter of burn-in, and then
-    frozen, so that the target needs no correction term as in pSGLD.
+    v is the mean of (s ∂U/∂w)² over the draws of a quarter of burn-in, the part of warm-up after the warm start. It
+    estimates the diagonal of the Hessian in standardized parameters, plus the minibatch noise, because E[∇U ∇Uᵀ] =
+    E[∇²U] under exp(-U). For v > 1, S Sᵀ = s²/√v is the preconditioner of pSGLD. Here v is estimated twice, over the
+    first and the second quarter of burn-in, and then frozen, so that the target needs no correction term as in pSGLD.
 
     Reference: C. Li, C. Chen, D. Carlson, L. Carin (2016), *Preconditioned stochastic gradient Langevin dynamics for
     deep neural networks*.
@@ -177,13 +178,13 @@ class rmsprop(Preconditioner):
 
 
 class dense(Preconditioner):
-    """S = H^(-1/2), with H the mean Hessian of the potential at draws of burn-in, [P, P]: for few parameters.
+    """S with S Sᵀ = H⁻¹, where H is the mean Hessian of the potential at draws of burn-in, [P, P]: for few parameters.
 
     In its coordinates a Gaussian posterior is isotropic, whatever its units and correlations. The warm start uses it
-    too (see ``fs.Warmup``). H is computed at the end of the warm start, and again over the first and the second quarter
-    of burn-in, each time in the coordinates of the previous estimate, so that float32 suffices for condition numbers up
-    to about 10¹². Then it is frozen. Eigenvalues enter by their absolute values, and no direction is taken to be wider
-    than 10⁸ prior scales. A Hessian costs P products with vectors; it is computed at no more than 16/P of the draws.
+    too (see ``fs.Warmup``) and makes the first estimate. H is estimated again over the first and the second quarter of
+    burn-in, each time in the coordinates of the previous S, so that float32 suffices for condition numbers up to about
+    10¹². Then S is frozen. Eigenvalues enter by their absolute values, and no direction is taken to be wider than 10⁸
+    prior scales. A Hessian costs P products with vectors; for P > 16 it is computed at no more than 16/P of the draws.
     """
 
     adapts = True
@@ -197,10 +198,10 @@ class dense(Preconditioner):
 
 
 class automatic(rmsprop):
-    """The default if warm-up finds the step size.
+    """The default if warm-up chooses the step size.
 
-    It is ``dense()`` for models of up to 64 parameters without networks, functional priors and minibatches, and
-    ``rmsprop()`` for all others.
+    It is ``dense()`` for models of up to 64 parameters without networks, functional priors, minibatches and random
+    numbers of their own, and ``rmsprop()`` for all others.
     """
 
     def chosen(self, size, is_plain):
@@ -208,10 +209,14 @@ class automatic(rmsprop):
 
 
 class diagonal(Preconditioner):
-    """S = diag(scale) for a positive number or a flat vector [P] (mass matrix M = diag(scale⁻²)).
+    """S = diag(scale), so that the mass matrix is diag(scale⁻²).
+
+    Args:
+        scale: a positive number, or a vector [P] of the unconstrained parameters, whose sites are sorted by name.
 
     Raises:
-        ValueError: if any scale is not a positive finite number.
+        TypeError: scale is neither a number nor an array.
+        ValueError: a scale is not positive and finite; at ``run``, the vector has another length.
     """
 
     def __init__(self, scale):

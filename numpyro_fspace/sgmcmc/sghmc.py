@@ -105,14 +105,16 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
         more than the gradient of a small network, is then drawn k times less often, and the order of the error does not
         change (nor does the exactness on Gaussians). Keep ε√λ_max below 2 and k ε√λ_max below 2.1: a mode that turns by
         π between refreshes meets them at the same phase, is hardly damped, and accumulates the noise of gradients.
+        (λ_max is the largest curvature in the coordinates u = S⁻¹w.)
 
-        A transition that ends in a number that is not finite (or a kinetic temperature above 10⁴) is undone, and its
-        momentum is drawn afresh. With the test, a rejected transition reverses its momentum; one that meets NaN is
-        rejected and reported. With a ``GradientNoise`` (``"baoab"`` without a test, flat positions) O has more friction
-        and less noise along its directions.
+        A transition that ends in a number that is not finite (or a kinetic temperature above 10⁴, or 10⁴ T if T > 1) is
+        undone, and its momentum is drawn afresh. With the test, a rejected transition reverses its momentum; one that
+        meets NaN is rejected and reported. With a ``GradientNoise`` (``"baoab"`` without a test, flat positions) O has
+        more friction and less noise along its directions.
 
     Raises:
-        ValueError: for an unknown integrator, or a Metropolis test of another one than ``"baoab"``.
+        ValueError: for an unknown integrator, or a Metropolis test of another one than ``"baoab"``; from the kernel, if
+            ``refresh_every`` does not divide ``num_steps``.
     """
     if integrator not in INTEGRATORS:
         raise ValueError(f"integrator={integrator!r} is unknown; choose one of {', '.join(INTEGRATORS)}.")
@@ -250,7 +252,8 @@ def as_top_level_api(
         num_steps: gradient steps per call of ``step``.
         friction: γ > 0, per unit of the dynamics' time.
         temperature: T; the target is exp(-U/T).
-        metric: a constant preconditioner (``Identity()``, ``Diagonal(s)``); the mass is (S Sᵀ)⁻¹.
+        metric: a constant preconditioner (``Identity()``, ``Diagonal(s)``); None is the identity. The mass matrix is
+            (S Sᵀ)⁻¹.
         resample_momentum: draw the momentum afresh in every transition.
         refresh_every: steps between partial refreshes of the momentum; divides ``num_steps``.
         integrator: ``"baoab"`` or ``"euler"``.
@@ -259,6 +262,9 @@ def as_top_level_api(
 
     Returns:
         ``blackjax.base.SamplingAlgorithm(init, step)``; ``init`` needs a key (for the momentum).
+
+    Raises:
+        ImportError: BlackJAX is not installed.
 
     Example:
         >>> import jax, jax.numpy as jnp

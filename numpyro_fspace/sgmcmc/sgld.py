@@ -3,10 +3,10 @@ r"""Stochastic-gradient Langevin dynamics (SGLD) as a pure algorithm.
 .. math:: w \leftarrow w - \varepsilon\, S S^\top \nabla \tilde U(w) + \sqrt{2 \varepsilon T}\, S \xi,
           \qquad \xi \sim N(0, I)
 
-**Target.** exp(-U/T) as ε → 0, for every constant preconditioner S. At finite ε second moments are off by O(ε): in a
-direction of curvature λ the variance is (1 - ελ/2)⁻¹ times that of the target, and gradient noise of covariance V adds
-O(εV). With a Metropolis test of each step (for exact potentials) the target is exp(-U/T) at every ε. fSGLD is this
-algorithm on a potential that includes a functional prior.
+**Target.** exp(-U/T) as ε → 0, for every constant preconditioner S; ∇Ũ is ∇U or an unbiased estimate of it. At finite ε
+second moments are off by O(ε): in a direction of curvature λ, in the coordinates u = S⁻¹w, the variance is (1 - ελ/2)⁻¹
+times that of the target, and gradient noise of covariance V adds O(εV). With a Metropolis test of each step (for exact
+potentials) the target is exp(-U/T) at every ε. fSGLD is this algorithm on a potential that includes a functional prior.
 
 References: M. Welling, Y. W. Teh (2011), *Bayesian learning via stochastic gradient Langevin dynamics*;
 G. O. Roberts, R. L. Tweedie (1996), *Exponential convergence of Langevin distributions and their discrete
@@ -65,7 +65,7 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
         ``kernel(key, state, potential_fn, step_size, *, num_steps=1, temperature=1.0, metric=Identity())
         -> (SGLDState, Info)``. Without the test, a transition in which the potential, its gradient or the position is
         not finite anywhere is undone and reported. With the test, a step to an infinite potential is rejected, and a
-        step to NaN is rejected and reported.
+        step to a potential that is NaN is rejected and reported.
     """
 
     def kernel(key, state, potential_fn, step_size, *, num_steps=1, temperature=1.0, metric=Identity()):  # noqa: B008
@@ -98,7 +98,7 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
             gain += 0.25 * epsilon * (squared_norm(old_force) - squared_norm(new_force))
             accepted, chance = accept(jax.random.fold_in(key_test, t), gain / temperature)
             place = select(accepted, (new, new_value, new_gradient), (position, value, gradient))
-            return place, displaced + more, good & ~jnp.isnan(new_energy), probability + chance / num_steps, epsilon
+            return place, displaced + more, good & ~jnp.isnan(gain), probability + chance / num_steps, epsilon
 
         zero, position, draw = jnp.zeros((), dtype), state.position, potential.draw
         if metropolis:
@@ -139,12 +139,15 @@ def as_top_level_api(
         step_size: ε > 0, or an optax schedule of the gradient step.
         num_steps: gradient steps per call of ``step``.
         temperature: T; the target is exp(-U/T).
-        metric: a constant preconditioner (``Identity()``, ``Diagonal(s)``).
+        metric: a constant preconditioner (``Identity()``, ``Diagonal(s)``), None for the identity.
         has_aux: whether ``potential_fn`` returns ``(U, aux)``.
         metropolis: whether each step is tested, for potentials that do not depend on the key (``build_kernel``).
 
     Returns:
         ``blackjax.base.SamplingAlgorithm(init, step)``.
+
+    Raises:
+        ImportError: BlackJAX is not installed.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -44,14 +44,15 @@ class Info(NamedTuple):
     Attributes:
         potential_energy: the last estimate of U within the transition; with a Metropolis test, U at the new position.
         gradient_norm: Euclidean norm of the last gradient.
-        temperature: mean of |p|²/P over the inner steps, 1 in equilibrium at temperature 1 (SGHMC); the mean squared
-            displacement in units of its noise, |Δu|²/(2εP) (SGLD); or always T (MCLMC).
+        temperature: mean of |p|²/P over the inner steps, T in equilibrium (SGHMC); the mean squared displacement in
+            units of its noise, |Δu|²/(2εP), about T for small ε (SGLD); or always T (MCLMC).
         step_size: the step size used last.
-        is_diverging: whether the transition met numbers that are not finite and was undone.
-        aux: the auxiliary output of the potential that belongs to ``potential_energy``.
+        is_diverging: whether the transition met numbers that are not finite (with a test and for MCLMC: NaN) and was
+            undone or, with a test, rejected. SGHMC without a test reports very high temperatures too.
+        aux: the auxiliary output of the potential that belongs to ``potential_energy``; None without one.
         accept_prob: the acceptance probability of the Metropolis test, averaged over the tests of the transition; 1
             without a test, except of MCLMC, for which it is that of the test that was left out.
-        gradient: the last gradient; None from the functions in BlackJAX's form, whose reports are often stacked.
+        gradient: the last gradient; None from ``as_top_level_api``, whose reports are often stacked.
     """
 
     potential_energy: jax.Array

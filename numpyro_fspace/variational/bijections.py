@@ -7,8 +7,8 @@ biases b(x) are networks of the inputs and do not enter the determinant.
 
 **Ranges.** Tanh and sigmoid are bounded, so a value beyond the bounds has no inverse. ``cover(params, x, y)`` therefore
 sets the range to the largest ``|y - b(x)|`` of given draws plus a margin, whatever the other parameters are. Where tanh
-equals ±1 in float32 (beyond ``TAIL``) it is continued by its tangent. F then maps the real line onto itself, and every
-value has a density. Beyond the range the log density is about minus a million and never NaN.
+is within 2e-6 of ±1 (beyond ``TAIL``) it is continued by its tangent. F then maps the real line onto itself, and every
+value has a density. Beyond the range the log density is very low and never NaN.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Bijection(ABC):
 
 @dataclass(frozen=True)
 class Linear(Bijection):
-    r"""y = (f - b(x)) / a with a > 0. It starts at the identity.
+    r"""y = (f - b(x)) / a with a > 0 and b a network with the hidden widths ``hidden``. It starts at the identity.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -161,7 +161,7 @@ class _Bounded(Bijection):
 
 @dataclass(frozen=True)
 class Tanh(_Bounded):
-    r"""y = a₂ tanh(a₁ f + b₁(x)) + b₂(x) with a₁, a₂ > 0.
+    r"""y = a₂ tanh(a₁ f + b₁(x)) + b₂(x) with a₁, a₂ > 0 and networks b₁, b₂ with the hidden widths ``hidden``.
 
     It starts close to the identity, with a range three times as wide as the draws. a₂ is learned as a margin around the
     draws, which is at least a thousandth of the largest ``|y - b₂(x)|`` (see ``cover``).
@@ -202,7 +202,7 @@ class Tanh(_Bounded):
 
 @dataclass(frozen=True)
 class Sigmoid(_Bounded):
-    r"""y = a₂ σ(a₁ f) + b(x), σ(t) = 1/(1 + e⁻ᵗ), with a₁, a₂ > 0.
+    r"""y = a₂ σ(a₁ f) + b(x), σ(t) = 1/(1 + e⁻ᵗ), with a₁, a₂ > 0 and b a network with the hidden widths ``hidden``.
 
     It is computed as (a₂/2) tanh(a₁ f/2) + c(x), where the network c(x) = b(x) + a₂/2 is the middle of the range. It
     starts close to the identity, with a range around 0 three times as wide as the draws.

@@ -31,16 +31,16 @@ class RegularizedKL:
     .. math:: D^\gamma(Q \,\|\, P_0) = \mathrm{KL}\big(N(f(X_M; m), J S J^\top + \gamma M I) \,\big\|\,
               N(\mu(X_M), K(X_M, X_M) + \gamma M I)\big)
 
-    The plain KL between a network and a process is infinite, because the network's functions lie on a manifold with as
-    many dimensions as there are weights. K includes the prior's own nugget. As γ → 0, D tends to the plain KL wherever
-    that is finite.
+    M is the number of points; m, S and J are as for ``fs.FunctionalELBO``; μ and K are the prior's mean and covariance,
+    nugget included. The plain KL between a network and a process is infinite, because the network's functions lie on a
+    manifold with as many dimensions as there are weights. As γ → 0, D tends to the plain KL wherever that is finite.
 
     Args:
-        gamma: γ > 0, the variance per measurement point. None means 1e-10 in float64 (the paper's value) and 1e-6 in
+        gamma: γ > 0; the variance of the noise is γ M. None means 1e-10 in float64 (the paper's value) and 1e-6 in
             float32, where a smaller variance is lost to rounding.
 
     Raises:
-        ValueError, TypeError: γ is not a positive number; the prior is not Gaussian.
+        ValueError, TypeError: γ is not a positive number; at the first step, the prior is not Gaussian.
 
     Reference: T. Cinquin, R. Bamler (2024), *Regularized KL-divergence for well-defined function-space variational
     inference in Bayesian neural networks*, eq. 2.9 and algorithm 1.
@@ -65,12 +65,16 @@ class PushforwardKL:
     .. math:: \mathrm{KL}\big(N(f(X_M; m), J S J^\top + \gamma M I) \,\big\|\,
               N(f(X_M; m) - J m, \sigma_p^2 J J^\top + \gamma M I)\big)
 
-    Only the measurement points of the model's functional prior are used; the prior is that of weights ~ N(0, σ_p² I).
+    The symbols are as for ``RegularizedKL``. Of the model's functional prior only the measurement points are used; the
+    prior is that of weights ~ N(0, σ_p² I).
 
     Args:
         prior_scale: σ_p > 0.
-        gamma: γ > 0, the variance per measurement point. None means the value of ``RegularizedKL`` times the mean of
-            the diagonal of σ_p² J Jᵀ. That mean grows with the width of the network, and so do rounding errors.
+        gamma: γ > 0; the variance of the noise is γ M. None means the value of ``RegularizedKL`` times the mean of the
+            diagonal of σ_p² J Jᵀ. That mean grows with the width of the network, and so do rounding errors.
+
+    Raises:
+        ValueError, TypeError: an argument is not a positive number.
 
     Reference: T. Rudner, Z. Chen, Y. W. Teh, Y. Gal (2022), *Tractable function-space variational inference in
     Bayesian neural networks*.
@@ -103,11 +107,12 @@ class Wasserstein2:
     .. math:: W_2^2 = \|m_Q - m_P\|^2 + \mathrm{tr}\, \Sigma_Q + \mathrm{tr}\, \Sigma_P
               - 2\, \mathrm{tr}\big(\Sigma_P^{1/2} \Sigma_Q \Sigma_P^{1/2}\big)^{1/2}
 
-    It is finite where a KL is not, so no noise needs to be added. Σ_P includes the prior's nugget. The maximizer of the
-    bound is a posterior of generalized variational inference and not the Bayesian posterior.
+    m and Σ are means and covariances; Σ_P includes the prior's nugget. The distance is finite where a KL is not, so no
+    noise needs to be added. The maximizer of the bound is a posterior of generalized variational inference and not the
+    Bayesian posterior.
 
     Raises:
-        TypeError: the prior is not Gaussian.
+        TypeError: at the first step, the prior is not Gaussian.
 
     Reference: V. Wild, R. Hu, D. Sejdinovic (2022), *Generalized variational inference in function spaces: Gaussian
     measures meet Bayesian deep learning*.

@@ -45,30 +45,32 @@ class FunctionalELBO(ELBO):
     .. math:: L(q) = \tfrac{N}{B} \sum_b E_q[\log p(y_b \mid f_L(x_b; w))] - \sum_j \text{scale}_j\, D_j(Q \,\|\, P_0)
               - \mathrm{KL}(q(\theta) \,\|\, p(\theta))
 
-    f_L is the network linearized around the guide's mean m, so that w ~ q = N(m, S) makes it a Gaussian process
-    Q = GP(f(·; m), J S Jᵀ). **The divergence replaces the prior of the weights**: for the latent values that a function
-    under a ``functional_prior`` depends on, the prior written in the model is left out, and D(Q‖P0) at the
-    measurement points of the step is used instead. The other latent values θ (the noise, for example) keep their prior.
+    b runs over the B rows of a minibatch of the N rows. f_L is the network linearized around the guide's mean m, with
+    derivatives J, so that w ~ q = N(m, S) makes it a Gaussian process Q = GP(f(·; m), J S Jᵀ). **The divergence
+    replaces the prior of the weights**: for the latent values that a function under a ``functional_prior`` depends on,
+    the prior written in the model is left out, and D(Q‖P0) at the measurement points of the step is used instead. The
+    other latent values θ (the noise, for example) keep their prior.
 
     The model must use the function that ``functional_prior`` returns, because this is the function that is linearized.
 
     A divergence that needs only draws (``linearized = False``) does not linearize the network: f replaces f_L
-    everywhere, and the guide may be any guide over the flat latent values.
+    everywhere, and, if there is no θ, the guide may be any of NumPyro's ``AutoContinuous`` guides.
 
-    A Gaussian likelihood whose mean is an affine function of one network's values is integrated in closed form. (If a
-    minibatch has more than two million values times weights, the variances are estimated by draws.) The expectation of
-    any other likelihood is estimated with ``num_particles`` draws of the weights.
+    A Gaussian likelihood is integrated in closed form if the network is linearized, the mean is an affine function of
+    one network's values, the variance does not depend on them, and w is independent of θ under the guide (mean-field,
+    or no θ). With more than two million values times weights in a minibatch, eight draws estimate the variances of f_L.
+    ``num_particles`` draws of the weights estimate the expectation of any other likelihood.
 
     Args:
-        divergence: ``fs.variational.RegularizedKL()`` (the default: GFSVI), ``fs.variational.PushforwardKL()``
-            (TFSVI), ``fs.variational.Wasserstein2()`` (GWI), ``fs.variational.SpectralSteinKL()`` (FBNN), or any
-            callable ``(pushforward, prior, x) -> D``.
+        divergence: an object of ``fs.variational``: ``RegularizedKL()`` (the default: GFSVI), ``PushforwardKL()``
+            (TFSVI), ``Wasserstein2()`` (GWI), ``SpectralSteinKL()`` (FBNN), ``Wasserstein1()`` (fVI),
+            ``BridgeWasserstein()`` (IFBNN); or any callable ``(pushforward, prior, x) -> D``.
         num_particles: number of draws of the latent values, for expectations without a closed form.
 
     Raises:
-        TypeError: at the first step, if the guide's posterior is not normal although the divergence or other latent
-            values need it.
-        ValueError: the model has no functional prior, or its functions depend on constrained values.
+        TypeError: at the first step, the guide is no ``AutoContinuous``, or not normal as the divergence or θ needs.
+        ValueError: at the first step, the model has no functional prior, or a linearized function depends on
+            constrained values.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, optax, tinygp

@@ -43,11 +43,11 @@ LEARNING_RATE = 5e-3
 
 
 class FVIMC:
-    r"""Functional variational inference MCMC: V M T V M T … V.
+    r"""Functional variational inference MCMC, in stages V M T V M T … V.
 
     A V-stage fits q(w) = N(m, S) by a ``fs.FunctionalELBO``. An M-stage samples with fSGLD from a draw of q. A T-stage
     fits a bijection F of function values that maps the distribution of the V-stage to the draws of the M-stage. The
-    next stages do the same with F∘f in place of f. The last V-stage gives the posterior
+    next stages do the same with F∘f in place of f. The last V-stage gives the approximate posterior
 
     .. math:: F_k \circ \dots \circ F_1 \circ Q, \qquad Q = GP\big(f(\cdot; m), J S J^\top\big), \quad k = (K-1)/2,
 
@@ -75,8 +75,8 @@ class FVIMC:
         divergence: divergence of the V-stages, any that ``fs.FunctionalELBO`` takes; None means
             ``fs.variational.RegularizedKL()``.
         guide: ``model -> guide`` with a normal posterior, such as ``fs.variational.guides.mean_field``.
-        optimizer: an optax optimizer for the V-stages. Each V-stage starts with a new optimizer state and with the
-            parameters of the one before.
+        optimizer: an optax optimizer for the V-stages; None means Adam with learning rate 0.005. Each V-stage starts
+            with a new optimizer state and with the parameters of the V-stage before.
         num_updates: optimizer steps of a V-stage.
         num_particles: draws in the bound of the V-stages.
         kernel: ``model -> kernel`` for the M-stages; None means ``fs.fSGLD`` without warm start, because the chain
@@ -90,14 +90,15 @@ class FVIMC:
             there are several inputs. A T-stage factorizes a matrix whose side is points × outputs.
         blur: τ ≥ 0. White noise with the share τ of their own mean variances is added to Q and to the draws in a
             T-stage; 0 is the paper's choice. Q varies in few directions. With τ = 0 the draws in all other directions
-            determine the scale of F, which then widens Q although the draws are narrower. Since both get the same
-            share of noise, distributions that a linear F maps to one another are still mapped to one another.
+            determine the scale of F, which then widens Q although the draws are narrower. Since Q and the draws get
+            the same share of noise, a linear F that maps one to the other without noise still does so with noise.
         gamma: γ > 0; M γ is added to the variances of Q at M points, as in ``fs.variational.RegularizedKL``, relative
             to the mean variance of Q where that exceeds 1. None means 1e-10 in float64 and 1e-6 in float32.
 
     Raises:
-        ValueError, TypeError: an argument has the wrong type or range; or, at the start of ``run``, the model does not
-            have exactly one functional prior, has discrete latent values, or the guide is not normal.
+        ValueError, TypeError: an argument has the wrong type or range; or, in ``run``, the model does not have exactly
+            one functional prior, has discrete latent values, the guide is not normal, or the covariance of Q at the
+            points of a T-stage is numerically singular.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tinygp
@@ -245,7 +246,7 @@ class FVIMC:
             num_samples: S.
 
         Returns:
-            A ``fs.Posterior`` for ``fs.predict`` and ``fs.to_arviz``.
+            A ``fs.Posterior`` for ``fs.predict`` and ``fs.to_arviz``; ``fs.save`` cannot write it.
 
         Raises:
             RuntimeError: ``run`` has not been called.

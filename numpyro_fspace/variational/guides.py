@@ -1,7 +1,7 @@
 """Gaussian guides over all latent values of a model, with the networks' own initializers as initial means.
 
-They are NumPyro's guides under descriptive names. ``fs.FunctionalELBO`` accepts any guide whose
-``get_posterior(params)`` is a normal distribution, including low-rank ones.
+They are NumPyro's guides with other initial values. ``fs.FunctionalELBO`` accepts any guide whose
+``get_posterior(params)`` is a normal distribution (diagonal, low-rank or full).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ INIT_FACTOR = 1e-2
 
 
 def mean_field(model, *, init_scale: float = INIT_SCALE):
-    """q(w) = N(m, diag(s²)): NumPyro's ``AutoDiagonalNormal``, with m from ``fs.model.init_to_network``.
+    """q(w) = N(m, diag(s²)): NumPyro's ``AutoDiagonalNormal``, where m starts at ``fs.model.init_to_network``.
 
     Args:
-        model: a NumPyro model with continuous latent sites.
-        init_scale: initial s, positive.
+        model: a NumPyro model with continuous latent sites, whose unconstrained values are w.
+        init_scale: initial s, positive; 0.01 by default.
 
     Returns:
         A guide for ``numpyro.infer.SVI``.
@@ -39,12 +39,12 @@ def low_rank(model, rank: int, *, init_scale: float = INIT_SCALE):
     """q(w) = N(m, D (I + L Lᵀ) D), D = diag(s), L [P, rank]: NumPyro's ``AutoLowRankMultivariateNormal``.
 
     NumPyro starts L at 0, which is a stationary point of the bound: without noise in the gradient L would stay there.
-    Here L starts at small random numbers.
+    Here L starts at small random numbers, and m at ``fs.model.init_to_network``.
 
     Args:
-        model: a NumPyro model with continuous latent sites.
-        rank: columns of L.
-        init_scale: initial s, positive.
+        model: a NumPyro model with continuous latent sites, whose unconstrained values are w.
+        rank: number of columns of L, at least 1.
+        init_scale: initial s, positive; 0.01 by default.
 
     Returns:
         A guide for ``numpyro.infer.SVI``.

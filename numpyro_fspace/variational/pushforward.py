@@ -23,7 +23,7 @@ __all__ = ["LinearizedPushforward", "SampledPushforward", "as_normal", "entropy"
 
 @dataclass(frozen=True, eq=False)
 class LinearizedPushforward:
-    """GP(f(·; m), J S Jᵀ), the distribution of the linearized function under w ~ N(m, S).
+    """GP(f(·; m), J S Jᵀ), the distribution of the linearized function under w ~ N(m, S), with J the derivative at m.
 
     Attributes:
         function: ``(weights, x [M, D]) -> [M, K]``.
@@ -72,7 +72,7 @@ class SampledPushforward:
         draw: ``key -> flat weights [P]``, differentiable in the guide's parameters.
         key: for all draws.
         prior_function: ``(key, x [M, D]) -> [M, K]``, the function with weights drawn from their prior in the model.
-        weights_kl_terms: ``key -> log q(w) - log p(w)`` at a draw of q, or an unbiased estimate of its mean.
+        weights_kl_terms: ``key ->`` an unbiased estimate of KL(q(w) ‖ p(w)) from one draw of q.
         flat: whether the model's function returns [M] where ``function`` returns [M, 1].
     """
 

@@ -34,9 +34,9 @@ class Wasserstein1:
     .. math:: D = \sup_{\|\varphi\|_{Lip} \le 1} E_{f \sim Q}[\varphi(f(X_M))] - E_{g \sim P_0}[\varphi(g(X_M))]
               + v \sum_m |\mathrm{var}_Q f(x_m) - \mathrm{var}_{P_0} f(x_m)|
 
-    In many dimensions the distance alone depends little on the spread, hence the second term. The prior needs a
-    sampler; the guide may be any continuous guide. The maximizer of the bound is a posterior of generalized variational
-    inference and not the Bayesian posterior.
+    In many dimensions the distance alone depends little on the spread, hence the second term (a sum over outputs too).
+    The prior needs a sampler. The guide may be any continuous guide if all latent values are weights. The maximizer of
+    the bound is a posterior of generalized variational inference and not the Bayesian posterior.
 
     The critic φ is the sum of a linear function, a radial function and a small network. The first two are optimal for
     distributions that differ by a shift and a scale. The network is trained anew at every step, since its problem
@@ -45,10 +45,10 @@ class Wasserstein1:
     overfits the draws and makes the estimate worse.
 
     Args:
-        num_draws: S, the number of functions drawn from each of Q and P0 at each step, even.
+        num_draws: S, the number of functions drawn from each of Q and P0 at each step, even and at least 4.
         variance_weight: v ≥ 0.
         num_critic_steps: Adam steps for the critic's network. With 0 only the linear and the radial part are used.
-        width: hidden units of the critic.
+        width: hidden units of the critic's network.
 
     Raises:
         ValueError, TypeError: an argument is out of range.
@@ -94,12 +94,12 @@ class BridgeWasserstein:
 
     The bridge p_b is the prior of the weights in the model. Its parameters are learned together with the guide's: make
     them ``numpyro.param`` sites, ``fs.random_module(..., prior=fs.fan_in(numpyro.param("scale", 1.0, ...)))``. Without
-    such parameters D equals that of mean-field variational inference, up to a constant.
+    such parameters D is the KL divergence of the usual bound (``Trace_ELBO``), up to a constant.
 
     Args:
-        distance: D_W, estimated from draws of functions.
+        distance: D_W, estimated from draws of functions; ``Wasserstein1()`` by default.
         strength: s > 0.
-        num_draws: draws of the weights for KL(q ‖ p_b); the entropy of q is exact if q is normal.
+        num_draws: number of draws of the weights for KL(q ‖ p_b); the entropy of q is exact if q is normal.
 
     Raises:
         ValueError, TypeError: an argument is out of range; at the first step, if there are several functional priors
@@ -131,7 +131,13 @@ def wasserstein1(
 ) -> Float[Array, ""]:
     """Estimate of the 1-Wasserstein distance between the distributions of f and g, differentiable in f and g.
 
-    The critic's network is trained on the even rows and evaluated on the odd rows; see ``Wasserstein1``.
+    The critic's network is trained on rows 0, 2, … and evaluated on rows 1, 3, …; see ``Wasserstein1``.
+
+    Args:
+        f, g: S draws from each distribution.
+        key: random key of the critic.
+        num_steps: Adam steps for the critic's network.
+        width: hidden units of this network.
 
     Reference: I. Gulrajani et al. (2017), *Improved training of Wasserstein GANs*.
     """
@@ -196,13 +202,14 @@ class SpectralSteinKL:
               \big(\nabla_f \log q(f) - \nabla_f \log p_0(f)\big)\big]
 
     Only the gradient is an estimate of the KL's. The *value* is E[-log p0(f)]; Q's entropy, by which it differs from
-    the KL, is not estimated. The prior needs a differentiable log density; the guide may be any continuous guide.
+    the KL, is not estimated. The prior needs a differentiable log density. The guide may be any continuous guide if all
+    latent values are weights.
 
     Args:
-        num_draws: S, the number of functions drawn at each step.
+        num_draws: S, the number of functions drawn at each step, at least 2.
         noise: variance of the white noise added to the drawn values so that Q has a density, for example part of the
             prior's nugget.
-        explained: share of the sum of the kernel matrix's eigenvalues that the estimate keeps.
+        explained: share of the sum of the kernel matrix's eigenvalues that the estimate keeps, in (0, 1].
 
     Raises:
         ValueError, TypeError: an argument is out of range.
@@ -235,9 +242,9 @@ class SpectralSteinKL:
 def spectral_stein_score(
     draws: Float[Array, "S D"], explained: float = 0.99, at: Float[Array, "A D"] | None = None
 ) -> Float[Array, "A D"]:
-    """∇ log q from S draws from q: the spectral Stein estimate with a squared exponential kernel.
+    """∇ log q [A, D] from S draws from q: the spectral Stein estimate with a squared exponential kernel.
 
-    The kernel's width is the median distance between draws. Eigenfunctions are kept until they explain the share
+    The kernel's lengthscale is the median distance between draws. Eigenfunctions are kept until they explain the share
     ``explained`` of the kernel matrix's trace. Nyström's formula extends them from the draws to other points, and the
     estimate tends to zero far from all draws.
 

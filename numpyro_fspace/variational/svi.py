@@ -26,22 +26,22 @@ def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, *
     """Draws from a guide that NumPyro's ``SVI`` has fitted.
 
     If the loss is a ``fs.FunctionalELBO`` with a divergence of the linearized network, the posterior's model is
-    linearized too (``fs.variational.linearize``), because that process is the one that was fitted.
+    linearized too (``fs.variational.linearize``), because the linearized function is the one that was fitted.
 
     Args:
         svi: NumPyro's ``SVI`` object.
         params: fitted parameters, ``svi.run(...).params`` or ``svi.get_params(state)``.
-        key: key for the draws.
+        key: random key of the draws.
         *args: the arguments of the run.
-        num_samples: S.
+        num_samples: S, the number of independent draws.
         **kwargs: the keyword arguments of the run.
 
     Returns:
-        A :class:`Posterior` for ``fs.predict`` and ``fs.to_arviz``.
+        A :class:`Posterior` of S draws, for ``fs.predict`` and ``fs.to_arviz``.
 
     Raises:
-        ValueError, TypeError: num_samples is not a positive integer; params are no parameters, or not finite; or the
-            guide has not seen the model.
+        ValueError, TypeError: num_samples is not a positive integer; params is not a dict of finite parameters; or
+            ``svi`` is not an ``SVI`` object, or has not run in this process.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, optax, tinygp

@@ -28,9 +28,9 @@ class TStage(NamedTuple):
     """Result of a T-stage.
 
     Attributes:
-        losses: for each candidate, the mean negative log density of the draws at every step [num_steps].
-        nll: for each candidate, its smallest loss.
-        chosen: the candidate with the smallest loss.
+        losses: by name of candidate, the mean negative log density of the (blurred) draws at every step, [num_steps].
+        nll: by name of candidate, its smallest loss.
+        chosen: the name of the candidate with the smallest loss.
         fitted: this bijection with its parameters.
     """
 

@@ -107,6 +107,24 @@ def test_what_lies_outside_the_support_is_never_returned(key, module):
                 assert diverging.any()
 
 
+@pytest.mark.parametrize("module", [sgld, sghmc])
+def test_a_gradient_that_is_nan_where_the_density_is_finite_is_reported(key, module):
+    @jax.custom_jvp
+    def square(w):
+        return 0.5 * w @ w
+
+    @square.defjvp
+    def _(primals, tangents):
+        (w,), (dw,) = primals, tangents
+        return square(w), jnp.where(w.max() > 1.0, jnp.nan, 1.0) * (w @ dw)
+
+    algorithm = module.as_top_level_api(lambda w, key: square(w), 0.5, num_steps=1, metropolis=True)
+    starts = jax.vmap(algorithm.init, (None, 0))(jnp.full(2, 0.9), jax.random.split(key, 100))
+    out, info = quick_jit(jax.vmap(algorithm.step))(jax.random.split(key, 100), starts)
+    assert 0 < info.is_diverging.sum() < 100
+    assert jnp.all(out.position[info.is_diverging] == 0.9) and jnp.isfinite(out.position).all()
+
+
 def precision(y, *, subsample_size=None):
     """y ~ N(0, 1/t), t ~ Gamma(1, 1): the posterior is a Gamma distribution."""
     t = numpyro.sample("t", dist.Gamma(1.0, 1.0))

@@ -43,24 +43,26 @@ LEVELS, NUM_BINS, MAX_CLASSES = np.linspace(0.05, 0.95, 19), 20, 50
 def plot_report(
     mcmc: MCMC, *args: Any, found: Report | None = None, key: Key[Array, ""] | None = None, **kwargs: Any
 ) -> Figure:
-    """One figure on whether a run can be trusted, beside ``fs.report``.
+    """Draw one figure on whether a run can be trusted, to go with ``fs.report``.
 
-    Its six panels, chains in colors:
+    Its six panels, with a color for each chain:
 
-    1. trace: the draws of what has the largest R-hat, of the functions at their inputs (sites without functions);
-    2. ranks of these draws among those of all chains, by chain. Chains that agree have flat lines within the band;
+    1. trace: draws of the function value with the largest R-hat (of the site, if no function is judged);
+    2. ranks of these draws among those of all chains, by chain. Chains that agree have flat lines; the band is what
+       chance allows if the draws are independent;
     3. R-hat against the effective sample size of everything that is judged, with the limits;
-    4. calibration: how many targets lie in central intervals of the predictions, against the intervals' probability,
+    4. calibration: the share of targets in central intervals of the predictions, against the intervals' probability,
        or accuracy against confidence for classes. The band is what chance allows if all points are independent. With
-       the data of the run it is too optimistic: give held-out data;
+       the data of the run the curve is too optimistic: give held-out data;
     5. energy: the log likelihood of the same data in the course of each chain, or the potential energy if the run
        kept it (``extra_fields=("potential_energy",)``);
-    6. temperature: kinetic of each chain, and configurational, relative to the sampler's (our kernels).
+    6. kinetic temperature of each chain, and configurational temperature, relative to the sampler's (kernels that
+       ``fs.report`` judges).
 
     Args:
         mcmc: an ``MCMC`` object that has run, with any kernel.
         *args: arguments of the model with targets, of held-out data, say; those of the run by default.
-        found: the result of ``fs.report`` if it is known already; it is computed if None.
+        found: the result of ``fs.report`` if it is known already. None computes it, for the kernels that it judges.
         key: random key of the predictions; None is ``jax.random.key(0)``.
         **kwargs: keyword arguments of the model.
 
@@ -68,8 +70,8 @@ def plot_report(
         The figure, which is not shown.
 
     Raises:
-        TypeError: ``mcmc`` is no ``MCMC`` object, or ``found`` no report.
-        ValueError: it has not run, or kept functions in place of weights.
+        TypeError: ``mcmc`` is no ``MCMC`` object, ``found`` no report, or ``key`` no random key.
+        ValueError: ``mcmc`` has not run, or kept functions in place of weights.
         ImportError: matplotlib is missing.
 
     Example:

@@ -63,9 +63,9 @@ def report(
 
     It checks for the known failures of such runs: chains that have not converged (R-hat, effective sample sizes) or do
     not move, a chain that is stuck at a low likelihood (``shortfall``), steps that are too long (divergences, kinetic
-    and configurational temperature, the acceptance of a Metropolis test), minibatches that are too small (the noise of
-    gradients, as a mean and weighted by itself), and improper distributions (drift of the weights). It says where the
-    weights' own prior overrules a Gaussian process that multiplies it (``product_shares``).
+    and configurational temperature, the acceptance of a Metropolis test), minibatches that are too small
+    (``noise_share``, ``weighted_noise_share``), and improper distributions (``drift`` of the weights). It says where
+    the weights' own prior overrules a Gaussian process that multiplies it (``product_shares``).
 
     **What is judged.** Every function under a functional prior is judged or, without one, the network that enters the
     likelihood. Inputs are the data, the measurement points of the prior and, with several inputs, rows whose columns
@@ -74,17 +74,18 @@ def report(
     site other than weights is judged too, so that a model without networks is judged by its sites. Parts that are left
     out are listed. ``inputs`` gives other inputs, and other networks.
 
-    **Temperature of the draws.** E|Sᵀ∇U|² / E tr Sᵀ∇²U S is T for every distribution that is sampled correctly.
-    Gradients of all data at up to 256 draws estimate it, as long as they cost less than a fifth of the run's own.
+    **Temperature of the draws.** For the potential U, the sampler's temperature T and the preconditioner S,
+    E|Sᵀ∇U|² / E tr Sᵀ∇²U S is T if the draws have the distribution exp(-U/T). Gradients of all data at up to 256 draws
+    estimate it, at the cost of at most a fifth of the run's gradients.
 
-    With V the covariance of :math:`S^\top \nabla \tilde U` over minibatches and points, a direction in which its
-    variance is v gets the temperature :math:`T + \varepsilon v / (2 \gamma)` under SGHMC, and
-    :math:`T + \varepsilon v / 2` under SGLD, to leading order. ``noise_share`` takes the mean variance, v = tr V / P,
-    ``weighted_noise_share`` a mean that is weighted by the variances themselves, v = tr V² / tr V. Directions that have
-    a friction of their own since warm-up enter with that friction.
+    **Noise.** With V the covariance of :math:`S^\top \nabla \tilde U` over minibatches and points, ε the step size and
+    γ the friction, a direction in which the variance is v gets the temperature
+    :math:`T + \varepsilon v / (2 \gamma)` under SGHMC, and :math:`T + \varepsilon v / 2` under SGLD, to leading order.
+    ``noise_share`` takes the mean variance, v = tr V / P, ``weighted_noise_share`` a mean that is weighted by the
+    variances themselves, v = tr V² / tr V. Directions that got a friction of their own in warm-up enter with it.
 
     Args:
-        mcmc: an ``MCMC`` object that has run one of our kernels.
+        mcmc: an ``MCMC`` object that has run one of these kernels.
         *args: the arguments of that run; by default those of the last run.
         key: random key of the probes; None is ``jax.random.key(0)``.
         inputs: where f is judged, [N, D], or a dict of them by name of function; None is as above, up to 100 rows of
@@ -96,7 +97,8 @@ def report(
 
     Raises:
         TypeError: if ``mcmc`` ran another kernel; for arguments or ``inputs`` that are no numbers and a wrong key.
-        ValueError: if it has not run, or ``inputs`` holds NaN or names something that is not a function of the model.
+        ValueError: if it has not run, or kept functions in place of weights; if ``inputs`` is empty, holds NaN or names
+            something that is not a function of the model.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs

@@ -20,32 +20,32 @@ class Report:
     """The numbers of a run's report and its advice; ``print`` it for a table.
 
     Attributes:
-        functions: R-hat, effective sample sizes and moments of f at the probe inputs; None for a model without one.
+        functions: R-hat, effective sample sizes and moments of f at the inputs; None if no function is judged.
         sites: the same for the latent sites that are not weights, and for the parameters of a likelihood that depends
             on several networks; None if there are none.
         left_out: descriptions of the parts of the model that are not judged.
         num_diverging: draws of the sampling phase that diverged and were undone, in all chains.
         temperature: mean kinetic temperature of each chain relative to the sampler's, [C]; NaN for SGLD, which has
-            no momentum.
+            no momentum, and always 1 for MCLMC.
         configurational: the configurational temperature of the draws relative to the sampler's, on average
             (``.mean``) and in the direction that the data determine best (``.leading``), with relative standard errors
-            (``.mean_error``, ``.leading_error``): 1 for a distribution that is sampled correctly, SGLD's too. None if
-            it would cost more than a fifth of the run's gradients, or the model draws random numbers of its own.
-        acceptance: the mean acceptance probability of the run's Metropolis test; of a run without one, what a test of
-            one draw's steps (one step for SGLD) would have had, at the last state of each chain with minibatch and
-            points frozen.
+            (``.mean_error``, ``.leading_error``): 1 for a distribution that is sampled correctly. None if a fifth of
+            the run's gradients does not pay for eight draws, or the model draws random numbers of its own.
+        acceptance: the mean acceptance probability of the run's Metropolis test or, of MCLMC, of the test that was left
+            out. Of other runs without a test, what a test of one draw's steps (one step for SGLD) would have at the
+            last state of each chain, with minibatch and points frozen.
         noise_share: variance of the stochastic gradient's noise relative to the sampler's own noise, per unit of
             time: the relative excess of temperature that minibatches and random points cause, to leading order, as a
-            mean over all directions, as the temperature is.
+            mean over all directions.
         weighted_noise_share: the same excess as a mean over directions weighted by the variance of this noise. It is
             large where the temperature is too high in a few of many directions, which ``temperature`` and
             ``noise_share`` do not show.
-        drift: mean square of the networks' standardized weights in the last quarter of each chain over that in the
-            first, [C].
+        drift: mean square of the networks' weights (of all sites without a network) in units of their prior scales, in
+            the last quarter of each chain over that in the first, [C].
         shortfall: by how much the log likelihood of the data at the last state of each chain is lower than that of the
             chain where it is highest, [C]; of all data, even where the run used minibatches.
-        product_shares: for each ``functional_prior`` of a Gaussian process, the share of the process's variance at the
-            measurement points that its product with the prior of the weights has, about.
+        product_shares: for each ``functional_prior`` of a Gaussian process, by name, the approximate share of the
+            process's variance at the measurement points that remains in its product with the prior of the weights.
         advice: one line for each doubt; empty if there is none.
     """
 

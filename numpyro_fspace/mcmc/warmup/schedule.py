@@ -34,11 +34,16 @@ class Schedule(NamedTuple):
 class Warmup(NamedTuple):
     """Settings of the warm-up.
 
+    Warm-up begins with an optimizer, Adam, which does not move scales such as a noise. Then the sampler runs while step
+    size, preconditioner and friction are chosen. All of them are frozen when warm-up ends.
+
     Attributes:
-        warm_start: fraction of the warm-up draws spent on the optimizer, between 0 and 1; 0 skips it. The other
-            settings are for Adam, which a dense preconditioner does not use.
-        learning_rate: learning rate of Adam, in units of the preconditioner's scale (a prior standard deviation).
-        anchored: whether the prior p0 pulls the optimizer to the start w* of the chain in place of its mode.
+        warm_start: fraction of the warm-up draws spent on the optimizer, between 0 and 1; 0 skips it. A step size is
+            chosen in the other draws. The other settings are for Adam; with a dense preconditioner, Newton's method
+            takes its place and moves all sites.
+        learning_rate: Adam's learning rate, in units of the preconditioner's scale (a prior standard deviation). It
+            decays to a hundredth of this value.
+        anchored: whether the prior p0 pulls the optimizer to the start w* of the chain and not to the mode of p0.
             ∇(-log p0)(w) is replaced by its difference from that at w*, which is (w - w*)/σ² for N(0, σ²), and by 0
             where that would push away from w*, as with heavy tails. At the mode many weights are much smaller than in a
             typical draw. If their scale is sampled too, it becomes small with them, and a deep network may stay there,

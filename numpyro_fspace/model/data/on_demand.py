@@ -29,9 +29,9 @@ class OnDemand:
     """An array on disk whose rows are loaded when a model needs them.
 
     In a model it is indexed by the rows of a plate. The same keys give the same rows as with an array in memory, and
-    hence the same draws. Memory holds the rows of ten gradient steps, or 2048 rows while the full gradient of a control
-    variate is computed, in addition to the system's cache. (With several subsampled plates and control variates, it
-    holds all rows.)
+    hence the same draws. Memory holds the rows of ten gradient steps of each chain, or 2048 rows (a minibatch, if that
+    is larger) while a control variate's gradient of all data is computed, in addition to the system's cache. (With
+    several subsampled plates and control variates, it holds all rows.)
 
     Args:
         source: anything with ``shape``, ``dtype`` and ``source[rows]`` for increasing row numbers: ``np.memmap``,
@@ -40,8 +40,8 @@ class OnDemand:
         dtype: type of the rows in the model; None is the type of the source, in JAX's default precision.
 
     Rows are checked when they are loaded. NaN and infinite values, integers that do not fit into ``dtype``, and a file
-    that was truncated after it was opened end the run with an error. A sample of float64 rows is checked in advance for
-    values that float32 cannot tell apart, such as time in seconds since 1970.
+    that was truncated after it was opened end the run with an error. If rows become float32, a sample of them is
+    checked in advance for values that float32 cannot tell apart, such as time in seconds since 1970.
 
     Attributes:
         shape: shape of the source, [N, ...].
@@ -49,9 +49,9 @@ class OnDemand:
         dtype: type of the rows.
 
     Raises:
-        TypeError: the source lacks these attributes, or its entries are not numbers.
-        ValueError: the source is empty, or holds float64 values whose differences are lost in float32; when rows are
-            loaded, values are not finite or do not fit into ``dtype``, or the plate has another size.
+        TypeError: the source lacks these attributes, is a table or a masked array, or its entries are not numbers.
+        ValueError: the source is empty, or holds values whose differences are lost in float32; when rows are loaded,
+            values are not finite or do not fit into ``dtype``, or the plate has another size.
         IndexError: rows that do not exist are loaded.
         OSError: the file is shorter than when it was opened.
 

@@ -45,6 +45,7 @@ class Network:
         outputs_first: whether weight arrays are (out, in, ...) and not (..., in, out).
         tables: paths of embeddings, whose rows are looked up and not summed.
         norms: paths of the scales of norm layers that are known by the type of the layer.
+        numpy_arrays: paths of arrays of NumPy in an equinox module, which may be meant as constants.
     """
 
     weights: dict
@@ -53,6 +54,7 @@ class Network:
     outputs_first: bool = False
     tables: frozenset = frozenset()
     norms: frozenset = frozenset()
+    numpy_arrays: frozenset = frozenset()
 
     def draw(self, path, key):
         """The network's own initial value of one weight array, in the dtype of NumPyro's draws."""
@@ -236,11 +238,12 @@ def _equinox(module, x) -> Network:
     norms = frozenset(f"{_join(path)}.weight" for path, node in nodes if isinstance(node, norm_layers))
     arrays, static = eqx.partition(module, eqx.is_inexact_array)
     weights, rebuild = by_path(arrays)
+    numpy_arrays = frozenset(path for path, array in weights.items() if isinstance(array, np.ndarray))
 
     def apply(weights, x):
         return jax.vmap(eqx.combine(rebuild(weights), static))(x)
 
-    return Network(weights, apply, outputs_first=True, tables=tables, norms=norms)
+    return Network(weights, apply, outputs_first=True, tables=tables, norms=norms, numpy_arrays=numpy_arrays)
 
 
 def _pair(module, x) -> Network:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -127,8 +128,12 @@ def freeze(owner: str, network: Network, frozen) -> Network:
 
     Raises:
         TypeError, ValueError: naming the path and the cure.
+
+    Warns:
+        RuntimeWarning: an array that is perhaps a constant becomes a random weight.
     """
     if frozen is None:
+        _warn_of_constants(owner, network)
         return network
     if not isinstance(frozen, Mapping):
         raise TypeError(
@@ -153,7 +158,21 @@ def freeze(owner: str, network: Network, frozen) -> Network:
     def init(key):
         return {path: value for path, value in network.init(key).items() if path in rest}
 
-    return dataclasses.replace(network, weights=rest, apply=apply, init=None if network.init is None else init)
+    found = dataclasses.replace(network, weights=rest, apply=apply, init=None if network.init is None else init)
+    _warn_of_constants(owner, found)
+    return found
+
+
+def _warn_of_constants(owner, network):
+    """Equinox takes arrays of NumPy for weights too; in a module of JAX arrays they are usually constants."""
+    paths = [path for path in network.weights if path in network.numpy_arrays]
+    if paths and len(paths) < len(network.weights):
+        warnings.warn(
+            f"{owner}: the NumPy arrays {paths} of the equinox module become random weights, as equinox's own filters "
+            "take them for weights. Fix those that are constants, frozen={path: array}; make JAX arrays of the others.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _fixed(owner, path, value, leaf):

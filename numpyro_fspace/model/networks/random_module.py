@@ -44,7 +44,7 @@ def random_module(
     * a flax linen module, whose weights need not exist yet;
     * a flax nnx module that is already built; state that a call does not change (frozen statistics) is kept;
     * an equinox module of a *single* example that is already built; it is mapped over the leading axis of x, and its
-      inexact JAX arrays are the weights (store a constant as a NumPy array);
+      floating-point arrays are the weights (NumPy's too, so name an array that is a constant in ``frozen``);
     * a pair ``(init, apply)`` of functions ``init(key, input_shape) -> weights`` and ``apply(weights, x)``
       with x [M, *input_shape]. ``init`` may also return ``(output_shape, weights)``, as in stax.
 
@@ -64,16 +64,16 @@ def random_module(
             from every path to one of these; or a function ``(path, shape)`` to one of these. Distributions
             are expanded to the weight's shape. A weight with a ``dist.Delta`` prior is a constant and becomes a
             deterministic site.
-        frozen: weights that are fixed numbers, by path or nested as in flax; None fixes none. ``prior`` then speaks of
-            the other weights alone. Large ones are better an argument of the model than a constant of its programs.
+        frozen: weights that are fixed numbers, by path or nested as in flax; None fixes none. ``prior`` is then that of
+            the other weights. Pass large arrays as an argument of the model: otherwise programs hold them as constants.
 
     Returns:
         f, a function from x [M, *input_shape] to the network's output, for example [M, K].
 
     Raises:
         ValueError: the network does not accept input_shape, has state (batch statistics, dropout) or has no weights; a
-            dict of priors has missing or unknown paths; a prior or frozen numbers do not fit the shape of a weight; no
-            weight is random; the call is inside a plate. f raises it if x has another shape.
+            dict of priors has missing or unknown paths; a prior or frozen numbers do not fit the shape of a weight; all
+            weights are frozen; the call is inside a plate. f raises it if x has another shape.
         TypeError: module is not a network, or prior is not a prior of weights.
         RuntimeError: the call is not inside a model with a random key.
 

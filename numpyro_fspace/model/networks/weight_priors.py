@@ -38,10 +38,10 @@ class FanIn:
 def flat() -> Flat:
     """The papers' prior of weights, p(w) ∝ 1, which leaves a functional prior as the only prior.
 
-    It is improper. With Lebesgue measure on w the distribution of f is the functional posterior only if w ↦ f is a
-    bijection. Real networks have flat directions, along which the weights drift without bound, and f is unconstrained
-    between fixed measurement points. Prefer the default of ``random_module`` except for replications. This prior cannot
-    be sampled, so there are no prior predictive draws.
+    It is improper. The distribution of f is then the functional posterior only if w ↦ f is a bijection. Real networks
+    have flat directions, along which the weights drift without bound, and f is unconstrained between fixed measurement
+    points. Prefer the default of ``random_module`` except for replications. This prior cannot be sampled, so there are
+    no prior predictive draws.
 
     Returns:
         A value for ``random_module``'s ``prior``, or for one weight in a dict of priors.

@@ -17,22 +17,22 @@ __all__ = ["save"]
 def save(source: NumPyroMCMC | Posterior, path: str | Path, *, arguments: bool = True) -> None:
     """Write a posterior to one file, which ``fs.Posterior.load(path, model)`` reads, in another process too.
 
-    The file holds the draws, their fields such as ``diverging``, and the arguments that the model was fitted to. It
+    The file holds the draws, their statistics such as ``diverging``, and the arguments that the model was fitted to. It
     holds neither the model, which is code, nor the state of a sampler (``fs.MCMC(..., checkpoint=folder)`` keeps that).
     The model's log density at two draws is kept, so that ``load`` can warn of another model. The file is written as a
     whole or not at all. A file of ``save`` is replaced; any other file is left alone.
 
     Args:
         source: an ``MCMC`` object that has run, or a ``fs.Posterior``.
-        path: of the file, by convention with the ending ``.npz``.
+        path: the path of the file, by convention with the ending ``.npz``.
         arguments: whether to keep the arguments. They may be arrays, numbers, strings, None, keys, and tuples, lists
-            and dicts of them. If the file does not hold them, give them to ``load``.
+            and dicts of these. If the file does not hold the arguments, give them to ``load``.
 
     Raises:
-        TypeError: for other sources, and for an argument that a file cannot hold.
-        ValueError: if ``source`` has no draws; for a posterior of ``fs.FVIMC``; for a path that is not one of a file.
+        TypeError: ``source`` is of another type, or an argument is one that a file cannot hold.
+        ValueError: ``source`` has no draws or is a posterior of ``fs.FVIMC``, or ``path`` does not name a file.
         FileExistsError: the file exists and was not written by ``save``.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, pathlib, tempfile

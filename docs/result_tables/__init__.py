@@ -1,0 +1,1 @@
+"""What the tables of the results pages show."""
