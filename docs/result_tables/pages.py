@@ -250,9 +250,9 @@ TABULAR_OOD = Table(
     ("data set",),
     [
         *across(one("ood_accuracy", ".3g"), "gp"),
-        Column("published", published("ood_accuracy"), {"method": "gp"}),
+        Column("GP, published", published("ood_accuracy"), {"method": "gp"}),
         *across(one("ood_accuracy", ".3g"), "gp_network calibrated sghmc bbb"),
-        Column("published", published("ood_accuracy"), {"method": "bbb"}),
+        Column("BBB, published", published("ood_accuracy"), {"method": "bbb"}),
     ],
     sets("boston yacht concrete energy wine_red"),
 )
