@@ -13,7 +13,7 @@ from numpyro_fspace.experiments.records import distinct
 #: Conditions on these keys of a record; all others are on its config.
 KEYS = ("experiment", "dataset", "method", "split", "seed")
 #: Settings by which pages tell runs apart: those that no condition names have the defaults of the experiment.
-SETTINGS = ("exact", "kernel", "train_share", "varying_noise")
+SETTINGS = ("exact", "kernel", "train_share", "varying_noise", "weight_sd", "weight_scale")
 
 
 class Runs(NamedTuple):
