@@ -134,6 +134,8 @@ SAMPLERS = Table(
         Row(("fSGHMC, product of priors",), {"method": "fsghmc"}),
         Row(("fSGLD, product of priors",), {"method": "fsgld"}),
         *rows("sghmc sgld"),
+        Row(("SGHMC, N(0, 1) weights",), {"method": "sghmc", "weight_sd": 1.0}),
+        Row(("SGHMC, N(0, 3²/fan-in) weights",), {"method": "sghmc", "weight_sd": None, "weight_scale": 3.0}),
         Row(
             ("exact GP",),
             {"method": "fsghmc"},
