@@ -8,11 +8,27 @@ from result_tables.cells import Cell, Column, Digits, Row
 
 #: What the pages call methods, and two ways to run one of them.
 LABELS = dict(
-    gp="exact GP", fsghmc="fSGHMC", fsgld="fSGLD", sghmc="SGHMC", sgld="SGLD", gfsvi="GFSVI", tfsvi="TFSVI",
-    fvimc="FVIMC, Wasserstein", fvimc_kl="FVIMC, KL", svgp="sparse GP", gwi="GWI", fvi="fVI", fbnn="FBNN",
-    ifbnn="IFBNN", laplace="Laplace", ensemble="ensemble", vip="implicit process (VIP)", bbb="mean field (BBB)",
-    gp_network="fSGHMC, `gp_network`", calibrated="fSGHMC, calibrated",
-)  # fmt: skip
+    gp="exact GP",
+    fsghmc="fSGHMC",
+    fsgld="fSGLD",
+    sghmc="SGHMC",
+    sgld="SGLD",
+    gfsvi="GFSVI",
+    tfsvi="TFSVI",
+    fvimc="FVIMC, Wasserstein",
+    fvimc_kl="FVIMC, KL",
+    svgp="sparse GP",
+    gwi="GWI",
+    fvi="fVI",
+    fbnn="FBNN",
+    ifbnn="IFBNN",
+    laplace="Laplace",
+    ensemble="ensemble",
+    vip="implicit process (VIP)",
+    bbb="mean field (BBB)",
+    gp_network="fSGHMC, `gp_network`",
+    calibrated="fSGHMC, calibrated",
+)
 WAYS = {"gp_network": {"method": "fsghmc", "exact": True}, "calibrated": {"method": "fsghmc"}}
 
 

@@ -106,7 +106,8 @@ def gp_network(
         hidden_scale: s. None chooses, from a fixed set of numbers, the s (and τ) for which the network's covariance is
             closest to that of the process at the points and between them.
         tolerance: τ in units of the process's standard deviation at the points; None chooses it in the same way.
-        frozen: hidden weights that are fixed numbers, as for ``random_module``; the last layer must not be among them.
+        frozen: hidden weights that are fixed numbers, as for ``random_module``, known when the model is compiled (no
+            arguments of the model); the last layer must not be among them.
             The network then gets x unchanged and not in the units above, because it may have been trained so.
 
     Returns:
