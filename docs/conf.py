@@ -98,7 +98,8 @@ def render_notebooks(app):
         resources = {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
         text, resources = MarkdownExporter().from_filename(str(path), resources)
         (out / f"{path.stem}_files").mkdir(parents=True, exist_ok=True)
-        (out / f"{path.stem}.md").write_text(text)
+        text = text.replace("](../docs/", "](../")  # the notebooks link to pages as on GitHub
+        (out / f"{path.stem}.md").write_text(re.sub(r"\]\((\d\d_\w+)\.ipynb\)", r"](\1.md)", text))
         for name, content in resources["outputs"].items():
             (out / name).write_bytes(content)
 

@@ -264,7 +264,7 @@ def shown(value) -> str:
     if isinstance(value, np.ndarray | jax.Array):
         is_known = not isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, np.number)
         if is_known and value.ndim <= 1 and value.size <= MAX_SHOWN:
-            text = ", ".join(f"{number:.6g}" for number in value.ravel().tolist())
+            text = ", ".join(f"{number:.6g}" for number in np.asarray(value).ravel().tolist())
             return f"[{text}]" if value.ndim else text
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, functools.partial):

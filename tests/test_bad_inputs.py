@@ -1069,6 +1069,20 @@ def test_reading_a_sampled_value_is_explained(read):
         start_model(model, Y)
 
 
+def test_an_error_of_the_model_is_not_taken_for_another():
+    """The description of its arguments reads small arrays of JAX, which fails within a program unless NumPy does so."""
+
+    def model(x, scales, y):
+        f = fs.random_module("net", nn.Dense(1), input_shape=3)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], scales[0]), obs=y)
+
+    with pytest.raises(ValueError, match=r"x has shape .* but input_shape=\(3,\)"):
+        start_model(model, jnp.zeros((4, 2)), jnp.array([0.1, 0.2]), jnp.zeros(4))
+    gp, texts = fs.GPPrior(ExpSquared(0.5), nugget=jnp.array(0.1)), []
+    jax.jit(lambda: texts.append(repr(gp)))()
+    assert texts == [repr(gp)]
+
+
 # ---- rounding ------------------------------------------------------------------------------------------------
 
 

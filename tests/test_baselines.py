@@ -285,6 +285,10 @@ def test_the_noise_stays_and_functions_are_linear():
     np.testing.assert_array_equal(f, again)
 
 
+#: The first two weights depend on each other, and the third, whose precision is far larger, on neither.
+PAIR = jnp.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.0], [0.0, 0.0, 1e-5]])
+
+
 class Untouched:
     """An optimizer that must not be reached."""
 
@@ -328,6 +332,7 @@ def test_laplace_refuses():
         ),
         (direct(dist.ImproperUniform(dist.constraints.real, (), (3,))), ValueError, "no positive curvature"),
         (direct(dist.MultivariateNormal(jnp.zeros(3), 0.5 + jnp.eye(3))), ValueError, "prior of the weights couples"),
+        (direct(dist.MultivariateNormal(jnp.zeros(3), PAIR)), ValueError, "prior of the weights couples"),
         (direct(None, lambda f, w: dist.MultivariateNormal(f, 0.5 + jnp.eye(5))), ValueError, "couples the rows"),
         (direct(dist.LogNormal().expand([3]).to_event(1)), ValueError, "not real-valued"),
         (discrete, ValueError, "'z' is discrete"),

@@ -3,11 +3,33 @@
 import time
 import warnings
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 import xarray as xr
+from numpyro.distributions.transforms import AffineTransform
 
 from numpyro_fspace.posterior.diagnostics import function_diagnostics
+from numpyro_fspace.posterior.model_structure import likelihood_parameters
+
+#: Distributions of two parameters, which may stand in a distribution around them or be kept in another form.
+LIKELIHOODS = {
+    "normal": lambda a, b: dist.Normal(a, b).to_event(1),
+    "masked": lambda a, b: dist.Normal(a, b).mask(jnp.array([True, False])),
+    "log-normal": dist.LogNormal,
+    "negative binomial": dist.NegativeBinomial2,
+    "beta": dist.BetaProportion,
+    "zero-inflated": dist.ZeroInflatedPoisson,
+    "zero-inflated by logits": lambda a, b: dist.ZeroInflatedDistribution(dist.Poisson(a), gate_logits=b),
+    "transformed": lambda a, b: dist.TransformedDistribution(dist.Normal().expand([2]), AffineTransform(a, b)),
+    "Pareto": dist.Pareto,
+    "truncated": lambda a, b: dist.TruncatedNormal(a, low=-b),
+    "censored": lambda a, b: dist.RightCensoredDistribution(dist.Normal(a, b), jnp.zeros(2)),
+    "mixture": lambda a, b: dist.MixtureSameFamily(dist.Categorical(logits=a), dist.Normal(b, 1.0)),
+    "normal of a covariance": lambda a, b: dist.MultivariateNormal(a, jnp.diag(b)),
+}
 
 
 def autoregression(phi, num_chains, num_draws, num_points=6, seed=0):
@@ -199,3 +221,25 @@ def test_bad_input_is_named(draws, names, message):
 def test_text_is_a_type_error():
     with pytest.raises(TypeError, match="f must hold real numbers"):
         function_diagnostics(np.full((2, 10), "a"))
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_every_parameter_of_a_likelihood_is_judged(name):
+    """A function that enters the data by any of them is not left out."""
+
+    def parameters(given):
+        sites = {"y": {"type": "sample", "fn": LIKELIHOODS[name](*given), "is_observed": True}}
+        return likelihood_parameters(sites, {})
+
+    given = jnp.array([0.4, 0.7]), jnp.array([0.5, 0.8])
+    for slopes in zip(*(jax.tree.leaves(parts) for parts in jax.jacobian(parameters)(given).values()), strict=True):
+        assert any(np.any(slope != 0) for slope in slopes)
+
+
+def test_parameters_of_a_likelihood_have_their_names():
+    for fn, names in (
+        (dist.StudentT(4.0, jnp.zeros(2), 1.0), ["y.df", "y.loc", "y.scale"]),
+        (dist.Normal(jnp.zeros(2), 1.0).to_event(1), ["y.loc", "y.scale"]),
+        (dist.Categorical(logits=jnp.zeros(3)), ["y.logits"]),
+    ):
+        assert list(likelihood_parameters({"y": {"type": "sample", "fn": fn, "is_observed": True}}, {})) == names

@@ -271,6 +271,17 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in headings(path), f"{page.name} links to {target}: no such heading"
 
 
+@pytest.mark.parametrize("notebook", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_links_of_notebooks_lead_somewhere(notebook):
+    cells = json.loads(notebook.read_text())["cells"]
+    prose = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    for target in links(prose):
+        name, _, anchor = target.partition("#")
+        path = (notebook.parent / name).resolve()
+        assert path.exists(), f"{notebook.name} links to {target}"
+        assert not anchor or anchor in headings(path), f"{notebook.name} links to {target}: no such heading"
+
+
 def test_links_finds_links():
     assert links("[a](b.md) ![c](d.png) `[x](y)` [web](https://z)\n```\n[e](f)\n```\n") == ["b.md", "d.png"]
 

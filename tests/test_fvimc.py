@@ -498,6 +498,7 @@ def with_param(x, y=None):
         ({"blur": np.inf}, ValueError, "blur=inf must not be negative, and finite"),
         ({"blur": "strong"}, TypeError, "blur must be a positive number, got 'strong'"),
         ({"model": "net"}, TypeError, "model must be a NumPyro model"),
+        ({"guide": fs.variational.guides.mean_field(linear)}, TypeError, "guide must be a function of a model"),
     ],
 )
 def test_bad_arguments(settings, error, message):

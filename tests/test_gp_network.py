@@ -11,6 +11,7 @@ and that of f(X_M) + τe', where e' = (f̃ - f(X_M)) / τ is what the features l
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import pytest
 import tinygp
 from jax.flatten_util import ravel_pytree
@@ -274,6 +276,38 @@ def test_a_network_with_features_of_its_own_gets_its_inputs_unchanged():
     np.testing.assert_allclose(now, later, atol=1e-3)
     covariance = np.asarray(prior.covariance_function(x, x)).reshape(11, 11)
     assert np.abs(np.cov(now.T) - covariance).max() < 0.1
+
+
+def test_a_network_that_standardizes_its_inputs_gets_them_unchanged():
+    """Standardized twice, years would all be nearly equal for it."""
+    years = np.linspace(1960.0, 2020.0, 30)[:, None]
+    prior = fs.GPPrior(tinygp.kernels.ExpSquared(10.0))
+
+    def model():
+        net = nn.Sequential([lambda x: (x - 1990.0) / 20.0, nn.Dense(50), nn.tanh, nn.Dense(50), nn.tanh, nn.Dense(1)])
+        numpyro.deterministic("values", fs.gp_network("f", net, prior, years)(years))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        values = Predictive(model, num_samples=2000)(jax.random.key(0))["values"][..., 0]
+    covariance = np.asarray(prior.covariance_function(years, years))[0]
+    assert np.abs(np.cov(values.T) - covariance).max() < 0.15
+
+
+def test_function_values_of_a_sampled_lengthscale_are_those_of_predictions():
+    """Runs compile the model before its lengthscale has a value; the function of a known one has other scales."""
+    x, net = np.linspace(-1.0, 1.0, 12)[:, None], network(20)
+
+    def model(x):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(-1.0, 0.5))
+        f = fs.gp_network("f", net, fs.GPPrior(tinygp.kernels.ExpSquared(lengthscale)), x_points)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], 1.0), obs=jnp.zeros(12))
+
+    x_points = x
+    draw = {k: v[0] for k, v in Predictive(model, num_samples=2)(jax.random.key(0), x).items() if k != "y"}
+    values = fs.model.function_values(model, draw, (x,), {}, x)["f"]
+    predicted = fs.predict({k: v[None] for k, v in draw.items()}, jax.random.key(1), x, model=model)["f"][0]
+    np.testing.assert_allclose(values, predicted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("num", [12, 60])

@@ -143,6 +143,36 @@ def test_integers():
     assert not find(dense()).takes_integers
 
 
+class Embedded(eqx.Module):
+    """A network whose first input is the number of a row of a table."""
+
+    table: eqx.nn.Embedding
+    mlp: eqx.nn.MLP
+
+    def __init__(self, key):
+        self.table, self.mlp = eqx.nn.Embedding(4, 3, key=key), eqx.nn.MLP(4, 1, 6, 1, key=key)
+
+    def __call__(self, x):
+        return self.mlp(jnp.concatenate([self.table(x[0].astype(int)), x[1:]]))
+
+
+def in_place(self, x):
+    return nn.Dense(1)(hidden(x.at[:, 0].multiply(2.0)))
+
+
+@pytest.mark.parametrize("module", [Embedded(KEY), Module(in_place)], ids=["embedding", "in place"])
+def test_networks_that_need_arrays_of_jax(module):
+    """Their programs index by tracers and call methods of arrays that NumPy's lack."""
+    network = read_network("f", module, (2,))
+    x = np.stack([np.arange(8) % 4, np.linspace(-1.0, 1.0, 8)], -1)
+    layer = find_last_layer("f", network, (2,), x)
+    assert layer.num_features == 7 and not layer.takes_integers
+    v = {path: jax.random.normal(KEY, network.weights[path].shape) for path in layer.hidden}
+    columns = jax.random.normal(KEY, (7, 1))
+    by_features = layer.features(v, x) @ columns + layer.offset(v, x)
+    np.testing.assert_allclose(layer.output(v, columns, x), by_features, rtol=1e-5, atol=1e-5)
+
+
 def test_images():
     network = nn.Sequential([nn.Conv(3, (3, 3), strides=2), nn.relu, lambda h: h.reshape(len(h), -1), nn.Dense(10)])
     layer = find(network, (6, 6, 1))
@@ -236,15 +266,16 @@ def on(transform):
     return nn.Sequential([transform, nn.Dense(6), nn.tanh, nn.Dense(1)])
 
 
-AFFINE = {
+LINEAR = {
     "nothing": lambda x: x,
-    "units": lambda x: (x - jnp.array([1.0, 2.0])) / jnp.array([3.0, 4.0]),
+    "units": lambda x: x / jnp.array([3.0, 4.0]),
     "columns": lambda x: jnp.concatenate([x[:, 1:], 2.0 * x[:, [0]], x[:, ::-1]], -1),
     "shapes": lambda x: x.reshape(len(x), 1, 2).squeeze(1),
     "products": lambda x: x @ jnp.array([[1.0, 2.0], [0.0, 1.0]]),
     "a jitted product": jax.jit(lambda x: 3.0 * x),
 }
 FEATURES = {
+    "a translation": lambda x: (x - jnp.array([1.0, 2.0])) / jnp.array([3.0, 4.0]),
     "sines": lambda x: jnp.concatenate([x, jnp.sin(x)], -1),
     "squares": lambda x: jnp.concatenate([x, x**2], -1),
     "interactions": lambda x: jnp.concatenate([x, x[:, :1] * x[:, 1:]], -1),
@@ -255,9 +286,9 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("name", [*AFFINE, *FEATURES])
+@pytest.mark.parametrize("name", [*LINEAR, *FEATURES])
 def test_a_network_that_makes_features_of_its_inputs_is_told_apart(name):
-    network = read_network("f", on((AFFINE | FEATURES)[name]), (2,))
+    network = read_network("f", on((LINEAR | FEATURES)[name]), (2,))
     assert find_last_layer("f", network, (2,)).makes_features == (name in FEATURES)
 
 

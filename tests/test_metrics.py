@@ -84,7 +84,7 @@ def test_raw_units_agree_with_scoring_raw_targets(regression):
 
 
 def test_coverage_counts_the_central_interval():
-    draws = np.tile(np.arange(101.0)[:, None], 5)  # quantile q is 100 q
+    draws = np.tile(np.arange(1.0, 100.0)[:, None], 5)  # quantile q is 100 q
     y = np.array([4.9, 5.0, 50.0, 95.0, 95.1])
     assert metrics.coverage(y, draws, level=0.9) == pytest.approx(3 / 5)
     assert metrics.calibration_curve(y, draws, [0.1, 0.9, 0.99]) == pytest.approx([1 / 5, 3 / 5, 1.0])
@@ -98,6 +98,14 @@ def test_coverage_of_calibrated_draws_is_nominal():
     rng = np.random.default_rng(RNG_SEED)
     covered = metrics.coverage(rng.normal(size=4000), rng.normal(size=(2000, 4000)), level=0.7)
     assert covered == pytest.approx(0.7, abs=4 * np.sqrt(0.21 / 4000))
+
+
+@pytest.mark.parametrize(("num", "expected"), [(10, 9 / 11), (19, 0.9), (50, 0.9)])
+def test_coverage_of_few_calibrated_draws(num, expected):
+    """Of ten draws and a target, which are alike, the target is the smallest or the largest with probability 2/11."""
+    rng = np.random.default_rng(RNG_SEED)
+    covered = metrics.coverage(rng.normal(size=20_000), rng.normal(size=(num, 20_000)), level=0.9)
+    assert covered == pytest.approx(expected, abs=4 * np.sqrt(0.16 / 20_000))
 
 
 def test_gaussian_coverage_ends_at_the_normal_quantile():

@@ -195,6 +195,27 @@ def test_the_smallest_summand_is_followed_too():
         scales_of(module, fs.GPPrior(trend + ExpSquared(0.5)), x, name="slow")
 
 
+SMOOTH, ROUGH = ExpSquared(1.0), ExpSquared(0.03)
+
+
+MANY = {
+    "the fifth": [*[SMOOTH] * 4, ROUGH],
+    "a summand of both": 2 * [SMOOTH + 0.03 * ROUGH],
+    "one of ten": [*(ExpSquared(1.0 + 0.1 * i) for i in range(9)), ROUGH],
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_every_output_is_followed(name):
+    """The worst part of all outputs counts, as if it were the only one."""
+    module, x = network(50), grid(40)
+    with pytest.warns(RuntimeWarning, match=r"features make \d\d% of"):
+        both = scales_of(module, fs.GPPrior(MANY[name]), x, name=name)
+    with pytest.warns(RuntimeWarning, match=r"features make \d\d% of"):
+        worst = scales_of(module, fs.GPPrior(MANY[name][-1]), x, name=f"{name}, alone")
+    np.testing.assert_allclose([both.share, both.error], [worst.share, worst.error], rtol=0.1)
+
+
 @pytest.mark.parametrize(("kernel", "missing"), [(Exp(0.25), 0.078), (Matern32(0.25), 0.001)])
 def test_what_a_smooth_network_lacks_of_a_rough_process(kernel, missing):
     """Half-way between points h apart an Ornstein-Uhlenbeck process has the variance tanh(h / 2 l) given its values

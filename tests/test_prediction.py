@@ -241,6 +241,47 @@ def test_what_is_observed_stays_what_it_is_for_sites_that_depend_on_it():
     assert not np.array_equal(values["x"][0], X)
 
 
+def test_imputed_targets_are_no_draws_at_other_rows():
+    """obs_mask= puts known and imputed targets together in a site of the run's own rows."""
+
+    def model(x, y=None, mask=None, z=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 3.0))
+        with numpyro.plate("rows", len(x)):
+            y = numpyro.sample("y", dist.Normal(w * x, 0.3), obs=y, obs_mask=mask)
+            numpyro.sample("z", dist.Normal(3.0 * y, 0.1), obs=z)
+
+    x = np.linspace(-1.0, 1.0, 20, dtype=np.float32)
+    y, known = 2.0 * x, np.arange(20) % 4 > 0
+    mcmc = numpyro.infer.MCMC(numpyro.infer.NUTS(model), num_warmup=100, num_samples=200, progress_bar=False)
+    mcmc.run(jax.random.key(0), x, y, known, 3.0 * y)
+    new = np.full(20, 5.0, np.float32)
+    draws = fs.predict(mcmc, jax.random.key(1), new)
+    assert set(draws) == {"y", "z"}
+    np.testing.assert_allclose(draws["y"].mean(0), 10.0, atol=0.6)
+    np.testing.assert_allclose(draws["z"].mean(0), 30.0, atol=1.5)
+    with pytest.raises(ValueError, match="Pass the MCMC object"):  # draws alone do not say what was observed
+        fs.predict(mcmc.get_samples(), jax.random.key(1), new, model=model)
+    seen = fs.predict(mcmc, jax.random.key(1), x, y, known, 3.0 * y)["z"]  # at the run's own rows
+    np.testing.assert_allclose(seen.mean(0), 6.0 * x, atol=0.2)
+
+
+def test_runs_that_subsample_by_themselves_are_read():
+    """HMCECS keeps the rows of its minibatch among the values of its state."""
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 3.0))
+        with numpyro.plate("N", len(x), subsample_size=10):
+            xb = numpyro.subsample(x, event_dim=0)
+            yb = None if y is None else numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(w * xb, 0.3), obs=yb)
+
+    x = np.linspace(-1.0, 1.0, 40, dtype=np.float32)
+    kernel = numpyro.infer.HMCECS(numpyro.infer.NUTS(model), num_blocks=2)
+    mcmc = numpyro.infer.MCMC(kernel, num_warmup=50, num_samples=50, progress_bar=False)
+    mcmc.run(jax.random.key(0), x, 2.0 * x)
+    assert fs.predict(mcmc, jax.random.key(1), x[:7])["y"].shape == (50, 7)
+
+
 def test_functions_in_a_scope_are_evaluated_where_the_model_does_it():
     def part(x):
         return fs.random_module("net", nn.Dense(1), input_shape=1)(x)[:, 0]

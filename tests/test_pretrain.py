@@ -192,6 +192,13 @@ def test_warns_of_targets_far_from_zero():
         fit_gp(None, x, 100.0 + x[:, 0], num_steps=5)
 
 
+def test_warns_of_any_output_far_from_zero():
+    """Means of outputs that cancel are far from zero all the same."""
+    x = np.linspace(-1.0, 1.0, 20)[:, None]
+    with pytest.warns(RuntimeWarning, match="column 0 of y has mean 100"):
+        fit_gp(None, x, np.concatenate([100.0 + x, 2.0 * x - 100.0], -1), num_steps=5)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [({"learning_rate": -1.0}, "learning_rate=-1.0 must be positive"), ({"num_steps": 60.0}, "num_steps")],

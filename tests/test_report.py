@@ -362,6 +362,17 @@ def test_judges_other_networks_if_asked():
         fs.report(mcmc, inputs={"nois": x})
 
 
+@pytest.mark.parametrize("scale", [lambda n: 2.0 * jnp.ones(n), lambda n: np.ones(n)], ids=["of JAX", "of NumPy"])
+def test_a_model_whose_likelihood_is_scaled_by_an_array(scale):
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+        with numpyro.plate("data", len(y)), numpyro.handlers.scale(scale=scale(len(y)) + 1.0):
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    mcmc = run(fs.SGHMC(model), (jax.random.normal(jax.random.key(1), (50,)),), num_warmup=200, num_samples=200)
+    assert "Sites" in str(fs.report(mcmc))
+
+
 def test_drift_where_a_support_depends_on_another_site():
     """The weights' mean square is that of unconstrained values, which the chain has."""
 

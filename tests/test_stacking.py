@@ -89,6 +89,32 @@ def test_targets_that_are_masked_do_not_count():
     np.testing.assert_allclose(found.elpd, same.elpd, rtol=1e-5)
 
 
+def test_targets_of_a_scale_of_zero_do_not_count():
+    y = np.append(RNG.normal(size=30), 100.0)
+    posterior = chains(0.0, 4.0, y=y)
+
+    def scaled(y):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+        with numpyro.handlers.scale(scale=jnp.where(jnp.arange(31) < 30, 1.0, 0.0)):
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    found = fs.diagnostics.stack_chains(fs.Posterior(scaled, posterior.samples, num_chains=2, args=(y,)))
+    np.testing.assert_allclose(found.elpd, fs.diagnostics.stack_chains(posterior, y[:30]).elpd, rtol=1e-5)
+
+
+def test_the_scale_of_arviz_does_not_matter():
+    az = pytest.importorskip("arviz")
+    y = RNG.normal(size=30)
+    posterior, name = chains(0.0, 4.0, y=y), "stats.ic_scale"
+    if name not in az.rcParams:
+        pytest.skip("ArviZ 1.x has no such setting")
+    right = fs.diagnostics.stack_chains(posterior)
+    with az.rc_context({name: "deviance"}):
+        found = fs.diagnostics.stack_chains(posterior)
+    np.testing.assert_array_equal(found.weights, right.weights)
+    np.testing.assert_array_equal(found.elpd, right.elpd)
+
+
 def test_a_run_is_stacked_and_its_report_says_so():
     def two_modes(x, y=None):
         w = numpyro.sample("w", dist.Normal(0.0, 3.0))

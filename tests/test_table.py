@@ -114,6 +114,24 @@ def test_a_decimal_point_beside_decimal_commas_is_refused(cells, tmp_path):
         read_csv(path, ",")
 
 
+def test_decimal_commas_of_new_rows_are_those_of_the_training_rows(tmp_path):
+    """Levels stay text and numbers are numbers, whatever most cells of the new file are."""
+    sizes = ["S", "M", "L", "38,5"] * 10
+    path = written(tmp_path, {"size": sizes, "c": ["1,5", "2,5"] * 20, "y": list(range(40))}, separator=";")
+    design, *_ = read_design(read_csv(path, ","), "y")
+    assert design.columns[0].levels == ("38,5", "L", "M", "S") and design.numbers == ["c", "y"]
+    new = tmp_path / "new.csv"
+    new.write_text("size;c\n38,5;2,5\n38,5;7\n")
+    x = design.inputs(read_csv(new, ",", design.numbers))
+    np.testing.assert_array_equal(x, [[1.0, 0.0, 0.0, 0.0, 2.5], [1.0, 0.0, 0.0, 0.0, 7.0]])
+
+
+def test_a_table_of_one_column_with_decimal_commas(tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text("a\n3,5\n7\n")
+    assert read_csv(path, ",")["a"].tolist() == ["3.5", "7"]
+
+
 def test_text_with_points_stays_beside_decimal_commas(tmp_path):
     path = written(tmp_path, {"c": ["192.168.100.100", "host", "1.5.2"] * 10, "b": [1] * 30}, separator=";")
     assert read_csv(path, ",")["c"][:3].tolist() == ["192.168.100.100", "host", "1.5.2"]

@@ -13,8 +13,15 @@ import numpyro.distributions as dist
 import optax
 import pytest
 import tinygp
+from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation, AutoMultivariateNormal
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoGuideList,
+    AutoLaplaceApproximation,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 
 import numpyro_fspace as fs
 from numpyro_fspace.variational import divergences
@@ -751,6 +758,138 @@ def test_draws_have_the_deterministic_sites_of_the_linearized_model():
     pointwise = fs.to_arviz(posterior)["log_likelihood"]["y"].values[0]
     expected = dist.Normal(posterior.samples["u"], 0.25).log_prob(Y)
     np.testing.assert_allclose(pointwise, expected, rtol=1e-4, atol=1e-4)
+
+
+def fitted(model, guide, *args, loss=None, num_steps=1):
+    """An SVI object and the parameters of a short fit."""
+    svi = SVI(model, guide, optax.adam(0.05), loss or Trace_ELBO())
+    return svi, svi.run(jax.random.key(0), num_steps, *args, progress_bar=False).params
+
+
+def test_deterministic_sites_follow_parameters_and_have_all_rows():
+    """Guides compute them with the parameters and the minibatch at their start."""
+
+    def model(x, y=None):
+        a, shift = numpyro.sample("a", dist.Normal()), numpyro.param("shift", 5.0)
+        with numpyro.plate("data", len(x), subsample_size=2):
+            mean = numpyro.deterministic("mean", a + shift + numpyro.subsample(x, event_dim=1)[:, 0])
+            yb = None if y is None else numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(mean, SIGMA), obs=yb)
+
+    svi, params = fitted(model, AutoNormal(model), X, Y)
+    posterior = fs.svi_posterior(svi, params | {"shift": jnp.array(-1.0)}, KEYS[0], X, Y, num_samples=7)
+    right = posterior.samples["a"][:, None] - 1.0 + X[:, 0]
+    np.testing.assert_allclose(posterior.samples["mean"], right, rtol=1e-5, atol=1e-5)
+
+
+def test_draws_have_the_supports_of_their_data():
+    """One guide for several data sets, under the bound that maps its values by the data of the step."""
+
+    def model(x, y):
+        w = numpyro.sample("w", dist.Normal())
+        f = fs.functional_prior("f", lambda x: w * x[:, 0], PRIOR, POINTS)
+        sigma = numpyro.sample("sigma", dist.Uniform(0.0, jnp.std(y)))
+        numpyro.sample("y", dist.Normal(f(x), sigma).to_event(1), obs=y)
+
+    guide = fs.variational.guides.mean_field(model)
+    fitted(model, guide, X, Y, loss=fs.FunctionalELBO())
+    svi, params = fitted(model, guide, X, 100.0 * Y, loss=fs.FunctionalELBO())
+    draws = fs.svi_posterior(svi, params, KEYS[0], X, 100.0 * Y, num_samples=400).samples["sigma"]
+    assert 0.3 < np.mean(draws) / np.std(100.0 * Y) < 0.7 and np.max(draws) > 0.5 * np.std(100.0 * Y)
+
+
+def test_parts_of_a_list_of_guides_are_independent():
+    def model(x, y):
+        a, b = numpyro.sample("a", dist.Normal()), numpyro.sample("b", dist.Normal())
+        numpyro.sample("y", dist.Normal(a + b * x[:, 0], SIGMA).to_event(1), obs=y)
+
+    guide = AutoGuideList(model)
+    guide.append(AutoNormal(handlers.block(model, hide=["b"]), prefix="first"))
+    guide.append(AutoNormal(handlers.block(model, hide=["a"]), prefix="second"))
+    svi, params = fitted(model, guide, X, Y)
+    draws = fs.svi_posterior(svi, params, KEYS[0], X, Y, num_samples=2000).samples
+    assert set(draws) == {"a", "b"} and abs(np.corrcoef(draws["a"], draws["b"])[0, 1]) < 0.12
+
+
+def test_a_point_guide_of_a_model_with_deterministic_sites():
+    def model(x, y):
+        a = numpyro.sample("a", dist.Normal())
+        numpyro.sample("y", dist.Normal(numpyro.deterministic("mean", a * x[:, 0]), SIGMA).to_event(1), obs=y)
+
+    svi, params = fitted(model, AutoDelta(model), X, Y)
+    draws = fs.svi_posterior(svi, params, KEYS[0], X, Y, num_samples=3).samples
+    np.testing.assert_allclose(draws["mean"], draws["a"][:, None] * X[:, 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["param", "condition"])
+def test_linearized_functions_see_what_outer_handlers_give(how):
+    """What is substituted or conditioned on outside, as what is inside."""
+
+    def model(x):
+        w, v = numpyro.sample("w", dist.Normal()), numpyro.sample("v", dist.Normal())
+        a = numpyro.param("a", 1.0)
+        f = fs.functional_prior("f", lambda x: a * jnp.tanh(w * x[:, 0]) + v, PRIOR, POINTS)
+        numpyro.deterministic("values", f(x))
+
+    center, draw = {"w": jnp.array(0.5), "v": jnp.array(0.1)}, {"w": jnp.array(1.5), "v": jnp.array(0.7)}
+    linear_model = fs.variational.linearize(model, center)
+    if how == "param":
+        linear_model = handlers.substitute(linear_model, data={"a": jnp.array(3.0)} | draw)
+    else:
+        linear_model = handlers.condition(handlers.substitute(linear_model, data={"w": draw["w"]}), {"v": draw["v"]})
+    values = handlers.trace(handlers.seed(linear_model, 0)).get_trace(X)["values"]["value"]
+    a, x, tanh = 3.0 if how == "param" else 1.0, X[:, 0], np.tanh(0.5 * X[:, 0])
+    np.testing.assert_allclose(values, a * (tanh + (1 - tanh**2) * x) + 0.7, rtol=1e-5, atol=1e-6)
+
+
+def test_a_network_of_the_noise_is_linearized_everywhere(monkeypatch):
+    """In closed form and by draws the likelihood is that of the linearized model, from which predictions are made."""
+
+    def model(x, y=None):
+        g = fs.random_module("g", nn.Sequential([nn.Dense(3), nn.tanh, nn.Dense(1)]), input_shape=1)
+        linear(x, y, likelihood=lambda f: dist.Normal(f, 0.5 + nn.softplus(g(x)[:, 0])))
+
+    args = jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32)
+    loss = fs.FunctionalELBO(lambda law, prior, x: 0.0, num_particles=20_000)
+    guide = fs.variational.guides.mean_field(model, init_scale=1.0)
+    evaluate, params = prepared(model, guide, loss, *args)
+    value = -float(evaluate(params, KEYS[0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(likelihood_module, "integrated", lambda guided, key: None)
+        drawn = -float(evaluate(params, KEYS[1]))
+    assert value == pytest.approx(drawn, rel=0.02)
+
+
+def test_what_no_observation_depends_on_leaves_the_closed_form():
+    """Further calls of the function and masks; a call within a program of the model's own is averaged by draws."""
+
+    def with_a_curve(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+        f = fs.functional_prior("f", lambda x: features(x) @ w, PRIOR, POINTS)
+        numpyro.deterministic("curve", f(POINTS))
+        with handlers.mask(mask=jnp.arange(5) < 3):
+            numpyro.sample("y", dist.Normal(f(x), SIGMA), obs=y)
+
+    def of_three(x, y=None):
+        return linear(x[:3], None if y is None else y[:3])
+
+    first = expected_log_likelihood(with_a_curve)
+    assert first == expected_log_likelihood(with_a_curve, KEYS[1])
+    assert first == pytest.approx(float(expected_log_likelihood(of_three)), rel=1e-5)
+
+    def compiled(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+        f = fs.functional_prior("f", lambda x: features(x) @ w, PRIOR, POINTS)
+        numpyro.sample("y", dist.Normal(jax.jit(f)(x), SIGMA).to_event(1), obs=y)
+
+    by_draws = expected_log_likelihood(compiled, KEYS[1], num_particles=20_000)
+    assert float(by_draws) == pytest.approx(float(expected_log_likelihood(linear)), rel=0.05)
+
+
+def test_a_fit_without_data_is_refused():
+    svi = SVI(linear, fs.variational.guides.mean_field(linear), optax.adam(0.05), fs.FunctionalELBO())
+    with pytest.raises(ValueError, match="no observed site"):
+        svi.run(jax.random.key(0), 10, X, progress_bar=False)
 
 
 def test_deterministic_sites_that_new_arguments_lack_are_left_out():

@@ -95,7 +95,7 @@ def number(value: float, digits: Digits) -> str:
     """A number with a minus sign, and a space before the thousands of whole numbers with five digits or more."""
     value = float(f"{value:.12g}")  # 5.5, and not 5.499999999999999
     digits = digits(value) if callable(digits) else digits
-    text = format(value, f"z.{digits}f" if isinstance(digits, int) else digits)
+    text = format(value, f"z.{digits}f" if isinstance(digits, int) else digits).removesuffix(".")
     if text.lstrip("-").isdigit() and abs(int(text)) >= 10_000:
         text = f"{int(text):,}".replace(",", " ")
     return text.replace("-", "−")

@@ -200,9 +200,10 @@ LANGEVIN = Table(
     "langevin",
     ("data set", "method"),
     [
-        *columns(one, ".3g", {"coordinates": "num_weights", "acceptance": "acceptance", "to a tenth": "tenth"}),
-        *columns(one, ".3g", {"√KSD²": "ksd", "exact draws": "ksd_floor", "sd of f": "sd", "of the GP": "gp_sd"}),
-        *columns(one, ".3g", {W2: "w2_gp"}),
+        *columns(one, 0, {"coordinates": "num_weights"}),
+        *columns(one, "#.3g", {"acceptance": "acceptance", "to a tenth": "tenth"}),
+        *columns(one, "#.3g", {"√KSD²": "ksd", "exact draws": "ksd_floor", "sd of f": "sd", "of the GP": "gp_sd"}),
+        *columns(one, "#.3g", {W2: "w2_gp"}),
     ],
     grouped(
         {

@@ -99,9 +99,16 @@ def laplace(
         modes, latents = find_modes(model, key_mode[None], args, kwargs, **settings)
         return {name: modes[name][0] for name in latents}
 
-    curved = CurvedModel(model, args, kwargs, find(0))
+    try:
+        curved = CurvedModel(model, args, kwargs, find(0))
+        if num_updates:
+            curved.check()  # before the long optimization
+    except jax.errors.UnexpectedTracerError as error:
+        raise ValueError(
+            "laplace: the model calls a function within a jax.jit, jax.vmap or jax.lax.map of its own: call it at all "
+            "rows directly, f(x)."
+        ) from error
     if num_updates:
-        curved.check()  # before the long optimization
         curved = CurvedModel(model, args, kwargs, find(num_updates))
     precision = curved.prior_precision()
     scale = 1.0 / np.sqrt(precision)

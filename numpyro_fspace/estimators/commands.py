@@ -143,7 +143,7 @@ def predict_table(folder: str | Path, path: str | Path, out: str | Path) -> None
     if "design" not in entries:
         raise ValueError(f"{folder} holds an estimator without the columns of its table: it is not from fspace fit.")
     design = Design.from_dict(entries["design"])
-    frame = read_csv(path, entries["decimal"])
+    frame = read_csv(path, entries["decimal"], design.numbers)
     x = design.inputs(frame)
     complete = ~np.isnan(x).any(1)
     if not complete.any():

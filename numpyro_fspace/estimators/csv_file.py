@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,7 @@ __all__ = ["read_csv"]
 WITH_POINT = r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?"
 
 
-def read_csv(path: str | Path, decimal: str = ".") -> pd.DataFrame:
+def read_csv(path: str | Path, decimal: str = ".", numbers: Sequence[str] | None = None) -> pd.DataFrame:
     """The table of a CSV file, with ``,``, ``;`` or a tab between the fields; errors name the line and the cure.
 
     All cells are text, so that what a cell is does not depend on the other rows of its file; missing ones are missing.
@@ -25,6 +26,8 @@ def read_csv(path: str | Path, decimal: str = ".") -> pd.DataFrame:
         path: of the file.
         decimal: the decimal point, ``"."`` or ``","``; with ``","`` numbers may have points between thousands. Numbers
             are returned with a point, and without those between thousands.
+        numbers: names of the columns that hold numbers, of which ``decimal`` speaks; if None, those of which most cells
+            are numbers.
     """
     path = Path(path)
     if not path.is_file():
@@ -34,7 +37,7 @@ def read_csv(path: str | Path, decimal: str = ".") -> pd.DataFrame:
             header = file.readline()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8 ({error}): save the table as CSV in UTF-8.") from error
-    separator = max(",;\t", key=header.count)
+    separator = max(";\t," if decimal == "," else ",;\t", key=header.count)  # the first if the header has none
     names = [name.strip() for name in next(csv.reader([header], delimiter=separator, skipinitialspace=True), [])]
     if not any(names):
         raise ValueError(f"{path} is empty, or its first line is: the first line must name the columns.")
@@ -59,7 +62,10 @@ def read_csv(path: str | Path, decimal: str = ".") -> pd.DataFrame:
         raise ValueError(f"{path} cannot be read: {str(error).strip()} (fields between {separator!r}).") from error
     frame.columns = [name or f"column {i + 1}" for i, name in enumerate(names)]
     frame = frame.apply(lambda cells: cells.astype("string").str.strip().replace("", pd.NA))
-    return frame.apply(_with_points) if decimal == "," else frame
+    if decimal == ",":
+        for name in frame.columns if numbers is None else frame.columns.intersection(numbers):
+            frame[name] = _with_points(frame[name], is_known=numbers is not None)
+    return frame
 
 
 def _checked_rows(path: Path, separator: str, num: int) -> int:
@@ -84,11 +90,11 @@ def _checked_rows(path: Path, separator: str, num: int) -> int:
     return last
 
 
-def _with_points(cells):
+def _with_points(cells, *, is_known: bool):
     """Numbers with decimal commas as numbers with points, in a column of numbers; a decimal point there is refused."""
     is_number = cells.str.fullmatch(WITH_COMMA).fillna(False)
     wrong = cells[cells.str.fullmatch(WITH_POINT).fillna(False) & ~is_number]
-    if is_number.sum() + len(wrong) < MOSTLY * cells.notna().sum():
+    if not is_known and is_number.sum() + len(wrong) < MOSTLY * cells.notna().sum():
         return cells
     if len(wrong):
         raise ValueError(

@@ -87,6 +87,12 @@ class Design:
         """The names of the inputs."""
         return [label for column in self.columns for label in column.labels]
 
+    @property
+    def numbers(self) -> list[str]:
+        """The names of the columns that hold numbers."""
+        target = [] if self.is_classes else [self.target]
+        return [column.name for column in self.columns if column.kind == "number"] + target
+
     def inputs(self, frame: pd.DataFrame) -> np.ndarray:
         """Inputs [N, D] of a table; NaN in rows with missing values."""
         missing = [column.name for column in self.columns if column.name not in frame]

@@ -22,7 +22,8 @@ def coverage(y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], level: f
         level: nominal probability :math:`\ell` of the interval.
 
     Returns:
-        The fraction, which equals ``level`` for calibrated predictions.
+        The fraction, which is ``level`` on average for calibrated predictions and independent draws. The interval of S
+        draws covers at most (S - 1)/(S + 1): 82 % for ten, 90 % for nineteen.
 
     Raises:
         ValueError: if a shape is wrong, a value is not finite, or ``level`` is not in (0, 1).
@@ -57,7 +58,9 @@ def calibration_curve(
     y = as_vector(y, "y")
     draws = as_draws(draws, "draws", len(y))
     levels = np.array([as_level(level) for level in as_vector(levels, "levels")])
-    low, high = np.quantile(draws, [(1 - levels) / 2, (1 + levels) / 2], axis=0)  # each [L, N]
+    # By this rule an interval of a few draws covers its level on average. NumPy's default covers less.
+    tails = [(1 - levels) / 2, (1 + levels) / 2]
+    low, high = np.quantile(draws, tails, axis=0, method="weibull")  # each [L, N]
     return np.mean((low <= y) & (y <= high), axis=1)
 
 

@@ -14,6 +14,7 @@ from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.programs.analysis import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior
+from numpyro_fspace.priors._concrete import is_traced
 
 __all__ = [
     "evaluate",
@@ -108,8 +109,18 @@ def function_values(model, draw, args, kwargs, inputs) -> dict:
     Raises:
         ValueError: the model has no function with one of the names.
     """
-    trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw)
-    return evaluate(functions_of(trace), inputs)
+    arrays, _, join = split_arrays((args, kwargs))
+    inputs = {k: jnp.asarray(x) for k, x in inputs.items()} if isinstance(inputs, dict) else jnp.asarray(inputs)
+
+    def values(draw, arrays, inputs):
+        args, kwargs = join(arrays)
+        trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw)
+        return evaluate(functions_of(trace), inputs)
+
+    if is_traced((draw, arrays, inputs)):
+        return values(draw, arrays, inputs)
+    # Compiled, as runs are: a gp_network whose kernel has sampled parameters is another function if these are known.
+    return jax.jit(values)(draw, arrays, inputs)
 
 
 def evaluate(functions, inputs) -> dict:

@@ -86,8 +86,9 @@ def gp_network(
 
     **Units.** A network with inputs of shape (D,) receives (x - mean of X_M) / unit. The unit of each input is
     proportional to the lengthscale of the process along it, and scaled such that the points have a mean square of one.
-    A network receives x unchanged if it takes integers, or computes features of its inputs before its first weights,
-    such as sines of the time of year. Give such features a mean square of about one.
+    A network receives x unchanged if it takes integers, or if, before its first weights, it translates its inputs (to
+    standardize them) or computes features of them (sines of the time of year). Let it do so with a mean square of about
+    one.
 
     **Sites.** There is one site ``"{name}.{path}"`` for each array of hidden weights, and there are three sites with
     standard normal priors: ``"{name}.values"`` z [M, K], the values of the process at the points, whitened by the

@@ -198,6 +198,7 @@ class function_hook(Messenger):
     """While active, ``functional_prior(name, fn, …)`` uses ``replace(name, fn, values)`` instead of ``fn``.
 
     With several hooks, the innermost replaces first. A hook without ``replace`` hides the function from outer hooks.
+    ``observed`` and ``params`` hold the values of observed sites and of parameters so far, by name.
 
     Args:
         replace: takes the name, the function, and the values of the latent sites so far; None replaces nothing.
@@ -209,8 +210,12 @@ class function_hook(Messenger):
     def __init__(self, replace=None, *, density=True, networks=False, points=False):
         super().__init__()
         self.replace, self.density, self.networks, self.points = replace, density, networks, points
-        self.values = {}
+        self.values, self.observed, self.params = {}, {}, {}
 
     def postprocess_message(self, msg):
         if msg["type"] == "sample" and not msg["is_observed"] and not is_functional_prior(msg):
             self.values[msg["name"]] = msg["value"]
+        elif msg["type"] == "sample" and not is_functional_prior(msg):
+            self.observed[msg["name"]] = msg["value"]
+        elif msg["type"] == "param":
+            self.params[msg["name"]] = msg["value"]

@@ -67,13 +67,16 @@ def linearize(model, center: dict):
     @functools.wraps(model)
     def linear_model(*args, **kwargs):
         def replace(name, fn, values):
+            # Inner runs do not see what outer handlers substitute or condition on.
+            inner = handlers.substitute(model, data=dict(hook.params))
+            fixed = {site: value for site, value in hook.observed.items() if site in center}
             known = {site: value for site, value in values.items() if site in center}
             start = {site: jnp.asarray(center[site], jnp.result_type(value)) for site, value in known.items()}
             step = {site: value - start[site] for site, value in known.items()}
 
             def linear_fn(x):
                 def at(weights):
-                    return function_of(model, name, args, kwargs, weights)(x)
+                    return function_of(inner, name, args, kwargs, fixed | weights)(x)
 
                 missing = values.keys() - known.keys()  # these include new observations, which no function needs
                 missing = sorted(missing & depends_on(at, values)) if missing else []
@@ -84,7 +87,8 @@ def linearize(model, center: dict):
 
             return linear_fn
 
-        with function_hook(replace, networks=True):
+        hook = function_hook(replace, networks=True)
+        with hook:
             return model(*args, **kwargs)
 
     return linear_model

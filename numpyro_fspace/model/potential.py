@@ -85,14 +85,18 @@ class ModelPotential:
     @functools.cached_property
     def _first(self):
         """``(trace, has_own_noise, whether points are random)`` of the initial run, whose errors it raises."""
-        fresh = fresh_draws(self.model, self._key_fresh)
-        start = checked_starts(self._init_strategy)
-        settings = {"key": self._key_init, "substitute": start, "full_plates": False, "density": True}
-        trace = run_model(fresh, self.args, self.kwargs, **settings)
+        trace, fresh = self._initial_run()
         check_sites(trace)
         check_unsubstituted(self.model, list(latent_sites(trace)))
         warn_of_unknown(self.model, trace, self._init_strategy)
         return trace, fresh.num_own_keys > 0, fresh.has_random_points
+
+    def _initial_run(self):
+        """``(trace, handler)`` of the model run with initial values."""
+        fresh = fresh_draws(self.model, self._key_fresh)
+        start = checked_starts(self._init_strategy)
+        settings = {"key": self._key_init, "substitute": start, "full_plates": False, "density": True}
+        return run_model(fresh, self.args, self.kwargs, **settings), fresh
 
     @property
     def trace(self) -> dict:
@@ -204,7 +208,7 @@ class ModelPotential:
 
     def num_observed(self):
         """Number of observed values in all data; infinite if the model has a ``factor``, whose data are unknown."""
-        sites = observed_sites(self.trace, factors=True).values()
+        sites = observed_sites(self._initial_run()[0], factors=True).values()  # in the caller's own program
         if not all(jnp.size(s["value"]) for s in sites):
             return float("inf")
         scales = [1.0 if s["scale"] is None else jnp.max(s["scale"]) for s in sites]

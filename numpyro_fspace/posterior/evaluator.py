@@ -198,7 +198,8 @@ def log_likelihood(posterior: Posterior, args, kwargs) -> dict:
     """Pointwise log-likelihood [S, N] of every observed site, at all rows of the data and recomputed functions.
 
     ``args`` include the targets. The functional prior and other factors are not observations and are left out, and so
-    are weights that ``numpyro.handlers.condition`` fixes. A point under a mask has log-likelihood 0.
+    are weights that ``numpyro.handlers.condition`` fixes. A point under a mask, or with a scale of 0, has
+    log-likelihood 0.
 
     Warns:
         RuntimeWarning: a ``numpyro.factor`` depends on the arguments, so that it may be a part of the likelihood.
@@ -215,9 +216,15 @@ def log_likelihood(posterior: Posterior, args, kwargs) -> dict:
 
     def one_draw(draw, key, args, kwargs):
         trace = run_model(posterior.model, args, kwargs, key=key, substitute=draw)
-        return {k: s["fn"].log_prob(s["value"]) for k, s in observed_sites(trace).items()}
+        return {k: _log_prob(s) for k, s in observed_sites(trace).items()}
 
     return map_draws(one_draw, posterior.samples, (args, kwargs))
+
+
+def _log_prob(site):
+    """The log densities of an observation's rows; 0 where a mask or a scale of 0 leaves a row out."""
+    log_prob = site["fn"].log_prob(site["value"])
+    return log_prob if site["scale"] is None else jnp.where(site["scale"] != 0, log_prob, 0.0)
 
 
 def _factors_of_data(posterior, args, kwargs) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_fspace.model.programs.analysis import depends_on, sources
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sites import is_functional_prior, module_weights, parameters_of
+from numpyro_fspace.model.sites import base_distribution, is_functional_prior, module_weights, parameters_of
 
 __all__ = ["Structure", "likelihood_parameters", "structure"]
 
@@ -115,7 +115,11 @@ def _shape_of(value):
 
 
 def likelihood_parameters(trace, draw) -> dict:
-    """Floating-point parameters of the observations' distributions, by name; of their draws where no data are given."""
+    """Floating-point parameters of the observations' distributions, by name; of their draws where no data are given.
+
+    Those that are no attributes of the innermost distribution (gates, bounds and transforms of the distributions around
+    it, parameters that NumPyro keeps in another form) are numbered.
+    """
     found = {}
     for name, site in trace.items():
         if site["type"] != "sample" or is_functional_prior(site) or (name in draw and not site["is_observed"]):
@@ -123,9 +127,13 @@ def likelihood_parameters(trace, draw) -> dict:
         distribution = site["fn"]
         while hasattr(distribution, "base_dist"):
             distribution = distribution.base_dist
-        named = {k: vars(distribution)[k] for k in distribution.arg_constraints if k in vars(distribution)}
-        values = named or dict(enumerate(parameters_of(distribution)))
-        for key, value in values.items():
+        values = {k: vars(distribution)[k] for k in distribution.arg_constraints if k in vars(distribution)}
+        is_whole = (
+            distribution is base_distribution(site["fn"]) and distribution.arg_constraints.keys() <= values.keys()
+        )
+        known = {id(value) for value in values.values()}
+        others = {id(value): value for value in parameters_of(site["fn"]) if id(value) not in known}
+        for key, value in (values | ({} if values and is_whole else dict(enumerate(others.values())))).items():
             if jnp.issubdtype(jnp.result_type(value), jnp.floating):
                 found[f"{name}.{key}"] = jnp.asarray(value)
     return found

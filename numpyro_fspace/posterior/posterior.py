@@ -16,6 +16,7 @@ from numpyro.infer import MCMC as NumPyroMCMC
 
 from numpyro_fspace._checks import as_numbers, check_count, not_numbers
 from numpyro_fspace.model.linearized import linearize
+from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.posterior.arrays import joined, plain
 from numpyro_fspace.posterior.storage.checkpoint_files import RunFiles
@@ -221,6 +222,7 @@ def as_posterior(
         stats, samples = _arrays(source.get_extra_fields()), source.get_samples()
         latents = {} if functions_at is not None else getattr(source.last_state, source.sampler.sample_field)
         missing = sorted(set(latents) - set(samples) - set(from_prior)) if isinstance(latents, dict) else []
+        missing = [k for k in missing if k not in _plates(source)] if missing else []  # HMCECS keeps rows of plates
         if missing:
             raise ValueError(
                 f"This run did not keep the draws of {missing} (extra_fields='~...'), without which they would come "
@@ -230,7 +232,7 @@ def as_posterior(
         draws = jax.tree.leaves(source.get_samples(group_by_chain=True))
         source = Posterior(
             source.sampler.model,
-            samples,
+            _without_imputed(samples),
             num_chains=len(draws[0]) if draws else source.num_chains,  # fewer than asked if the run was interrupted
             args=args,
             kwargs=kwargs,
@@ -245,7 +247,24 @@ def as_posterior(
         )
     if model is None:
         raise TypeError("A dict of draws needs the model: pass model=.")
-    return Posterior(model, {k: as_numbers(v, f"samples[{k!r}]") for k, v in source.items()})
+    return Posterior(model, {k: as_numbers(v, f"samples[{k!r}]") for k, v in _without_imputed(source).items()})
+
+
+def _without_imputed(samples: dict) -> dict:
+    """Draws without the sites that ``obs_mask=`` puts together of known and imputed rows of the run's own data."""
+    return {k: v for k, v in samples.items() if f"{k}_unobserved" not in samples}
+
+
+def _plates(mcmc: NumPyroMCMC) -> set:
+    """The names of the plates of a run's model."""
+    found: set = set()
+
+    def run():
+        trace = run_model(mcmc.sampler.model, mcmc._args, mcmc._kwargs, key=jax.random.key(0), full_plates=False)
+        found.update(name for name, site in trace.items() if site["type"] == "plate")
+
+    jax.eval_shape(run)
+    return found
 
 
 def _check_has_run(source: NumPyroMCMC):

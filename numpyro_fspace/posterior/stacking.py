@@ -160,7 +160,8 @@ def _loo(chain: Float[np.ndarray, "S N"]) -> tuple[np.ndarray, np.ndarray]:
     data = az.from_dict(groups) if is_new else az.from_dict(**groups)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of Pareto shapes, which are reported
-        found = az.loo(data, pointwise=True, reff=1.0)
+        scale = {} if is_new else {"scale": "log"}  # whatever the user's rcParams say
+        found = az.loo(data, pointwise=True, reff=1.0, **scale)
     densities = found.elpd_i if is_new else found.loo_i
     return np.asarray(densities).ravel(), np.asarray(found.pareto_k).ravel()
 

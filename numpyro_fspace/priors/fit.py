@@ -135,16 +135,19 @@ def fit_gp(
     for number, name in ((num_steps, "num_steps"), (max_points, "max_points")):
         check_count(number, name)
     check_positive(learning_rate, "learning_rate")
-    spread = float(y.std() or 1.0)
-    if abs(y.mean()) > FAR_FROM_ZERO * spread:
+    spreads = [float(column.std() or 1.0) for column in y.T]
+    far = [abs(float(column.mean())) / spread for column, spread in zip(y.T, spreads, strict=True)]
+    if max(far) > FAR_FROM_ZERO:
+        worst = int(np.argmax(far))
+        column = f"column {worst} of y" if len(far) > 1 else "y"
         warnings.warn(
-            f"fit_gp: y has mean {y.mean():.3g} and standard deviation {spread:.3g}, but the process has mean zero: "
-            "subtract the mean.",
+            f"fit_gp: {column} has mean {y[:, worst].mean():.3g} and standard deviation {spreads[worst]:.3g}, but the "
+            "process has mean zero: subtract the mean.",
             RuntimeWarning,
             stacklevel=2,
         )
     if noise_variance is None:
-        noise_variance = 0.1 * spread**2
+        noise_variance = 0.1 * float(np.mean([spread**2 for spread in spreads]))
     noise = np.asarray(as_positive(noise_variance, "noise_variance", ndim=2), float)
     is_known = noise.ndim > 0
     if is_known:

@@ -75,9 +75,9 @@ class GaussianProcess(ABC):
         del x
         return np.ones(1)
 
-    def summands(self) -> list[GaussianProcess]:
-        """Independent processes whose sum this one is; itself alone unless it is a sum of functions."""
-        return [self]
+    def summands(self) -> list[list[GaussianProcess]]:
+        """Independent processes whose sum this one is, by kernel; this one alone unless it is a sum of functions."""
+        return [[self]]
 
     def log_prob(self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]) -> Float[Array, ""]:
         """log N(f; m(x), k(x, x) + nugget · I), summed over outputs.

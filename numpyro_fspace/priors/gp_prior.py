@@ -241,9 +241,11 @@ class GPPrior(GaussianProcess):
         return at_compile_time(share, x, exact=self.exact)
 
     def summands(self):
-        if isinstance(self.kernel, list | tuple) or len(self._summands[0]) == 1:
-            return [self]
-        return [GPPrior(part, num_outputs=self.num_outputs) for part in _summands(self.kernel)]
+        if isinstance(self.kernel, list | tuple):
+            return [[GPPrior(part) for part in _summands(one)] for one in self.kernel]
+        if len(self._summands[0]) == 1:
+            return [[self]]
+        return [[GPPrior(part, num_outputs=self.num_outputs) for part in _summands(self.kernel)]]
 
     def mean_function(self, x):
         shape = (len(x), self.num_outputs or 1)

@@ -15,14 +15,14 @@ from numpyro.infer.util import constrain_fn
 
 from numpyro_fspace._checks import check_count, one_line
 from numpyro_fspace.model._numpyro import flat_to_sites
-from numpyro_fspace.model.checks.sites import check_observations
+from numpyro_fspace.model.checks.sites import check_likelihood, check_observations
 from numpyro_fspace.model.data.arguments import with_rows
 from numpyro_fspace.model.handlers import fresh_draws
 from numpyro_fspace.model.linearized import function_of, linearize
 from numpyro_fspace.model.programs.analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import base_transform, has_dynamic_support
-from numpyro_fspace.model.sites import active_functional_priors
+from numpyro_fspace.model.sites import active_functional_priors, weights_of
 from numpyro_fspace.variational import expected_log_likelihood as likelihood
 from numpyro_fspace.variational.divergences import RegularizedKL
 from numpyro_fspace.variational.pushforward import (
@@ -171,15 +171,16 @@ class GuidedModel:
         self.drawn_model = linearize(self.model, self.center) if needs_normal else self.model
         sites = self.trace(self.model, self.center)
         check_observations(sites)
-        self.functions = active_functional_priors(sites)
-        self.num_networks = sum(s["type"] == "network" for s in sites.values())
+        check_likelihood(sites)
+        self.functions, self.weights = active_functional_priors(sites), weights_of(sites)
         if not self.functions:
             raise ValueError(
                 "FunctionalELBO: the model declares no functional_prior. Add one, or use numpyro.infer.Trace_ELBO()."
             )
         used = set().union(*(self._dependencies(name) for name in self.functions))
         self.used = sorted(used)
-        bad = sorted(name for name in used if not _is_real(self.sites[name]))
+        identity = transforms.IdentityTransform
+        bad = sorted(name for name in used if not isinstance(base_transform(self.sites[name]), identity))
         if bad and needs_normal:
             raise ValueError(
                 f"FunctionalELBO: the functions depend on {bad}, which are not real-valued; reparametrize."
@@ -289,10 +290,6 @@ class GuidedModel:
             log_det = transform.log_abs_det_jacobian(unconstrained[name], values[name])
             total = total + log_prob + jnp.sum(log_det)
         return total
-
-
-def _is_real(site) -> bool:
-    return isinstance(base_transform(site), transforms.IdentityTransform)
 
 
 def _strength(site):

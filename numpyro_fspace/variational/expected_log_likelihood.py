@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
 from numpyro_fspace.model.programs.analysis import depends_on
-from numpyro_fspace.model.sites import observed_sites
+from numpyro_fspace.model.sites import base_distribution, counted, observed_sites
 from numpyro_fspace.variational.pushforward import as_normal
 
 __all__ = ["at_draw", "integrated"]
@@ -29,48 +29,65 @@ def integrated(guided, key):
 
     The mean of every observation must be an affine function A f(x) + b of one call of one function. The weights of the
     function must enter nowhere else and must be independent of θ under the guide. The mean is then normal with
-    covariance (A root)(A root)ᵀ.
+    covariance (A root)(A root)ᵀ. Calls of the function that no observation depends on do not count.
     """
     if len(guided.functions) > 1 or (guided.rest and not isinstance(guided.normal, dist.Normal)):
         return None
+    try:
+        return _integrated(guided, key)
+    except jax.errors.UnexpectedTracerError:  # the model calls the function under its own jit or vmap
+        return None
+
+
+def _integrated(guided, key):
     (name,) = guided.functions
     draw = guided.constrain(guided.draw(key))
     values = {k: draw[k] if k in guided.rest else v for k, v in guided.center.items()}
-    calls = []
-    # If there are several networks, θ may contain the weights of one.
-    model = guided.drawn_model if guided.num_networks > 1 else guided.model
+    has_other_network = not {*guided.weights}.isdisjoint(guided.rest)
+    model = guided.drawn_model if has_other_network else guided.model
 
-    def observed(shift):
-        """Observed sites when the function returns f(x; m) + shift."""
+    def observed(replaced=None):
+        """Observed sites, and calls (x, f(x; m)), when call number i returns ``replaced(i, f(x; m))``."""
+        calls: list = []
 
         def replace(_, fn, __):
-            def shifted(x):
-                value = fn(x)
-                calls.append((x, value))
-                return value if shift is None else value + shift
+            def recorded(x):
+                calls.append((x, fn(x)))
+                value = calls[-1][1]
+                return value if replaced is None else replaced(len(calls) - 1, value)
 
-            return shifted
+            return recorded
 
-        return _observed(guided.trace(model, values, replace))
+        return _observed(guided.trace(model, values, replace)), calls
 
-    sites = observed(None)
-    if len(calls) != 1 or any(_normal(site) is None for site in sites.values()):
+    sites, calls = observed()
+    if any(_normal(site) is None for site in sites.values()):
         return None
-    ((x, value),) = calls
+
+    def moments_if(replaced):
+        normals = [_normal(site) for site in observed(replaced)[0].values()]
+        return [normal.loc for normal in normals], [normal.scale for normal in normals]
+
+    outputs = {str(i): value for i, (_, value) in enumerate(calls)}
+    kept = depends_on(lambda given: moments_if(lambda i, _: given[str(i)]), outputs)
+    if len(kept) != 1:
+        return None
+    place = int(*kept)
+    x, value = calls[place]
     start = jnp.zeros_like(value)
 
     def moments(shift):
-        normals = [_normal(site) for site in observed(shift).values()]
-        return [normal.loc for normal in normals], [normal.scale for normal in normals]
+        return moments_if(lambda i, value: value + shift if i == place else value)
 
     def tangent(step):
         return lambda shift: jax.jvp(lambda s: moments(s)[0], (shift,), (step,))[1]
 
     def with_fixed_function(weights):
         """Moments of the observations if the weights change and the function's values do not."""
+        left = iter(calls)
 
         def hold(_, __, ___):
-            return lambda x: value
+            return lambda x: next(left)[1]
 
         fixed = _observed(guided.trace(model, values | weights, hold)).values()
         return [(normal.loc, normal.scale) for normal in map(_normal, fixed)]
@@ -87,7 +104,7 @@ def integrated(guided, key):
     for site, loc_root in zip(sites.values(), roots, strict=True):
         shape = jnp.broadcast_shapes(site["fn"].shape(), jnp.shape(site["value"]))  # rows may be measured repeatedly
         loss = 0.5 * jnp.broadcast_to(jnp.sum(loc_root**2, -1) / _normal(site).scale ** 2, shape)
-        loss = sum_rightmost(loss, site["fn"].event_dim)
+        loss = sum_rightmost(jnp.where(counted(site), loss, 0.0), site["fn"].event_dim)
         total = total + _log_prob(site) - scale_and_mask(loss, site["scale"]).sum()
     return total
 
@@ -108,8 +125,8 @@ def _root(guided, name, x, value, key):
 
 
 def _normal(site):
-    """The univariate normal distribution of a site; None for any other distribution."""
-    distribution = as_normal(site["fn"])
+    """The univariate normal distribution of a site, without its mask; None for any other distribution."""
+    distribution = as_normal(base_distribution(site["fn"]))
     return distribution if isinstance(distribution, dist.Normal) else None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import SVI
+from numpyro.infer import SVI, autoguide
 from tqdm.auto import tqdm
 
 from numpyro_fspace._checks import check_count, check_not_negative, check_positive, one_line, renamed_argument
@@ -154,8 +154,8 @@ class FVIMC:
                 f"num_stages={num_stages} must be odd: V-stages and M-stages alternate, with a V-stage at both ends."
             )
         for name, make in (("guide", guide), ("kernel", kernel)):
-            if make is not None and not callable(make):
-                raise TypeError(f"{name} must be a function of a model, got {make!r}.")
+            if isinstance(make, autoguide.AutoGuide) or not (make is None or callable(make)):
+                raise TypeError(f"{name} must be a function of a model, which makes it, got {make!r}.")
         check_positive(transform_learning_rate, "transform_learning_rate")
         if gamma is not None:
             check_positive(gamma, "gamma")

@@ -11,10 +11,14 @@ import jax
 import numpy as np
 from numpyro import handlers
 from numpyro.infer import Predictive
-from numpyro.infer.autoguide import AutoGuide
+from numpyro.infer.autoguide import AutoGuide, AutoGuideList
+from numpyro.infer.util import constrain_fn
 
 from numpyro_fspace._checks import check_count
+from numpyro_fspace.model._numpyro import flat_to_sites
+from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.linearized import linearize
+from numpyro_fspace.model.site_transforms import has_dynamic_support
 from numpyro_fspace.posterior.evaluator import deterministic_draws
 from numpyro_fspace.posterior.posterior import Posterior
 from numpyro_fspace.variational.elbo import FunctionalELBO
@@ -72,26 +76,49 @@ def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, *
         raise ValueError("The guide does not know the model, because svi has not run in this process: call svi.init.")
     model = handlers.substitute(svi.model, data=params)  # the values of its ``numpyro.param`` sites
     fit = {"params": jax.tree.map(np.asarray, params)}
-    if hasattr(guide, "sample_posterior"):
-        samples = guide.sample_posterior(key, params, sample_shape=(num_samples,))
-    else:
-        samples = Predictive(guide, params=params, num_samples=num_samples)(key, *args, **kwargs)
+    samples = _draws(svi, model, params, key, num_samples, (args, kwargs))
     if isinstance(svi.loss, FunctionalELBO) and svi.loss.linearized:
         fit["center"] = jax.tree.map(np.asarray, guide.median(params))
-        return posterior_of(guide, samples, linearize(model, fit["center"]), args=args, kwargs=kwargs, fit=fit)
-    return Posterior(model, jax.tree.map(np.asarray, samples), args=args, kwargs=kwargs, fit=fit)
+        model = linearize(model, fit["center"])
+    return posterior_of(guide, samples, model, args=args, kwargs=kwargs, fit=fit)
+
+
+def _draws(svi, model, params, key, num_samples: int, arguments) -> dict:
+    """Draws of a guide by site, as its loss takes them."""
+    guide, (args, kwargs) = svi.guide, arguments
+    if isinstance(guide, AutoGuideList) or not hasattr(guide, "sample_posterior"):
+        # (AutoGuideList.sample_posterior gives all of its parts the same key.)
+        draws = Predictive(guide, params=params, num_samples=num_samples)(key, *args, **kwargs)
+        sites = getattr(guide, "prototype_trace", draws)
+        return {name: value for name, value in draws.items() if name in sites}
+    is_dynamic = any(s["type"] == "sample" and has_dynamic_support(s) for s in guide.prototype_trace.values())
+    if not (isinstance(svi.loss, FunctionalELBO) and is_dynamic and _takes(model, args, kwargs)):
+        return guide.sample_posterior(key, params, *args, sample_shape=(num_samples,), **kwargs)
+
+    def constrained(flat):  # guides keep the supports of the data that they were made for, and FunctionalELBO does not
+        return constrain_fn(full_plates(handlers.seed(model, 0)), args, kwargs, flat_to_sites(guide)(flat))
+
+    return jax.vmap(constrained)(guide.get_posterior(params).sample(key, (num_samples,)))
 
 
 def posterior_of(guide, samples: dict, model, *, args: tuple, kwargs: dict, fit) -> Posterior:
-    """The posterior of draws of a guide under a ``model`` that is not the guide's, such as a linearized one.
+    """The posterior of draws of a guide under a ``model``, which may be another than the guide's (linearized, say).
 
-    Deterministic sites, which guides compute by their own model, are computed anew at these arguments.
+    Deterministic sites, which guides compute at the arguments that they were made for, are computed anew at these.
     """
-    computed = [k for k in samples if guide.prototype_trace[k]["type"] == "deterministic"]
+    sites = getattr(guide, "prototype_trace", {})
+    computed = [k for k, site in sites.items() if site["type"] == "deterministic"]
     latents = {k: np.asarray(v) for k, v in samples.items() if k not in computed}
     posterior = Posterior(model, latents, args=args, kwargs=kwargs, fit=fit)
-    try:
-        inspect.signature(model).bind(*args, **kwargs)
-    except TypeError:  # without its arguments
+    if not _takes(model, args, kwargs):
         return posterior
     return replace(posterior, samples=latents | deterministic_draws(posterior, args, kwargs, computed))
+
+
+def _takes(model, args, kwargs) -> bool:
+    """Whether these are all arguments that a model needs."""
+    try:
+        inspect.signature(model).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True

@@ -24,6 +24,7 @@ from numpyro_fspace.model.sites import (
 
 __all__ = [
     "check_modules",
+    "check_likelihood",
     "check_observations",
     "check_sites",
     "check_unseeded",
@@ -111,6 +112,11 @@ def check_sites(trace):
             )
     if not latents:
         raise ValueError("The model has no latent site: there is nothing to sample.")
+    check_likelihood(trace)
+
+
+def check_likelihood(trace):
+    """Raise a ValueError for a model without an observed site or factor."""
     if not observed_sites(trace, factors=True, weights=True):
         raise ValueError(
             "The model has no observed site, so there is no likelihood. Did run(...) get the targets (y=None makes "
@@ -132,8 +138,9 @@ def _cure(site, trace) -> str:
             "priors; its sites have a '.' for the '/', and an equinox module is mapped over the rows of x already."
         )
     return (
-        f"cannot move: a network without a prior. In place of flax_module, nnx_module or eqx_module write {write}), or "
-        "with frozen=True for weights that stay as they are."
+        f"cannot move: a network without a prior. In place of flax_module, nnx_module or eqx_module write {write}), "
+        "with frozen={path: array} for some weights that stay as they are. If all stay, call the network as a function "
+        "of x."
     )
 
 

@@ -47,7 +47,7 @@ class LastLayer:
         takes_integers: whether its inputs must be integers, like those of embeddings.
         program: a text that identifies the network's program; None if the program holds traced values.
         has_offset: whether g may differ from zero.
-        makes_features: whether the network transforms its inputs, other than affinely, before its first weights.
+        makes_features: whether the network transforms its inputs, other than linearly, before its first weights.
     """
 
     network: Network
@@ -84,11 +84,11 @@ class LastLayer:
         if not self.has_offset:
             return jnp.zeros((len(x), self.num_outputs))
         zeros = self._arrays(jnp.zeros((self.num_features, self.num_outputs)))
-        return self.network.apply(hidden | zeros, x).reshape(len(x), self.num_outputs)
+        return self.network.apply(hidden | zeros, jnp.asarray(x)).reshape(len(x), self.num_outputs)
 
     def output(self, hidden: dict, last: Float[Array, "H K"], x):
         """f(x), in the form that the network returns."""
-        return self.network.apply(hidden | self._arrays(last), x)
+        return self.network.apply(hidden | self._arrays(last), jnp.asarray(x))
 
     def typical_scale(self) -> np.ndarray:
         """1/√fan-in of each row of the columns a, [H]."""
@@ -169,7 +169,8 @@ def _example(network, shape, points):
         jax.eval_shape(network.apply, weights, x)
     except Exception:
         x = np.ones((NUM_ROWS, *shape), jnp.result_type(int))
-    return weights, x
+    with jax.ensure_compile_time_eval():  # arrays of JAX, because networks may call methods that NumPy's lack
+        return jax.tree.map(jnp.asarray, (weights, x))
 
 
 def _find(name, layer, program, weights, x) -> dict:

@@ -38,8 +38,8 @@ DEFAULT_HIDDEN_SCALE, DEFAULT_TOLERANCE = 2.0, 0.01
 #: Candidates with an error up to (1 + ``SLACK``) times the smallest plus ``MIN_SLACK`` are nearly optimal. Among them
 #: the largest tolerance is chosen, because its equations are better conditioned.
 SLACK, MIN_SLACK = 0.1, 0.004
-#: Number of draws of the hidden weights; maximum numbers of places of each kind and of outputs that are compared.
-NUM_DRAWS, NUM_PLACES, NUM_OUTPUTS = 4, 60, 4
+#: Number of draws of the hidden weights; maximum numbers of places of each kind and of parts that are compared.
+NUM_DRAWS, NUM_PLACES, NUM_PARTS = 4, 60, 8
 #: If one factorization takes more multiplications than this, half of the draws are used.
 MAX_PRODUCTS = 2e7
 #: Without a warning: largest relative error of the covariance at the points, and between them.
@@ -190,13 +190,19 @@ def _places(x, rng, *, only_points=False):
 def _correlations(prior, x, everywhere) -> tuple[np.ndarray, np.ndarray]:
     """The covariances [J, A, A] of the parts of a process at all places, and the shares [J] of the parts.
 
-    The parts are the summands of the process and some of its outputs. Their covariances are in units of their mean
-    variance at the points, and their shares are those of this variance in that of the output.
+    The parts are the summands of each output. Their covariances are in units of their mean variance at the points, and
+    their shares are those of this variance in that of the output. Equal parts count once; of many the roughest remain.
     """
-    found, variances = zip(*(_outputs(part, x, everywhere) for part in prior.summands()), strict=True)
-    shares = np.array(variances) / np.sum(variances, 0)
-    is_present = shares > NO_SHARE
-    return np.stack(found)[is_present], shares[is_present]
+    parts: dict[bytes, tuple[np.ndarray, float]] = {}
+    for summands in prior.summands():
+        found, variances = zip(*(_outputs(part, x, everywhere) for part in summands), strict=True)
+        shares = np.array(variances) / np.sum(variances, 0)
+        for covariance, share in zip(np.stack(found)[shares > NO_SHARE], shares[shares > NO_SHARE], strict=True):
+            parts.setdefault(covariance.tobytes() + share.tobytes(), (covariance, share))
+    chosen = list(parts.values())
+    if len(chosen) > NUM_PARTS:  # the roughest has the smallest correlations
+        chosen = sorted(chosen, key=lambda part: np.linalg.norm(part[0]))[:NUM_PARTS]
+    return np.array([covariance for covariance, _ in chosen]), np.array([share for _, share in chosen])
 
 
 def _outputs(prior, x, everywhere):
@@ -207,7 +213,6 @@ def _outputs(prior, x, everywhere):
         width = covariance.shape[-1] // num
         blocks = covariance.reshape(num, width, num, width)
         covariance = np.stack([blocks[:, k, :, k] for k in range(width)])
-    covariance = covariance[:NUM_OUTPUTS]
     variance = np.diagonal(covariance[:, : len(x), : len(x)], axis1=-2, axis2=-1).mean(-1)
     return covariance / np.where(variance > 0, variance, 1.0)[:, None, None], variance
 

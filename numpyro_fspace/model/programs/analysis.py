@@ -123,23 +123,26 @@ def constants(program) -> list:
     return found
 
 
-#: What a value in a network's program is made of: constants; an affine function of the inputs; another function of the
+#: What a value in a network's program is made of: constants; a linear function of the inputs; another function of the
 #: inputs; weights.
-CONSTANT, AFFINE, FEATURE, WEIGHTED = range(4)
+CONSTANT, LINEAR, FEATURE, WEIGHTED = range(4)
+#: Operations by which a constant translates the inputs.
+TRANSLATIONS = {"add", "sub"}
 
 
 def makes_features(program, num_weights: int) -> bool:
-    """Whether a program of weights and x transforms x, other than affinely, before weights meet it."""
-    kinds = dict(enumerate([*[WEIGHTED] * num_weights, AFFINE]))
+    """Whether a program of weights and x transforms x, other than linearly, before weights meet it."""
+    kinds = dict(enumerate([*[WEIGHTED] * num_weights, LINEAR]))
     steps, _ = inlined(program, [None] * len(kinds))
     for step in steps:
         name, given = step.equation.primitive.name, [kinds.get(i, CONSTANT) for i in step.inputs]
         found = max(given, default=CONSTANT)
         if found == WEIGHTED and FEATURE in given:
             return True
-        if found == AFFINE:
-            is_only = given.count(AFFINE) == 1
-            is_affine = name in SUMS or (is_only and (name in PRODUCTS or (name in MOVES and given[0] == AFFINE)))
-            found = AFFINE if is_affine else FEATURE
+        if found == LINEAR:
+            is_only = given.count(LINEAR) == 1
+            is_sum = name in SUMS and not (is_only and name in TRANSLATIONS)
+            is_linear = is_sum or (is_only and (name in PRODUCTS or (name in MOVES and given[0] == LINEAR)))
+            found = LINEAR if is_linear else FEATURE
         kinds |= dict.fromkeys(step.outputs, found)
     return False
