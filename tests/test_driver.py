@@ -887,3 +887,145 @@ def test_a_run_that_goes_on_in_a_driver_with_a_longer_warm_up_has_draws():
     only_warm.warmup(KEY, X, Y)
     with pytest.raises(ValueError, match="has no draws yet"):
         fs.predict(only_warm, KEY, X)
+
+
+# ---- runs that continue on other data ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", [fs.fHMC, NUTS])
+def test_hmc_continues_on_other_data(kernel):
+    """Its state holds the potential and gradient of the data before, by which every proposal would look worse."""
+    mcmc = fs.MCMC(kernel(linear(POINTS)), num_warmup=200, num_samples=300, progress_bar=False)
+    mcmc.run(KEY, X, Y)
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(KEY, X, -Y)
+    right = fs.MCMC(NUTS(linear(POINTS)), num_warmup=200, num_samples=300, progress_bar=False)
+    right.run(KEY, X, -Y)
+    draws, expected = (np.asarray(one.get_samples()["w"]) for one in (mcmc, right))
+    assert len(np.unique(draws, axis=0)) > 200
+    np.testing.assert_allclose(draws.mean(0), expected.mean(0), atol=0.5 * expected.std(0).max())
+
+
+def test_hmc_continues_on_the_same_data_with_its_own_numbers():
+    def draws(mcmc):
+        mcmc.post_warmup_state = mcmc.last_state
+        mcmc.run(KEY, X, Y)
+        return mcmc.get_samples()["w"]
+
+    found = []
+    for cls in (fs.MCMC, numpyro.infer.MCMC):
+        mcmc = cls(NUTS(linear(POINTS)), num_warmup=50, num_samples=50, progress_bar=False)
+        mcmc.run(KEY, X, Y)
+        found.append(draws(mcmc))
+    np.testing.assert_array_equal(*found)
+
+
+def test_numpyros_driver_continues_on_other_data_as_ours_does():
+    """The control variate, the averages and the kernel's settings are those of the new run."""
+    found = []
+    for cls in (fs.MCMC, numpyro.infer.MCMC):
+        kernel = fs.SGHMC(linear(batch=4), step_size=0.05, num_steps=3, control_variates=50)
+        mcmc = cls(kernel, num_warmup=30, num_samples=20, progress_bar=False)
+        mcmc.run(KEY, X, Y)
+        mcmc.post_warmup_state = mcmc.last_state
+        kernel.step_size = 0.04
+        mcmc.run(KEY, X, Y + 3.0)
+        state = mcmc.last_state
+        assert int(state.num_averaged) == 20 and float(state.step_size) == pytest.approx(0.04)
+        found.append(mcmc.get_samples()["w"])
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_a_run_inside_of_jit_leaves_the_warm_up():
+    mcmc, plain = small(), small()
+    for one in (mcmc, plain):
+        one.warmup(KEY, y=Y)
+    before = mcmc.post_warmup_state
+    jax.jit(lambda key: (mcmc.run(key, y=Y), mcmc.get_samples()["m"])[1])(KEY)
+    assert mcmc.post_warmup_state is before
+    assert_equal(drawn(mcmc, y=Y), drawn(plain, y=Y))
+
+
+@pytest.mark.parametrize("wrong", [{"num": 3}, {"init_params": {"q": 1.0}}], ids=["argument", "start"])
+def test_a_refused_call_keeps_the_draws_before(wrong):
+    mcmc = small()
+    draws = drawn(mcmc, y=Y)
+    with pytest.raises((TypeError, ValueError)):
+        mcmc.run(KEY, y=Y, **wrong)
+    assert_equal(mcmc.get_samples(), draws)
+
+
+@pytest.mark.parametrize("key", [jax.random.split(KEY, 1), jax.random.split(jax.random.PRNGKey(3), 1)])
+def test_an_array_of_one_key_is_one_key(key):
+    found = []
+    for given in (key, key[0]):
+        mcmc = make(num_chains=1)
+        mcmc.run(given, X, Y)
+        found.append(mcmc.get_samples()["w"])
+    assert found[0].shape == (34, 2)
+    np.testing.assert_array_equal(*found)
+
+
+def test_a_traced_temperature_is_none_of_the_models_arguments():
+    """Of a model without data but one observation, at a quarter of the temperature half the standard deviation."""
+
+    def sd(temperature):
+        kernel = fs.SGHMC(level, temperature=temperature, step_size=0.1, num_steps=5, marginalize=None)
+        mcmc = fs.MCMC(kernel, num_warmup=20, num_samples=60, progress_bar=False)
+        mcmc.run(KEY, y=Y)
+        return jnp.std(mcmc.get_samples()["m"])
+
+    wide, narrow = jax.vmap(sd)(jnp.array([1.0, 0.25]))
+    assert float(narrow / wide) == pytest.approx(0.5, rel=0.3)
+
+
+def test_an_integrator_that_would_ignore_the_data_is_refused():
+    with pytest.raises(ValueError, match="num_steps=1 with integrator='euler' and resample_momentum=True"):
+        fs.SGHMC(level, integrator="euler", resample_momentum=True, num_steps=1, step_size=0.1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: fs.SGLD(level, step_size=0.01),
+        lambda: fs.SGHMC(level, step_size=0.01, preconditioner=fs.preconditioners.rmsprop()),
+    ],
+    ids=["sampler", "preconditioner"],
+)
+def test_a_state_of_another_sampler_is_refused(other):
+    first = small(kernel=fs.SGHMC(level, step_size=0.01, preconditioner=fs.preconditioners.prior_scale()))
+    drawn(first, y=Y)
+    second = small(kernel=other())
+    second.post_warmup_state = first.last_state
+    with pytest.raises(ValueError, match="comes from another sampler or preconditioner"):
+        second.run(KEY, y=Y)
+
+
+def test_initial_values_beside_a_state_are_said_to_be_left_out():
+    mcmc = small()
+    mcmc.warmup(KEY, y=Y)
+    with pytest.warns(RuntimeWarning, match="init_params is not used: the run continues from post_warmup_state"):
+        mcmc.run(KEY, y=Y, init_params={"m": 1.0})
+
+
+@pytest.mark.parametrize("chain_method", ["sequential", "vectorized"])
+def test_initial_values_may_be_lists(chain_method):
+    mcmc = make(num_warmup=0, num_samples=1, chain_method=chain_method, options=PLAIN | {"step_size": 1e-12})
+    mcmc.run(KEY, X, Y, init_params={"w": [[1.0, 2.0], [3.0, 4.0]]})
+    np.testing.assert_allclose(mcmc.get_samples()["w"], [[1.0, 2.0], [3.0, 4.0]], atol=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 4.0])
+def test_draws_of_mclmc_at_another_temperature(temperature):
+    """Those of a normal distribution have the standard deviations times the root of the temperature."""
+    sd = np.array([0.2, 0.5, 1.0, 2.0, 3.0])
+
+    def model(y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 1e3).expand([5]).to_event(1))
+        numpyro.sample("y", dist.Normal(w, sd).to_event(1), obs=np.zeros(5))
+
+    kernel = fs.MCLMC(model, temperature=temperature, metropolis=True)
+    mcmc = fs.MCMC(kernel, num_warmup=400, num_samples=2000, progress_bar=False)
+    mcmc.run(KEY)
+    ratio = np.std(mcmc.get_samples()["w"], axis=0) / (sd * temperature**0.5)
+    assert ratio.min() > 0.8 and ratio.max() < 1.2

@@ -282,6 +282,15 @@ def test_other_reasons_of_the_kernel_and_the_model():
 
     with pytest.raises(ValueError, match="there is no other site"):
         fs.fSGHMC(all_known, marginalize=True)._model_potential((X, Y), {})
+
+    def only_noise(x, y=None):
+        f, sigma = gp(net=FIXED), numpyro.sample("sigma", dist.HalfNormal(0.3))
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], sigma), obs=y)
+
+    assert isinstance(fs.fSGHMC(only_noise)._model_potential((X, Y), {}), MarginalPotential)
+    assert not isinstance(fs.fMCLMC(only_noise)._model_potential((X, Y), {}), MarginalPotential)  # whose momentum turns
+    with pytest.raises(ValueError, match=r"it would leave too few parameters \(1\)"):
+        fs.fMCLMC(only_noise, marginalize=True)._model_potential((X, Y), {})
     kernel = fs.fSGHMC(model)
     assert isinstance(kernel._model_potential((X, Y), {}), MarginalPotential)
     with handlers.scale(scale=0.5):  # the same kernel and data under another handler are another model

@@ -27,6 +27,7 @@ from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.last_layer.marginal_potential import MarginalPotential, find_block
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.programs.cache import cached_program, content_key
+from numpyro_fspace.priors._concrete import is_traced
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class SGMCMCKernel(MCMCKernel):
     friction: float | None = 0.0  # None is found in warm-up
     needs_functional_prior = False
     needs_exact_density = False  # even without a Metropolis test
+    min_parameters = 1
 
     def __init__(
         self,
@@ -262,8 +264,9 @@ class SGMCMCKernel(MCMCKernel):
         found = cached_program(self._programs, static, key, {})
         if "block" not in found:
             potential = self._model_potential(args, kwargs, block=())
-            is_cold = self.temperature != 1.0
-            block, why = ((), f"temperature={self.temperature} is not 1") if is_cold else find_block(potential)
+            is_cold = is_traced(self.temperature) or self.temperature != 1.0
+            cold: tuple = (), f"temperature={self.temperature} is not 1"
+            block, why = cold if is_cold else find_block(potential, self.min_parameters)
             if why is not None and self.marginalize:
                 raise ValueError(f"marginalize=True, but {why}: leave marginalize out, or change that.")
             found["block"] = block

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import as_numbers, one_line
+from numpyro_fspace._checks import one_line, warn
 from numpyro_fspace._xla import chains_together, is_worth_dividing
 from numpyro_fspace.mcmc import driver_checks as checks
 from numpyro_fspace.mcmc.base import SGMCMCKernel
@@ -21,8 +20,9 @@ from numpyro_fspace.mcmc.reporting.end_of_run import judge
 from numpyro_fspace.mcmc.reporting.summary import print_functions
 from numpyro_fspace.mcmc.run_description import describe
 from numpyro_fspace.mcmc.runs import Run
-from numpyro_fspace.mcmc.start_checks import check_init_params, continued
+from numpyro_fspace.mcmc.start_checks import at_data, check_init_params, continued
 from numpyro_fspace.mcmc.state import KernelState
+from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.checks.arguments import check_masks
 from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.entry_point import entry_point
@@ -194,22 +194,35 @@ class MCMC(NumPyroMCMC):
         if is_whole:
             self._set_collection_params()  # numbers may have been changed since the last run
         checks.check_run(self, rng_key)
-        state = self.post_warmup_state
-        if isinstance(state, KernelState):
-            is_own = state is self._warmed
-            state = continued(self.sampler, state, args, kwargs, num_warmup=self.num_warmup, is_own=is_own)
-            self.post_warmup_state = state
-            if is_own:  # the next run begins there too
-                self._warmed = state
-        if checks.uses_own_loop(self, extra_fields):
-            self._run(rng_key, extra_fields, init_params, args, kwargs)
-        else:
-            checks.check_left_out(self, extra_fields, args, kwargs)
-            with checks.foreign_kernel(self.sampler, args, kwargs):
-                args, kwargs = self._arguments.prepared(self, args, kwargs)
-                super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
+        rng_key = checks.single(self, rng_key)
+        if init_params is not None and is_whole and self.post_warmup_state is not None:
+            warn("init_params is not used: the run continues from post_warmup_state. Set that to None to start anew.")
+        before = self.post_warmup_state, self._warmed
+        try:
+            self._continue(args, kwargs)
+            if checks.uses_own_loop(self, extra_fields):
+                self._run(rng_key, extra_fields, init_params, args, kwargs)
+            else:
+                checks.check_left_out(self, extra_fields, args, kwargs)
+                with checks.foreign_kernel(self.sampler, args, kwargs):
+                    args, kwargs = self._arguments.prepared(self, args, kwargs)
+                    super().run(rng_key, *args, extra_fields=extra_fields, init_params=init_params, **kwargs)
+        finally:
+            if is_nested():  # the states of a program are no states to begin from
+                self.post_warmup_state, self._warmed = before
         if is_whole:  # the temperature of warm-up is no draw's
             judge(self)
+
+    def _continue(self, args, kwargs):
+        """Let ``post_warmup_state`` be one of these arguments and of the kernel's settings now."""
+        state = self.post_warmup_state
+        if isinstance(state, KernelState):
+            is_own, settings = state is self._warmed, {"num_warmup": self.num_warmup}
+            state = continued(self.sampler, state, args, kwargs, is_own=is_own, **settings)
+            self._warmed = state if is_own else self._warmed  # the next run begins there too
+        elif state is not None:
+            state = at_data(self.sampler, state, args, kwargs)
+        self.post_warmup_state = state
 
     def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True, *, weights: bool = False) -> None:
         """NumPyro's summary of all sites but weights (all with ``weights``), and of functions at five rows of data."""
@@ -221,16 +234,13 @@ class MCMC(NumPyroMCMC):
     def _run(self, key, extra_fields, init_params, args, kwargs):
         if self.num_chains > 1 and is_prng_key(key):
             key = jax.random.split(key, self.num_chains)
-        self._args, self._kwargs = args, kwargs = with_devices_of((args, kwargs), ())
-        self._hold(None)  # draws of another run do not belong to these
+        args, kwargs = given = with_devices_of((args, kwargs), ())
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
         arrays, static, join = split_arrays((args, kwargs, self.functions_at))
         if self.checkpoint is not None:
             description = describe(self, key, fields, init_params, args=args, kwargs=kwargs)
             Checkpoint(self.checkpoint, description)  # refuses another run before anything is computed
-        init_params = jax.tree_util.tree_map_with_path(
-            lambda path, a: jnp.asarray(as_numbers(a, f"init_params{jax.tree_util.keystr(path)}")), init_params
-        )
+        init_params = checks.arrays_of(init_params)
         if self.mesh is not None:
             key, init_params = place((key, init_params), self.mesh, CHAINS)
             arrays = place(arrays, self.mesh)
@@ -253,10 +263,12 @@ class MCMC(NumPyroMCMC):
             if init_params is not None:
                 check_init_params(self.sampler.moving(init_params, args, kwargs), plan.params, self.num_chains)
             loop = self._loop(fields, static, join, largest, 1)
+            self._hold(None, given)
             Run(self, loop).one_by_one(begin, start, arrays, self.num_chains)
             return
         loop = self._loop(fields, static, join, largest, self.num_chains)
         state, done = begin(*start)
+        self._hold(None, given)
         if self.checkpoint is None:
             Run(self, loop).in_memory(state, done, arrays)
         else:
@@ -275,9 +287,11 @@ class MCMC(NumPyroMCMC):
         loop = Loop(self.sampler, fields, join, **settings)
         return cached_program(self._loops, static, (self.sampler, fields, *settings.values()), loop)
 
-    def _hold(self, states):
-        """Store draws [C, S, …] where NumPyro's ``MCMC`` expects them."""
+    def _hold(self, states, arguments=None):
+        """Store draws [C, S, …] where NumPyro's ``MCMC`` expects them; None and the arguments before the first draw."""
         self._states, self._states_flat = states, None
+        if arguments is not None:
+            self._args, self._kwargs = arguments
 
     def _get_states_flat(self):
         if self._states_flat is None:  # NumPyro would load draws from disk

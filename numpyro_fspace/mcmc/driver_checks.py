@@ -6,9 +6,10 @@ import contextlib
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._checks import check_choice, check_count, check_kernel, check_key
+from numpyro_fspace._checks import as_numbers, check_choice, check_count, check_kernel, check_key
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.model._numpyro import is_nested
@@ -80,6 +81,19 @@ def check_left_out(mcmc, extra_fields, args, kwargs):
         if names - latents:
             wrong = sorted(names - latents)
             raise ValueError(f"extra_fields: {wrong} are no latent sites of the model, which has {sorted(latents)}.")
+
+
+def single(mcmc, key):
+    """The key of a run; with one chain one key, also of an array of one."""
+    is_raw = not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return key[0] if mcmc.num_chains == 1 and key.ndim - is_raw else key
+
+
+def arrays_of(init_params):
+    """``init_params`` as arrays, one for each site."""
+    if isinstance(init_params, dict):
+        return {k: jnp.asarray(as_numbers(v, f"init_params[{k!r}]")) for k, v in init_params.items()}
+    return jax.tree.map(lambda a: jnp.asarray(as_numbers(a, "init_params")), init_params)
 
 
 def check_options(mcmc):

@@ -37,8 +37,8 @@ class MCLMC(SGMCMCKernel):
 
     Args:
         model: a NumPyro model whose latent sites are continuous, with at least two parameters.
-        step_size: ε, a number; None lets warm-up choose it, at most 1.5/√λ for the largest curvature λ. The mean square
-            of each momentum is 1, as for ``SGHMC`` at T = 1, so that step sizes are comparable.
+        step_size: ε, a number; None lets warm-up choose it, at most 1.5√(T/λ) for the largest curvature λ. The mean
+            square of each momentum is 1, as for ``SGHMC`` at T = 1, so that step sizes are comparable.
         num_steps: gradient steps per draw.
         friction: γ > 0, per unit of time: the direction is forgotten within about 1/(γ ε) steps.
         temperature: T > 0.
@@ -71,6 +71,7 @@ class MCLMC(SGMCMCKernel):
     """
 
     needs_exact_density = True
+    min_parameters = 2  # because the momentum only turns
 
     def __init__(
         self,

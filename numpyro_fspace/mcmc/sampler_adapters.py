@@ -191,4 +191,5 @@ class Microcanonical(Sampler):
         return max(MIN_TARGET_ACCEPT, math.erfc(math.sqrt(ERROR * size / 8.0)))
 
     def stable_step_size(self, curvature):
-        return min(LONGEST, step_of_turn(MAX_TURN, self.refresh_every)) / jnp.sqrt(curvature)
+        # The force is that of U/T.
+        return min(LONGEST, step_of_turn(MAX_TURN, self.refresh_every)) / jnp.sqrt(curvature / self.temperature)

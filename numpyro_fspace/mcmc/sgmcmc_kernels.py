@@ -223,6 +223,11 @@ class SGHMC(SGMCMCKernel):
         check_count(self.refresh_every, "refresh_every")
         if self.integrator == "baoab":
             check_refreshes(self.num_steps, self.refresh_every)
+        elif self.resample_momentum and self.num_steps == 1:
+            raise ValueError(
+                "num_steps=1 with integrator='euler' and resample_momentum=True: the momentum is drawn anew before the "
+                "gradient has moved anything, so that the draws would not depend on the data. Take more steps."
+            )
 
     def _sampler(self, metropolis):
         return Hamiltonian(

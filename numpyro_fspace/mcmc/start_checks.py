@@ -9,10 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from jax.flatten_util import ravel_pytree
+from numpyro.infer import HMC
+from numpyro.infer.hmc import HMCState
+from numpyro.infer.util import potential_energy
 
 from numpyro_fspace.model._numpyro import is_nested
 
-__all__ = ["check_init_params", "check_start", "continued"]
+__all__ = ["at_data", "check_init_params", "check_start", "continued"]
 
 
 def check_start(kernel, start, state, args, kwargs):
@@ -61,6 +65,21 @@ def check_init_params(given, expected, num_chains):
             )
 
 
+def at_data(kernel, state, args, kwargs):
+    """The state of NumPyro's HMC or NUTS with the potential and gradient of these data, where they were of others."""
+    if not isinstance(state, HMCState) or not isinstance(kernel, HMC) or kernel.model is None:
+        return state
+
+    def potential(z):
+        return potential_energy(kernel.model, args, kwargs, z)
+
+    evaluate = jax.value_and_grad(potential)
+    energy, gradient = (jax.vmap(evaluate) if jnp.ndim(state.i) else evaluate)(state.z)
+    old, new = ravel_pytree((state.potential_energy, state.z_grad))[0], ravel_pytree((energy, gradient))[0]
+    is_same = not is_nested() and np.allclose(old, new, rtol=1e-4, atol=1e-4 * float(jnp.max(jnp.abs(new))))
+    return state if is_same else state._replace(potential_energy=energy, z_grad=gradient)
+
+
 def continued(kernel, state, args, kwargs, *, num_warmup: int, is_own: bool):
     """The first state of a run of ``kernel`` on this data that continues from ``state`` after its warm-up.
 
@@ -79,7 +98,15 @@ def continued(kernel, state, args, kwargs, *, num_warmup: int, is_own: bool):
             "post_warmup_state comes from a run with a step_size of its own, and has none from warm-up: "
             "give the kernel a step_size, or leave post_warmup_state out."
         )
-    plan = kernel.prepare(args, kwargs, num_warmup).of_constants((args, kwargs))
+    plan, old = kernel.prepare(args, kwargs, num_warmup).of_constants((args, kwargs)), state.plan
+    is_other = old.sampler is not None and type(old.sampler) is not type(plan.sampler)
+    is_given = kernel._preconditioner is not None and old.preconditioner is not None
+    if is_other or (is_given and repr(old.preconditioner) != repr(plan.preconditioner)):
+        raise ValueError(
+            "post_warmup_state comes from another sampler or preconditioner "
+            f"({type(old.sampler).__name__}, {old.preconditioner!r}) than the kernel's "
+            f"({type(plan.sampler).__name__}, {plan.preconditioner!r}): leave it out, so that the kernel warms up."
+        )
     if set(plan.params) != set(state.z):
         raise ValueError(
             f"post_warmup_state is that of another model: it has the sites {sorted(state.z)}, and this model "

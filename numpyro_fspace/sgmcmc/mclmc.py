@@ -72,7 +72,7 @@ class MCLMCState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count
 
 
-def init(position, key) -> MCLMCState:
+def init(position, rng_key) -> MCLMCState:
     """The state of a chain that starts at ``position`` with a momentum of uniform direction.
 
     Raises:
@@ -82,7 +82,7 @@ def init(position, key) -> MCLMCState:
     size, _ = size_and_dtype(position)
     if size < 2:
         raise ValueError(f"MCLMC needs at least two parameters, because its momentum only turns; this has {size}.")
-    return MCLMCState(position, _on_sphere(normal_like(key, position)), jnp.zeros((), int))
+    return MCLMCState(position, _on_sphere(normal_like(rng_key, position)), jnp.zeros((), int))
 
 
 def _on_sphere(momentum):

@@ -95,9 +95,10 @@ def sampler_doubts(kernel, state, num_samples: int) -> Iterator[str]:
     num_diverging, num_chains = int(np.sum(state.num_diverging)), np.size(state.num_diverging)
     if num_diverging:
         yield (
-            f"{num_diverging} of {num_samples * num_chains} draws diverged: a non-finite potential or position; each "
-            "kept the last good state. A few in a thousand do no harm. Use a longer warm-up or a smaller step_size, "
-            "keep scales away from 0 by their priors, and give a functional prior a larger nugget."
+            f"{num_diverging} of {num_samples * num_chains} draws diverged: a potential or position is not finite, or "
+            "a kinetic temperature above 10⁴; each kept the last good state. Use a longer warm-up or a smaller "
+            "step_size, keep scales away from 0 by their priors, and give a functional prior a larger nugget. If the "
+            "run continues from a state of other data, warm up again."
         )
     if kernel.step_size is None and np.any(np.asarray(state.warmup.step_size) == 0):
         yield (

@@ -11,6 +11,7 @@ from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro_fspace._checks import warn
 from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.reporting.doubts import sampler_doubts, temperature_doubts
+from numpyro_fspace.mcmc.start_checks import continued
 from numpyro_fspace.mcmc.state import KernelState, with_chains
 from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
@@ -89,22 +90,28 @@ def warn_of_trouble(mcmc):
 def judge_numpyro_runs():
     """Let ``numpyro.infer.MCMC`` judge runs of our kernels at their end, as ``fs.MCMC`` does.
 
-    NumPyro's driver does not tell a kernel when a run ends. The first of our kernels that is made therefore replaces
-    the method ``numpyro.infer.MCMC.run``, once for the whole process, by one that calls it and then warns. Runs of all
-    other kernels stay as they are, and importing the package changes nothing.
+    NumPyro's driver does not tell a kernel when a run begins and ends. The first of our kernels that is made therefore
+    replaces the method ``numpyro.infer.MCMC.run``, once for the whole process, by one that lets a run continue with the
+    kernel's settings and on the data that it is given, calls NumPyro's, and then warns. Runs of all other kernels stay
+    as they are, and importing the package changes nothing.
     """
     run = NumPyroMCMC.run
     if hasattr(run, "of_numpyro"):
         return
 
     @functools.wraps(run)
-    def judged(self, *args, **kwargs):
-        phase = dict(self._collection_params)
-        run(self, *args, **kwargs)
-        has_draws = phase["phase"] != "warmup" and (
-            self.post_warmup_state is not None or phase["lower"] < phase["upper"]
-        )
-        if has_draws and not getattr(self, "has_warned", False) and isinstance(self.last_state, KernelState):
+    def judged(self, rng_key, *args, **kwargs):
+        phase, is_ours = dict(self._collection_params), getattr(self, "has_warned", False)
+        start = self.post_warmup_state
+        if not is_ours and isinstance(start, KernelState) and phase["phase"] != "warmup":
+            given = {k: v for k, v in kwargs.items() if k not in ("extra_fields", "init_params")}
+            # The last step of this driver's own warm-up may be due.
+            is_own = not is_nested() and bool(np.all(start.i == self.num_warmup))
+            settings = {"num_warmup": self.num_warmup, "is_own": is_own}
+            self.post_warmup_state = continued(self.sampler, start, args, given, **settings)
+        run(self, rng_key, *args, **kwargs)
+        has_draws = phase["phase"] != "warmup" and (start is not None or phase["lower"] < phase["upper"])
+        if has_draws and not is_ours and isinstance(self.last_state, KernelState):
             judge(self)
 
     judged.of_numpyro = run

@@ -117,12 +117,12 @@ class MarginalPotential(ModelPotential):
         return jacobian, y - loc, sd
 
 
-def find_block(potential: ModelPotential) -> tuple[tuple[str, ...], str | None]:
+def find_block(potential: ModelPotential, least: int = 1) -> tuple[tuple[str, ...], str | None]:
     """The sites of the last layers that can be integrated out together, and if there are none, why.
 
     These are all last layers where that is possible. Otherwise the networks are taken in the order of the program, each
     if the observations stay affine in it and in those before it: of a mean and a noise that depends on the inputs it is
-    the mean.
+    the mean. At least ``least`` numbers must remain to be sampled.
     """
     trace = potential.trace
     sizes = _last_layers(trace)
@@ -133,8 +133,9 @@ def find_block(potential: ModelPotential) -> tuple[tuple[str, ...], str | None]:
 
     def why_not(names):
         block = tuple(site for name in names for site in _sites(name))
-        if not set(potential.latents) - set(block):
-            return "there is no other site to sample"
+        num_left = sum(jnp.size(trace[k]["value"]) for k in potential.latents if k not in block)
+        if num_left < least:
+            return f"it would leave too few parameters ({num_left})" if num_left else "there is no other site to sample"
         if not all(_is_standard(trace[k]) for k in block):
             return "a site of the last layer is observed or has another prior"
         size = sum(sizes[name] for name in names)
