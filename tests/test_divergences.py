@@ -370,6 +370,7 @@ def test_a_bridge_counts_the_weights_once(scale, factor):
         w = numpyro.sample("w", dist.Normal())
         with numpyro.handlers.scale(scale=factor):
             fs.functional_prior("f", lambda x: w * x[:, 0], gp, POINTS, scale=scale)
+        numpyro.sample("y", dist.Normal(w, 1.0), obs=0.0)
 
     with pytest.raises(ValueError, match=r"BridgeWasserstein includes the KL.*one functional_prior, with scale=1"):
         loss = fs.FunctionalELBO(fs.variational.BridgeWasserstein())

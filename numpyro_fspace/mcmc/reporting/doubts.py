@@ -96,7 +96,7 @@ def sampler_doubts(kernel, state, num_samples: int) -> Iterator[str]:
     if num_diverging:
         yield (
             f"{num_diverging} of {num_samples * num_chains} draws diverged: a potential or position is not finite, or "
-            "a kinetic temperature above 10⁴; each kept the last good state. Use a longer warm-up or a smaller "
+            "the momentum is hotter than 10⁴; each kept the last good state. Use a longer warm-up or a smaller "
             "step_size, keep scales away from 0 by their priors, and give a functional prior a larger nugget. If the "
             "run continues from a state of other data, warm up again."
         )
