@@ -298,6 +298,21 @@ class Untouched:
     update = init
 
 
+def test_weights_where_the_curvature_of_their_prior_vanishes_are_not_coupled():
+    """There rounding exceeds a thousandth of next to nothing."""
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.StudentT(4.0, 0.0, 1.0).expand([20_000]).to_event(1))
+        f = fs.functional_prior("f", lambda x: x[:, 0] * w.sum(), PRIOR, POINTS)
+        numpyro.sample("y", dist.Normal(f(x), 1.0).to_event(1), obs=y)
+
+    x, y = X.astype(np.float32), Y.astype(np.float32)
+    for seed in range(3):
+        values = {"w": jax.random.normal(jax.random.key(seed), (20_000,))}
+        curved = CurvedModel(model, (x, y), {}, values)
+        curved.prior_precision(at_mode=False)
+
+
 @pytest.mark.slow
 def test_laplace_refuses():
     x, y = X.astype(np.float32), Y.astype(np.float32)

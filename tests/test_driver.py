@@ -906,6 +906,43 @@ def test_hmc_continues_on_other_data(kernel):
     np.testing.assert_allclose(draws.mean(0), expected.mean(0), atol=0.5 * expected.std(0).max())
 
 
+def test_hmc_of_much_data_continues_on_other_data():
+    """A change of the energy by a hundred is far more than rounding, however large the energy is."""
+
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal())
+        numpyro.sample("y", dist.Normal(mean, 0.1).expand([len(y)]).to_event(1), obs=y)
+
+    y = np.random.default_rng(0).normal(size=20_000).astype(np.float32)
+    other = y.copy()
+    other[0] += 3.0
+    mcmc = fs.MCMC(NUTS(model), num_warmup=100, num_samples=50, progress_bar=False)
+    mcmc.run(KEY, y)
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(KEY, other)
+    assert len(np.unique(mcmc.get_samples()["mean"])) > 40
+
+
+@pytest.mark.parametrize("num_chains", [1, 2])
+def test_hmc_continues_a_model_that_draws_its_parameters(num_chains):
+    def model(y):
+        scale = numpyro.param("scale", lambda key: jnp.exp(jax.random.normal(key)))
+        numpyro.sample("y", dist.Normal(numpyro.sample("mean", dist.Normal()), scale), obs=y)
+
+    settings = {"num_chains": num_chains, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = fs.MCMC(NUTS(model), num_warmup=20, num_samples=20, **settings)
+    mcmc.warmup(KEY, Y)
+    mcmc.run(KEY, Y)
+    assert mcmc.get_samples()["mean"].shape == (20 * num_chains,)
+
+
+def test_hmc_continues_in_another_object_on_other_data():
+    first, second = (fs.MCMC(NUTS(level), num_warmup=100, num_samples=200, progress_bar=False) for _ in range(2))
+    drawn(first, y=Y)
+    second.post_warmup_state = first.last_state
+    assert abs(drawn(second, y=Y + 5.0)["m"].mean() - np.mean(Y) - 5.0) < 0.3
+
+
 def test_hmc_continues_on_the_same_data_with_its_own_numbers():
     def draws(mcmc):
         mcmc.post_warmup_state = mcmc.last_state
@@ -936,8 +973,9 @@ def test_numpyros_driver_continues_on_other_data_as_ours_does():
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-4)
 
 
-def test_a_run_inside_of_jit_leaves_the_warm_up():
-    mcmc, plain = small(), small()
+@DRIVERS
+def test_a_run_inside_of_jit_leaves_the_warm_up(cls):
+    mcmc, plain = small(cls), small(cls)
     for one in (mcmc, plain):
         one.warmup(KEY, y=Y)
     before = mcmc.post_warmup_state

@@ -14,8 +14,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
-from numpyro.infer import HMC, MCMC, SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer import HMC, MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoGuideList, AutoNormal
 from numpyro.infer.util import potential_energy
 
 import numpyro_fspace as fs
@@ -63,6 +63,17 @@ def test_flat_values_of_a_guide():
     SVI(model, guide, numpyro.optim.Adam(0.1), Trace_ELBO()).init(jax.random.key(0))
     sites = _numpyro.flat_to_sites(guide)(jnp.arange(3.0))
     assert {name: value.shape for name, value in sites.items()} == {"a": (), "b": (2,)}
+
+
+def test_parts_of_a_list_of_guides():
+    guide, part = AutoGuideList(lambda: None), AutoNormal(lambda: None)
+    guide.append(part)
+    assert list(_numpyro.parts_of(guide)) == [part]
+
+
+@pytest.mark.parametrize("is_forward", [False, True])
+def test_the_mode_of_differentiation(is_forward):
+    assert _numpyro.is_forward_mode(NUTS(lambda: None, forward_mode_differentiation=is_forward)) == is_forward
 
 
 def test_an_attribute_that_is_missing_is_named():

@@ -259,7 +259,7 @@ def test_imputed_targets_are_no_draws_at_other_rows():
     assert set(draws) == {"y", "z"}
     np.testing.assert_allclose(draws["y"].mean(0), 10.0, atol=0.6)
     np.testing.assert_allclose(draws["z"].mean(0), 30.0, atol=1.5)
-    with pytest.raises(ValueError, match="Pass the MCMC object"):  # draws alone do not say what was observed
+    with pytest.raises(ValueError, match="that obs_mask= put together"):  # draws alone do not say what was observed
         fs.predict(mcmc.get_samples(), jax.random.key(1), new, model=model)
     seen = fs.predict(mcmc, jax.random.key(1), x, y, known, 3.0 * y)["z"]  # at the run's own rows
     np.testing.assert_allclose(seen.mean(0), 6.0 * x, atol=0.2)

@@ -122,8 +122,17 @@ def test_decimal_commas_of_new_rows_are_those_of_the_training_rows(tmp_path):
     assert design.columns[0].levels == ("38,5", "L", "M", "S") and design.numbers == ["c", "y"]
     new = tmp_path / "new.csv"
     new.write_text("size;c\n38,5;2,5\n38,5;7\n")
-    x = design.inputs(read_csv(new, ",", design.numbers))
+    x = design.inputs(read_csv(new, ",", numbers=design.numbers))
     np.testing.assert_array_equal(x, [[1.0, 0.0, 0.0, 0.0, 2.5], [1.0, 0.0, 0.0, 0.0, 7.0]])
+
+
+def test_levels_with_decimal_commas_are_the_same_in_new_rows(tmp_path):
+    path = written(tmp_path, {"size": ["38,5", "40", "41,5"] * 10, "y": list(range(30))}, separator=";")
+    design, *_ = read_design(read_csv(path, ",", text=["size"]), "y", categorical=["size"])
+    new = tmp_path / "new.csv"
+    new.write_text("size;other\n38,5;a\n40;a\n")
+    x = design.inputs(read_csv(new, ",", numbers=design.numbers))
+    assert [design.columns[0].levels[i] for i in x.argmax(1)] == ["38,5", "40"] and x.sum() == 2.0
 
 
 def test_a_table_of_one_column_with_decimal_commas(tmp_path):

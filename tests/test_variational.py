@@ -811,6 +811,33 @@ def test_parts_of_a_list_of_guides_are_independent():
     assert set(draws) == {"a", "b"} and abs(np.corrcoef(draws["a"], draws["b"])[0, 1]) < 0.12
 
 
+def test_a_list_of_guides_has_all_rows_of_a_minibatch():
+    def model(x, y=None):
+        a = numpyro.sample("a", dist.Normal())
+        with numpyro.plate("N", len(x), subsample_size=2):
+            z = numpyro.sample("z", dist.Normal())
+            yb = None if y is None else numpyro.subsample(y, event_dim=0)
+            numpyro.sample("y", dist.Normal(a + z, SIGMA), obs=yb)
+
+    plates = {"create_plates": lambda x, y=None: numpyro.plate("N", len(x), subsample_size=2)}
+    guide = AutoGuideList(model)
+    guide.append(AutoNormal(handlers.block(model, hide=["z"]), prefix="first"))
+    guide.append(AutoNormal(handlers.block(model, hide=["a"]), prefix="second", **plates))
+    svi, params = fitted(model, guide, X, Y)
+    assert fs.svi_posterior(svi, params, KEYS[0], X, Y, num_samples=7).samples["z"].shape == (7, 5)
+
+
+def test_a_posterior_without_its_targets():
+    """Nothing is computed where there is nothing to compute."""
+
+    def model(x, y=None):
+        a = numpyro.sample("a", dist.Normal(0.0, jnp.std(y)))
+        numpyro.sample("y", dist.Normal(a * x[:, 0], SIGMA).to_event(1), obs=y)
+
+    svi, params = fitted(model, AutoNormal(model), X, Y)
+    assert fs.svi_posterior(svi, params, KEYS[0], X, num_samples=3).samples["a"].shape == (3,)
+
+
 def test_a_point_guide_of_a_model_with_deterministic_sites():
     def model(x, y):
         a = numpyro.sample("a", dist.Normal())
@@ -882,6 +909,8 @@ def test_what_no_observation_depends_on_leaves_the_closed_form():
         f = fs.functional_prior("f", lambda x: features(x) @ w, PRIOR, POINTS)
         numpyro.sample("y", dist.Normal(jax.jit(f)(x), SIGMA).to_event(1), obs=y)
 
+    svi = SVI(compiled, fs.variational.guides.mean_field(compiled), optax.adam(0.05), fs.FunctionalELBO())
+    assert np.isfinite(svi.run(jax.random.key(0), 3, X, Y, progress_bar=False).losses).all()
     by_draws = expected_log_likelihood(compiled, KEYS[1], num_particles=20_000)
     assert float(by_draws) == pytest.approx(float(expected_log_likelihood(linear)), rel=0.05)
 

@@ -81,7 +81,7 @@ def fit_table(
         if importlib.util.find_spec(package) is None:
             raise ImportError(f'fspace fit needs {package}: pip install "numpyro_fspace[examples]".')
     start, out = time.perf_counter(), Path(out)
-    frame = read_csv(path, decimal)
+    frame = read_csv(path, decimal, text=categorical)
     design, x, y, numbers = read_design(frame, target, categorical=categorical, drop=drop, classes=classes)
     if design.is_classes and noise != "constant":
         raise ValueError(f"--noise {noise} is for numbers, but {target!r} is a class: leave it out.")
@@ -143,7 +143,7 @@ def predict_table(folder: str | Path, path: str | Path, out: str | Path) -> None
     if "design" not in entries:
         raise ValueError(f"{folder} holds an estimator without the columns of its table: it is not from fspace fit.")
     design = Design.from_dict(entries["design"])
-    frame = read_csv(path, entries["decimal"], design.numbers)
+    frame = read_csv(path, entries["decimal"], numbers=design.numbers)
     x = design.inputs(frame)
     complete = ~np.isnan(x).any(1)
     if not complete.any():

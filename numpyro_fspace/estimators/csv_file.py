@@ -16,7 +16,9 @@ __all__ = ["read_csv"]
 WITH_POINT = r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?"
 
 
-def read_csv(path: str | Path, decimal: str = ".", numbers: Sequence[str] | None = None) -> pd.DataFrame:
+def read_csv(
+    path: str | Path, decimal: str = ".", *, numbers: Sequence[str] | None = None, text: Sequence[str] = ()
+) -> pd.DataFrame:
     """The table of a CSV file, with ``,``, ``;`` or a tab between the fields; errors name the line and the cure.
 
     All cells are text, so that what a cell is does not depend on the other rows of its file; missing ones are missing.
@@ -28,6 +30,7 @@ def read_csv(path: str | Path, decimal: str = ".", numbers: Sequence[str] | None
             are returned with a point, and without those between thousands.
         numbers: names of the columns that hold numbers, of which ``decimal`` speaks; if None, those of which most cells
             are numbers.
+        text: names of columns that are text, whatever they hold.
     """
     path = Path(path)
     if not path.is_file():
@@ -63,7 +66,7 @@ def read_csv(path: str | Path, decimal: str = ".", numbers: Sequence[str] | None
     frame.columns = [name or f"column {i + 1}" for i, name in enumerate(names)]
     frame = frame.apply(lambda cells: cells.astype("string").str.strip().replace("", pd.NA))
     if decimal == ",":
-        for name in frame.columns if numbers is None else frame.columns.intersection(numbers):
+        for name in frame.columns.difference(text) if numbers is None else frame.columns.intersection(numbers):
             frame[name] = _with_points(frame[name], is_known=numbers is not None)
     return frame
 

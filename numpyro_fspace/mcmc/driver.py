@@ -221,7 +221,8 @@ class MCMC(NumPyroMCMC):
             state = continued(self.sampler, state, args, kwargs, is_own=is_own, **settings)
             self._warmed = state if is_own else self._warmed  # the next run begins there too
         elif state is not None:
-            state = at_data(self.sampler, state, args, kwargs)
+            with checks.foreign_kernel(self.sampler, args, kwargs):
+                state = at_data(self.sampler, state, args, kwargs)
         self.post_warmup_state = state
 
     def print_summary(self, prob: float = 0.9, exclude_deterministic: bool = True, *, weights: bool = False) -> None:

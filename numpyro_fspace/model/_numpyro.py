@@ -19,7 +19,17 @@ except ImportError as error:
         f"{numpyro.__version__} ({error}). Install another version: pip install 'numpyro>=0.22,<0.23'."
     ) from error
 
-__all__ = ["MEMBERS", "active_handlers", "flat_to_sites", "is_nested", "is_unconstraining", "mask_of", "plate_rows"]
+__all__ = [
+    "MEMBERS",
+    "active_handlers",
+    "flat_to_sites",
+    "is_forward_mode",
+    "is_nested",
+    "is_unconstraining",
+    "mask_of",
+    "parts_of",
+    "plate_rows",
+]
 
 
 #: Private attributes by class.
@@ -68,6 +78,16 @@ def mask_of(distribution):
 def flat_to_sites(guide):
     """The function from the flat values of an ``AutoContinuous`` guide to unconstrained values by site."""
     return _attribute(guide, "_unpack_latent")
+
+
+def parts_of(guide) -> list:
+    """The guides in an ``AutoGuideList``."""
+    return _attribute(guide, "_guides")
+
+
+def is_forward_mode(kernel) -> bool:
+    """Whether HMC or NUTS differentiates in forward mode, which models with loops of unknown length need."""
+    return _attribute(kernel, "_forward_mode_differentiation")
 
 
 def _attribute(owner, name):

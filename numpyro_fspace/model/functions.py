@@ -120,7 +120,10 @@ def function_values(model, draw, args, kwargs, inputs) -> dict:
     if is_traced((draw, arrays, inputs)):
         return values(draw, arrays, inputs)
     # Compiled, as runs are: a gp_network whose kernel has sampled parameters is another function if these are known.
-    return jax.jit(values)(draw, arrays, inputs)
+    try:
+        return jax.jit(values)(draw, arrays, inputs)
+    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):  # the model reads its arguments
+        return jax.jit(lambda draw, inputs: values(draw, arrays, inputs))(draw, inputs)
 
 
 def evaluate(functions, inputs) -> dict:

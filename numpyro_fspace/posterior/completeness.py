@@ -67,6 +67,12 @@ def check_complete(posterior: Posterior, args, kwargs, inputs, from_prior=()):
             f"If the prior is meant, say so: predict(..., from_prior={hidden})."
         )
     others = sorted(draw.keys() - trace.keys())
+    imputed = [k for k in draw.keys() & latent_sites(trace).keys() if f"{k}_unobserved" in others]
+    if imputed:
+        raise ValueError(
+            f"The draws of {imputed} are those that obs_mask= put together for the rows of the run: pass the MCMC "
+            "object, or leave them out of the draws."
+        )
     if missing:
         subject = "The draws"
         if others:

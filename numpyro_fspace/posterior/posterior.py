@@ -232,7 +232,8 @@ def as_posterior(
         draws = jax.tree.leaves(source.get_samples(group_by_chain=True))
         source = Posterior(
             source.sampler.model,
-            _without_imputed(samples),
+            # obs_mask= puts known and imputed rows of the run's own data together in a site that is not latent.
+            {k: v for k, v in samples.items() if k in latents or f"{k}_unobserved" not in latents},
             num_chains=len(draws[0]) if draws else source.num_chains,  # fewer than asked if the run was interrupted
             args=args,
             kwargs=kwargs,
@@ -247,12 +248,7 @@ def as_posterior(
         )
     if model is None:
         raise TypeError("A dict of draws needs the model: pass model=.")
-    return Posterior(model, {k: as_numbers(v, f"samples[{k!r}]") for k, v in _without_imputed(source).items()})
-
-
-def _without_imputed(samples: dict) -> dict:
-    """Draws without the sites that ``obs_mask=`` puts together of known and imputed rows of the run's own data."""
-    return {k: v for k, v in samples.items() if f"{k}_unobserved" not in samples}
+    return Posterior(model, {k: as_numbers(v, f"samples[{k!r}]") for k, v in source.items()})
 
 
 def _plates(mcmc: NumPyroMCMC) -> set:

@@ -147,7 +147,8 @@ def fit_gp(
             stacklevel=2,
         )
     if noise_variance is None:
-        noise_variance = 0.1 * float(np.mean([spread**2 for spread in spreads]))
+        varying = [spread for spread, column in zip(spreads, y.T, strict=True) if column.std()]
+        noise_variance = 0.1 * float(np.mean([spread**2 for spread in varying or spreads]))
     noise = np.asarray(as_positive(noise_variance, "noise_variance", ndim=2), float)
     is_known = noise.ndim > 0
     if is_known:

@@ -77,10 +77,10 @@ class SGHMCState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count
 
 
-def init(position, key, *, temperature=1.0) -> SGHMCState:
+def init(position, rng_key, *, temperature=1.0) -> SGHMCState:
     """The state of a chain that starts at ``position`` with momentum drawn from N(0, T I)."""
     position = as_position(position)
-    return SGHMCState(position, _fresh_momentum(key, position, temperature), jnp.zeros((), int))
+    return SGHMCState(position, _fresh_momentum(rng_key, position, temperature), jnp.zeros((), int))
 
 
 def _fresh_momentum(key, position, temperature):

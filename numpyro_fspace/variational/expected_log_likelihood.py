@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax.extend.core import get_opaque_trace_state
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
 from numpyro_fspace.model.programs.analysis import depends_on
@@ -35,8 +36,12 @@ def integrated(guided, key):
         return None
     try:
         return _integrated(guided, key)
-    except jax.errors.UnexpectedTracerError:  # the model calls the function under its own jit or vmap
+    except _CalledInProgram:
         return None
+
+
+class _CalledInProgram(Exception):
+    """The model calls the function within a ``jax.jit``, ``vmap`` or the like of its own."""
 
 
 def _integrated(guided, key):
@@ -49,9 +54,12 @@ def _integrated(guided, key):
     def observed(replaced=None):
         """Observed sites, and calls (x, f(x; m)), when call number i returns ``replaced(i, f(x; m))``."""
         calls: list = []
+        outside = get_opaque_trace_state(convention="flax")
 
         def replace(_, fn, __):
             def recorded(x):
+                if get_opaque_trace_state(convention="flax") != outside:
+                    raise _CalledInProgram
                 calls.append((x, fn(x)))
                 value = calls[-1][1]
                 return value if replaced is None else replaced(len(calls) - 1, value)

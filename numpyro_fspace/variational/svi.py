@@ -15,7 +15,7 @@ from numpyro.infer.autoguide import AutoGuide, AutoGuideList
 from numpyro.infer.util import constrain_fn
 
 from numpyro_fspace._checks import check_count
-from numpyro_fspace.model._numpyro import flat_to_sites
+from numpyro_fspace.model._numpyro import flat_to_sites, parts_of
 from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.model.site_transforms import has_dynamic_support
@@ -86,11 +86,13 @@ def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, *
 def _draws(svi, model, params, key, num_samples: int, arguments) -> dict:
     """Draws of a guide by site, as its loss takes them."""
     guide, (args, kwargs) = svi.guide, arguments
-    if isinstance(guide, AutoGuideList) or not hasattr(guide, "sample_posterior"):
-        # (AutoGuideList.sample_posterior gives all of its parts the same key.)
-        draws = Predictive(guide, params=params, num_samples=num_samples)(key, *args, **kwargs)
-        sites = getattr(guide, "prototype_trace", draws)
-        return {name: value for name, value in draws.items() if name in sites}
+    if not hasattr(guide, "sample_posterior"):
+        return Predictive(guide, params=params, num_samples=num_samples)(key, *args, **kwargs)
+    if isinstance(guide, AutoGuideList):  # whose own method gives all parts the same key
+        draws: dict = {}
+        for part, own in zip(parts := parts_of(guide), jax.random.split(key, len(parts)), strict=True):
+            draws |= part.sample_posterior(own, params, *args, sample_shape=(num_samples,), **kwargs)
+        return draws
     is_dynamic = any(s["type"] == "sample" and has_dynamic_support(s) for s in guide.prototype_trace.values())
     if not (isinstance(svi.loss, FunctionalELBO) and is_dynamic and _takes(model, args, kwargs)):
         return guide.sample_posterior(key, params, *args, sample_shape=(num_samples,), **kwargs)
@@ -110,7 +112,7 @@ def posterior_of(guide, samples: dict, model, *, args: tuple, kwargs: dict, fit)
     computed = [k for k, site in sites.items() if site["type"] == "deterministic"]
     latents = {k: np.asarray(v) for k, v in samples.items() if k not in computed}
     posterior = Posterior(model, latents, args=args, kwargs=kwargs, fit=fit)
-    if not _takes(model, args, kwargs):
+    if not computed or not _takes(model, args, kwargs):
         return posterior
     return replace(posterior, samples=latents | deterministic_draws(posterior, args, kwargs, computed))
 

@@ -21,6 +21,7 @@ from numpyro_fspace.posterior.prediction_warnings import without_harm
 from numpyro_fspace.posterior.quantities import judged_draws, quantities_of
 from numpyro_fspace.posterior.rhat_ess import standstill
 from numpyro_fspace.posterior.thresholds import MIN_DRAWS, MIN_RUN
+from numpyro_fspace.priors._concrete import is_traced
 
 __all__ = ["judge", "judge_numpyro_runs", "warn_of_draws", "warn_of_trouble"]
 
@@ -106,10 +107,14 @@ def judge_numpyro_runs():
         if not is_ours and isinstance(start, KernelState) and phase["phase"] != "warmup":
             given = {k: v for k, v in kwargs.items() if k not in ("extra_fields", "init_params")}
             # The last step of this driver's own warm-up may be due.
-            is_own = not is_nested() and bool(np.all(start.i == self.num_warmup))
+            is_own = not is_traced(start.i) and bool(np.all(np.asarray(start.i) == self.num_warmup))
             settings = {"num_warmup": self.num_warmup, "is_own": is_own}
             self.post_warmup_state = continued(self.sampler, start, args, given, **settings)
-        run(self, rng_key, *args, **kwargs)
+        try:
+            run(self, rng_key, *args, **kwargs)
+        finally:
+            if is_nested():  # the state of a program is no state to begin from
+                self.post_warmup_state = start
         has_draws = phase["phase"] != "warmup" and (start is not None or phase["lower"] < phase["upper"])
         if has_draws and not is_ours and isinstance(self.last_state, KernelState):
             judge(self)

@@ -198,7 +198,7 @@ def _correlations(prior, x, everywhere) -> tuple[np.ndarray, np.ndarray]:
         found, variances = zip(*(_outputs(part, x, everywhere) for part in summands), strict=True)
         shares = np.array(variances) / np.sum(variances, 0)
         for covariance, share in zip(np.stack(found)[shares > NO_SHARE], shares[shares > NO_SHARE], strict=True):
-            parts.setdefault(covariance.tobytes() + share.tobytes(), (covariance, share))
+            parts.setdefault(blake2b(covariance.tobytes() + share.tobytes()).digest(), (covariance, share))
     chosen = list(parts.values())
     if len(chosen) > NUM_PARTS:  # the roughest has the smallest correlations
         chosen = sorted(chosen, key=lambda part: np.linalg.norm(part[0]))[:NUM_PARTS]

@@ -12,6 +12,8 @@ for each draw of v that is kept.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
@@ -133,7 +135,7 @@ def find_block(potential: ModelPotential, least: int = 1) -> tuple[tuple[str, ..
 
     def why_not(names):
         block = tuple(site for name in names for site in _sites(name))
-        num_left = sum(jnp.size(trace[k]["value"]) for k in potential.latents if k not in block)
+        num_left = sum(_num_parameters(trace[k]) for k in potential.latents if k not in block)
         if num_left < least:
             return f"it would leave too few parameters ({num_left})" if num_left else "there is no other site to sample"
         if not all(_is_standard(trace[k]) for k in block):
@@ -149,6 +151,11 @@ def find_block(potential: ModelPotential, least: int = 1) -> tuple[tuple[str, ..
         for name in sizes if len(sizes) > 1 else ():
             names += [name] if why_not([*names, name]) is None else []
     return tuple(site for name in names for site in _sites(name)), None if names else why
+
+
+def _num_parameters(site) -> int:
+    """The number of unconstrained values of a site."""
+    return math.prod(biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"])))
 
 
 def _why_no_last_layer(potential, sizes) -> str | None:
