@@ -313,6 +313,16 @@ def test_weights_where_the_curvature_of_their_prior_vanishes_are_not_coupled():
         curved.prior_precision(at_mode=False)
 
 
+def test_a_call_within_a_program_of_the_model_is_named():
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal().expand([3]).to_event(1))
+        f = fs.functional_prior("f", lambda x: features(x) @ w, PRIOR, POINTS)
+        numpyro.sample("y", dist.Normal(jax.jit(f)(x), 1.0).to_event(1), obs=y)
+
+    with pytest.raises(ValueError, match=r"calls a function within a jax\.jit"):
+        laplace(model, KEY, X.astype(np.float32), Y.astype(np.float32), num_updates=10)
+
+
 @pytest.mark.slow
 def test_laplace_refuses():
     x, y = X.astype(np.float32), Y.astype(np.float32)

@@ -892,6 +892,16 @@ def test_a_run_that_goes_on_in_a_driver_with_a_longer_warm_up_has_draws():
 # ---- runs that continue on other data ------------------------------------------------------------------------
 
 
+def test_hmc_continues_on_data_that_were_changed_in_place():
+    y = np.array(Y)
+    mcmc = fs.MCMC(NUTS(linear(POINTS)), num_warmup=100, num_samples=100, progress_bar=False)
+    mcmc.run(KEY, X, y)
+    mcmc.post_warmup_state = mcmc.last_state
+    y *= -1.0
+    mcmc.run(KEY, X, y)
+    assert len(np.unique(mcmc.get_samples()["w"], axis=0)) > 80
+
+
 @pytest.mark.parametrize("kernel", [fs.fHMC, NUTS])
 def test_hmc_continues_on_other_data(kernel):
     """Its state holds the potential and gradient of the data before, by which every proposal would look worse."""

@@ -233,7 +233,9 @@ def as_posterior(
         source = Posterior(
             source.sampler.model,
             # obs_mask= puts known and imputed rows of the run's own data together in a site that is not latent.
-            {k: v for k, v in samples.items() if k in latents or f"{k}_unobserved" not in latents},
+            {k: v for k, v in samples.items() if k in latents or f"{k}_unobserved" not in latents}
+            if isinstance(latents, dict)
+            else samples,
             num_chains=len(draws[0]) if draws else source.num_chains,  # fewer than asked if the run was interrupted
             args=args,
             kwargs=kwargs,

@@ -60,8 +60,8 @@ def _integrated(guided, key):
             def recorded(x):
                 if get_opaque_trace_state(convention="flax") != outside:
                     raise _CalledInProgram
-                calls.append((x, fn(x)))
-                value = calls[-1][1]
+                value = fn(x)
+                calls.append((x, value))
                 return value if replaced is None else replaced(len(calls) - 1, value)
 
             return recorded
