@@ -7,6 +7,7 @@ import pytest
 from tinygp.kernels import ExpSineSquared, ExpSquared
 
 from numpyro_fspace.__main__ import main
+from numpyro_fspace.experiments.catalog import find
 from numpyro_fspace.experiments.co2 import circle, kernel, prepare
 from numpyro_fspace.experiments.records import read
 
@@ -50,3 +51,19 @@ def test_quick_run_and_picture(data_dir, tmp_path):
     picture = tmp_path / "co2.png"
     assert main(["figure", "co2", str(path), "--out", str(picture)]) == 0
     assert picture.stat().st_size > 10_000
+
+
+def test_panels_are_titled_by_method_and_settings():
+    import matplotlib
+
+    matplotlib.use("agg")
+    curves = {key: [-9.0, 16.0] for key in ("x", "co2", "mean", "low", "high", "gp_low", "gp_high")}
+    record = {"experiment": "co2", "dataset": "co2", "curves": curves}
+    records = [
+        record | {"method": method, "config": {"exact": exact}}
+        for method, exact in (("fsghmc", True), ("fsghmc", False), ("bbb", False))
+    ]
+    figure = find("co2").picture(records)
+    titles = [ax.get_title() for ax in figure.axes if ax.has_data()]
+    assert titles == ["fSGHMC, gp_network", "fSGHMC", "mean field (BBB)"]
+    matplotlib.pyplot.close(figure)

@@ -338,6 +338,7 @@ def test_picture_has_a_line_for_each_method_and_a_row_for_each_set():
     ]
     figure = find("images").picture(records)
     assert [len(ax.lines) for ax in figure.axes] == [3] * 4
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fSGHMC", "SGHMC", "ensemble"]
     matplotlib.pyplot.close(figure)
     with pytest.raises(ValueError, match="no record holds curves"):
         find("images").picture([{"method": "gp"}])

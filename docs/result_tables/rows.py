@@ -4,31 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from numpyro_fspace.experiments.tables import METHOD_NAMES
 from result_tables.cells import Cell, Column, Digits, Row
 
 #: What the pages call methods, and two ways to run one of them.
-LABELS = dict(
-    gp="exact GP",
-    fsghmc="fSGHMC",
-    fsgld="fSGLD",
-    sghmc="SGHMC",
-    sgld="SGLD",
-    gfsvi="GFSVI",
-    tfsvi="TFSVI",
-    fvimc="FVIMC, Wasserstein",
-    fvimc_kl="FVIMC, KL",
-    svgp="sparse GP",
-    gwi="GWI",
-    fvi="fVI",
-    fbnn="FBNN",
-    ifbnn="IFBNN",
-    laplace="Laplace",
-    ensemble="ensemble",
-    vip="implicit process (VIP)",
-    bbb="mean field (BBB)",
-    gp_network="fSGHMC, `gp_network`",
-    calibrated="fSGHMC, calibrated",
-)
+LABELS = METHOD_NAMES | {"gp_network": "fSGHMC, `gp_network`", "calibrated": "fSGHMC, calibrated"}
 WAYS = {"gp_network": {"method": "fsghmc", "exact": True}, "calibrated": {"method": "fsghmc"}}
 
 

@@ -145,7 +145,7 @@ def picture(records: Sequence[Mapping]) -> Any:
             regrets = np.array([curves["regret"] for curves in lines])
             interaction, color = lines[0]["interaction"], f"C{number}"
             ax.fill_between(interaction, regrets.min(0), regrets.max(0), color=color, alpha=0.15, lw=0)
-            ax.plot(interaction, regrets.mean(0), color=color, label=label)
+            ax.plot(interaction, regrets.mean(0), color=color, label=tables.readable(label))
         ax.set(title=f"harm with probability {PATTERNS[dataset]}", xlabel="interactions")
     tops = [line["regret"] for line in records if line["method"] != "uniform"]
     axes.flat[0].set(ylabel="cumulative regret", ylim=(0.0, 1.05 * max(tops, default=records[0]["regret"])))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numpyro_fspace.experiments.tables import labels
+from numpyro_fspace.experiments.tables import labels, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,7 @@ def panels(records: Sequence[Mapping], draw: Callable[[Axes, Mapping], None]) ->
     for ax, ((dataset, label), line) in zip(axes.flat, first.items(), strict=False):
         draw(ax, {name: np.array(curve) for name, curve in line["curves"].items()})
         ax.locator_params(axis="x", nbins=5)
-        name = label if num_labels[dataset, line["method"]] > 1 else line["method"]
+        name = readable(label if num_labels[dataset, line["method"]] > 1 else line["method"])
         ax.set_title(f"{name}, {dataset}" if num_datasets > 1 else name)
     for ax in axes.flat[len(first) :]:
         ax.set_axis_off()

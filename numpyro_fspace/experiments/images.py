@@ -205,7 +205,7 @@ def picture(records: Sequence[Mapping]) -> Figure:
     for (dataset, label), curves in groups.items():
         for ax, name in zip(axes[datasets.index(dataset)], ("entropy", "accuracy"), strict=True):
             values = np.mean([curve[name] for curve in curves], 0)
-            ax.plot(curves[0]["angle"], values, color=f"C{labels.index(label)}", label=label)
+            ax.plot(curves[0]["angle"], values, color=f"C{labels.index(label)}", label=tables.readable(label))
             ax.set(title=f"{dataset}: {name}", xticks=range(0, 181, 45), xlim=(0, 180))
     for entropy, accuracy in axes:
         entropy.set_ylim(bottom=0.0)

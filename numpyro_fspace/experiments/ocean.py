@@ -21,6 +21,7 @@ from numpyro_fspace.experiments.function_posterior import convergence, density_s
 from numpyro_fspace.experiments.methods import fit
 from numpyro_fspace.experiments.networks import hidden_layers
 from numpyro_fspace.experiments.regression import Config, noisy_model, random_functions
+from numpyro_fspace.experiments.tables import readable
 from numpyro_fspace.priors import GPFit, GPPrior, Helmholtz, fit_gp
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def picture(records: Sequence[Mapping]) -> Figure:
     images = []
     for i, ((name, field), error) in enumerate(zip(fields.items(), errors, strict=True)):
         upper, lower = axes[2 * (i // num_columns) :, i % num_columns][:2]
-        upper.set_title(name, fontsize=10)
+        upper.set_title(readable(name), fontsize=10)
         upper.quiver(*field["grid"].T, *field["mean"].T, color="#0072B2", scale=7.0, width=0.003)
         upper.quiver(*field["x"].T, *field["y"].T, color="#D55E00", scale=7.0, width=0.005)
         if i:

@@ -12,10 +12,34 @@ import numpy as np
 from numpyro_fspace.experiments.catalog import Experiment, find
 from numpyro_fspace.experiments.records import distinct
 
-__all__ = ["labels", "table"]
+__all__ = ["METHOD_NAMES", "labels", "readable", "table"]
 
 #: Settings by which the rows of a data set are chosen. Published figures are of their defaults.
 PROTOCOL = ("train_share", "num_train", "num_test")
+#: What tables of pages and pictures call methods.
+METHOD_NAMES = {
+    "gp": "exact GP",
+    "fsghmc": "fSGHMC",
+    "fsgld": "fSGLD",
+    "sghmc": "SGHMC",
+    "sgld": "SGLD",
+    "mclmc": "MCLMC",
+    "fmclmc": "fMCLMC",
+    "nuts": "NUTS",
+    "gfsvi": "GFSVI",
+    "tfsvi": "TFSVI",
+    "fvimc": "FVIMC, Wasserstein",
+    "fvimc_kl": "FVIMC, KL",
+    "svgp": "sparse GP",
+    "gwi": "GWI",
+    "fvi": "fVI",
+    "fbnn": "FBNN",
+    "ifbnn": "IFBNN",
+    "laplace": "Laplace",
+    "ensemble": "ensemble",
+    "vip": "implicit process (VIP)",
+    "bbb": "mean field (BBB)",
+}
 
 
 def table(experiment: Experiment, records: Sequence[Mapping]) -> str:
@@ -94,6 +118,13 @@ def labels(records: Sequence[Mapping]) -> list[str]:
     """Labels of an experiment's records: the method, and settings that differ between records and from the defaults."""
     experiment, varied = find(records[0]["experiment"]), _varied(records)
     return [", ".join([line["method"], *_settings(line, varied, experiment)]) for line in records]
+
+
+def readable(label: str) -> str:
+    """A label for a picture: ``"fsghmc, exact=True"`` is ``"fSGHMC, gp_network"``."""
+    method, *settings = label.split(", ")
+    settings = ["gp_network" if setting == "exact=True" else setting for setting in settings]
+    return ", ".join([METHOD_NAMES.get(method, method), *settings])
 
 
 def _summary(values) -> str:
