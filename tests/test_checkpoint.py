@@ -36,7 +36,7 @@ from numpyro_fspace.mcmc.run_description import _code_of, describe
 from numpyro_fspace.model.checks.arguments import arguments_of
 from numpyro_fspace.posterior.storage.checkpoint_files import _difference
 from numpyro_fspace.posterior.storage.checkpoint_integrity import sealed
-from numpyro_fspace.posterior.storage.fingerprint import other_arguments, parts_of
+from numpyro_fspace.posterior.storage.fingerprint import leaves_as_text, other_arguments
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kinetic temperature:RuntimeWarning", "ignore::UserWarning")
 
@@ -326,7 +326,7 @@ def test_only_what_is_certainly_another_argument_is_named():
     inputs = {
         name + place: text
         for name, value in arguments_of((run, x, key), {"noise": 1}).items()
-        for place, text in parts_of(value).items()
+        for place, text in leaves_as_text(value).items()
     }
 
     def others(*args, **kwargs):

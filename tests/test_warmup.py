@@ -25,6 +25,7 @@ from numpyro_fspace.mcmc.warmup.friction import MAX_KICK, MAX_NOISE_EXCESS, Nois
 from numpyro_fspace.mcmc.warmup.optimizer import adam, descend
 from numpyro_fspace.mcmc.warmup.step_size_adaptation import cooled, cooling, shortening
 from numpyro_fspace.mcmc.warmup.step_size_from_curvature import largest_curvature
+from numpyro_fspace.mcmc.warmup.updates import calibrate, warm_start
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.scale_sites import scale_sites
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity
@@ -328,14 +329,14 @@ def test_every_draw_and_calibration_belongs_to_one_phase_however_a_run_is_cut(se
         draws, calibrations, start = [], [], 0
         for num in parts:
             for phase in phases(plan, start, start + num):
-                if phase.update is chain_updates.calibrate:
+                if phase.update is calibrate:
                     calibrations.append((phase.start, len(draws)))
                     continue
                 draws += [(draw, phase.update) for draw in range(phase.start, phase.stop)]
                 assert phase.keeps or phase.stop <= 40
             start += num
         assert [draw for draw, _ in draws] == list(range(60))
-        assert {draw for draw, update in draws if update is chain_updates.warm_start} == set(range(12))
+        assert {draw for draw, update in draws if update is warm_start} == set(range(12))
         assert calibrations == [(draw, draw) for draw in plan.interruptions]  # each right before its draw
         assert {update for _, update in draws[40:]} == {
             chain_updates.sample if plan.measures else chain_updates.draw_and_learn
@@ -522,7 +523,7 @@ def test_leading_directions_of_noise_are_found_and_measured():
     axes = np.linalg.qr(np.random.default_rng(3).normal(size=(30, 30)))[0]
     rows = jnp.asarray(np.random.default_rng(4).normal(size=(800, 2, 30)) * np.sqrt([40.0, 9.0] + 28 * [0.01]) @ axes.T)
     rows = rows.astype(jnp.float32)
-    noise = jax.lax.scan(lambda n, r: (n.with_rows(r), None), Noise.start(jnp.zeros(30), 4), rows[:400])[0]
+    noise = jax.lax.scan(lambda n, r: (n.with_noise_rows(r), None), Noise.start(jnp.zeros(30), 4), rows[:400])[0]
     noise = noise.with_directions()
     np.testing.assert_allclose(noise.basis @ noise.basis.T, np.eye(4), atol=1e-5)
     assert (np.abs(np.sum(noise.basis[:2] * axes[:, :2].T, axis=1)) > 0.99).all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
+import dataclasses
 from typing import TYPE_CHECKING
 
 import jax
@@ -16,6 +16,7 @@ from numpyro_fspace._xla import UNOPTIMIZED, chains_together
 from numpyro_fspace.mcmc import chain_updates
 from numpyro_fspace.mcmc.plan import Plan, make_plan, one_at_a_time, structure_of
 from numpyro_fspace.mcmc.reporting.end_of_run import judge_numpyro_runs
+from numpyro_fspace.mcmc.sampler_adapters import Sampler
 from numpyro_fspace.mcmc.start_checks import check_init_params
 from numpyro_fspace.mcmc.target import Target
 from numpyro_fspace.mcmc.warmup import Warmup
@@ -43,6 +44,7 @@ class SGMCMCKernel(MCMCKernel):
     depend on nothing else of a kernel, so that several runs at a time may share one.
     """
 
+    sampler_type: type[Sampler]
     sample_field = "z"
     friction: float | None = 0.0  # None is found in warm-up
     needs_functional_prior = False
@@ -111,11 +113,10 @@ class SGMCMCKernel(MCMCKernel):
     def preconditioner(self, preconditioner):
         self._preconditioner = preconditioner
 
-    # ---- what a sampler adds -------------------------------------------------------------------
-
-    @abstractmethod
-    def _sampler(self, metropolis: bool):
-        """The algorithm with the kernel's settings (``sampler_adapters.py``), with a Metropolis test or without one."""
+    def _sampler(self, metropolis: bool) -> Sampler:
+        """The algorithm with the kernel's settings, with a Metropolis test or without one."""
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self.sampler_type)}
+        return self.sampler_type(**settings | {"metropolis": metropolis})
 
     # ---- NumPyro's protocol --------------------------------------------------------------------
 

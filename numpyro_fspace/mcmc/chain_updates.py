@@ -1,6 +1,6 @@
 """One chain of a kernel: its start, and the updates that the phases of a run consist of.
 
-``warm_start``, ``calibrate`` (both of ``warmup/updates.py``), ``draw_and_learn`` and ``sample`` take the target, the
+``draw_and_learn`` and ``sample``, and ``warm_start`` and ``calibrate`` of ``warmup/updates.py``, take the target, the
 number of a draw and the state before it, and return the updated state. ``phases.py`` says which of them makes which
 draws, each in a program of its own; ``draw`` is all of them in one program, for a driver that knows nothing of phases.
 """
@@ -18,7 +18,7 @@ from numpyro_fspace.mcmc.warmup.state import WarmupState
 from numpyro_fspace.mcmc.warmup.updates import after_draw, calibrate, judged, warm_start
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate
 
-__all__ = ["calibrate", "draw", "draw_and_learn", "sample", "start", "warm_start"]
+__all__ = ["draw", "draw_and_learn", "sample", "start"]
 
 
 def start(target: Target, key, init_params) -> KernelState:
@@ -28,7 +28,7 @@ def start(target: Target, key, init_params) -> KernelState:
     z = model.init_params() if init_params is None else init_params
     position = ravel_pytree(z)[0]
     zero, count = jnp.zeros((), position.dtype), jnp.zeros((), int)
-    if plan.finds_step_size and plan.num_warmup > 0 and not plan.schedule.num_optimizing:
+    if plan.finds_step_size and not plan.schedule.num_optimizing:
         value, aux = target.potential(z, key)  # warm-up needs the energy that the first draw gains
     else:
         value, aux = jnp.asarray(jnp.inf), jnp.zeros(())

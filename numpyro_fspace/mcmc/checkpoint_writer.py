@@ -105,7 +105,7 @@ class Checkpoint(RunFiles):
         for rest in self.directory.glob(".*.np[yz]-*"):  # left by a write that was killed
             rest.unlink()
         if not (self.directory / "run.json").exists():
-            content, self._mark = sealed(self._run | {"id": uuid.uuid4().hex})
+            content, self._mark = sealed(self.run | {"id": uuid.uuid4().hex})
             write_whole(self.directory / "run.json", lambda file: file.write(content))
         saved = self._saved()
         if saved is not None:

@@ -160,7 +160,7 @@ class MCMC(NumPyroMCMC):
             jit_model_args=jit_model_args,
         )
         self.checkpoint, self.checkpoint_every = checkpoint, checkpoint_every
-        self.functions_at = checks.checked_inputs(functions_at)
+        self.functions_at = checks.checked_inputs(functions_at, "functions_at")
         self.mesh = None if mesh is None else check_mesh(mesh, self.num_chains)
         checks.check_options(self)
         self._loops: dict = {}
@@ -214,7 +214,7 @@ class MCMC(NumPyroMCMC):
             judge(self)
 
     def _continue(self, args, kwargs):
-        """Let ``post_warmup_state`` be one of these arguments and of the kernel's settings now."""
+        """Adapt ``post_warmup_state`` to these arguments and to the kernel's present settings."""
         state = self.post_warmup_state
         if isinstance(state, KernelState):
             is_own, settings = state is self._warmed, {"num_warmup": self.num_warmup}

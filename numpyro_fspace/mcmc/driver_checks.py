@@ -119,13 +119,13 @@ def check_options(mcmc):
         folder_of(mcmc.checkpoint)  # refuses what names none
 
 
-def checked_inputs(functions_at):
-    """``functions_at`` as arrays of real numbers."""
-    for leaf in jax.tree.leaves(functions_at):
-        as_real(leaf, "functions_at")
+def checked_inputs(inputs, name: str):
+    """``inputs`` of functions as arrays of real numbers."""
+    for leaf in jax.tree.leaves(inputs):
+        as_real(leaf, name)
         if not np.size(leaf):
-            raise ValueError(f"functions_at must hold at least one row, got shape {list(np.shape(leaf))}.")
-    return jax.tree.map(lambda x: x if is_traced(x) else np.asarray(x), functions_at)
+            raise ValueError(f"{name} must hold at least one row, got shape {list(np.shape(leaf))}.")
+    return jax.tree.map(lambda x: x if is_traced(x) else np.asarray(x), inputs)
 
 
 def check_run(mcmc, key):

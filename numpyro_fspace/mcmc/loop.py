@@ -12,10 +12,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpyro.util import nested_attrgetter
 
 from numpyro_fspace._xla import UNDIVIDED, one_program
-from numpyro_fspace.mcmc import chain_updates
 from numpyro_fspace.mcmc.phases import phases
 from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.state import KernelState, with_axis
+from numpyro_fspace.mcmc.warmup.updates import warm_start
 from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.data.on_demand import OnDemand
 from numpyro_fspace.model.functions import function_inputs, function_values, some_rows
@@ -71,7 +71,7 @@ class Loop:
             return self._program(None, keeps=True)(state, draws, start, stop, first, arrays, inputs)
         offset = _draws_made(state, start) - start  # a run that goes on is past its warm-up
         for phase in phases(state.plan, start + offset, stop + offset):
-            if phase.update is not chain_updates.warm_start:
+            if phase.update is not warm_start:
                 state = started(state)
             program = self._program(phase.update, keeps=phase.keeps)
             if phase.keeps:

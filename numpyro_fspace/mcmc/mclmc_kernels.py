@@ -70,6 +70,7 @@ class MCLMC(SGMCMCKernel):
     U. Seljak, D. Rügamer (2025), *Microcanonical Langevin ensembles*, who sample neural networks by it.
     """
 
+    sampler_type = Microcanonical
     needs_exact_density = True
     min_parameters = 2  # because the momentum only turns
 
@@ -110,14 +111,6 @@ class MCLMC(SGMCMCKernel):
         check_refreshes(self.num_steps, self.refresh_every)
         if not isinstance(self.metropolis, bool):
             raise TypeError(f"metropolis must be True or False, got {self.metropolis!r}.")
-
-    def _sampler(self, metropolis):
-        return Microcanonical(
-            num_steps=self.num_steps,
-            temperature=self.temperature,
-            metropolis=metropolis,
-            refresh_every=self.refresh_every,
-        )
 
 
 class fMCLMC(MCLMC):

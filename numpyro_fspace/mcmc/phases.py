@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from numpyro_fspace.mcmc import chain_updates
 from numpyro_fspace.mcmc.plan import Plan
+from numpyro_fspace.mcmc.warmup.updates import calibrate, warm_start
 
 __all__ = ["Phase", "phases"]
 
@@ -34,11 +35,11 @@ class Phase(NamedTuple):
 def phases(plan: Plan, start: int, stop: int) -> Iterator[Phase]:
     """The phases of the draws ``start`` to ``stop`` - 1, in their order.
 
-    Burn-in that measures nothing is made by the program of the sampling phase.
+    Burn-in that needs no measurements of its own is made by the program of the sampling phase.
     """
     warm, end = plan.schedule.num_optimizing, plan.num_warmup
     if start < min(stop, warm):
-        yield Phase(chain_updates.warm_start, start, min(stop, warm), keeps=False)
+        yield Phase(warm_start, start, min(stop, warm), keeps=False)
     start = max(start, warm)
     limits = {*plan.interruptions, end, stop}
     for limit in sorted(draw for draw in limits if start <= draw <= stop):
@@ -46,5 +47,5 @@ def phases(plan: Plan, start: int, stop: int) -> Iterator[Phase]:
             update = chain_updates.sample if start >= end and plan.measures else chain_updates.draw_and_learn
             yield Phase(update, start, limit, keeps=start >= end or not plan.measures)
         if limit in plan.interruptions and limit < stop:
-            yield Phase(chain_updates.calibrate, limit, limit, keeps=False)
+            yield Phase(calibrate, limit, limit, keeps=False)
         start = limit

@@ -15,7 +15,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.model._numpyro import active_handlers
 from numpyro_fspace.model.checks.arguments import arguments_of
-from numpyro_fspace.posterior.storage.fingerprint import fingerprint, parts_of, text_of
+from numpyro_fspace.posterior.storage.fingerprint import fingerprint, leaves_as_text, text_of
 from numpyro_fspace.posterior.storage.model_check import PRIOR_DRAW, prior_density
 
 __all__ = ["describe"]
@@ -35,7 +35,7 @@ def describe(mcmc, key, fields, init_params, *, args, kwargs) -> dict:
         inputs[PRIOR_DRAW] = prior_density(mcmc.sampler.model, args, kwargs)
     inputs |= arguments_of(args, kwargs)
     return {
-        "inputs": {name + part: text for name, value in inputs.items() for part, text in parts_of(value).items()},
+        "inputs": {name + part: text for name, value in inputs.items() for part, text in leaves_as_text(value).items()},
         "kept": "functions" if mcmc.functions_at is not None else "weights",
         "handlers": [_handler(one) for one in active_handlers() if not isinstance(one, trace | seed)],
         "kernel": type(mcmc.sampler).__name__,
@@ -97,16 +97,16 @@ def _code_of(fn) -> str:
             values.append(cell.cell_contents)
     texts = [_code_of(v) if isinstance(v, set | frozenset | functools.partial) else text_of(v) for v in values]
     of_a_library = str(inner.__module__).startswith(("numpyro.", "numpyro_fspace."))  # whose code changes with versions
-    content = repr([None if of_a_library else _parts_of_code(inner.__code__), texts])
+    content = repr([None if of_a_library else _leaves_as_text_code(inner.__code__), texts])
     return f"{text_of(inner)} {hashlib.sha256(content.encode()).hexdigest()}"
 
 
-def _parts_of_code(code) -> list:
+def _leaves_as_text_code(code) -> list:
     """Instructions, names and constants of a function and of those within it, the same in every process."""
 
     def part(one):
         if inspect.iscode(one):
-            return _parts_of_code(one)
+            return _leaves_as_text_code(one)
         return sorted(map(repr, one)) if isinstance(one, frozenset) else repr(one)  # sets have no order
 
     return [code.co_code.hex(), code.co_names, *map(part, code.co_consts)]

@@ -86,8 +86,7 @@ class SGLD(SGMCMCKernel):
     Reference: M. Welling, Y. W. Teh (2011), *Bayesian learning via stochastic gradient Langevin dynamics*.
     """
 
-    def _sampler(self, metropolis):
-        return Langevin(num_steps=self.num_steps, temperature=self.temperature, metropolis=metropolis)
+    sampler_type = Langevin
 
 
 class SGHMC(SGMCMCKernel):
@@ -160,6 +159,8 @@ class SGHMC(SGMCMCKernel):
     B. Leimkuhler, C. Matthews (2013), *Rational construction of stochastic numerical methods for molecular sampling*.
     """
 
+    sampler_type = Hamiltonian
+
     def __init__(
         self,
         model: Callable,
@@ -228,16 +229,6 @@ class SGHMC(SGMCMCKernel):
                 "num_steps=1 with integrator='euler' and resample_momentum=True: the momentum is drawn anew before the "
                 "gradient has moved anything, so that the draws would not depend on the data. Take more steps."
             )
-
-    def _sampler(self, metropolis):
-        return Hamiltonian(
-            num_steps=self.num_steps,
-            temperature=self.temperature,
-            metropolis=metropolis,
-            resample_momentum=self.resample_momentum,
-            refresh_every=self.refresh_every,
-            integrator=self.integrator,
-        )
 
     def _why_untested(self):
         return "integrator='euler' is not reversible" if self.integrator == "euler" else super()._why_untested()

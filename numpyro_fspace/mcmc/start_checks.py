@@ -139,7 +139,7 @@ def continued(kernel, state, args, kwargs, *, num_warmup: int, is_own: bool):
     state = state._replace(plan=plan)
     if state.control.center.size or plan.control_every is not None:
         state = kernel.refresh(state, args, kwargs)
-    # The warm-up of another driver is over, whatever its length was; no step of it is due.
+    # A state of another driver has finished its warm-up, however long that was, so that no calibration is due.
     i = jnp.where(state.i <= num_warmup - is_own, num_warmup + 1, state.i)
     zero = jnp.zeros_like(state.num_diverging)
     averages = state.averages._replace(num_diverging=zero, num_averaged=zero)

@@ -15,7 +15,6 @@ from numpyro_fspace._checks import shown
 from numpyro_fspace.model.inference_engine import current_engine
 from numpyro_fspace.model.joint_evaluation import OnePass
 from numpyro_fspace.model.measurement import as_points
-from numpyro_fspace.model.point_samplers import draw_points
 from numpyro_fspace.model.sites import FunctionalPriorSite, note
 from numpyro_fspace.priors import check_prior
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from numpyro_fspace.model.measurement import PointSampler
     from numpyro_fspace.priors import FunctionalPrior
 
-__all__ = ["functional_prior"]
+__all__ = ["draw_points", "functional_prior"]
 
 
 def functional_prior(
@@ -124,6 +123,21 @@ def functional_prior(
 
     _factor(name, FunctionalPriorSite(fn, prior, points, x, log_factor, scale, one_pass), engine)
     return one_pass if engine.visits_data else fn
+
+
+def draw_points(prior, points, key):
+    """``(x, prior, where, known, rows)``: the points x, whose log density is ``prior.log_prob(where, f)``.
+
+    If the prior can be tabulated on the pool of the points, ``prior`` is the table and ``where`` are row numbers;
+    otherwise ``where`` is x. ``known`` and ``rows`` are the arguments ``known`` and ``drawn`` of ``OnePass``.
+    """
+    rows = points.rows(key) if points.is_random else None
+    if rows is None:
+        x = points(key)
+        return x, prior, x, points.constant, None
+    x, table = points.pool[rows], prior.tabulated(points.pool) if hasattr(prior, "tabulated") else None
+    at_points, where = (prior, x) if table is None else (table, rows[:, None])
+    return x, at_points, where, points.pool, rows
 
 
 def _check_scale(name, scale):

@@ -60,8 +60,7 @@ def fixed(x: Float[ArrayLike, "M D"]) -> PointSampler:
         TypeError, ValueError: x is not numeric, not [M, D], empty, holds NaN, or holds float64 values whose differences
             are lost in JAX's float32 (for example time in seconds since 1970).
     """
-    pool = _points(x, "x")
-    return Fixed(len(pool), pool.shape[1], is_random=False, pool=pool)
+    return _fixed(x, "x")
 
 
 def subset(x: Float[ArrayLike, "N D"], num: int) -> PointSampler:
@@ -101,9 +100,9 @@ def uniform(low: float | Float[ArrayLike, " D"], high: float | Float[ArrayLike, 
     size = shapes.pop() if shapes else (1,)
     if num * size[0] > MAX_NUMBERS:
         raise ValueError(f"num={num} points with {size[0]} inputs each are more than {MAX_NUMBERS:.0e} numbers.")
-    if not is_traced((low, high)) and not (low < high).all():
-        raise ValueError(f"low must be below high in every input, got low={low} and high={high}.")
     if not is_traced((low, high)):
+        if not (low < high).all():
+            raise ValueError(f"low must be below high in every input, got low={low} and high={high}.")
         width = np.asarray(high, np.float64) - np.asarray(low, np.float64)
         if not (width <= jnp.finfo(jnp.result_type(float)).max).all():
             raise ValueError(f"the box from low={low} to high={high} is too wide for {jnp.result_type(float)}.")
@@ -216,7 +215,11 @@ def as_points(points, name: str = "points") -> PointSampler:
     if callable(points):
         known = {n: getattr(points, n, None) for n in ("num_points", "num_inputs", "pool")}
         return Own(**known, is_random=bool(getattr(points, "is_random", True)), fn=points)
-    pool = _points(points, name)
+    return _fixed(points, name)
+
+
+def _fixed(x, name: str) -> PointSampler:
+    pool = _points(x, name)
     return Fixed(len(pool), pool.shape[1], is_random=False, pool=pool)
 
 

@@ -28,7 +28,6 @@ __all__ = [
     "Union",
     "check_num_inputs",
     "concatenated",
-    "draw_points",
 ]
 
 
@@ -224,18 +223,3 @@ def check_num_inputs(sizes: list[int]) -> None:
     """Raise a ValueError unless all samplers have the same number of inputs."""
     if len(set(sizes)) > 1:
         raise ValueError(f"samplers must agree on the number of inputs D, got {sizes}.")
-
-
-def draw_points(prior, points, key):
-    """``(x, prior, where, known, rows)``: the points x, whose log density is ``prior.log_prob(where, f)``.
-
-    If the prior can be tabulated on the pool of the points, ``prior`` is the table and ``where`` are row numbers;
-    otherwise ``where`` is x. ``known`` and ``rows`` are the arguments ``known`` and ``drawn`` of ``OnePass``.
-    """
-    rows = points.rows(key) if points.is_random else None
-    if rows is None:
-        x = points(key)
-        return x, prior, x, points.constant, None
-    x, table = points.pool[rows], prior.tabulated(points.pool) if hasattr(prior, "tabulated") else None
-    at_points, where = (prior, x) if table is None else (table, rows[:, None])
-    return x, at_points, where, points.pool, rows

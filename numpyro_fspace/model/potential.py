@@ -25,6 +25,7 @@ from numpyro_fspace.model.checks.sites import (
     warn_of_unknown,
 )
 from numpyro_fspace.model.data.arguments import with_rows
+from numpyro_fspace.model.functional_priors import draw_points
 from numpyro_fspace.model.handlers import (
     fresh_draws,
     full_plates,
@@ -33,7 +34,6 @@ from numpyro_fspace.model.handlers import (
     without_data,
 )
 from numpyro_fspace.model.initial_values import checked_starts, init_to_network
-from numpyro_fspace.model.point_samplers import draw_points
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import has_dynamic_support, prior_scale
 from numpyro_fspace.model.sites import (

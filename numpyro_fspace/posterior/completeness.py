@@ -34,8 +34,8 @@ def check_complete(posterior: Posterior, args, kwargs, inputs, from_prior=()):
 
     Two kinds of sites need no draws: the observations, and latent values that are new with these arguments. If the
     arguments of the fit are known, these are the sites that were observed then, and those that did not exist then. Else
-    a site counts as an observation if no other site and no function depends on it. Deterministic sites may depend on
-    it if its own distribution depends on the draws.
+    a site counts as an observation if no other site and no function depends on it. A deterministic site may depend on
+    an observation whose own distribution depends on the draws.
 
     Args:
         posterior: draws, and what their model was fitted to.

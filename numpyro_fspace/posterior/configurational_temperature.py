@@ -33,7 +33,8 @@ __all__ = ["ConfigurationalTemperature", "configurational_temperature", "unconst
 MAX_DRAWS, MIN_DRAWS, FEWEST_DRAWS = 256, 20, 8
 #: Share of the gradient steps of the run that ``MIN_DRAWS`` draws may cost, where the given share affords fewer.
 LARGEST_SHARE = 0.1
-#: The curvature is computed at one of so many draws on all data or, if these are as many minibatches, at each on one.
+#: Every fourth draw gets the curvature on all data. If the data make at least four minibatches, every draw gets the
+#: curvature on one minibatch.
 PER_CURVATURE = 4
 #: Sets of measurement points whose mean stands for the expectation, where they are random.
 NUM_SETS = 4

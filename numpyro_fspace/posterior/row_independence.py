@@ -54,7 +54,8 @@ def take_rows(given, num: int, rows):
 
 
 def find_axes(probe: Probe, given: tuple, size: int, most: int, key: Key[Array, ""]) -> tuple[dict, list]:
-    """``(axes, mixed)``: by name of value its axis of rows, or None, and the names that batches of rows do not give.
+    """``(axes, mixed)``: the axis of rows of each value, None if it has none; and the names of values that cannot be
+    computed in batches of rows.
 
     Args:
         probe: evaluates the model at one draw.

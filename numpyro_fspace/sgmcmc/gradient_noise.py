@@ -57,9 +57,10 @@ class GradientNoise(NamedTuple):
         return rows + matmul((factor - 1.0) * matmul(rows, self.basis.T), self.basis)
 
     def correction(self, momentum, noise, step_size, friction, temperature, num_kicks):
-        """The difference that the noise makes to O (``ornstein_uhlenbeck``, same arguments) before ``num_kicks`` kicks.
+        """What to add to the result of ``ornstein_uhlenbeck`` to account for the noise of the next ``num_kicks`` kicks.
 
-        ``friction`` is the argument of O: ``num_kicks`` times γ, or infinite for a fresh momentum.
+        The arguments are those of ``ornstein_uhlenbeck``: ``friction`` is ``num_kicks`` times γ, or infinite for a
+        fresh momentum.
         """
         kicks = num_kicks * step_size**2 * self.variances
         decay = jnp.where(jnp.isinf(friction), jnp.inf, friction * step_size)

@@ -38,16 +38,15 @@ import jax.numpy as jnp
 
 from numpyro_fspace.sgmcmc.hoisting import staged_gradient
 from numpyro_fspace.sgmcmc.integrators import drift, ornstein_uhlenbeck
+from numpyro_fspace.sgmcmc.metropolis import accept, rejecting_infinite
 from numpyro_fspace.sgmcmc.preconditioners import Identity
 from numpyro_fspace.sgmcmc.random_normals import normal_like
 from numpyro_fspace.sgmcmc.shared import (
     Info,
-    accept,
     as_position,
     as_sampling_algorithm,
     check_refreshes,
     dot,
-    rejecting_infinite,
     scan_with_draws,
     select,
     size_and_dtype,

@@ -19,7 +19,6 @@ from numpyro_fspace.sgmcmc.random_normals import normals
 __all__ = [
     "Dynamics",
     "Info",
-    "accept",
     "as_position",
     "as_sampling_algorithm",
     "check_refreshes",
@@ -30,7 +29,6 @@ __all__ = [
     "size_and_dtype",
     "squared_norm",
     "step_size_at",
-    "rejecting_infinite",
 ]
 
 
@@ -118,29 +116,6 @@ def size_and_dtype(tree):
 def finite(*trees):
     """Whether every number in ``trees`` is finite (as one boolean)."""
     return jnp.isfinite(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(trees)))
-
-
-def rejecting_infinite(gradient_fn):
-    """The gradient of ``staged_gradient``, with U = ∞ and gradient 0 wherever U is infinite, so that tests reject.
-
-    U is -∞ where a position is rounded to a pole of the density, such as the 0 of a Gamma distribution with a shape
-    below 1.
-    """
-
-    def gradient(*given):
-        (energy, aux), gradient = gradient_fn(*given)
-        is_infinite = jnp.isinf(energy)
-        energy = jnp.where(is_infinite, jnp.inf, energy)
-        gradient = jax.tree.map(lambda g: jnp.where(is_infinite, 0.0, g), gradient)
-        return (energy, aux), gradient
-
-    return gradient
-
-
-def accept(key, log_ratio):
-    """``(whether to accept, the probability of it)``: a Metropolis test of exp(``log_ratio``); NaN is rejected."""
-    probability = jnp.exp(jnp.minimum(0.0, jnp.where(jnp.isnan(log_ratio), -jnp.inf, log_ratio)))
-    return jax.random.uniform(key, dtype=probability.dtype) < probability, probability
 
 
 def select(condition, new, old):

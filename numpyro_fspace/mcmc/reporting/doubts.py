@@ -124,8 +124,7 @@ def sampler_doubts(kernel, state, num_samples: int) -> Iterator[str]:
     # With a test the draws have the right distribution, whatever the temperature.
     temperature = np.max(np.asarray(state.mean_temperature)) / kernel.temperature
     limit = KINETIC_LIMIT + kinetic_margin(state.scale.shape[-1], max(1, num_samples))
-    has_momentum = kernel._sampler(metropolis=False).has_momentum
-    if has_momentum and not is_tested and temperature > limit:
+    if kernel.sampler_type.has_momentum and not is_tested and temperature > limit:
         yield (
             f"the kinetic temperature is too high: {temperature:.2f} times the sampler's on average, so the draws are "
             "wider than the posterior. Use a smaller step_size, a larger friction, or larger minibatches."

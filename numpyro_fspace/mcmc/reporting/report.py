@@ -16,6 +16,7 @@ from numpyro.infer import MCMC
 from numpyro_fspace._checks import check_key
 from numpyro_fspace._xla import flatten
 from numpyro_fspace.mcmc.base import SGMCMCKernel
+from numpyro_fspace.mcmc.driver_checks import checked_inputs
 from numpyro_fspace.mcmc.reporting.doubts import advice, sampler_doubts
 from numpyro_fspace.mcmc.reporting.report_table import Report
 from numpyro_fspace.mcmc.state import with_chains
@@ -33,7 +34,6 @@ from numpyro_fspace.posterior.product_priors import product_doubts, product_shar
 from numpyro_fspace.posterior.quantities import quantities_of
 from numpyro_fspace.posterior.rhat_ess import standstill
 from numpyro_fspace.priors._concrete import without_computing
-from numpyro_fspace.priors.base import as_real
 from numpyro_fspace.sgmcmc.integrators import drift, kick
 
 if TYPE_CHECKING:
@@ -116,10 +116,7 @@ def report(
     kernel = _checked_kernel(mcmc)
     if key is not None:
         check_key(key, "key", single=True)
-    for leaf in jax.tree.leaves(inputs):
-        as_real(leaf, "inputs")
-        if not np.size(leaf):
-            raise ValueError(f"inputs must hold at least one row, got shape {list(np.shape(leaf))}.")
+    checked_inputs(inputs, "inputs")
     if not args and not kwargs:
         args, kwargs = mcmc._args, mcmc._kwargs
     with checked_arguments(args, kwargs, "report"):

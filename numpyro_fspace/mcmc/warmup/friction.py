@@ -49,11 +49,7 @@ class Noise(NamedTuple):
         basis, along, rest, traces = (jnp.zeros(n, position.dtype) for n in ((num, position.size), num, (), 2))
         return cls(basis, along, rest, along, traces, jnp.zeros((), int))
 
-    def without_directions(self) -> Noise:
-        """A copy without directions, so that they are estimated anew."""
-        return self._replace(basis=jnp.zeros_like(self.basis), variances=jnp.zeros_like(self.variances))
-
-    def with_rows(self, rows) -> Noise:
+    def with_noise_rows(self, rows) -> Noise:
         """A copy that has seen more rows [G, P] of covariance V: the leading singular vectors of old and new rows."""
         both = jnp.concatenate([self.basis, rows])
         _, rotation = jnp.linalg.eigh(matmul(both, both.T))

@@ -234,7 +234,6 @@ def _learn_noise(plan, i, state):
     noise = jax.lax.cond(is_time, lambda n: n.renewed(is_last), lambda n: n, noise)
     if not plan.absorbs_noise:
         return state._replace(warmup=state.warmup._replace(noise=noise))
-    noise = jax.lax.cond(i == draws[2], lambda n: n.without_directions(), lambda n: n, noise)
     noise = jax.lax.cond(i == schedule.directions_found, lambda n: n.with_directions(), lambda n: n, noise)
     factor = friction.steadying(state.warmup.step.size, jnp.max(noise.variances), plan.sampler.temperature)
     return _shortened(state._replace(warmup=state.warmup._replace(noise=noise)), is_time, factor)
@@ -252,7 +251,7 @@ def _measure_noise(target, i, state):
     rows = friction.differences_of(jax.vmap(dynamics.metric.scale_gradient)(gradients))
     schedule, noise = plan.schedule, state.warmup.noise
     is_seeking = plan.absorbs_noise & (schedule.calibrations[2] <= i) & (i < schedule.directions_found)
-    new = jax.lax.cond(is_seeking, noise.with_rows, noise.with_measured, rows)
+    new = jax.lax.cond(is_seeking, noise.with_noise_rows, noise.with_measured, rows)
     good = jnp.all(jnp.isfinite(rows)) & ~state.info.diverging
     return state._replace(warmup=state.warmup._replace(noise=select(good, new, noise)))
 

@@ -53,7 +53,7 @@ class RunFiles:
 
     def __init__(self, directory: str | Path, run: dict):
         self.directory = folder_of(directory)
-        self._run = {"format": FORMAT} | run
+        self.run = {"format": FORMAT} | run
         self._checks: Any = None  # CRC-32 of each field and chain, [F, C]
         self._checked: str | None = None  # the state whose draws were found whole
         self._refuse_others()
@@ -65,11 +65,6 @@ class RunFiles:
         if not path.exists():
             raise ValueError(f"{str(directory)!r} is not the checkpoint of a run: it holds no run.json.")
         return cls(directory, read_run(path)[0])
-
-    @property
-    def run(self) -> dict:
-        """What the run is."""
-        return self._run
 
     def load(self, *states):
         """``(draws kept, draws made, state)``, in the structure of one of ``states``. None if nothing was saved."""
@@ -110,8 +105,8 @@ class RunFiles:
                     f"checkpoint={str(self.directory)!r} holds arrays of something else; give another directory."
                 )
             return
-        (run, self._mark), mine = read_run(path), _flat_json(json.loads(json.dumps(self._run)))
-        found = _flat_json({name: value for name, value in run.items() if name in self._run})
+        (run, self._mark), mine = read_run(path), _flat_json(json.loads(json.dumps(self.run)))
+        found = _flat_json({name: value for name, value in run.items() if name in self.run})
         names = [name for name in {**mine, **found} if found.get(name) != mine.get(name)]
         # Other arguments change the model's density too.
         names = [k for k in names if not k.startswith(f"inputs.{PRIOR_DRAW}")] or names
@@ -164,16 +159,16 @@ class RunFiles:
 
     def _paths(self, arrays=None) -> dict:
         # Numbered: names may differ in what a file's name cannot hold.
-        names = enumerate(sorted(self._run["arrays"] if arrays is None else arrays))
+        names = enumerate(sorted(self.run["arrays"] if arrays is None else arrays))
         clean = re.compile(r"[^\w.-]", re.ASCII)
         return {name: self.directory / f"draws-{i:03d}-{clean.sub('.', name)[:80]}.npy" for i, name in names}
 
     def _spec(self, name):
-        dtype, shape = self._run["arrays"][name]
+        dtype, shape = self.run["arrays"][name]
         return jnp.dtype(dtype), tuple(shape)
 
     def _num_chains(self) -> int:
-        return next((shape[0] for _, shape in self._run["arrays"].values()), 0)
+        return next((shape[0] for _, shape in self.run["arrays"].values()), 0)
 
     def _row_size(self, name) -> int:
         dtype, shape = self._spec(name)

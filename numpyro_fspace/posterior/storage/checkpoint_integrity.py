@@ -85,7 +85,7 @@ def read_state(path) -> tuple[dict, str]:
 
 
 def hash_of(file) -> str:
-    """SHA-256 of all but the last 64 bytes of a file, before which it is left."""
+    """SHA-256 of a file without its last 64 bytes, at whose start the file's position is then."""
     size, digest = file.seek(0, os.SEEK_END), hashlib.sha256()
     file.seek(0)
     for length in blocks(max(0, size - 64)):

@@ -19,7 +19,7 @@ from numpyro_fspace.posterior.arrays import is_key, plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["HASHED", "fingerprint", "other_arguments", "parts_of", "text_of"]
+__all__ = ["HASHED", "fingerprint", "other_arguments", "leaves_as_text", "text_of"]
 
 #: Separates what kind of value an input has from the hash of its values.
 HASHED = ", SHA-256 "
@@ -32,7 +32,7 @@ def fingerprint(array) -> str:
     return f"{value.dtype}{list(value.shape)}{HASHED}{hashlib.sha256(content).hexdigest()}"
 
 
-def parts_of(value) -> dict:
+def leaves_as_text(value) -> dict:
     """The leaves of an input as text, by their paths."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda leaf: leaf is None)
     text = {jax.tree_util.keystr(place): text_of(leaf) for place, leaf in leaves}
@@ -40,10 +40,10 @@ def parts_of(value) -> dict:
 
 
 def other_arguments(inputs: Mapping, model: Callable, args: tuple, kwargs: Mapping) -> list[str]:
-    """The names of arguments with other values than in a run with these ``inputs``, however either was given them.
+    """Names of arguments whose values differ from those of a run, whether they are passed by position or by keyword.
 
-    Only arrays and numbers are compared, those of the run's type or of a wider one. Arguments that only one of the two
-    was given are not.
+    Only arrays and numbers of the run's type or of a wider one are compared, and only arguments that were passed both
+    now and to the run, whose values ``inputs`` describes.
     """
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
