@@ -36,7 +36,7 @@ def panels(records: Sequence[Mapping], draw: Callable[[Axes, Mapping], None]) ->
     """A figure with ``draw(axes, curves)`` for each data set, method and config, and a common legend.
 
     Of several splits and seeds the first is drawn. A title has the method, the settings if the method is there with
-    several, and the data set if there are several.
+    several or is ``gp_network``, and the data set if there are several.
 
     Args:
         records: records to draw; those without curves are left out.
@@ -64,7 +64,8 @@ def panels(records: Sequence[Mapping], draw: Callable[[Axes, Mapping], None]) ->
     for ax, ((dataset, label), line) in zip(axes.flat, first.items(), strict=False):
         draw(ax, {name: np.array(curve) for name, curve in line["curves"].items()})
         ax.locator_params(axis="x", nbins=5)
-        name = readable(label if num_labels[dataset, line["method"]] > 1 else line["method"])
+        is_set_apart = num_labels[dataset, line["method"]] > 1 or "exact=True" in label
+        name = readable(label if is_set_apart else line["method"])
         ax.set_title(f"{name}, {dataset}" if num_datasets > 1 else name)
     for ax in axes.flat[len(first) :]:
         ax.set_axis_off()
