@@ -29,7 +29,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"fspace: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("fspace: interrupted; with --out the same command continues after the last record", file=sys.stderr)
+        continues = "; with --out the same command continues after the last record"
+        print(f"fspace: interrupted{continues if args.run in (_run, _reproduce) else ''}", file=sys.stderr)
         return 130
 
 
@@ -77,6 +78,7 @@ def _parser():
     predict = commands.add_parser("predict", help="predict the rows of a CSV file with the model of fspace fit")
     predict.add_argument("folder", type=_file, metavar="FOLDER", help="what fspace fit wrote")
     predict.add_argument("data", type=_file, metavar="NEW.csv")
+    predict.add_argument("--decimal", choices=(".", ","), help="the decimal point (that of fspace fit)")
     predict.add_argument("--out", type=_file, default="predictions.csv", metavar="FILE")
     predict.set_defaults(run=_predict)
 
@@ -182,7 +184,7 @@ def _use_cores(chains):
 def _predict(args):
     from numpyro_fspace.estimators.commands import predict_table
 
-    predict_table(args.folder, args.data, args.out)
+    predict_table(args.folder, args.data, args.out, decimal=args.decimal)
 
 
 def _list(args):

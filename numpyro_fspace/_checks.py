@@ -210,6 +210,12 @@ def not_numbers(array: np.ndarray) -> str | None:
     """What is wrong with an array that does not hold numbers, and the cure; None if it does."""
     if np.ma.is_masked(array):
         return "is a masked array, whose mask would be lost: drop the masked rows, or give them values with .filled()"
+    is_number = array.dtype == bool or jnp.issubdtype(array.dtype, jnp.number)
+    return times(array) or (None if is_number else f"has dtype {array.dtype}; encode it as numbers first")
+
+
+def times(array: np.ndarray) -> str | None:
+    """What is wrong with an array that holds dates or durations, and the cure; None if it holds none."""
     parts = array.ravel() if array.dtype == object else ()
     if array.dtype.kind == "M" or any(isinstance(part, datetime.date | np.datetime64) for part in parts):
         return (
@@ -218,8 +224,7 @@ def not_numbers(array: np.ndarray) -> str | None:
         )
     if array.dtype.kind == "m" or any(isinstance(part, datetime.timedelta | np.timedelta64) for part in parts):
         return f'holds durations (dtype {array.dtype}); encode it as numbers, such as days: x / np.timedelta64(1, "D")'
-    is_number = array.dtype == bool or jnp.issubdtype(array.dtype, jnp.number)
-    return None if is_number else f"has dtype {array.dtype}; encode it as numbers first"
+    return None
 
 
 def renamed_argument(old: str, new: str):

@@ -812,3 +812,17 @@ def test_random_splits_are_more_than_those_published():
     assert len(jobs("uci", methods=["gp"], datasets=["protein"], num_splits=10, **shares)) == 10
     with pytest.raises(ValueError, match="no splits of protein beyond 5"):
         jobs("uci", methods=["gp"], datasets=["protein"], num_splits=10)
+
+
+def test_only_commands_that_continue_say_so(capsys, monkeypatch, tmp_path):
+    from numpyro_fspace.estimators import commands
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "fit_table", interrupted)
+    monkeypatch.setattr(one_dimension, "fit", interrupted)
+    status, _, err = run(capsys, "fit", str(tmp_path / "data.csv"), "--target", "y")
+    assert status == 130 and err == "fspace: interrupted\n"
+    status, _, err = run(capsys, "run", "extrapolation", "--method", "fsghmc", "--out", str(tmp_path / "records.jsonl"))
+    assert status == 130 and "the same command continues after the last record" in err

@@ -243,3 +243,12 @@ def test_parameters_of_a_likelihood_have_their_names():
         (dist.Categorical(logits=jnp.zeros(3)), ["y.logits"]),
     ):
         assert list(likelihood_parameters({"y": {"type": "sample", "fn": fn, "is_observed": True}}, {})) == names
+
+
+def test_draws_of_all_chains_taken_for_chains_are_warned_of():
+    """``fs.predict`` returns [S, N, 1], which would be S chains of N draws."""
+    chains = np.random.default_rng(0).normal(size=(4, 100, 30)) + 5.0 * np.arange(4)[:, None, None]
+    draws = chains.reshape(400, 30, 1)
+    with pytest.warns(UserWarning, match=r"400 chains of 30 draws.*f.reshape\(num_chains, -1"):
+        function_diagnostics(draws)
+    assert function_diagnostics(draws.reshape(4, -1, *draws.shape[1:])).max_rhat > 2.0

@@ -173,6 +173,10 @@ def test_what_scikit_learn_would_take_is_refused(estimator, line, regressor):
     with pytest.raises(TypeError, match="y holds dates"):
         estimator(**SMALL).fit(X, dates)
     with pytest.raises(TypeError, match="X holds dates"):
+        estimator(**SMALL).fit([[day] for day in dates], y > y.mean())
+    with pytest.raises(TypeError, match="y holds durations"):
+        estimator(**SMALL).fit(X, np.array(list(dates - dates[0]), object))
+    with pytest.raises(TypeError, match="X holds dates"):
         estimator(**SMALL).fit(pd.DataFrame({"day": dates, "number": y}), y > y.mean())
     with pytest.raises(ValueError, match=r"quantiles=\[\] must be"):
         regressor.predict_quantiles(X, [])

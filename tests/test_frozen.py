@@ -186,6 +186,7 @@ def test_random_functions_of_a_frozen_network():
 @pytest.mark.parametrize(
     "change, error, message",
     [
+        (lambda w: {}, ValueError, r"frozen is empty and fixes nothing: leave it out, or name some of \['body.bias"),
         (lambda w: list(w), TypeError, "frozen must be a dict of arrays by path, got list.*weights_by_path"),
         (lambda w: w | {"neck.bias": w["body.bias"]}, ValueError, r"frozen holds \['neck.bias'\].*no weights.*head"),
         (

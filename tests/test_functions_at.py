@@ -87,3 +87,18 @@ def test_mistakes_are_named():
         fs.MCMC(NUTS(model), functions_at=NEW, **SETTINGS)
     with pytest.raises(ValueError, match="chain_method='sequential' has no functions_at"):
         fs.MCMC(fs.SGHMC(model), functions_at=NEW, num_chains=2, chain_method="sequential", **SETTINGS)
+
+
+def test_a_model_without_functions_cannot_be_evaluated_elsewhere():
+    def line(x, y=None):
+        w = numpyro.sample("w", dist.Normal())
+        numpyro.sample("y", dist.Normal(w * x[:, 0], 1.0), obs=y)
+
+    posterior = fs.Posterior(line, {"w": np.zeros(20)}, args=(X, X[:, 0]))
+    for call in (
+        lambda: fs.predict(posterior, jax.random.key(0), X, inputs=NEW),
+        lambda: fs.to_arviz(posterior, inputs=NEW),
+        lambda: fs.MCMC(fs.SGHMC(line), functions_at=NEW, **SETTINGS).run(jax.random.key(0), X, X[:, 0]),
+    ):
+        with pytest.raises(ValueError, match="the model has no gp_network, random_module or functional_prior"):
+            call()

@@ -324,3 +324,21 @@ def test_tolerances_at_the_limit_are_right_and_smaller_ones_refused(num):
         model(0.9 * least)
     draws = Predictive(lambda: model(1.1 * least), num_samples=500)(jax.random.key(0))["f_points"]
     assert abs(float(draws.var()) - 1.0) < 0.25
+
+
+def test_function_values_need_all_sites_of_the_functions():
+    """Those that a draw lacks would come from the prior; sites that no function needs may be missing."""
+    net, points = nn.Sequential([nn.Dense(5), nn.tanh, nn.Dense(1)]), np.linspace(-1.0, 1.0, 8)[:, None]
+    x = jnp.asarray(points)
+
+    def model(x, y=None):
+        f = fs.gp_network("f", net, fs.GPPrior(tinygp.kernels.ExpSquared(2.0)), points)
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], sigma), obs=y)
+
+    drawn = Predictive(model, num_samples=1)(jax.random.key(0), x)
+    draw, data = {k: v[0] for k, v in drawn.items() if k not in ("y", "sigma")}, (x, jnp.zeros(8))
+    assert fs.model.function_values(model, draw, data, {}, x)["f"].shape == (8, 1)
+    weight = next(k for k in draw if "kernel" in k)
+    with pytest.raises(ValueError, match="the draw lacks some of the sites"):
+        fs.model.function_values(model, {k + "s" * (k == weight): v for k, v in draw.items()}, data, {}, x)

@@ -261,3 +261,8 @@ def test_parameters_may_be_random():
         found = jax.jit(jax.grad(value))(1.3)
         numeric = (value(1.3 + 1e-4) - value(1.3 - 1e-4)) / 2e-4
     np.testing.assert_allclose(found, numeric, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1e-2, 1e3])
+def test_smooth_kernels_of_any_lengthscale_are_taken(scale):
+    fs.priors.Helmholtz(ExpSquared(scale), ExpSquared(scale))

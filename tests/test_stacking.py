@@ -161,3 +161,18 @@ def test_without_arviz_the_cure_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "arviz", None)
     with pytest.raises(ImportError, match=r'pip install "numpyro_fspace\[arviz\]"'):
         fs.diagnostics.stack_chains(chains(0.0, 1.0, y=np.zeros(5)))
+
+
+def test_held_out_targets_were_not_fitted():
+    """Their densities are means over draws; importance weights would take out a likelihood that the draws lack."""
+    y, y_held = RNG.normal(size=60), RNG.normal(size=40)
+    draws = np.concatenate([0.0 + RNG.normal(size=300), 0.8 + 0.05 * RNG.normal(size=300)])
+    posterior = fs.Posterior(model, {"mean": draws}, num_chains=2, args=(y,))
+    found = fs.diagnostics.stack_chains(posterior, y_held)
+    densities = norm.logpdf(y_held, draws[:, None], 1.0).reshape(2, 300, -1)
+    exact = logsumexp(densities, axis=1).sum(-1) - len(y_held) * np.log(300)
+    np.testing.assert_allclose(found.elpd, exact, rtol=1e-4)
+    assert found.unreliable.tolist() == [0.0, 0.0]
+    np.testing.assert_array_equal(
+        fs.diagnostics.stack_chains(posterior, y=y).elpd, fs.diagnostics.stack_chains(posterior).elpd
+    )

@@ -342,6 +342,16 @@ BROKEN = {
         ["--target", "y", "--test-fraction", "1"],
         "less than 1",
     ),
+    "constant target": (
+        "a,y\n" + "".join(f"{i},5\n" for i in range(30)),
+        ["--target", "y"],
+        "the target 'y' is 5.0 in all training rows",
+    ),
+    "text in the target": (
+        "a,y\n" + "".join(f"{i},{i % 5}\n" for i in range(30)) + "30,unknown\n",
+        ["--target", "y"],
+        "line 32 says 'unknown' .* or say --classes",
+    ),
     "seed": (
         "a,y\n" + "".join(f"{i},{i}\n" for i in range(30)),
         ["--target", "y", "--seed", "-1"],
@@ -403,3 +413,23 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, capsys):
     assert "other files in it" in capsys.readouterr().err
     assert main(["predict", str(tmp_path), str(path)]) == 2
     assert "holds no model" in capsys.readouterr().err
+
+
+def test_numbers_spelled_in_two_ways_are_no_classes(tmp_path):
+    """1.5 and 1.50 are one number, so that these are two, which are classes."""
+    design, *_ = design_of(written(tmp_path, table() | {"y": ["1.5", "1.50", "2"] * 10}))
+    assert design.is_classes
+    design, *_ = design_of(written(tmp_path, table() | {"y": ["1.5", "1.50", "2", "3"] * 7 + ["1.5", "2"]}))
+    assert not design.is_classes
+
+
+def test_new_rows_may_have_another_decimal_sign(tmp_path):
+    new = tmp_path / "new.csv"
+    new.write_text("c;y\n1.234;1\n")
+    assert read_csv(new, ",", numbers=["c"])["c"].tolist() == ["1234"]  # points between thousands
+    assert read_csv(new, ".", numbers=["c"])["c"].tolist() == ["1.234"]
+    design = Design("y", design_of(written(tmp_path, table()))[0].columns, False)
+    bad = tmp_path / "bad.csv"
+    bad.write_text("a,y\n?,1\n")
+    with pytest.raises(ValueError, match=r"line 2 says '\?' \(1 such rows\): correct it, or leave it empty\. For"):
+        design.inputs(read_csv(bad))

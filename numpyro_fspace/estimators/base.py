@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from numpyro_fspace._checks import check_count, not_numbers
+from numpyro_fspace._checks import check_count, not_numbers, times
 from numpyro_fspace.estimators.gp_kernels import KERNELS, ard_kernel, by_products
 from numpyro_fspace.estimators.network_model import NetworkModel
 from numpyro_fspace.mcmc import MCMC, fSGHMC, fSGLD
@@ -41,6 +42,10 @@ def validated(estimator, *data, **settings):
     for name, array in zip("Xy", data, strict=False):
         if np.ma.is_masked(array):
             raise TypeError(f"{name} {not_numbers(array)}.")
+        if isinstance(array, list | tuple | np.ndarray):
+            with contextlib.suppress(ValueError):  # rows of different lengths, which scikit-learn refuses
+                if wrong := times(np.asarray(array)):
+                    raise TypeError(f"{name} {wrong}.")
         types = getattr(array, "dtypes", getattr(array, "dtype", None))
         if any(getattr(one, "kind", "") in ("m", "M") for one in (types if hasattr(types, "__iter__") else [types])):
             raise TypeError(f"{name} holds dates or durations: encode them as numbers, such as days since the first.")

@@ -40,7 +40,7 @@ TIMES = ("", *(f"{s}{clock}{zone}" for s in " T" for clock in CLOCKS for zone in
 NUM_TRIED = 20
 
 
-def check_numbers(values) -> None:
+def check_numbers(values, *, cure: str) -> None:
     """Numbers with errors among them are refused, with the first line that holds one."""
     known = values.dropna()
     numbers = as_numbers(known)
@@ -55,8 +55,7 @@ def check_numbers(values) -> None:
         line, example = int(bad.index[0]) + 2, bad.iloc[0]
         raise ValueError(
             f"column {str(values.name)!r} holds numbers, but line {line} says {example!r} ({len(bad)} such rows): "
-            "correct it, leave it empty if it is missing, or say --categorical or --drop. For commas as decimal points "
-            "there is --decimal ','; remove commas between thousands."
+            f"{cure}. For commas as decimal points there is --decimal ','; remove commas between thousands."
         )
 
 

@@ -86,6 +86,8 @@ def fit_table(
     if design.is_classes and noise != "constant":
         raise ValueError(f"--noise {noise} is for numbers, but {target!r} is a class: leave it out.")
     train, test = _split(x, y, numbers, is_classes=design.is_classes, test_fraction=test_fraction, seed=seed)
+    if len(set(train[1])) == 1:
+        raise ValueError(f"the target {target!r} is {train[1][0]} in all training rows: there is nothing to learn.")
     if out.exists() and any(out.iterdir()) and not (out / SETTINGS).exists():
         raise ValueError(f"--out {out} is a folder with other files in it: name a new one.")
     out.mkdir(parents=True, exist_ok=True)
@@ -128,13 +130,14 @@ def fit_table(
     print(f"New rows: fspace predict {out} NEW.csv")
 
 
-def predict_table(folder: str | Path, path: str | Path, out: str | Path) -> None:
+def predict_table(folder: str | Path, path: str | Path, out: str | Path, *, decimal: str | None = None) -> None:
     """Predict the rows of a CSV file with the model in a folder; rows with missing inputs stay empty.
 
     Args:
         folder: what ``fit_table`` has written.
         path: of the CSV file.
         out: the CSV file to write.
+        decimal: the decimal point of the file; None is that of the fitted table.
 
     Raises:
         ValueError: the folder holds no model of ``fspace fit``, or the table lacks columns.
@@ -143,7 +146,7 @@ def predict_table(folder: str | Path, path: str | Path, out: str | Path) -> None
     if "design" not in entries:
         raise ValueError(f"{folder} holds an estimator without the columns of its table: it is not from fspace fit.")
     design = Design.from_dict(entries["design"])
-    frame = read_csv(path, entries["decimal"], numbers=design.numbers)
+    frame = read_csv(path, decimal or entries["decimal"], numbers=design.numbers)
     x = design.inputs(frame)
     complete = ~np.isnan(x).any(1)
     if not complete.any():

@@ -102,7 +102,7 @@ def _with_points(cells, *, is_known: bool):
     if len(wrong):
         raise ValueError(
             f"column {str(cells.name)!r} holds {wrong.iloc[0]!r} in line {int(wrong.index[0]) + 2} ({len(wrong)} such "
-            "rows), with a decimal point: correct it, or leave --decimal ',' out."
+            "rows), with a decimal point: correct it, or say --decimal '.'."
         )
     plain = cells.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
     return cells.where(~is_number, plain)

@@ -39,7 +39,9 @@ def regression_scores(estimator: Regressor, train: tuple, test: tuple) -> dict[s
     constant, spread = np.full(len(y), train[1].mean()), np.full(len(y), train[1].std())
     return {
         "network": network,
-        "exact GP": _exact_process(estimator, train, test),
+        f"exact GP{f' of {MAX_CONDITIONING} rows' if len(train[1]) > MAX_CONDITIONING else ''}": _exact_process(
+            estimator, train, test
+        ),
         "gradient boosting": _boosting(train, test),
         "constant": _gaussian_scores(y, constant, spread),
     }

@@ -100,7 +100,7 @@ class Design:
             raise ValueError(f"the table lacks the columns {missing}; it has {list(frame.columns)}.")
         for column in self.columns:
             if column.kind == "number":
-                check_numbers(frame[column.name])
+                check_numbers(frame[column.name], cure="correct it, or leave it empty")
         return np.concatenate([column.numbers(frame[column.name]) for column in self.columns], 1)
 
     def targets(self, frame: pd.DataFrame) -> np.ndarray:
@@ -150,7 +150,7 @@ def read_design(
         check_decimal_commas(frame[target])
     is_classes = _is_classes(frame[target], classes)
     if not is_classes:
-        check_numbers(frame[target])
+        check_numbers(frame[target], cure="correct it, leave it empty if it is missing, or say --classes")
     columns, index = [], _row_numbers(frame)
     if index is not None and index not in (target, *drop, *categorical):
         said.append(f"{index!r} numbers the rows and is left out; as an input it needs another name.")
@@ -197,7 +197,8 @@ def _is_classes(values, classes: bool | None) -> bool:
     known = values.dropna()
     numbers = as_numbers(known)
     is_text = numbers.notna().mean() < MOSTLY if len(known) else False
-    return bool(is_text or as_text(known).nunique() == 2)
+    different = numbers if numbers.notna().all() else as_text(known)
+    return bool(is_text or different.nunique() == 2)
 
 
 def _column(values, is_categorical: bool, said: list[str]) -> Column | None:
@@ -213,7 +214,7 @@ def _column(values, is_categorical: bool, said: list[str]) -> Column | None:
     if not is_categorical:
         check_decimal_commas(values)
         if numbers.notna().mean() >= MOSTLY:
-            check_numbers(values)
+            check_numbers(values, cure="correct it, leave it empty if it is missing, or say --categorical or --drop")
             return Column(name, kind="number")
         form, order = date_format(known)
         if form:

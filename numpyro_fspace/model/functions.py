@@ -107,23 +107,32 @@ def function_values(model, draw, args, kwargs, inputs) -> dict:
         its own: ``net[0]``, ``net['mean']``.
 
     Raises:
-        ValueError: the model has no function with one of the names.
+        ValueError: the model has no function with one of the names, or the draw lacks sites that a function needs.
     """
     arrays, _, join = split_arrays((args, kwargs))
     inputs = {k: jnp.asarray(x) for k, x in inputs.items()} if isinstance(inputs, dict) else jnp.asarray(inputs)
+    lacking: list = []
 
-    def values(draw, arrays, inputs):
+    def values(draw, arrays, inputs, key):
         args, kwargs = join(arrays)
-        trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw)
+        trace = run_model(model, args, kwargs, key=key, substitute=draw)
+        is_latent = {k: s["type"] == "sample" and not s["is_observed"] for k, s in trace.items()}
+        lacking[:] = [k for k, s in trace.items() if is_latent[k] and k not in draw and not is_functional_prior(s)]
         return evaluate(functions_of(trace), inputs)
 
+    key, other = jax.random.key(0), jax.random.key(1)
     if is_traced((draw, arrays, inputs)):
-        return values(draw, arrays, inputs)
+        return values(draw, arrays, inputs, key)
     # Compiled, as runs are: a gp_network whose kernel has sampled parameters is another function if these are known.
+    program, given = jax.jit(values), [draw, arrays, inputs]
     try:
-        return jax.jit(values)(draw, arrays, inputs)
+        found = program(*given, key)
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):  # the model reads its arguments
-        return jax.jit(lambda draw, inputs: values(draw, arrays, inputs))(draw, inputs)
+        program, given = jax.jit(lambda draw, inputs, key: values(draw, arrays, inputs, key)), [draw, inputs]
+        found = program(*given, key)
+    if lacking and not all(np.array_equal(found[k], v, equal_nan=True) for k, v in program(*given, other).items()):
+        raise ValueError(f"function_values: the draw lacks some of the sites {lacking}, which the functions need.")
+    return found
 
 
 def evaluate(functions, inputs) -> dict:
@@ -132,9 +141,14 @@ def evaluate(functions, inputs) -> dict:
     If a function returns a tuple or a dict, each output has its own name: ``net[0]``, ``net['mean']``.
 
     Raises:
-        ValueError: there is no function with one of the names.
+        ValueError: there is no function, or none with one of the names.
     """
     if not isinstance(inputs, dict):
+        if not functions:
+            raise ValueError(
+                "inputs: the model has no gp_network, random_module or functional_prior whose function could be "
+                "evaluated there: leave inputs (or functions_at) out."
+            )
         inputs = dict.fromkeys(functions, inputs)
     elif not inputs.keys() <= functions.keys():
         unknown = sorted(inputs.keys() - functions.keys())

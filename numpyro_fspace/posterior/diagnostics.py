@@ -126,7 +126,8 @@ def function_diagnostics(
     Returns:
         A :class:`FunctionDiagnostics`. At points where ``f`` has NaN or infinite draws everything is NaN. Where ``f``
         is the same in every draw, R-hat, effective sample sizes and the standard error are NaN. ``notes`` and a
-        ``UserWarning`` name such points, and chains that never move.
+        ``UserWarning`` name such points, and chains that never move. Another warns of more chains than draws, as if
+        the chains' draws stood one after another.
 
     Raises:
         TypeError: an array does not hold real numbers.
@@ -158,6 +159,12 @@ def function_diagnostics(
         if len(names) != len(labels):
             raise ValueError(f"names has {len(names)} labels, f has {len(labels)} points; they must agree.")
         labels = [str(name) for name in names]
+    if draws.shape[0] > draws.shape[1]:
+        text = (
+            f"f has {draws.shape[0]} chains of {draws.shape[1]} draws, more chains than draws. If its first axis is "
+            "that of the draws of all chains, as fs.predict returns them, pass f.reshape(num_chains, -1, *f.shape[1:])."
+        )
+        warnings.warn(text, UserWarning, stacklevel=2)
     found = diagnose(draws, tuple(labels))
     for note in found.notes:
         if note != ONE_CHAIN:

@@ -190,7 +190,8 @@ def pyplot():
 
 
 def _interval(draws: Float[np.ndarray, "S N"], level: float) -> Float[np.ndarray, "2 N"]:
-    return np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    return np.quantile(draws, tails, axis=0, method="weibull")  # as ``metrics.coverage``
 
 
 def _shade_gaps(ax: Axes, grid: np.ndarray, x_data: np.ndarray) -> None:

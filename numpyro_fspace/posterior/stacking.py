@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from numpyro_fspace.model.entry_point import entry_point
@@ -34,7 +35,8 @@ class Stacking:
 
     Attributes:
         weights: weights of the chains, which sum to one, [C].
-        elpd: leave-one-out log predictive density of the data (a sum over points) under each chain alone, [C].
+        elpd: leave-one-out log predictive density of the data (a sum over points) under each chain alone, [C]; for
+            held-out data the log predictive density.
         elpd_equal: the same under all chains with equal weights, which is the usual mixture.
         elpd_stacked: the same under the chains with ``weights``, which maximize it.
         gain_error: standard error of ``elpd_stacked - elpd_equal``.
@@ -70,7 +72,7 @@ class Stacking:
 
 @entry_point
 def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stacking:
-    r"""Weights for chains that have not converged, by their leave-one-out predictions.
+    r"""Weights for chains that have not converged, by their leave-one-out predictions or by those of held-out data.
 
     If chains sample different modes, the share of a mode depends on where the chains started, not on its probability.
     Stacking weights chains by how well they predict together,
@@ -78,12 +80,14 @@ def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stackin
     .. math:: \max_w \sum_n \log \sum_c w_c\, p_c(y_n \mid y_{-n}), \qquad w_c \ge 0, \quad \sum_c w_c = 1,
 
     where Pareto-smoothed importance sampling (``arviz.loo``) estimates the leave-one-out densities p_c of each chain.
-    The result is a predictive distribution, not the posterior. If chains have converged, the objective hardly depends
-    on w: the weights may then be anything, and the table says that the gain is small.
+    For data with rows that the run did not have (held-out rows) p_c is the mean density of y_n over the draws of the
+    chain. The result is a predictive distribution, not the posterior. If chains have converged, the objective hardly
+    depends on w: the weights may then be anything, and the table says that the gain is small.
 
     Args:
         source: an ``MCMC`` object that has run several chains, or a ``fs.Posterior`` of several chains.
-        *args: the arguments of the model with the targets; those of the run by default.
+        *args: the arguments of the model with the targets, of the run (the default) or of held-out rows. Those of a
+            ``Posterior`` that does not know the arguments of its run count as the run's.
         **kwargs: the keyword arguments of the model.
 
     Returns:
@@ -128,7 +132,8 @@ def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stackin
             f"stack_chains: the log-likelihood is not finite in draws of the chains {bad} (from 0 on): leave these "
             "chains out of the draws, or check the model and its targets for NaN."
         )
-    found = [_loo(chain) for chain in np.split(by_draw, num_chains)]
+    densities_of = _mean_densities if _are_new(posterior, args, kwargs) else _loo
+    found = [densities_of(chain) for chain in np.split(by_draw, num_chains)]
     points = np.stack([densities for densities, _ in found])
     unreliable = np.array([np.mean(shapes > PARETO_LIMIT) for _, shapes in found])
     weights = _stacked(points)
@@ -144,6 +149,26 @@ def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stackin
         unreliable,
         drawn,
     )
+
+
+def _are_new(posterior: Posterior, args, kwargs) -> bool:
+    """Whether an array among the arguments has rows that are in none of the run's, as far as these are known."""
+    old, new = (
+        [_rows_of(a) for a in jax.tree.leaves(given) if getattr(a, "ndim", 0) and a.dtype != bool]  # without masks
+        for given in ((posterior.args, posterior.kwargs), (args, kwargs))
+    )
+    return bool(old) and not all(any(rows <= known for known in old) for rows in new)
+
+
+def _rows_of(array) -> set[bytes]:
+    return {row.tobytes() for row in np.asarray(array).astype(np.float64)} if len(array) else set()
+
+
+def _mean_densities(chain: Float[np.ndarray, "S N"]) -> tuple[np.ndarray, np.ndarray]:
+    """Logs of the mean densities of the points over a chain, [N], and zeros in place of Pareto shapes, [N]."""
+    from scipy.special import logsumexp
+
+    return logsumexp(chain, axis=0) - np.log(len(chain)), np.zeros(chain.shape[1])
 
 
 def _loo(chain: Float[np.ndarray, "S N"]) -> tuple[np.ndarray, np.ndarray]:

@@ -79,7 +79,7 @@ def as_real(value, name: str) -> AnyArray:
         raise TypeError(f"{name} must be an array of real numbers, got {array.dtype}: {REAL_CURE}.")
     if traced:
         return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
-    array = np.asarray(array, np.float64)
+    array = np.array(array, np.float64)  # a copy, so that later changes of the user's array change nothing
     if not np.isfinite(array).all():
         raise ValueError(
             f"{name} holds NaN or infinity: drop or impute those rows."

@@ -94,9 +94,10 @@ def fit_gp(
 
     Args:
         kernel: None means the squared exponential with one lengthscale per input, which starts at median distances and
-            the variance of y. A tinygp kernel starts at its own (positive) parameters; the order of a polynomial is
-            held fixed. A function takes a dict of positive parameters, all of which are trained from their initial
-            values ``params``, and returns a kernel for ``GPPrior``.
+            the variance of y. A tinygp kernel starts at its own (positive) parameters; the order of a polynomial, and
+            integers other than tinygp's own real parameters, are held fixed. A function takes a dict of positive
+            parameters, all of which are trained from their initial values ``params``, and returns a kernel for
+            ``GPPrior``.
         x: inputs [N, D].
         y: targets [N], or [N, K] for K outputs that share kernel and noise.
         params: initial values of the parameters of a kernel function, positive numbers or arrays.

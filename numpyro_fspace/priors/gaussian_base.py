@@ -192,9 +192,9 @@ class GaussianProcess(ABC):
     ) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
         """(f - m)ᵀ Σ⁻¹ (f - m) and log |Σ| / 2 by output (dependent ones: together), Σ = k(x, x) + nugget (noise) I."""
         x = as_inputs(x)
-        f = jnp.asarray(as_values(f, len(x), self.num_outputs, "f" if noise is None else "y"))
-        factor = self._factor(x, noise)
-        residual = f - jnp.asarray(self._mean(x), f.dtype)
+        f = as_values(f, len(x), self.num_outputs, "f" if noise is None else "y")
+        factor, mean = self._factor(x, noise), self._mean(x)
+        residual = jnp.asarray(f - (mean if isinstance(f, np.ndarray) else jnp.asarray(mean, f.dtype)))  # in float64
         white = factor.whiten(as_columns(residual, factor.shape))
         square = jnp.sum(white**2, axis=-2)
         half_log_det = jnp.broadcast_to(jnp.asarray(factor.half_log_det, white.dtype)[:, None], square.shape)
@@ -237,8 +237,8 @@ class ConditionedGP(GaussianProcess):
 
     m'(·) = m(·) + k(·, x) Σ⁻¹ (y - m(x)),  k'(·, ·) = k(·, ·) - k(·, x) Σ⁻¹ k(x, ·),  Σ = k(x, x) + diag(s²).
 
-    At traced points (random points under jit) k' has the precision of the program: in float32, with small noise,
-    ``log_prob`` may be NaN. Use fixed points or rows of a pool, at which k' is in float64, or enable float64 in JAX.
+    At traced points (random points, or any under jit) both have the program's precision: in float32, with small noise,
+    m' may be wrong by more than the posterior sd, and ``log_prob`` NaN. Use fixed points or a pool, or enable float64.
     Reference: C. E. Rasmussen, C. Williams (2006), *Gaussian processes for machine learning*, equations 2.22 to 2.24.
     """
 

@@ -98,6 +98,11 @@ def check_columns(kernel, num_columns: int) -> None:
         try:
             num_columns = np.size(np.empty(num_columns)[kernel.axis])
         except IndexError:
+            if isinstance(kernel.axis, tuple):
+                raise ValueError(
+                    f"tinygp.transforms.Subspace cannot take the inputs {kernel.axis}, a tuple: write "
+                    f"np.array({list(kernel.axis)})."
+                ) from None
             raise ValueError(
                 f"the kernel uses input {kernel.axis} of x (tinygp.transforms.Subspace, counted from 0), but x has "
                 f"{num_columns} inputs."

@@ -92,8 +92,8 @@ class Helmholtz:
 
 
 def _check_smooth(name, kernel):
-    """Compare ∂²k/∂x∂x' at equal inputs and at two pairs 1e-5 apart, unless the kernel's parameters are traced."""
-    places = np.array([0.3, -0.2]) + 1e-6 * np.array([[0, 0], [6, 8], [8, -6]])
+    """Compare ∂²k/∂x∂x' at equal inputs and at two pairs 1e-8 apart, unless the kernel's parameters are traced."""
+    places = np.array([0.3, -0.2]) + 1e-9 * np.array([[0, 0], [6, 8], [8, -6]])
     found = at_compile_time(lambda x: jax.vmap(lambda b: _mixed(kernel, x[0], b))(x), places)
     if isinstance(found, np.ndarray) and np.ptp(found, axis=0).max() > 1e-2 * np.abs(found).max():
         raise ValueError(

@@ -22,7 +22,7 @@ SMALLEST = 1e-30
 #: Maximum number of inputs whose distances determine the initial lengthscale.
 MAX_POINTS = 500
 #: Names that tinygp gives to real-valued parameters. They are trained even if they are integers: 2 * ExpSquared(1).
-REAL = ("value", "scale", "gamma", "alpha", "sigma", "factor")
+REAL = ("value", "scale", "gamma", "alpha", "sigma", "factor", "omega", "quality", "a", "b", "c", "d")
 
 
 def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable], dict, dict]:
@@ -41,9 +41,9 @@ def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable],
         held = {str(i): leaf for i, (path, leaf) in enumerate(leaves) if _is_held(path, leaf)}
         if any(np.iscomplexobj(leaf) for _, leaf in leaves):
             raise TypeError(
-                f"The kernel, a {type(kernel).__name__}, has complex parameters computed from its arguments. Pass a "
-                "kernel function and params=, the initial values of its arguments: fit_gp(lambda p: "
-                'CARMA(p["alpha"], p["beta"]), x, y, params={"alpha": ..., "beta": ...}).'
+                f"The kernel, a {type(kernel).__name__}, has complex parameters computed from its arguments, through "
+                "which JAX has no finite gradient, so that it cannot be trained. Train a real one, such as "
+                "quasisep.SHO(omega, quality), or choose the parameters: fs.GPPrior(kernel)."
             )
         params = {
             str(i): as_positive(leaf, _name(kernel, path, i), ndim=2)

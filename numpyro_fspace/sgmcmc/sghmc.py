@@ -219,7 +219,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
             start = (state.position, momentum, zero, potential.zeros, state.position, zero)
             end = scan_with_draws(leapfrogs, start, key_scan, *blocks)
             position, momentum, kinetic, value, gradient, epsilon = end
-            good = finite(position, momentum, value) & (kinetic < MAX_TEMPERATURE * jnp.maximum(temperature, 1.0))
+            good = finite(position, momentum, value[0]) & (kinetic < MAX_TEMPERATURE * jnp.maximum(temperature, 1.0))
             position, momentum = select(good, (position, momentum), (state.position, fresh))
             probability = jnp.ones((), dtype)
         norm = jnp.sqrt(squared_norm(gradient))

@@ -82,7 +82,7 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
         def step(carry, draws, noise, t):
             position, displaced, good, *_ = carry
             value, gradient = gradient_fn(position, [stacked[0] for stacked in draws])
-            good &= finite(value, gradient)
+            good &= finite(value[0], gradient)
             position, _, more, epsilon = propose(position, gradient, noise, t)
             return position, displaced + more, good, gradient, epsilon
 
@@ -103,7 +103,7 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
         if metropolis:
             gradient_fn = rejecting_infinite(gradient_fn)
             value, gradient = gradient_fn(position, draw(key_end))
-            good = finite(value, gradient)
+            good = finite(value[0], gradient)
             start = ((position, value, gradient), zero, good, zero, zero)
             end = scan_with_draws(tested_step, start, key, num_steps, position, draw)
             (position, value, gradient), displaced, good, probability, epsilon = end
@@ -112,7 +112,7 @@ def build_kernel(*, has_aux: bool = False, metropolis: bool = False):
             end = scan_with_draws(step, start, key, num_steps, position, draw)
             position, displaced, good, gradient, epsilon = end
             value, probability = potential.value(position, draw(key_end)), jnp.ones((), dtype)
-            good &= finite(position, value)
+            good &= finite(position, value[0])
             position = select(good, position, state.position)
         norm = jnp.sqrt(squared_norm(gradient))
         info = Info(value[0], norm, displaced, epsilon, ~good, value[1], probability, gradient)

@@ -139,6 +139,14 @@ def test_schedule_reads_the_count_of_gradient_steps(key, name):
 
 
 @pytest.mark.parametrize("name", ["sgld", "baoab", "euler, resampled"])
+def test_aux_that_is_not_finite_undoes_nothing(key, name):
+    algorithm = make(name, lambda w, k: (0.5 * jnp.sum(w**2), {"missing": jnp.array(jnp.nan)}), has_aux=True)
+    state = algorithm.init(jnp.array([1.0, 2.0]), key)
+    out, info = quick_jit(algorithm.step)(key, state)
+    assert not info.is_diverging and (out.position != state.position).all() and jnp.isnan(info.aux["missing"])
+
+
+@pytest.mark.parametrize("name", ["sgld", "baoab", "euler, resampled"])
 def test_a_transition_that_leaves_the_finite_numbers_is_undone(key, name):
     """Only where it did: of three chains, NaN and infinity stop two. ``aux`` belongs to the potential reported."""
 

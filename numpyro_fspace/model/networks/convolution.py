@@ -44,7 +44,7 @@ def conv_general_dilated(
         padding: ``"SAME"``, ``"VALID"``, or the number of pixels added before and after, in each dimension.
         lhs_dilation: dilation of the images; None means none.
         rhs_dilation: dilation of the kernel; None means none.
-        dimension_numbers: the order of axes, as flax's layers pass it.
+        dimension_numbers: the order of axes, as flax's layers pass it. None is JAX's own order, channels first.
         feature_group_count: number of groups of channels.
         batch_group_count: number of groups of images.
         precision: precision of the product.

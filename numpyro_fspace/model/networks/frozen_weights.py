@@ -66,8 +66,9 @@ def read_safetensors(path: str | Path, convert: Callable) -> dict:
     PyTorch has other names and other orders of axes. A linear layer's ``weight`` is [out, in] and a convolution's
     [out, in, height, width]. Flax's ``kernel`` is [in, out], ``array.T``, and [height, width, in, out],
     ``array.transpose(2, 3, 1, 0)``; a norm's ``weight`` is its ``scale``, an embedding's ``weight`` its ``embedding``,
-    both unchanged. Equinox has PyTorch's names and axes. A dense layer after a flattened image takes its inputs in
-    another order: PyTorch flattens [channels, height, width], flax [height, width, channels].
+    both unchanged. Equinox has PyTorch's names and axes, except for a convolution's ``bias``, which for images is
+    ``array.reshape(-1, 1, 1)``. A dense layer after a flattened image takes its inputs in another order: PyTorch
+    flattens [channels, height, width], flax [height, width, channels].
 
     Args:
         path: the file.
@@ -140,8 +141,11 @@ def freeze(owner: str, network: Network, frozen) -> Network:
             f"{owner}: frozen must be a dict of arrays by path, got {type(frozen).__name__}. "
             "fs.model.weights_by_path(trained) makes one of a trained network; keep the paths that are to stay fixed."
         )
-    given = by_path(frozen, is_leaf=lambda node: not isinstance(node, Mapping))[0]
     paths = list(network.weights)
+    paths = list(network.weights)
+    given = by_path(frozen, is_leaf=lambda node: not isinstance(node, Mapping))[0]
+    if not given:
+        raise ValueError(f"{owner}: frozen is empty and fixes nothing: leave it out, or name some of {paths}.")
     unknown = [path for path in given if path not in paths]
     if unknown:
         raise ValueError(f"{owner}: frozen holds {unknown}, which are no weights of the network; it has {paths}.")

@@ -60,9 +60,10 @@ def fan_in(scale: float = 1.0) -> FanIn:
 
     The fan-in of a weight array is the number of inputs of one output: the product of all axes except the last (flax,
     pairs) or except the first (equinox). This is too large if several axes are outputs (queries, keys and values of
-    flax's attention, ``DenseGeneral``): give those arrays their own priors in a dict. Biases, one-dimensional weights
-    and embeddings have fan-in 1. Weights called ``scale`` (norm layers) get N(1, scale²), and so do one-dimensional
-    weights other than biases that are initially one everywhere (of any dimension if the network is already built).
+    flax's attention, ``DenseGeneral``) or copies (``nn.vmap``, ``nn.scan``): give those arrays their own priors in a
+    dict. Biases, one-dimensional weights and embeddings have fan-in 1. Weights called ``scale`` (norm layers) get
+    N(1, scale²), and so do one-dimensional weights other than biases that are initially one everywhere (of any
+    dimension if the network is already built).
 
     Args:
         scale: standard deviation of a weight times the square root of its fan-in; may be a random variable.
