@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from numpyro_fspace._checks import is_table
 from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.posterior.evaluator import log_likelihood
 from numpyro_fspace.posterior.posterior import as_posterior
@@ -152,16 +153,16 @@ def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stackin
 
 
 def _are_new(posterior: Posterior, args, kwargs) -> bool:
-    """Whether an array among the arguments has rows that are in none of the run's, as far as these are known."""
-    old, new = (
-        [_rows_of(a) for a in jax.tree.leaves(given) if getattr(a, "ndim", 0) and a.dtype != bool]  # without masks
-        for given in ((posterior.args, posterior.kwargs), (args, kwargs))
-    )
+    """Whether numbers among the arguments have rows that are in none of the run's, as far as these are known."""
+    old, new = _rows_of((posterior.args, posterior.kwargs)), _rows_of((args, kwargs))
     return bool(old) and not all(any(rows <= known for known in old) for rows in new)
 
 
-def _rows_of(array) -> set[bytes]:
-    return {row.tobytes() for row in np.asarray(array).astype(np.float64)} if len(array) else set()
+def _rows_of(given) -> list[set[bytes]]:
+    """The rows of each array of numbers; masks and random keys are left out."""
+    leaves = [np.asarray(a) if is_table(a) else a for a in jax.tree.leaves(given)]
+    arrays = [a for a in leaves if np.ndim(a) and a.dtype.kind in ("f", "i", "u")]
+    return [{row.tobytes() for row in np.asarray(a, np.float64)} for a in arrays]
 
 
 def _mean_densities(chain: Float[np.ndarray, "S N"]) -> tuple[np.ndarray, np.ndarray]:
