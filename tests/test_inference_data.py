@@ -414,6 +414,11 @@ def test_values_that_would_not_stay_are_refused():
     substituted = handlers.substitute(pinned(), data={"net.bias": jnp.array([0.3])})
     with pytest.raises(ValueError, match=r"substitute with values of \['net.bias'\].*numpyro.handlers.condition"):
         run_on(substituted)
+    with (
+        handlers.substitute(data={"net.bias": jnp.array([0.3])}),
+        pytest.raises(ValueError, match=r"substitute with values of \['net.bias'\]"),
+    ):
+        run_on(pinned())
 
 
 @pytest.mark.parametrize("signs", [[-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]])

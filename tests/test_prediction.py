@@ -618,3 +618,21 @@ def test_latent_inputs_are_no_inputs_of_predictions_of_a_single_draw():
     alone = fs.predict(fs.Posterior(model, {k: v[:1] for k, v in draws.items()}), KEY, NEW)["f"]
     np.testing.assert_array_equal(alone[0], both[0])
     np.testing.assert_allclose(alone[0], NEW, rtol=1e-6)
+
+
+def test_a_negative_code_of_a_group_is_warned_of():
+    """-1 is pandas' code of a missing category, and the last row of an array."""
+
+    def model(group, y=None):
+        with numpyro.plate("groups", 3):
+            offset = numpyro.sample("offset", dist.Normal(0.0, 10.0))
+        numpyro.sample("y", dist.Normal(offset[group], 1.0), obs=y)
+
+    group, y, key = np.array([0, 1, 2, -1]), np.array([0.0, 5.0, 2.0, 9.0]), jax.random.key(0)
+    mcmc = fs.MCMC(fs.SGHMC(model), num_warmup=20, num_samples=20, progress_bar=False)
+    with pytest.warns(RuntimeWarning, match="-1, pandas' code of a missing category, is the last row"):
+        mcmc.run(key, group, y)
+    mcmc.run(key, np.abs(group), y)
+    with pytest.warns(RuntimeWarning, match="rows by an argument's negative numbers"):
+        fs.predict(mcmc, key, np.array([-1, 0]))
+    fs.predict(mcmc, key, np.array([2, 0]))

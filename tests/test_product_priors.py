@@ -18,13 +18,13 @@ X = np.linspace(-1.0, 1.0, 12, dtype=np.float32)[:, None]
 KERNEL = tinygp.kernels.ExpSquared(0.5)
 
 
-def line(sd, prior, num_outputs=1, points=X):
+def line(sd, prior, num_outputs=1, points=X, scale=1.0):
     """f_k(x) = w_k x with w ~ N(0, sd²) under ``prior``."""
 
     def model(x, y=None):
         net = nn.Dense(num_outputs, use_bias=False)
         f = fs.random_module("net", net, input_shape=1, prior=dist.Normal(0.0, sd))
-        f = fs.functional_prior("f", f, prior, points)
+        f = fs.functional_prior("f", f, prior, points, scale=scale)
         numpyro.sample("y", dist.Normal(f(x), 0.1).to_event(1), obs=y)
 
     return model
@@ -35,10 +35,18 @@ def shares(model, two=False):
     return product_shares(ModelPotential(model, (X, y), key=jax.random.key(0)))
 
 
-def exact(sd, variance=1.0):
+def exact(sd, variance=1.0, scale=1.0):
     covariance = variance * np.exp(-0.5 * ((X - X.T) / 0.5) ** 2) + 0.01 * np.eye(len(X))
     own = sd**2 * X.astype(float) @ X.T
-    return np.trace(covariance @ np.linalg.solve(covariance + own, own)) / np.trace(covariance)
+    return np.trace(covariance @ np.linalg.solve(covariance + scale * own, own)) / np.trace(covariance)
+
+
+@pytest.mark.parametrize("scale", [0.1, 10.0])
+def test_a_tempered_prior_leaves_another_share(scale):
+    """The product has the precision s K⁻¹ + Q⁻¹."""
+    found = shares(line(0.4, fs.GPPrior(KERNEL, nugget=0.01), scale=scale))["f"]
+    assert abs(found - exact(0.4, scale=scale)) < 0.15 * exact(0.4, scale=scale)
+    assert abs(found - exact(0.4)) > 0.15 * exact(0.4)
 
 
 @pytest.mark.parametrize("sd", [0.2, 0.4])

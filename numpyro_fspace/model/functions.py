@@ -17,6 +17,7 @@ from numpyro_fspace.model.sites import is_functional_prior
 from numpyro_fspace.priors._concrete import is_traced
 
 __all__ = [
+    "check_has_functions",
     "evaluate",
     "function_inputs",
     "function_values",
@@ -118,6 +119,8 @@ def function_values(model, draw, args, kwargs, inputs) -> dict:
         trace = run_model(model, args, kwargs, key=key, substitute=draw)
         is_latent = {k: s["type"] == "sample" and not s["is_observed"] for k, s in trace.items()}
         lacking[:] = [k for k, s in trace.items() if is_latent[k] and k not in draw and not is_functional_prior(s)]
+        if not isinstance(inputs, dict):
+            check_has_functions(functions_of(trace))
         return evaluate(functions_of(trace), inputs)
 
     key, other = jax.random.key(0), jax.random.key(1)
@@ -135,20 +138,24 @@ def function_values(model, draw, args, kwargs, inputs) -> dict:
     return found
 
 
+def check_has_functions(functions) -> None:
+    """Raise a ValueError for a model without functions, which could be evaluated at no inputs of their own."""
+    if not functions:
+        raise ValueError(
+            "inputs: the model has no gp_network, random_module or functional_prior whose function could be evaluated "
+            "there: leave inputs (or functions_at) out."
+        )
+
+
 def evaluate(functions, inputs) -> dict:
     """Values of functions by name, at inputs [N, ...] for all of them or at a dict of inputs by name.
 
     If a function returns a tuple or a dict, each output has its own name: ``net[0]``, ``net['mean']``.
 
     Raises:
-        ValueError: there is no function, or none with one of the names.
+        ValueError: there is no function with one of the names.
     """
     if not isinstance(inputs, dict):
-        if not functions:
-            raise ValueError(
-                "inputs: the model has no gp_network, random_module or functional_prior whose function could be "
-                "evaluated there: leave inputs (or functions_at) out."
-            )
         inputs = dict.fromkeys(functions, inputs)
     elif not inputs.keys() <= functions.keys():
         unknown = sorted(inputs.keys() - functions.keys())

@@ -19,7 +19,14 @@ from numpyro_fspace._xla import largest_array, taken
 from numpyro_fspace.model.checks.arguments import named_leaves
 from numpyro_fspace.model.checks.indices import check_indices, plates_of
 from numpyro_fspace.model.data.arguments import split_arrays
-from numpyro_fspace.model.functions import evaluate, function_inputs, function_values, functions_of, widened
+from numpyro_fspace.model.functions import (
+    check_has_functions,
+    evaluate,
+    function_inputs,
+    function_values,
+    functions_of,
+    widened,
+)
 from numpyro_fspace.model.handlers import full_plates, own_keys
 from numpyro_fspace.model.programs.analysis import sources
 from numpyro_fspace.model.programs.cache import cached_program, content_key
@@ -89,6 +96,10 @@ class Evaluator:
         programs = self._programs_for((given, num, "draws"))
         if not programs:
             plates: dict = {}
+            # Inputs of a model without functions say how many rows there are, if they are those of an argument.
+            is_elsewhere = isinstance(given[2], np.ndarray | jax.Array)
+            if is_elsewhere and not any(a is given[2] for a in jax.tree.leaves(given[:2])):
+                check_has_functions(functions_of(self.structure(args, kwargs).trace))
             evaluation = partial(self._evaluation, plates)
             probe = Probe(partial(evaluation, jax.tree.map(lambda a: a[0], draws)), num)
 

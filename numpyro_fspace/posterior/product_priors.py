@@ -2,7 +2,7 @@ r"""How much of a Gaussian process a product with the prior of the weights leave
 
 ``functional_prior`` multiplies the prior of the weights by the density of the process. Where the network's values f at
 the measurement points are about Gaussian under the prior of the weights, with covariance Q, the product has the
-covariance :math:`(K^{-1} + Q^{-1})^{-1} = K (K + Q)^{-1} Q`, with K that of the process.
+covariance :math:`(s K^{-1} + Q^{-1})^{-1} = K (K + s Q)^{-1} Q`, with K that of the process and the ``scale`` s.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NUM_DRAWS, NUM_POINTS = 400, 50
 
 
 def product_shares(potential: ModelPotential) -> dict[str, float]:
-    """tr K (K + Q)⁻¹ Q / tr K for each ``functional_prior`` of a Gaussian process with known parameters, by name.
+    """tr K (K + s Q)⁻¹ Q / tr K for each ``functional_prior`` of a Gaussian process with known parameters, by name.
 
     Args:
         potential: that of the model.
     """
     found = {}
     for name, site in potential.functional_priors.items():
-        if not isinstance(site.prior, GaussianProcess):
+        if not isinstance(site.prior, GaussianProcess) or is_traced(site.scale) or not site.scale:
             continue
         x = site.points(jax.random.key(0))  # random points: one draw stands for all
         if is_traced(x):
@@ -42,7 +42,8 @@ def product_shares(potential: ModelPotential) -> dict[str, float]:
         if is_traced(covariance) or not np.isfinite(values).all():
             continue
         own = np.cov(values.T).reshape(values.shape[1], values.shape[1])
-        found[name] = _share(np.asarray(covariance, float), own, len(x))
+        scale = float(site.scale)
+        found[name] = _share(np.asarray(covariance, float) / scale, own, len(x)) / scale
     return found
 
 

@@ -1,4 +1,4 @@
-"""Checks of a model's program for row numbers that an array does not have, which JAX replaces by the last row."""
+"""Checks of a model's program for row numbers that an array does not have, which JAX replaces by other rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from jax.extend.core import ClosedJaxpr
 
-__all__ = ["NUM_PARTS", "PlateRows", "check_indices", "plates_of"]
+__all__ = ["NUM_PARTS", "PlateRows", "check_indices", "has_negatives", "plates_of"]
 
 #: Minibatches are checked at up to this number of places in the data, plus one.
 NUM_PARTS = 1000
@@ -58,6 +58,7 @@ def check_indices(
 
     Warns:
         RuntimeWarning: other rows do not exist. ``array.at[rows].get(mode="clip")`` states that clipping is intended.
+            Or an argument's negative numbers take rows from the end, as pandas' code -1 of a missing category does.
     """
     values = [None if jax.tree.leaves(a) == [] or isinstance(a, jax.core.Tracer) else a for a in inputs]
     steps, _ = inlined(program, values)
@@ -71,12 +72,17 @@ def check_indices(
     places = np.unique(np.linspace(0, NUM_PARTS, min(num, NUM_PARTS) + 1).astype(np.int32))
     places = places if part in known and num > 1 else places[:1]
     taking = [step for step in steps if _indices(step) and known.issuperset(_indices(step))]
+    is_signed = has_negatives(arguments)
+    signs = [_signs(steps, step) if is_signed else [] for step in taking]
 
     def taken(place, arrays):
         given = [arrays.get(i, value) for i, value in enumerate(values)]
         if part is not None:
             given[part] = place
-        return [_evaluate(steps, given, _indices(step)) for step in taking]
+        return [
+            (_evaluate(steps, given, _indices(step)), _evaluate(steps, given, negative))
+            for step, negative in zip(taking, signs, strict=True)
+        ]
 
     arrays = {i: value for i, value in enumerate(values) if value is not None and np.ndim(value)}
     if not taking:
@@ -86,9 +92,17 @@ def check_indices(
     except TypeError:  # the model computes row numbers in a precision that is not enabled here
         return
     with jax.ensure_compile_time_eval():
-        for step, indices in zip(taking, jax.tree.map(np.asarray, found), strict=True):
+        for step, (indices, negative) in zip(taking, jax.tree.map(np.asarray, found), strict=True):
             array = _evaluate(steps, values, step.inputs[:1])[0] if step.inputs[0] in constant else None
             _check(step, indices, array, plates, arguments)
+            if any(np.any(one) for one in negative):
+                warnings.warn(
+                    "The model takes rows by an argument's negative numbers, which count from the end: -1, pandas' "
+                    "code of a missing category, is the last row. Number groups from 0; if the end is intended, pass "
+                    "rows % len(array).",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
 
 def _check(step, indices, array, plates, arguments):
@@ -130,6 +144,29 @@ def _name(array, arguments) -> str | None:
         if is_like and np.array_equal(jnp.asarray(native(leaf)), np.asarray(array), equal_nan=True):
             return name
     return None
+
+
+def has_negatives(arguments: Sequence) -> bool:
+    """Whether an array of integers among pairs of a name and an argument holds negative numbers."""
+    arrays = [a for _, a in arguments if isinstance(a, np.ndarray | jax.Array) and not isinstance(a, jax.core.Tracer)]
+    return any(np.any(np.asarray(a) < 0) for a in arrays if a.dtype.kind == "i")
+
+
+def _signs(steps, step) -> list:
+    """The comparisons by which ``array[rows]`` adds the length of the array to negative rows."""
+    makers = {output: one for one in steps for output in one.outputs}
+    found, waiting = [], _indices(step)
+    while waiting:
+        maker = makers.get(waiting.pop())
+        if maker is None:
+            continue
+        kind = maker.equation.primitive.name
+        sign = makers.get(maker.inputs[0])
+        if kind == "select_n" and sign is not None and sign.equation.primitive.name == "lt":
+            found.append(maker.inputs[0])
+        elif kind in ("broadcast_in_dim", "concatenate", "convert_element_type", "reshape", "squeeze"):
+            waiting = waiting + maker.inputs
+    return found
 
 
 def _indices(step) -> list:

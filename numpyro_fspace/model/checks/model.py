@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import jax
 import numpy as np
 import numpyro
 
 from numpyro_fspace.model.checks.arguments import checked_arguments, named_leaves
-from numpyro_fspace.model.checks.indices import NUM_PARTS, check_indices, plates_of
+from numpyro_fspace.model.checks.indices import NUM_PARTS, check_indices, has_negatives, plates_of
+from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.handlers import parts_of_plates
 from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.potential import ModelPotential
@@ -50,10 +51,16 @@ def check_gradient(model, args, kwargs, init_strategy):
 def check_plates(model, args, kwargs, init_strategy):
     """Raise a ValueError if the rows of a plate are read from an array with fewer rows (see ``check_indices``)."""
     plates: dict = {}
+    arrays, _, join = split_arrays((args, kwargs))
 
-    def evaluate(key, part):
+    def evaluate(key, part, arrays):
+        args, kwargs = join(arrays)
         parts = parts_of_plates(model, part, NUM_PARTS)
         plates.update(plates_of(ModelPotential(parts, args, kwargs, key=key, init_strategy=init_strategy).trace))
 
-    program = jax.make_jaxpr(evaluate)(jax.random.key(0), 0)
-    check_indices(program, (None, None), plates, named_leaves(args, kwargs), part=1)
+    arguments, given, inputs = named_leaves(args, kwargs), (jax.random.key(0), 0), (None, None)
+    program = jax.make_jaxpr(lambda key, part: evaluate(key, part, arrays))(*given)
+    if has_negatives(arguments):  # JAX converts those that it knows without a trace
+        with suppress(jax.errors.JAXTypeError, ValueError):  # the model reads its arguments
+            program, inputs = jax.make_jaxpr(evaluate)(*given, arrays), (None, None, *arrays)
+    check_indices(program, inputs, plates, arguments, part=1)

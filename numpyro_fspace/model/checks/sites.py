@@ -12,6 +12,7 @@ from numpyro import handlers
 from numpyro.infer import init_to_value
 
 from numpyro_fspace._checks import warn
+from numpyro_fspace.model._numpyro import active_handlers
 from numpyro_fspace.model.sites import (
     has_point_mass,
     is_masked,
@@ -45,7 +46,7 @@ def check_unseeded(model):
 
 def check_unsubstituted(model, latents):
     """Raise a ValueError if ``substitute`` gives values to latent sites, because a sampler would change them."""
-    for layer in _layers(model):
+    for layer in (*_layers(model), *active_handlers()):
         names = sorted(set(latents) & set(layer.data or ())) if isinstance(layer, handlers.substitute) else []
         if names:
             raise ValueError(

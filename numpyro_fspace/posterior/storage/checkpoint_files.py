@@ -1,6 +1,6 @@
 """The files of a run: draws, which need not fit into memory, and the state of the chains. This module reads them.
 
-A directory holds ``run.json``, what the run is; ``draws-000-z.w.npy``, …, an array [C, S, …] for each field of the
+A directory holds ``run.json``, what the run is; ``draws-001-z.w.npy``, …, an array [C, S, …] for each field of the
 draws, of full size from the start; and ``state.npz``, the state of the chains and the number of draws it counts. The
 draws of a part are written before the state that counts them replaces the last one. So whenever the run is killed, the
 draws that the state counts are complete, and those after it are made again, with the same values. Chains lie one after
