@@ -266,7 +266,7 @@ TWO_MOONS = Table(
         *columns(one, 3, {"accuracy": "accuracy", "log probability": "lpd", "Brier": "brier", "ECE": "ece"}),
         *columns(one, 3, {"entropy": "entropy", "entropy, far": "entropy_far"}),
         *columns(one, 2, {"R-hat": "rhat_max"}),
-        *columns(one, 0, {"gradients": "num_gradients", "seconds": "seconds"}),
+        *columns(one, 0, {"seconds": "seconds"}),
     ],
     [
         *rows("gp_network"),

@@ -43,7 +43,7 @@ class CalibratedPrior:
     r"""P0 divided by the network's own distribution Q, log P0(f) - log Q(f), in the directions in which Q is wider.
 
     A network with random weights has its own distribution Q at the measurement points (the *base*).
-    ``functional_prior`` with P0 gives f the product distribution Q · P0, which is narrower and smoother than either.
+    ``functional_prior`` with P0 gives f the product distribution Q · P0, which is narrower than either.
     With the density ratio
 
     .. math:: p_0(w)\, \frac{P_0(f(X_M; w))}{Q(f(X_M; w))},

@@ -5,7 +5,7 @@ index, so that the compiler fuses it into the operation that uses it. The hash i
 passes BigCrush [Salmon et al. 2011]; JAX's own generator is the same function with 20 rounds. One hash serves four
 steps: each half of its two words chooses one of 65 536 equally likely values, which are quantiles of the normal
 distribution scaled to variance 1. Their mean and third moment are exactly 0, the kurtosis is 2.999 and the largest
-value is 4.3. Moments beyond the second affect the distribution of a Langevin step only at orders far below its
+value is 4.3. As the third moment vanishes, the kurtosis affects the distribution of a step only far below its
 discretization error.
 
 Reference: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw (2011), *Parallel random numbers: as easy as 1, 2, 3*.

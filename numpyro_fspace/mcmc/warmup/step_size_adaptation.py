@@ -1,4 +1,7 @@
-"""Tests of the step size, and its changes: shortening, cooling, tuning to an acceptance probability."""
+"""Tests of the step size, and its changes: shortening, cooling, tuning to an acceptance probability.
+
+The step for a curvature, and the acceptance that tuning aims at, are the sampler's own (``mcmc/sampler_adapters.py``).
+"""
 
 from __future__ import annotations
 

@@ -142,7 +142,6 @@ def freeze(owner: str, network: Network, frozen) -> Network:
             "fs.model.weights_by_path(trained) makes one of a trained network; keep the paths that are to stay fixed."
         )
     paths = list(network.weights)
-    paths = list(network.weights)
     given = by_path(frozen, is_leaf=lambda node: not isinstance(node, Mapping))[0]
     if not given:
         raise ValueError(f"{owner}: frozen is empty and fixes nothing: leave it out, or name some of {paths}.")
