@@ -202,12 +202,12 @@ def test_picture_has_a_panel_for_each_pattern():
     ]
     figure = bandit.picture(lines)
     assert [ax.get_title() for ax in figure.axes] == [f"harm with probability {p}" for p in PATTERNS.values()]
-    assert [line.get_label() for line in figure.axes[2].lines] == ["fsgld", "bbb"]
+    assert [line.get_label() for line in figure.axes[2].lines] == ["fSGLD", "mean field (BBB)"]
     shorter = {"interaction": [10], "regret": [30.0]}
     others = [line | {"curves": shorter, "config": {"num_interactions": 10}} for line in lines]
     lines = [line | {"config": {"num_interactions": 20}} for line in lines]
     figure = bandit.picture(lines + others)
     assert [line.get_label() for line in figure.axes[0].lines] == [
-        f"{name}, num_interactions={num}" for name in ("fsgld", "bbb") for num in (20, 10)
+        f"{name}, num_interactions={num}" for name in ("fSGLD", "mean field (BBB)") for num in (20, 10)
     ]
     plt.close("all")

@@ -176,3 +176,15 @@ def test_held_out_targets_were_not_fitted():
     np.testing.assert_array_equal(
         fs.diagnostics.stack_chains(posterior, y=y).elpd, fs.diagnostics.stack_chains(posterior).elpd
     )
+
+
+def test_random_keys_among_the_arguments_are_no_data():
+    y = RNG.normal(size=30)
+
+    def noisy(y, keys):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+        numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    args = y, jax.random.split(jax.random.key(0), 3)
+    found = fs.diagnostics.stack_chains(fs.Posterior(noisy, chains(0.0, 4.0, y=y).samples, num_chains=2, args=args))
+    assert found.weights[0] > 0.99

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import is_table
@@ -161,7 +162,7 @@ def _are_new(posterior: Posterior, args, kwargs) -> bool:
 def _rows_of(given) -> list[set[bytes]]:
     """The rows of each array of numbers; masks and random keys are left out."""
     leaves = [np.asarray(a) if is_table(a) else a for a in jax.tree.leaves(given)]
-    arrays = [a for a in leaves if np.ndim(a) and a.dtype.kind in ("f", "i", "u")]
+    arrays = [a for a in leaves if np.ndim(a) and jnp.issubdtype(a.dtype, jnp.number)]
     return [{row.tobytes() for row in np.asarray(a, np.float64)} for a in arrays]
 
 

@@ -149,7 +149,7 @@ def _name(array, arguments) -> str | None:
 def has_negatives(arguments: Sequence) -> bool:
     """Whether an array of integers among pairs of a name and an argument holds negative numbers."""
     arrays = [a for _, a in arguments if isinstance(a, np.ndarray | jax.Array) and not isinstance(a, jax.core.Tracer)]
-    return any(np.any(np.asarray(a) < 0) for a in arrays if a.dtype.kind == "i")
+    return any(np.any(np.asarray(a) < 0) for a in arrays if jnp.issubdtype(a.dtype, jnp.signedinteger))
 
 
 def _signs(steps, step) -> list:
