@@ -636,3 +636,14 @@ def test_a_negative_code_of_a_group_is_warned_of():
     with pytest.warns(RuntimeWarning, match="rows by an argument's negative numbers"):
         fs.predict(mcmc, key, np.array([-1, 0]))
     fs.predict(mcmc, key, np.array([2, 0]))
+
+
+def test_negative_labels_are_no_row_numbers():
+    """Beside rows of the model's own numbers, which without a sign need no conversion."""
+
+    def model(x, label=None):
+        w = numpyro.sample("w", dist.Normal().expand([6]).to_event(1))
+        numpyro.sample("label", dist.Normal(w[jnp.arange(4, dtype=jnp.uint32)] + x, 1.0), obs=label)
+
+    mcmc = fs.MCMC(fs.SGHMC(model), num_warmup=20, num_samples=20, progress_bar=False)
+    mcmc.run(jax.random.key(0), np.zeros(4, np.float32), np.array([-1, 1, 1, -1]))

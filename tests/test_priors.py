@@ -644,6 +644,23 @@ def test_a_kernel_with_complex_parameters_is_refused_and_the_cure_trains():
     assert fit.losses[-1] < fit.losses[0] and fit.prior.kernel.omega != 3 and fit.prior.kernel.quality != 1
 
 
+class Counted(tinygp.kernels.Kernel):
+    """A sum of cosines whose number, an integer, is no parameter to train, whatever its name."""
+
+    c: int
+    scale: jax.Array
+
+    def evaluate(self, X1, X2):
+        angles = jnp.arange(1, 4) * jnp.sum(X1 - X2) / self.scale
+        return jnp.sum(jnp.where(jnp.arange(3) < self.c, jnp.cos(angles), 0.0))
+
+
+def test_integers_of_a_kernel_of_ones_own_are_held():
+    x = np.linspace(0.0, 2.0, 20)[:, None]
+    fit = fit_gp(Counted(2, jnp.array(0.5)), x, np.sin(3 * x[:, 0]), num_steps=5)
+    assert fit.prior.kernel.c == 2 and fit.prior.kernel.scale != 0.5
+
+
 class Warped(tinygp.kernels.Kernel):
     """A squared exponential kernel of inputs that a function changes first."""
 

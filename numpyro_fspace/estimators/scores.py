@@ -37,11 +37,10 @@ def regression_scores(estimator: Regressor, train: tuple, test: tuple) -> dict[s
         "width90": float((high - low).mean()),
     }
     constant, spread = np.full(len(y), train[1].mean()), np.full(len(y), train[1].std())
+    process = f"exact GP of {MAX_CONDITIONING} rows" if len(train[1]) > MAX_CONDITIONING else "exact GP"
     return {
         "network": network,
-        f"exact GP{f' of {MAX_CONDITIONING} rows' if len(train[1]) > MAX_CONDITIONING else ''}": _exact_process(
-            estimator, train, test
-        ),
+        process: _exact_process(estimator, train, test),
         "gradient boosting": _boosting(train, test),
         "constant": _gaussian_scores(y, constant, spread),
     }

@@ -97,16 +97,16 @@ def _code_of(fn) -> str:
             values.append(cell.cell_contents)
     texts = [_code_of(v) if isinstance(v, set | frozenset | functools.partial) else text_of(v) for v in values]
     of_a_library = str(inner.__module__).startswith(("numpyro.", "numpyro_fspace."))  # whose code changes with versions
-    content = repr([None if of_a_library else _leaves_as_text_code(inner.__code__), texts])
+    content = repr([None if of_a_library else _parts_of_code(inner.__code__), texts])
     return f"{text_of(inner)} {hashlib.sha256(content.encode()).hexdigest()}"
 
 
-def _leaves_as_text_code(code) -> list:
+def _parts_of_code(code) -> list:
     """Instructions, names and constants of a function and of those within it, the same in every process."""
 
     def part(one):
         if inspect.iscode(one):
-            return _leaves_as_text_code(one)
+            return _parts_of_code(one)
         return sorted(map(repr, one)) if isinstance(one, frozenset) else repr(one)  # sets have no order
 
     return [code.co_code.hex(), code.co_names, *map(part, code.co_consts)]

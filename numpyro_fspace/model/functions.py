@@ -119,9 +119,10 @@ def function_values(model, draw, args, kwargs, inputs) -> dict:
         trace = run_model(model, args, kwargs, key=key, substitute=draw)
         is_latent = {k: s["type"] == "sample" and not s["is_observed"] for k, s in trace.items()}
         lacking[:] = [k for k, s in trace.items() if is_latent[k] and k not in draw and not is_functional_prior(s)]
+        functions = functions_of(trace)
         if not isinstance(inputs, dict):
-            check_has_functions(functions_of(trace))
-        return evaluate(functions_of(trace), inputs)
+            check_has_functions(functions)
+        return evaluate(functions, inputs)
 
     key, other = jax.random.key(0), jax.random.key(1)
     if is_traced((draw, arrays, inputs)):

@@ -22,7 +22,9 @@ SMALLEST = 1e-30
 #: Maximum number of inputs whose distances determine the initial lengthscale.
 MAX_POINTS = 500
 #: Names that tinygp gives to real-valued parameters. They are trained even if they are integers: 2 * ExpSquared(1).
-REAL = ("value", "scale", "gamma", "alpha", "sigma", "factor", "omega", "quality", "a", "b", "c", "d")
+REAL = ("value", "scale", "gamma", "alpha", "sigma", "factor")
+#: Names of which this holds in tinygp's own kernels (SHO, Celerite) alone.
+REAL_IN_TINYGP = ("omega", "quality", "a", "b", "c", "d")
 
 
 def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable], dict, dict]:
@@ -38,7 +40,7 @@ def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable],
         return _squared_exponential, median_start(x, y), {}
     if isinstance(kernel, tinygp.kernels.Kernel):
         leaves, structure = jax.tree_util.tree_flatten_with_path(kernel)
-        held = {str(i): leaf for i, (path, leaf) in enumerate(leaves) if _is_held(path, leaf)}
+        held = {str(i): leaf for i, (path, leaf) in enumerate(leaves) if _is_held(kernel, path, leaf)}
         if any(np.iscomplexobj(leaf) for _, leaf in leaves):
             raise TypeError(
                 f"The kernel, a {type(kernel).__name__}, has complex parameters computed from its arguments, through "
@@ -65,19 +67,26 @@ def kernel_and_params(kernel, params, x, y) -> tuple[Callable[[dict], Callable],
 
 def _name(kernel, path, number: int) -> str:
     """A description of a kernel's parameter for error messages, which says how to hold it fixed."""
-    *outer, last = (getattr(key, "name", None) for key in path)
-    for key in outer:
-        kernel = getattr(kernel, key, None) if key else None
+    kernel, last = _owner(kernel, path), getattr(path[-1], "name", None) if path else None
     name = f"kernel parameter {number}" if None in (kernel, last) else f"{last} of the kernel {type(kernel).__name__}"
     return f"{name} (fit_gp trains its logarithm; to hold it fixed, write a kernel function and pass params=)"
 
 
-def _is_held(path, leaf) -> bool:
-    """Whether a kernel's parameter is held fixed: an order, no number, or an integer whose name is not in ``REAL``."""
+def _owner(kernel, path):
+    """The part of a kernel that has the parameter at a path; None if that cannot be told."""
+    for key in path[:-1]:
+        kernel = getattr(kernel, getattr(key, "name", ""), None)
+    return kernel
+
+
+def _is_held(kernel, path, leaf) -> bool:
+    """Whether a kernel's parameter is held fixed: an order, no number, or an integer that is no real parameter."""
     name, array = jax.tree_util.keystr(path[-1:]).lstrip("."), leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
     if not jnp.issubdtype(array.dtype, jnp.number) or name == "order":
         return True
-    return jnp.issubdtype(array.dtype, jnp.integer) and name not in REAL
+    is_of_tinygp = type(_owner(kernel, path)).__module__.startswith("tinygp.")
+    is_real = name in REAL or (is_of_tinygp and name in REAL_IN_TINYGP)
+    return jnp.issubdtype(array.dtype, jnp.integer) and not is_real
 
 
 def _squared_exponential(params: dict) -> Kernel:

@@ -155,15 +155,16 @@ def has_negatives(arguments: Sequence) -> bool:
 def _signs(steps, step) -> list:
     """The comparisons by which ``array[rows]`` adds the length of the array to negative rows."""
     makers = {output: one for one in steps for output in one.outputs}
-    found, waiting = [], _indices(step)
+    found: list = []
+    waiting = _indices(step)
     while waiting:
         maker = makers.get(waiting.pop())
         if maker is None:
             continue
         kind = maker.equation.primitive.name
-        sign = makers.get(maker.inputs[0])
-        if kind == "select_n" and sign is not None and sign.equation.primitive.name == "lt":
-            found.append(maker.inputs[0])
+        if kind == "select_n":
+            sign = makers.get(maker.inputs[0])
+            found += maker.inputs[:1] if sign is not None and sign.equation.primitive.name == "lt" else []
         elif kind in ("broadcast_in_dim", "concatenate", "convert_element_type", "reshape", "squeeze"):
             waiting = waiting + maker.inputs
     return found

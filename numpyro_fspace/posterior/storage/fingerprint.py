@@ -19,7 +19,7 @@ from numpyro_fspace.posterior.arrays import is_key, plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["HASHED", "fingerprint", "other_arguments", "leaves_as_text", "text_of"]
+__all__ = ["HASHED", "fingerprint", "leaves_as_text", "other_arguments", "text_of"]
 
 #: Separates what kind of value an input has from the hash of its values.
 HASHED = ", SHA-256 "
