@@ -282,6 +282,15 @@ def test_links_of_notebooks_lead_somewhere(notebook):
         assert not anchor or anchor in headings(path), f"{notebook.name} links to {target}: no such heading"
 
 
+@pytest.mark.parametrize("notebook", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_code_of_notebooks_fits_a_page(notebook):
+    """The pages show 88 columns of code without a scroll bar."""
+    cells = json.loads(notebook.read_text())["cells"]
+    lines = [line for c in cells if c["cell_type"] == "code" for line in "".join(c["source"]).splitlines()]
+    assert lines
+    assert [line for line in lines if len(line) > 88] == []
+
+
 def test_links_finds_links():
     assert links("[a](b.md) ![c](d.png) `[x](y)` [web](https://z)\n```\n[e](f)\n```\n") == ["b.md", "d.png"]
 

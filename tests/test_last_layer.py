@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from numpyro_fspace.model.last_layer.find import find_last_layer
+from numpyro_fspace.model.last_layer.find_last_layer import find_last_layer
 from numpyro_fspace.model.networks.adapters import read_network
 
 KEY = jax.random.key(0)
@@ -225,7 +225,7 @@ def test_half_precision_weights():
 
 def test_found_once(monkeypatch):
     """What was found for a program is kept; another program is looked at anew."""
-    from numpyro_fspace.model.last_layer import find as last_layer
+    from numpyro_fspace.model.last_layer import find_last_layer as last_layer
 
     find(dense(2))
     calls = []

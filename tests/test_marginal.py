@@ -20,8 +20,9 @@ from support.compilation import quick_jit
 from support.laws import gaussian_p_values
 
 import numpyro_fspace as fs
-from numpyro_fspace.model.last_layer.linear_gaussian import log_marginal
-from numpyro_fspace.model.last_layer.marginal_potential import MarginalPotential, find_block
+from numpyro_fspace.model.last_layer.integrable import find_block
+from numpyro_fspace.model.last_layer.marginal_likelihood import log_marginal
+from numpyro_fspace.model.last_layer.marginal_potential import MarginalPotential
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.run_model import run_model
 

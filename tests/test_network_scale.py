@@ -18,9 +18,9 @@ from tinygp.kernels import Exp, ExpSineSquared, ExpSquared, Matern32
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.last_layer import hidden_scale
-from numpyro_fspace.model.last_layer.covariance import compare
-from numpyro_fspace.model.last_layer.find import find_last_layer
+from numpyro_fspace.model.last_layer.find_last_layer import find_last_layer
 from numpyro_fspace.model.last_layer.hidden_scale import TOLERANCES, find_scales
+from numpyro_fspace.model.last_layer.prior_mismatch import compare
 from numpyro_fspace.model.networks.adapters import read_network
 
 KEY = jax.random.key(0)

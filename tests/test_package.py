@@ -113,7 +113,7 @@ def test_the_algorithms_stand_alone():
     [
         ("arviz", ("posterior/arviz_export.py", "posterior/stacking.py")),
         ("tinygp", ("priors/", "baselines/", "benchmarks/", "estimators/", "experiments/")),
-        ("matplotlib", ("posterior/plots.py", "mcmc/reporting/plot.py", "estimators/", "experiments/")),
+        ("matplotlib", ("posterior/plot_functions.py", "mcmc/reporting/plot_report.py", "estimators/", "experiments/")),
         ("blackjax", ("sgmcmc/", "benchmarks/", "experiments/")),
         ("torch", ("benchmarks/",)),
         ("equinox", ("model/networks/adapters.py", "experiments/")),
@@ -285,6 +285,15 @@ def test_the_mutation_run_names_files_that_exist():
 
 
 # ---- examples ------------------------------------------------------------------------------------------------
+
+EXAMPLE_LINE = re.compile(r"^ *((?:>>>|\.\.\.)(?: .*)?)$", flags=re.M)
+
+
+def test_examples_fit_a_page():
+    """The pages show 88 columns of code, prompts included, without a scroll bar."""
+    lines = [f"{name}: {line}" for name in FILES for line in EXAMPLE_LINE.findall((ROOT / name).read_text())]
+    assert len(lines) > 400
+    assert [line for line in lines if len(line.partition(": ")[2]) > 88] == []
 
 
 @pytest.mark.slow

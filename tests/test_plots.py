@@ -11,7 +11,7 @@ from scipy import stats
 from tinygp import kernels
 
 from numpyro_fspace import GPPrior, metrics
-from numpyro_fspace.posterior.plots import plot_functions
+from numpyro_fspace.posterior.plot_functions import plot_functions
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_new_figure_is_made_with_the_legend_beside_it(draws):
 
 
 def test_import_leaves_matplotlib_alone():
-    code = "import sys; import numpyro_fspace.posterior.plots; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys; import numpyro_fspace.posterior.plot_functions; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.compilation import quick_jit
 
-from numpyro_fspace.model.last_layer.linear_gaussian import log_marginal
+from numpyro_fspace.model.last_layer.marginal_likelihood import log_marginal
 from numpyro_fspace.model.last_layer.prior import LastLayerPrior
 from numpyro_fspace.model.last_layer.ridge import ridge_solver
 

@@ -20,11 +20,10 @@ import numpyro_fspace as fs
 from numpyro_fspace.mcmc import chain_updates
 from numpyro_fspace.mcmc.phases import phases
 from numpyro_fspace.mcmc.state import Averages
-from numpyro_fspace.mcmc.warmup import step_size_adaptation, updates
+from numpyro_fspace.mcmc.warmup import step_size, updates
 from numpyro_fspace.mcmc.warmup.friction import MAX_KICK, MAX_NOISE_EXCESS, Noise, friction_for, steadying
 from numpyro_fspace.mcmc.warmup.optimizer import adam, descend
-from numpyro_fspace.mcmc.warmup.step_size_adaptation import cooled, cooling, shortening
-from numpyro_fspace.mcmc.warmup.step_size_from_curvature import largest_curvature
+from numpyro_fspace.mcmc.warmup.step_size import cooled, cooling, largest_curvature, shortening
 from numpyro_fspace.mcmc.warmup.updates import calibrate, warm_start
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.scale_sites import scale_sites
@@ -182,8 +181,8 @@ def test_the_noise_of_minibatches_shortens_the_step_in_warm_up_alone(monkeypatch
     """In equilibrium no draw gains energy; the mean temperature tells of the noise."""
     y = np.random.default_rng(0).normal(size=(1000, 50)).astype(np.float32)
     end = []
-    for limit in (np.inf, step_size_adaptation.MAX_STRETCH_EXCESS):  # without cooling, and with it
-        monkeypatch.setattr(step_size_adaptation, "MAX_STRETCH_EXCESS", limit)
+    for limit in (np.inf, step_size.MAX_STRETCH_EXCESS):  # without cooling, and with it
+        monkeypatch.setattr(step_size, "MAX_STRETCH_EXCESS", limit)
         kernel = fs.SGHMC(many_means, friction=1.0, control_variates=False)
         mcmc = fs.MCMC(kernel, num_warmup=200, num_samples=200, progress_bar=False)
         mcmc.run(jax.random.key(0), y, extra_fields=("step_size",))

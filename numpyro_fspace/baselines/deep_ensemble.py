@@ -56,14 +56,17 @@ def ensemble(
         RuntimeError: the optimization of a member diverged, or ended where the density is not finite.
 
     Example:
-        >>> import flax.linen as nn, jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> import flax.linen as nn, jax, numpyro, numpyro.distributions as dist
+        >>> import numpyro_fspace as fs
         >>> from numpyro_fspace.baselines import ensemble
         >>> def model(x, y=None):
-        ...     f = fs.random_module("net", nn.Sequential([nn.Dense(10), nn.tanh, nn.Dense(1)]), input_shape=1)
+        ...     net = nn.Sequential([nn.Dense(10), nn.tanh, nn.Dense(1)])
+        ...     f = fs.random_module("net", net, input_shape=1)
         ...     with numpyro.plate("data", x.shape[0]):
         ...         numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1), obs=y)
         >>> x = jax.numpy.linspace(-1.0, 1.0, 10)[:, None]
-        >>> posterior = ensemble(model, jax.random.key(0), x, x[:, 0] ** 2, num_members=3, num_updates=100)
+        >>> y = x[:, 0] ** 2
+        >>> posterior = ensemble(model, jax.random.key(0), x, y, num_members=3, num_updates=100)
         >>> fs.predict(posterior, jax.random.key(1), x)["net"].shape
         (3, 10, 1)
 

@@ -44,7 +44,8 @@ def implicit_process(name: str, draw, num_functions: int, key):
             ``draw`` does not return a value for each row of x.
 
     Example:
-        >>> import flax.linen as nn, jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, optax
+        >>> import flax.linen as nn, jax, numpyro, numpyro.distributions as dist
+        >>> import numpyro_fspace as fs, optax
         >>> from numpyro.infer import SVI, RenyiELBO
         >>> from numpyro.infer.autoguide import AutoMultivariateNormal
         >>> from numpyro_fspace.baselines import implicit_process
@@ -55,9 +56,11 @@ def implicit_process(name: str, draw, num_functions: int, key):
         ...     f = implicit_process("f", draw, 20, jax.random.key(0))
         ...     numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1).to_event(1), obs=y)
         >>> x = jax.numpy.linspace(-1.0, 1.0, 10)[:, None]
-        >>> svi = SVI(model, AutoMultivariateNormal(model), optax.adam(0.01), RenyiELBO(alpha=0.5, num_particles=4))
-        >>> params = svi.run(jax.random.key(1), 50, x, x[:, 0] ** 2, progress_bar=False).params
-        >>> posterior = fs.svi_posterior(svi, params, jax.random.key(2), x, x[:, 0] ** 2, num_samples=5)
+        >>> y = x[:, 0] ** 2
+        >>> loss = RenyiELBO(alpha=0.5, num_particles=4)
+        >>> svi = SVI(model, AutoMultivariateNormal(model), optax.adam(0.01), loss)
+        >>> params = svi.run(jax.random.key(1), 50, x, y, progress_bar=False).params
+        >>> posterior = fs.svi_posterior(svi, params, jax.random.key(2), x, y, num_samples=5)
         >>> fs.predict(posterior, jax.random.key(3), x)["f"].shape
         (5, 10, 1)
 

@@ -31,9 +31,10 @@ def laplace(
 ) -> Posterior:
     r"""The linearized Laplace approximation, with the generalized Gauss-Newton matrix of all weights.
 
-    .. math:: f_L(x; w) = f(x; m) + J(x; m)(w - m), \qquad
-              w \sim N\Big(m, \big(\Sigma_0^{-1} + J^\top \Lambda J
-              + \textstyle\sum_j \text{scale}_j J_M^\top K_M^{-1} J_M\big)^{-1}\Big)
+    .. math::
+        f_L(x; w) &= f(x; m) + J(x; m)(w - m), \\
+        w &\sim N\Big(m, \big(\Sigma_0^{-1} + J^\top \Lambda J
+        + \textstyle\sum_j \text{scale}_j J_M^\top K_M^{-1} J_M\big)^{-1}\Big)
 
     m is a mode of the model's density, which an optax optimizer finds, and J is the derivative of the functions' values
     at all data. Λ = -∇² log p(y | f) is the curvature of the likelihood with respect to these values; its negative
@@ -75,14 +76,17 @@ def laplace(
         RuntimeError: the optimization diverged, or ended where the density is not finite.
 
     Example:
-        >>> import flax.linen as nn, jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> import flax.linen as nn, jax, numpyro, numpyro.distributions as dist
+        >>> import numpyro_fspace as fs
         >>> from numpyro_fspace.baselines import laplace
         >>> def model(x, y=None):
-        ...     f = fs.random_module("net", nn.Sequential([nn.Dense(10), nn.tanh, nn.Dense(1)]), input_shape=1)
+        ...     net = nn.Sequential([nn.Dense(10), nn.tanh, nn.Dense(1)])
+        ...     f = fs.random_module("net", net, input_shape=1)
         ...     with numpyro.plate("data", x.shape[0]):
         ...         numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1), obs=y)
         >>> x = jax.numpy.linspace(-1.0, 1.0, 10)[:, None]
-        >>> posterior = laplace(model, jax.random.key(0), x, x[:, 0] ** 2, num_updates=100, num_samples=50)
+        >>> y = x[:, 0] ** 2
+        >>> posterior = laplace(model, jax.random.key(0), x, y, num_updates=100, num_samples=50)
         >>> fs.predict(posterior, jax.random.key(1), x)["net"].shape
         (50, 10, 1)
 

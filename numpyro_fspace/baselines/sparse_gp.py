@@ -92,9 +92,10 @@ def fit_svgp(
 ) -> SVGPFit:
     r"""Train a zero-mean Gaussian process on large data with inducing values u = f(Z) and minibatches.
 
-    .. math:: \log p(y) \ge \tfrac{N}{B} \sum_b \Big[\log N(y_b; \mu_b, \sigma^2)
-              - \tfrac{1}{2\sigma^2} \operatorname{var}_q f(x_b)\Big] - \mathrm{KL}(q(v) \,\|\, N(0, I)), \qquad
-              u = L v, \quad L L^\top = k(Z, Z)
+    .. math::
+        \log p(y) &\ge \tfrac{N}{B} \sum_b \Big[\log N(y_b; \mu_b, \sigma^2)
+        - \tfrac{1}{2\sigma^2} \operatorname{var}_q f(x_b)\Big] - \mathrm{KL}(q(v) \,\|\, N(0, I)), \\
+        u &= L v, \quad L L^\top = k(Z, Z)
 
     with q(v) = N(m, R Rᵀ), μ_b = E_q f(x_b) and the noise variance σ². Adam maximizes the bound over the logarithms of
     kernel parameters and noise, over Z, m and R, in float64 whatever JAX's setting. At the end q takes a natural
@@ -126,9 +127,10 @@ def fit_svgp(
         >>> import jax, numpy as np
         >>> from numpyro_fspace.baselines import fit_svgp
         >>> x = np.linspace(-1, 1, 200)[:, None]
-        >>> fit = fit_svgp(None, x, np.sin(3 * x[:, 0]), key=jax.random.key(0), num_inducing=10, num_steps=100)
+        >>> y = np.sin(3 * x[:, 0])
+        >>> fit = fit_svgp(None, x, y, key=jax.random.key(0), num_inducing=10, num_steps=100)
         >>> mean, variance = fit.predict(x)
-        >>> bool(np.abs(mean - np.sin(3 * x[:, 0])).max() < 0.1)
+        >>> bool(np.abs(mean - y).max() < 0.1)
         True
 
     Reference: J. Hensman, N. Fusi, N. D. Lawrence (2013), *Gaussian processes for big data*.

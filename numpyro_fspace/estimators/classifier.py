@@ -58,7 +58,9 @@ class Classifier(ClassifierMixin, NetworkEstimator):
         >>> import numpy as np, numpyro_fspace as fs
         >>> X = np.random.default_rng(0).normal(size=(60, 2))
         >>> y = np.where(X[:, 0] > 0, "right", "left")
-        >>> estimator = fs.Classifier(num_warmup=20, num_samples=20, num_chains=1, random_state=0).fit(X, y)
+        >>> estimator = fs.Classifier(
+        ...     num_warmup=20, num_samples=20, num_chains=1, random_state=0
+        ... ).fit(X, y)
         >>> estimator.predict_proba(X).shape, estimator.classes_.tolist()
         ((60, 2), ['left', 'right'])
     """

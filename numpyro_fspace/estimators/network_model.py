@@ -120,7 +120,8 @@ class RegressionModel(NetworkModel):
         >>> import jax, numpy as np, numpyro
         >>> from numpyro_fspace.estimators import RegressionModel
         >>> x = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
-        >>> model = RegressionModel(x, kernel="matern52", variance=1.0, lengthscale=np.ones(1), noise=0.1)
+        >>> process = {"kernel": "matern52", "variance": 1.0, "lengthscale": np.ones(1)}
+        >>> model = RegressionModel(x, **process, noise=0.1)
         >>> numpyro.infer.Predictive(model, num_samples=3)(jax.random.key(0), x)["y"].shape
         (3, 8)
     """
@@ -184,8 +185,8 @@ class ClassificationModel(NetworkModel):
         >>> import jax, numpy as np, numpyro
         >>> from numpyro_fspace.estimators import ClassificationModel
         >>> x = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
-        >>> settings = {"kernel": "matern52", "variance": 3.0, "lengthscale": np.ones(1), "concentration": 0.01}
-        >>> model = ClassificationModel(x, **settings, num_outputs=2)
+        >>> process = {"kernel": "matern52", "variance": 3.0, "lengthscale": np.ones(1)}
+        >>> model = ClassificationModel(x, **process, concentration=0.01, num_outputs=2)
         >>> numpyro.infer.Predictive(model, num_samples=3)(jax.random.key(0), x)["y"].shape
         (3, 8)
     """

@@ -74,7 +74,9 @@ class Regressor(RegressorMixin, NetworkEstimator):
         >>> import numpy as np, numpyro_fspace as fs
         >>> X = np.linspace(-2, 2, 40)[:, None]
         >>> y = np.sin(2 * X[:, 0]) + 0.1 * np.random.default_rng(0).normal(size=40)
-        >>> estimator = fs.Regressor(num_warmup=20, num_samples=20, num_chains=1, random_state=0).fit(X, y)
+        >>> estimator = fs.Regressor(
+        ...     num_warmup=20, num_samples=20, num_chains=1, random_state=0
+        ... ).fit(X, y)
         >>> mean, sd = estimator.predict(X, return_std=True)
         >>> estimator.predict_quantiles(X, (0.05, 0.95)).shape
         (40, 2)

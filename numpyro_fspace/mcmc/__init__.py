@@ -3,7 +3,7 @@
 from numpyro_fspace.mcmc.driver import MCMC
 from numpyro_fspace.mcmc.hmc_kernels import fHMC, fMALA
 from numpyro_fspace.mcmc.mclmc_kernels import MCLMC, fMCLMC
-from numpyro_fspace.mcmc.reporting.plot import plot_report
+from numpyro_fspace.mcmc.reporting.plot_report import plot_report
 from numpyro_fspace.mcmc.reporting.report import Report, report
 from numpyro_fspace.mcmc.sgmcmc_kernels import SGHMC, SGLD, fSGHMC, fSGLD
 from numpyro_fspace.mcmc.state import KernelState

@@ -25,7 +25,8 @@ from numpyro_fspace.model.checks.arguments import checked_arguments, known_value
 from numpyro_fspace.model.checks.model import check_gradient
 from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.initial_values import init_to_network
-from numpyro_fspace.model.last_layer.marginal_potential import MarginalPotential, find_block
+from numpyro_fspace.model.last_layer.integrable import find_block
+from numpyro_fspace.model.last_layer.marginal_potential import MarginalPotential
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.programs.cache import cached_program, content_key
 from numpyro_fspace.priors._concrete import is_traced

@@ -114,9 +114,9 @@ class MCMC(NumPyroMCMC):
         >>> def model(y=None):
         ...     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
         ...     numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
-        >>> folder = tempfile.mkdtemp()
-        >>> settings = {"num_warmup": 20, "num_samples": 30, "progress_bar": False, "checkpoint": folder}
-        >>> first, again = (fs.MCMC(fs.SGHMC(model), checkpoint_every=10, **settings) for _ in range(2))
+        >>> settings = {"num_warmup": 20, "num_samples": 30, "progress_bar": False}
+        >>> files = {"checkpoint": tempfile.mkdtemp(), "checkpoint_every": 10}
+        >>> first, again = (fs.MCMC(fs.SGHMC(model), **settings, **files) for _ in range(2))
         >>> for mcmc in (first, again):  # the second reads what the first wrote
         ...     mcmc.run(jax.random.key(0), y=1.0)
         >>> bool((first.get_samples()["mu"] == again.get_samples()["mu"]).all())

@@ -47,7 +47,8 @@ class fHMC(HMC):
             a ``functional_prior``, with random points, or with minibatches.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_fspace as fs
         >>> from flax import linen as nn
         >>> from tinygp import kernels
         >>> x = jnp.linspace(-1, 1, 8)[:, None]

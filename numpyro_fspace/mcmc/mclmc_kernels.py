@@ -55,7 +55,8 @@ class MCLMC(SGMCMCKernel):
             schedule, or if the model has a single parameter.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_fspace as fs
         >>> def model(y=None):
         ...     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
         ...     sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))

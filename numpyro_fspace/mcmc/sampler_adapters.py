@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 import jax.numpy as jnp
 
+from numpyro_fspace.mcmc.warmup.step_size import langevin_step, leapfrog_step
 from numpyro_fspace.sgmcmc import mclmc, sghmc, sgld
 from numpyro_fspace.sgmcmc.gradient_noise import GradientNoise
 from numpyro_fspace.sgmcmc.shared import Dynamics
 
 __all__ = ["Hamiltonian", "Langevin", "Microcanonical", "Sampler"]
-
-
-#: The longest tuned step for a largest curvature of 1; from 2 on, leapfrog steps are unstable.
-LONGEST = 1.5
-#: How far a mode may turn between two refreshes of the momentum, with exact gradients and with noisy ones.
-MAX_TURN, MAX_NOISY_TURN = 5.0 * math.pi / 6.0, 2.0 * math.pi / 3.0
-#: Acceptance probability for which warm-up tunes the step of a tested sampler.
-ACCEPT_PROB = 0.9
-#: Variance per parameter of the energy error of an untested draw; the smallest acceptance that may result.
-ERROR, MIN_TARGET_ACCEPT = 7e-5, 0.8
-
-
-def step_of_turn(turn: float, num_steps: int) -> float:
-    """The step ε√λ at which a mode turns by ``turn`` in ``num_steps`` = k leapfrog steps, 2 sin(turn / 2k).
-
-    At a turn of π refreshes of the momentum meet the mode always at the same phase, so that its amplitude hardly
-    changes, and the noise of gradients accumulates in it. Its energy returns, and a Metropolis test accepts every draw,
-    so that the acceptance does not tell.
-    """
-    return 2.0 * math.sin(turn / (2 * num_steps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +66,6 @@ class Sampler(ABC):
             ``(position, momentum, Info)``.
         """
 
-    def target_accept_prob(self, size: int) -> float:
-        """The acceptance probability of draws of ``size`` parameters that warm-up tunes the step size for."""
-        del size
-        return ACCEPT_PROB
-
     @abstractmethod
     def stable_step_size(self, curvature):
         """The step size for a largest curvature λ in the preconditioner's coordinates; a tuned one is at most this."""
@@ -115,7 +90,7 @@ class Langevin(Sampler):
         return state.position, momentum, info
 
     def stable_step_size(self, curvature):
-        return (0.4 if self.metropolis else 0.2) / curvature
+        return langevin_step(curvature, metropolis=self.metropolis)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,9 +127,8 @@ class Hamiltonian(Sampler):
         return state.position, state.momentum, info
 
     def stable_step_size(self, curvature):
-        longest, turn = (LONGEST, MAX_TURN) if self.is_tuned else (1.0, MAX_NOISY_TURN)
         num_steps = self.refresh_every if self.integrator == "baoab" else 1
-        return min(longest, step_of_turn(turn, num_steps)) / jnp.sqrt(curvature)
+        return leapfrog_step(curvature, num_steps, is_tuned=self.is_tuned)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,16 +154,6 @@ class Microcanonical(Sampler):
         state, info = self._run(mclmc, key, start, dynamics, step_size, **settings)
         return state.position, state.momentum, info
 
-    def target_accept_prob(self, size):
-        """The acceptance probability that warm-up tunes the step size for.
-
-        Without a test it is that of an energy error of variance ``ERROR`` times P in a draw: the error of the
-        distribution is that of each direction, not that of the sum over all.
-        """
-        if self.metropolis:
-            return ACCEPT_PROB
-        return max(MIN_TARGET_ACCEPT, math.erfc(math.sqrt(ERROR * size / 8.0)))
-
     def stable_step_size(self, curvature):
         # The force is that of U/T.
-        return min(LONGEST, step_of_turn(MAX_TURN, self.refresh_every)) / jnp.sqrt(curvature / self.temperature)
+        return leapfrog_step(curvature / self.temperature, self.refresh_every, is_tuned=True)

@@ -72,7 +72,8 @@ class SGLD(SGMCMCKernel):
             be sampled.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_fspace as fs
         >>> def model(y=None):
         ...     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
         ...     with numpyro.plate("data", 100, subsample_size=10):
@@ -145,7 +146,8 @@ class SGHMC(SGMCMCKernel):
         TypeError, ValueError: as for ``SGLD``.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_fspace as fs
         >>> def model(y=None):
         ...     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
         ...     with numpyro.plate("data", 100):

@@ -32,8 +32,9 @@ def ksd(
     r"""Squared kernelized Stein discrepancy between the distribution q of draws and a distribution p with known score.
 
     .. math::
-        \mathrm{KSD}^2 = E_{x, y \sim q}\big[s(x)^\top s(y)\, k + s(x)^\top \nabla_y k + s(y)^\top \nabla_x k
-        + \mathrm{tr}\, \nabla_x \nabla_y k\big], \qquad s = \nabla \log p, \quad k = k(x, y)
+        \mathrm{KSD}^2 &= E_{x, y \sim q}\big[s(x)^\top s(y)\, k + s(x)^\top \nabla_y k + s(y)^\top \nabla_x k
+        + \mathrm{tr}\, \nabla_x \nabla_y k\big], \\
+        s &= \nabla \log p, \quad k = k(x, y)
 
     Under mild conditions it is zero if and only if q = p. Neither draws from p nor its normalizing constant are needed.
     For S draws from p itself, the estimate over all pairs has the mean

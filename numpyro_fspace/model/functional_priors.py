@@ -67,7 +67,8 @@ def functional_prior(
         TypeError: ``fn`` is no function, or ``prior`` or ``points`` has the wrong type.
 
     Example:
-        >>> import numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tinygp, flax.linen as nn
+        >>> import flax.linen as nn, numpyro, numpyro.distributions as dist
+        >>> import numpyro_fspace as fs, tinygp
         >>> gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.3))
         >>> points = fs.measurement.uniform(-1.0, 1.0, 40)
         >>> def model(x, y=None):

@@ -23,13 +23,11 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_fspace._checks import as_numbers, check_positive
-from numpyro_fspace._xla import matmul
 from numpyro_fspace.model.inference_engine import current_engine
-from numpyro_fspace.model.last_layer.find import find_last_layer
+from numpyro_fspace.model.last_layer.find_last_layer import find_last_layer
 from numpyro_fspace.model.last_layer.hidden_scale import find_scales
 from numpyro_fspace.model.last_layer.input_units import units_of
-from numpyro_fspace.model.last_layer.prior import LastLayerPrior
-from numpyro_fspace.model.last_layer.ridge import ridge_solver
+from numpyro_fspace.model.last_layer.prior import LastLayerPrior, last_layer_given
 from numpyro_fspace.model.measurement import as_points
 from numpyro_fspace.model.networks.adapters import read_network
 from numpyro_fspace.model.networks.frozen_weights import freeze
@@ -70,9 +68,10 @@ def gp_network(
 ) -> Callable:
     r"""A random network whose values at the points have the Gaussian process's distribution.
 
-    .. math:: f(x) = m(x) + g(x) + \varphi_v(x)^\top a, \qquad
-              a = a_0 + A \Phi^\top S^{-1} \big(L z - g - \Phi a_0 - \tau e\big), \qquad
-              S = \Phi A \Phi^\top + \tau^2 I
+    .. math::
+        f(x) &= m(x) + g(x) + \varphi_v(x)^\top a, \\
+        a &= a_0 + A \Phi^\top S^{-1} \big(L z - g - \Phi a_0 - \tau e\big), \quad
+        S = \Phi A \Phi^\top + \tau^2 I
 
     Here m and k are the mean and the kernel of the process, φ_v are the features with hidden weights v, g is the output
     if the last layer a is zero, a₀ ~ N(0, A) is that layer's own prior, Φ = φ_v(X_M), and z, e are standard normal.
@@ -126,13 +125,16 @@ def gp_network(
             between them (the points are too sparse, or the process is rougher there than the network).
 
     Example:
-        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tinygp, flax.linen as nn
-        >>> gp, points = fs.GPPrior(tinygp.kernels.ExpSquared(0.5)), fs.measurement.space_filling(-1.0, 1.0, 20)
+        >>> import flax.linen as nn, jax, numpyro, numpyro.distributions as dist
+        >>> import numpyro_fspace as fs, tinygp
+        >>> gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.5))
+        >>> points = fs.measurement.space_filling(-1.0, 1.0, 20)
         >>> def model(x, y=None):
         ...     net = nn.Sequential([nn.Dense(50), nn.tanh, nn.Dense(50), nn.tanh, nn.Dense(1)])
         ...     f = fs.gp_network("f", net, gp, points)
         ...     numpyro.sample("y", dist.Normal(f(x).squeeze(-1), 0.1), obs=y)
-        >>> draws = numpyro.infer.Predictive(model, num_samples=4)(jax.random.key(0), points.pool)
+        >>> predictive = numpyro.infer.Predictive(model, num_samples=4)
+        >>> draws = predictive(jax.random.key(0), points.pool)
         >>> draws["y"].shape
         (4, 20)
 
@@ -207,10 +209,8 @@ def gp_network(
             "residual": _white(f"{name}.residual", (num_points, num_outputs)),
         }
         values = as_rows(factor.color(as_columns(white["values"], factor.shape)), num_points)
-        missing = center + values / amplitude - matmul(features, white["last_layer"])
-        return white["last_layer"] + ridge_solver(features, chosen.tolerance)(
-            missing - chosen.tolerance * white["residual"]
-        )
+        white["values"] = values / amplitude
+        return last_layer_given(features, chosen.tolerance, center, **white)
 
     size = layer.num_features * num_outputs
     last = amplitude * jnp.asarray(scale, features.dtype)[:, None] * last_layer(name, draw, distribution)

@@ -22,9 +22,9 @@ from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import base_distribution, weights_of
 from numpyro_fspace.posterior.arrays import is_key
 from numpyro_fspace.posterior.completeness import check_complete
-from numpyro_fspace.posterior.evaluator import Evaluator, is_output
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.prediction_warnings import warn_of_predictions
+from numpyro_fspace.posterior.predictive_draws import Evaluator, is_output
 from numpyro_fspace.posterior.row_independence import Evaluation
 
 if TYPE_CHECKING:

@@ -80,7 +80,8 @@ class Posterior:
         Example:
             >>> import numpyro_fspace as fs  # doctest: +SKIP
             >>> fs.save(mcmc, "run.npz")  # doctest: +SKIP
-            >>> posterior = fs.Posterior.load("run.npz", model)  # in another process, say  # doctest: +SKIP
+            >>> # in another process, say
+        >>> posterior = fs.Posterior.load("run.npz", model)  # doctest: +SKIP
             >>> f = fs.predict(posterior, jax.random.key(0), x_new)["f"]  # doctest: +SKIP
         """
         if not callable(model):
@@ -117,7 +118,8 @@ class Posterior:
 
         Example:
             >>> import numpyro_fspace as fs  # doctest: +SKIP
-            >>> posterior = fs.Posterior.from_checkpoint("runs/diabetes", model, x, y)  # doctest: +SKIP
+            >>> folder = "runs/diabetes"
+        >>> posterior = fs.Posterior.from_checkpoint(folder, model, x, y)  # doctest: +SKIP
             >>> f = fs.predict(posterior, jax.random.key(0), x_new)["f"]  # doctest: +SKIP
         """
         files = RunFiles.open(folder)

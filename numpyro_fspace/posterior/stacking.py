@@ -12,8 +12,8 @@ import numpy as np
 
 from numpyro_fspace._checks import is_table
 from numpyro_fspace.model.entry_point import entry_point
-from numpyro_fspace.posterior.evaluator import log_likelihood
 from numpyro_fspace.posterior.posterior import as_posterior
+from numpyro_fspace.posterior.predictive_draws import log_likelihood
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -101,13 +101,13 @@ def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stackin
         ImportError: ArviZ is missing.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> import numpy as np, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
         >>> def model(y=None):
         ...     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
         ...     numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
         >>> rng = np.random.default_rng(0)
         >>> y = rng.normal(size=50)
-        >>> draws = np.concatenate([0.1 * rng.normal(size=200), 5.0 + 0.1 * rng.normal(size=200)])
+        >>> draws = np.repeat([0.0, 5.0], 200) + 0.1 * rng.normal(size=400)
         >>> posterior = fs.Posterior(model, {"mean": draws}, num_chains=2, args=(y,))
         >>> fs.diagnostics.stack_chains(posterior).weights.round(2).tolist()
         [1.0, 0.0]

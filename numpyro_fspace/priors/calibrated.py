@@ -75,7 +75,8 @@ class CalibratedPrior:
         >>> network = nn.Sequential([nn.Dense(50), nn.tanh, nn.Dense(1)])
         >>> draw = fs.model.random_function(network, input_shape=1, prior=fs.fan_in(3.0))
         >>> gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.3), nugget=0.01)
-        >>> prior = fs.priors.CalibratedPrior(gp, fs.priors.NetworkPrior(draw, jax.random.key(0)))
+        >>> of_network = fs.priors.NetworkPrior(draw, jax.random.key(0))
+        >>> prior = fs.priors.CalibratedPrior(gp, of_network)
         >>> prior.log_prob(jax.numpy.linspace(-1, 1, 20)[:, None], jax.numpy.zeros(20)).shape
         ()
 

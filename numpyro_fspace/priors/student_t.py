@@ -46,7 +46,8 @@ class StudentTPrior:
     Example:
         >>> import jax.numpy as jnp, tinygp
         >>> prior = StudentTPrior(tinygp.kernels.ExpSquared(), df=1.0, nugget=1e-6)
-        >>> print(round(float(prior.log_prob(jnp.zeros((1, 1)), jnp.zeros(1))), 4))  # Cauchy: -log π
+        >>> log_density = prior.log_prob(jnp.zeros((1, 1)), jnp.zeros(1))
+        >>> print(round(float(log_density), 4))  # Cauchy: -log π
         -1.1447
 
     Reference: A. Shah, A. Wilson, Z. Ghahramani (2014), *Student-t processes as alternatives to Gaussian processes*.

@@ -50,14 +50,18 @@ def with_control_variate(potential_fn, data_potential_fn, control: ControlVariat
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_variate
+        >>> from numpyro_fspace.sgmcmc.control_variates import (
+        ...     ControlVariate,
+        ...     with_control_variate,
+        ... )
         >>> y = jnp.arange(8.0)
         >>> def batch(w, key):
         ...     return 4 * jnp.sum((jax.random.choice(key, y, (2,)) - w) ** 2)
         >>> center = jnp.zeros(())
         >>> full = jax.grad(lambda w: jnp.sum((y - w) ** 2))(center)
         >>> potential = with_control_variate(batch, batch, ControlVariate(center, full))
-        >>> print(jax.grad(potential)(jnp.float32(3.5), jax.random.key(0)))  # exact, as all data have the same Hessian
+        >>> gradient = jax.grad(potential)(jnp.float32(3.5), jax.random.key(0))
+        >>> print(gradient)  # exact, as all data have the same Hessian
         0.0
     """
 

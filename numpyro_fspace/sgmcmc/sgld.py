@@ -151,7 +151,9 @@ def as_top_level_api(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from numpyro_fspace.sgmcmc import sgld
-        >>> algorithm = sgld.as_top_level_api(lambda w, key: 0.5 * jnp.sum(w**2), 0.1, num_steps=50)
+        >>> def potential(w, key):
+        ...     return 0.5 * jnp.sum(w**2)
+        >>> algorithm = sgld.as_top_level_api(potential, 0.1, num_steps=50)
         >>> state = algorithm.init(jnp.zeros(3))
         >>> state, info = algorithm.step(jax.random.key(0), state)
         >>> state.position.shape

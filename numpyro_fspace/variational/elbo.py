@@ -73,17 +73,20 @@ class FunctionalELBO(ELBO):
             constrained values.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, optax, tinygp
-        >>> from numpyro.infer import SVI
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_fspace as fs, optax, tinygp
         >>> gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.5), nugget=0.01)
         >>> def model(x, y=None):
         ...     w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        ...     f = fs.functional_prior("f", lambda x: w[0] + w[1] * x[:, 0] + w[2] * x[:, 0] ** 2, gp, x)
+        ...     f = fs.functional_prior(
+        ...         "f", lambda x: w[0] + w[1] * x[:, 0] + w[2] * x[:, 0] ** 2, gp, x
+        ...     )
         ...     with numpyro.plate("data", x.shape[0]):
         ...         numpyro.sample("y", dist.Normal(f(x), 0.1), obs=y)
         >>> x = jnp.linspace(-1.0, 1.0, 10)[:, None]
         >>> guide = fs.variational.guides.mean_field(model)
-        >>> svi = SVI(model, guide, optax.adam(0.05), loss=fs.FunctionalELBO(fs.variational.RegularizedKL()))
+        >>> loss = fs.FunctionalELBO(fs.variational.RegularizedKL())
+        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.05), loss=loss)
         >>> result = svi.run(jax.random.key(0), 300, x, x[:, 0] ** 2, progress_bar=False)
         >>> bool(jnp.abs(guide.median(result.params)["w"][2] - 1.0) < 0.2)
         True

@@ -101,16 +101,16 @@ class FVIMC:
             points of a T-stage is numerically singular.
 
     Example:
-        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tinygp
+        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tinygp
         >>> gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.5), nugget=0.01)
         >>> points = fs.measurement.uniform(-1.0, 1.0, 5)
         >>> def model(x, y=None):
-        ...     w = numpyro.sample("w", dist.Normal(0.0, 3.0).expand([3]).to_event(1))
-        ...     f = fs.functional_prior("f", lambda x: w[0] + w[1] * x[:, 0] + w[2] * x[:, 0] ** 2, gp, points)
-        ...     with numpyro.plate("data", x.shape[0]):
-        ...         numpyro.sample("y", dist.Normal(f(x), 0.1), obs=y)
-        >>> x = jnp.linspace(-1.0, 1.0, 10)[:, None]
-        >>> fvimc = FVIMC(model, num_stages=3, num_updates=50, num_warmup=20, num_samples=20, num_transform_steps=50)
+        ...     a, b, c = numpyro.sample("w", dist.Normal(0.0, 3.0).expand([3]).to_event(1))
+        ...     f = fs.functional_prior("f", lambda x: (a + b * x + c * x**2)[:, 0], gp, points)
+        ...     numpyro.sample("y", dist.Normal(f(x), 0.1).to_event(1), obs=y)
+        >>> x = jax.numpy.linspace(-1.0, 1.0, 10)[:, None]
+        >>> short = {"num_updates": 50, "num_transform_steps": 50, "num_warmup": 20}
+        >>> fvimc = FVIMC(model, num_stages=3, num_samples=20, **short)
         >>> result = fvimc.run(jax.random.key(0), x, x[:, 0] ** 2, progress_bar=False)
         >>> [type(stage).__name__ for stage in result.stages]
         ['VStage', 'MStage', 'TStage', 'VStage']

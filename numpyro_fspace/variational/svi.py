@@ -19,8 +19,8 @@ from numpyro_fspace.model._numpyro import flat_to_sites, parts_of
 from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.model.site_transforms import has_dynamic_support
-from numpyro_fspace.posterior.evaluator import deterministic_draws
 from numpyro_fspace.posterior.posterior import Posterior
+from numpyro_fspace.posterior.predictive_draws import deterministic_draws
 from numpyro_fspace.variational.elbo import FunctionalELBO
 
 __all__ = ["posterior_of", "svi_posterior"]
@@ -48,7 +48,8 @@ def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, *
             ``svi`` is not an ``SVI`` object, or has not run in this process.
 
     Example:
-        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, optax, tinygp
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> import numpyro_fspace as fs, optax, tinygp
         >>> from numpyro.infer import SVI
         >>> gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.5), nugget=0.01)
         >>> def model(x, y=None):
@@ -56,9 +57,12 @@ def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, *
         ...     f = fs.functional_prior("f", lambda x: w * x[:, 0], gp, x)
         ...     numpyro.sample("y", dist.Normal(f(x), 0.1).to_event(1), obs=y)
         >>> x = jax.numpy.linspace(-1.0, 1.0, 10)[:, None]
-        >>> svi = SVI(model, fs.variational.guides.mean_field(model), optax.adam(0.05), loss=fs.FunctionalELBO())
+        >>> guide = fs.variational.guides.mean_field(model)
+        >>> svi = SVI(model, guide, optax.adam(0.05), loss=fs.FunctionalELBO())
         >>> result = svi.run(jax.random.key(0), 100, x, x[:, 0], progress_bar=False)
-        >>> posterior = fs.svi_posterior(svi, result.params, jax.random.key(1), x, x[:, 0], num_samples=50)
+        >>> posterior = fs.svi_posterior(
+        ...     svi, result.params, jax.random.key(1), x, x[:, 0], num_samples=50
+        ... )
         >>> fs.predict(posterior, jax.random.key(2), x)["f"].shape
         (50, 10)
     """

@@ -1,7 +1,7 @@
 """Doubts about a run and their cures: the lines of a report's advice, and of the warnings at the end of a run.
 
-Those about convergence are in ``posterior/convergence_doubts.py``, and those about a product of priors in
-``posterior/product_priors.py``.
+Their thresholds are in ``posterior/thresholds.py``. Doubts about convergence, which predictions share, are in
+``posterior/convergence_doubts.py``, and those about a product of priors in ``posterior/product_priors.py``.
 """
 
 from __future__ import annotations

@@ -11,14 +11,14 @@ Its phases are counted in draws (each of ``num_steps`` gradient steps):
    Gaussian is fitted to the posterior by Newton's method instead (``newton.py``): its mean is the start, its covariance
    the first preconditioner, and no site is held fixed.
 2. **Calibration** (when burn-in begins, and at its quarter, half and three quarters;
-   ``step_size_from_curvature.py``): the largest curvature λ of the potential in the preconditioner's coordinates, by
+   ``step_size.py``): the largest curvature λ of the potential in the preconditioner's coordinates, by
    power iteration on products of the Hessian with vectors, exact or by differences of gradients
    (``Plan.curvatures``). It gives the sampler's step size. A preconditioner that adapts is renewed from the gradients
    since the last calibration (a dense one from Hessians), at the second and third. Once it is fixed, a calibration can
    only shorten the step. Of a sampler without a Metropolis test, the curvature is measured at six more positions of the
    chain, and the smallest step is kept, but no measurement shortens it by more than half. With a test, and of MCLMC,
-   the step is tuned to the sampler's ``target_accept_prob``, below the limit from the curvature.
-3. **Burn-in** in between (``step_size_adaptation.py``): the sampler itself. A draw at a higher temperature than chance
+   the step is tuned to ``target_accept_prob``, below the limit from the curvature.
+3. **Burn-in** in between (``step_size.py``): the sampler itself. A draw at a higher temperature than chance
    allows loses the excess. If it gained energy, the step is too long and is shortened by a tenth; a draw that
    diverges, or exceeds twice what chance allows and gained energy or a much higher potential, is undone and halves
    the step. A temperature that stays too high although no draw gains energy (usually from minibatch noise) shows in

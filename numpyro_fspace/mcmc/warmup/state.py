@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from numpyro_fspace.mcmc.warmup.friction import NUM_DIRECTIONS, Noise
 from numpyro_fspace.mcmc.warmup.optimizer import adam
-from numpyro_fspace.mcmc.warmup.step_size_from_curvature import StepSize
+from numpyro_fspace.mcmc.warmup.step_size import StepSize
 from numpyro_fspace.sgmcmc.preconditioners import Learned
 
 __all__ = ["Squares", "WarmupState"]

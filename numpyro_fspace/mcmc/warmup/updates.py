@@ -13,16 +13,10 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from numpyro_fspace._xla import flatten
-from numpyro_fspace.mcmc.warmup import friction, step_size_adaptation
+from numpyro_fspace.mcmc.warmup import friction, step_size
 from numpyro_fspace.mcmc.warmup.newton import NUM_STEPS, approach, hessian
 from numpyro_fspace.mcmc.warmup.optimizer import adam, descend, drawn_to
 from numpyro_fspace.mcmc.warmup.state import Squares
-from numpyro_fspace.mcmc.warmup.step_size_from_curvature import (
-    NUM_POWER_ITERATIONS,
-    calibrated,
-    largest_curvature,
-    usable,
-)
 from numpyro_fspace.sgmcmc.shared import select, squared_norm
 
 __all__ = ["after_draw", "calibrate", "judged", "warm_start"]
@@ -72,7 +66,7 @@ def calibrate(target, i, state):
     is_main = jnp.any(jnp.array(draws) == i)
     is_time = is_main | jnp.any(jnp.array(plan.schedule.shortenings) == i) if plan.may_shorten else is_main
     may_lengthen = is_main & (i < (draws[3] if plan.preconditioner.adapts else draws[2]))
-    num_iterations = jnp.where(is_main, NUM_POWER_ITERATIONS, NUM_POWER_ITERATIONS // 4)
+    num_iterations = jnp.where(is_main, step_size.NUM_POWER_ITERATIONS, step_size.NUM_POWER_ITERATIONS // 4)
     calibrated = functools.partial(_calibrate, target, may_lengthen, num_iterations)
     state = jax.lax.cond(is_time, calibrated, lambda s: s, state)
     return state if plan.friction is not None else _learn_noise(plan, i, state)
@@ -112,13 +106,13 @@ def _tuned(plan, is_adapting, state, drawn):
     mass would lose it only slowly.
     """
     step, (position, momentum, info) = state.warmup.step, drawn
-    target = plan.sampler.target_accept_prob(state.warmup.scale.size)
-    factor = step_size_adaptation.tuning(info.accept_prob, step.num_tuned, target).astype(step.size.dtype)
+    target = step_size.target_accept_prob(state.warmup.scale.size, metropolis=plan.sampler.metropolis)
+    factor = step_size.tuning(info.accept_prob, step.num_tuned, target).astype(step.size.dtype)
     size = jnp.minimum(step.size * factor, step.longest)
     step = step._replace(size=jnp.where(is_adapting, size, step.size), num_tuned=step.num_tuned + 1)
     temperature = plan.sampler.temperature
-    is_hot = is_adapting & step_size_adaptation.is_hot(info.temperature / temperature, state.warmup.scale.size)
-    momentum = jnp.where(is_hot, step_size_adaptation.cooled(momentum, temperature), momentum)
+    is_hot = is_adapting & step_size.is_hot(info.temperature / temperature, state.warmup.scale.size)
+    momentum = jnp.where(is_hot, step_size.cooled(momentum, temperature), momentum)
     return step, (position, momentum, info)
 
 
@@ -131,7 +125,7 @@ def _steadied(plan, is_adapting, state, drawn):
         kinetic = 0.5 * squared_norm(momentum) - 0.5 * squared_norm(state.momentum)
     risen = (info.potential_energy - state.info.potential_energy) / temperature
     gained = risen + kinetic / temperature
-    factor = step_size_adaptation.shortening(relative, gained, risen, info.is_diverging, position.size)
+    factor = step_size.shortening(relative, gained, risen, info.is_diverging, position.size)
     factor = jnp.where(is_adapting, factor, 1.0)
     undo = factor <= 0.5
     step = state.warmup.step
@@ -143,10 +137,10 @@ def _steadied(plan, is_adapting, state, drawn):
         potential_energy=jnp.where(undo, state.info.potential_energy, info.potential_energy),
         aux=jnp.where(undo, state.info.log_functional_prior, info.aux),
     )
-    is_hot = is_adapting & step_size_adaptation.is_hot(relative, position.size)
+    is_hot = is_adapting & step_size.is_hot(relative, position.size)
     position = jnp.where(undo, flatten(state.z)[0], position)
     momentum = jnp.where(undo, state.momentum, momentum)
-    momentum = jnp.where(undo | is_hot, step_size_adaptation.cooled(momentum, temperature), momentum)
+    momentum = jnp.where(undo | is_hot, step_size.cooled(momentum, temperature), momentum)
     return step, (position, momentum, info)
 
 
@@ -194,16 +188,19 @@ def _calibrate(target, may_lengthen, num_iterations, state):
         return dynamics.potential(w, key_potential)[0]
 
     given = energy, dynamics.position, step.direction, dynamics.metric
-    found = [largest_curvature(*given, num_iterations=num_iterations, by_differences=way) for way in plan.curvatures]
+    found = [
+        step_size.largest_curvature(*given, num_iterations=num_iterations, by_differences=way)
+        for way in plan.curvatures
+    ]
     curvature, direction = functools.reduce(_smaller, found)
     settings = {"is_dense": plan.preconditioner.is_dense, "may_lengthen": may_lengthen}
-    step = calibrated(step, curvature, direction, sampler=plan.sampler, **settings)
+    step = step_size.calibrated(step, curvature, direction, sampler=plan.sampler, **settings)
     return state._replace(warmup=state.warmup._replace(step=step), rng_key=key)
 
 
 def _smaller(one, other):
     """The smaller of two curvatures that is positive and finite, with its direction."""
-    is_first = ~(usable(other[0]) & ((other[0] < one[0]) | ~usable(one[0])))
+    is_first = ~(step_size.usable(other[0]) & ((other[0] < one[0]) | ~step_size.usable(one[0])))
     return select(is_first, one, other)
 
 
@@ -217,9 +214,7 @@ def _shortened(state, is_time, factor):
 def _cool(plan, is_time, state):
     """``state`` with a step shortened for the temperature of the draws since the last calibration, if that is due."""
     num = (plan.num_warmup - plan.schedule.calibrations[3]) * state.warmup.scale.size
-    return _shortened(
-        state, is_time, step_size_adaptation.cooling(state.averages.temperature / plan.sampler.temperature, num)
-    )
+    return _shortened(state, is_time, step_size.cooling(state.averages.temperature / plan.sampler.temperature, num))
 
 
 def _learn_noise(plan, i, state):

@@ -56,7 +56,8 @@ class OnDemand:
         OSError: the file is shorter than when it was opened.
 
     Example:
-        >>> import jax, numpy as np, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tempfile
+        >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
+        >>> import numpyro_fspace as fs, tempfile
         >>> file = np.memmap(tempfile.mktemp(), np.float32, "w+", shape=(1000, 2))
         >>> file[:] = np.random.default_rng(0).normal(size=file.shape)
         >>> def model(x):

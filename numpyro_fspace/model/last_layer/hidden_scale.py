@@ -17,7 +17,7 @@ import numpy as np
 from numpyro import handlers
 
 from numpyro_fspace.model.handlers import function_hook
-from numpyro_fspace.model.last_layer.covariance import compare, missing_variance
+from numpyro_fspace.model.last_layer.prior_mismatch import compare, missing_variance
 from numpyro_fspace.model.networks.weight_priors import FanIn, sample_weights
 from numpyro_fspace.model.programs.cache import keep
 from numpyro_fspace.priors._cholesky import warn_of_indefinite
@@ -26,7 +26,7 @@ from numpyro_fspace.priors.gp_prior import NO_SHARE
 from numpyro_fspace.priors.tolerance import amplitude
 
 if TYPE_CHECKING:
-    from numpyro_fspace.model.last_layer.find import LastLayer
+    from numpyro_fspace.model.last_layer.find_last_layer import LastLayer
 
 __all__ = ["Scales", "find_scales"]
 

@@ -1,4 +1,4 @@
-"""The Gaussian distribution of a network's last layer under ``gp_network``, given its features, and its derivative."""
+"""The last layer of a network under ``gp_network``, given its features: its map, its Gaussian distribution."""
 
 from __future__ import annotations
 
@@ -9,12 +9,27 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_fspace._xla import matmul
-from numpyro_fspace.model.last_layer.ridge import Orthonormal
+from numpyro_fspace.model.last_layer.ridge import Orthonormal, ridge_solver
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-__all__ = ["LastLayerPrior", "location_and_roots"]
+__all__ = ["LastLayerPrior", "last_layer_given", "location_and_roots"]
+
+
+def last_layer_given(features, tau, center, *, last_layer, values, residual):
+    """b = b₀ + G (c + W z - Ψ b₀ - τ e), the calibrated last layer.
+
+    With standard normal b₀, z and e the network Ψ b has nearly the values c + W z at the points.
+
+    Args:
+        features, tau, center: Ψ, τ and c, as in ``LastLayerPrior``.
+        last_layer: b₀ [H, K].
+        values: W z [M, K].
+        residual: e [M, K].
+    """
+    missing = center + values - matmul(features, last_layer)
+    return last_layer + ridge_solver(features, tau)(missing - tau * residual)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,12 +89,14 @@ def read_safetensors(path: str | Path, convert: Callable) -> dict:
         >>> import numpy as np, tempfile
         >>> from safetensors.numpy import save_file
         >>> file = tempfile.mkdtemp() + "/network.safetensors"
-        >>> save_file({"fc.weight": np.ones((3, 2)), "fc.bias": np.ones(3), "steps": np.ones(1)}, file)
+        >>> arrays = {"fc.weight": np.ones((3, 2)), "fc.bias": np.ones(3), "steps": np.ones(1)}
+        >>> save_file(arrays, file)
         >>> def convert(name, array):
         ...     layer, _, kind = name.partition(".")
         ...     paths = {"weight": ("Dense_0.kernel", array.T), "bias": ("Dense_0.bias", array)}
         ...     return paths.get(kind)
-        >>> {path: array.shape for path, array in sorted(read_safetensors(file, convert).items())}
+        >>> weights = read_safetensors(file, convert)
+        >>> {path: array.shape for path, array in sorted(weights.items())}
         {'Dense_0.bias': (3,), 'Dense_0.kernel': (2, 3)}
     """
     try:

@@ -5,13 +5,11 @@ draws, of full size from the start; and ``state.npz``, the state of the chains a
 draws of a part are written before the state that counts them replaces the last one. So whenever the run is killed, the
 draws that the state counts are complete, and those after it are made again, with the same values. Chains lie one after
 another, so that the arrays can be mapped without joining or loading them. Files hold arrays only; nothing in them is
-executed.
+executed. ``mcmc/checkpoint_writer.py`` writes them; ``checkpoint_integrity.py`` has their versions and checksums.
 
 All damage is found. ``run.json`` and ``state.npz`` end with a SHA-256 of the rest. The state names the ``run.json``
 that it belongs to, and holds a CRC-32 of every field's file, chain by chain, as far as it counts draws: a part that is
 written continues it, and it is compared with the draws once when the folder is opened.
-
-``mcmc/checkpoint_writer.py`` writes them.
 """
 
 from __future__ import annotations

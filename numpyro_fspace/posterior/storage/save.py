@@ -35,14 +35,16 @@ def save(source: NumPyroMCMC | Posterior, path: str | Path, *, arguments: bool =
         OSError: the file cannot be written.
 
     Example:
-        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, pathlib, tempfile
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> import numpyro_fspace as fs, pathlib, tempfile
         >>> def model(x, y=None):
         ...     slope = numpyro.sample("slope", dist.Normal())
         ...     numpyro.sample("y", dist.Normal(slope * x, 0.1), obs=y)
-        >>> posterior = fs.Posterior(model, {"slope": jax.numpy.ones(5)}, args=(jax.numpy.ones(3),))
+        >>> posterior = fs.Posterior(model, {"slope": jnp.ones(5)}, args=(jnp.ones(3),))
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.npz"
         >>> fs.save(posterior, path)
-        >>> fs.predict(fs.Posterior.load(path, model), jax.random.key(0), jax.numpy.ones(4))["y"].shape
+        >>> loaded = fs.Posterior.load(path, model)
+        >>> fs.predict(loaded, jax.random.key(0), jnp.ones(4))["y"].shape
         (5, 4)
     """
     if not isinstance(source, NumPyroMCMC | Posterior):
