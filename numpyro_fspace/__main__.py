@@ -214,7 +214,7 @@ def _figure(args):
     if picture is None:
         raise ValueError(f"{args.experiment} has no picture; see fspace table {args.experiment}.")
     path = args.out or f"{args.experiment}.png"
-    picture(_records(args)).savefig(path, dpi=110, bbox_inches="tight")
+    picture(_records(args)).savefig(path, dpi=150, bbox_inches="tight")
     print(f"wrote {path}")
 
 
