@@ -92,6 +92,19 @@ def test_calibration_is_that_of_new_draws_at_the_data(plain, many):
     assert np.all(wide < inside - 0.02)
 
 
+def test_counts_that_the_model_describes_are_calibrated():
+    """Intervals of small counts contain their ends, so that they cover far more than their level."""
+
+    def model(y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", 600):
+            numpyro.sample("y", dist.Poisson(jnp.exp(level)), obs=y)
+
+    y = np.random.default_rng(0).poisson(0.8, size=600)
+    levels, inside = panel(fs.plot_report(run(sghmc(model), y, num_chains=1)), "calibration").lines[0].get_data()
+    assert np.max(np.abs(inside - levels)) < 0.07  # more than three standard errors
+
+
 @pytest.mark.slow
 def test_energies_are_log_likelihoods_or_those_that_the_run_kept(plain, many):
     x, y = many

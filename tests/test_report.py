@@ -10,7 +10,9 @@ import numpyro.distributions as dist
 import pytest
 import tinygp
 from flax import linen as nn
+from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import NUTS
+from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc.reporting import report as reporting
@@ -18,6 +20,8 @@ from numpyro_fspace.mcmc.reporting.doubts import advice
 from numpyro_fspace.mcmc.reporting.report import Report
 from numpyro_fspace.mcmc.warmup.friction import differences_of, noise_variances
 from numpyro_fspace.posterior.convergence_doubts import Doubt
+from numpyro_fspace.posterior.diagnostics import diagnose
+from numpyro_fspace.posterior.quantities import quantities_of
 
 NUM_DATA = 64
 
@@ -302,10 +306,56 @@ def test_counts_divergences(data):
     assert any("draws diverged" in line for line in found.advice)
 
 
+@pytest.mark.parametrize("driver", [fs.MCMC, NumPyroMCMC])
+def test_runs_of_other_kernels_are_judged_by_their_draws(driver):
+    """The same quantities as of our kernels; what NUTS does not tell is left out of the table."""
+    x = np.linspace(-1.0, 1.0, 12, dtype=np.float32)[:, None]
+    points = x[::3]
+
+    def model(x, y=None):
+        f = fs.random_module("net", nn.Dense(1), input_shape=1, prior=fs.fan_in(0.01))
+        fs.functional_prior("f", lambda x: f(x)[:, 0], fs.GPPrior(ExpSquared(1.0)), points)
+        sigma = numpyro.sample("sigma", dist.LogNormal(-1.0, 0.3))
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], sigma), obs=y)
+
+    settings = {"num_samples": 60, "num_chains": 2, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = driver(NUTS(model, max_tree_depth=3), num_warmup=60, **settings)
+    mcmc.run(jax.random.key(0), x, x[:, 0])
+    found = fs.report(mcmc)
+    judged = quantities_of(model, mcmc.get_samples(group_by_chain=True), (x, x[:, 0]), {})
+    for mine, points_of in zip((found.functions, found.sites), judged[:2], strict=True):
+        np.testing.assert_array_equal(mine.rhat, diagnose(*points_of).rhat)
+    assert found.num_diverging == int(mcmc.get_extra_fields()["diverging"].sum())
+    np.testing.assert_allclose(found.acceptance, np.mean(mcmc.last_state.mean_accept_prob))
+    assert "nan" not in str(found) and "R-hat" in str(found) and "diverging" in str(found)
+    assert "temperature" not in str(found) and found.configurational is None
+    assert found.product_shares["f"] < 0.1 and "gp_network" in found.advice[-1]
+
+
+def test_divergences_of_nuts_are_doubted():
+    def funnel(y=None):
+        scale = numpyro.sample("scale", dist.Normal(0.0, 3.0))
+        x = numpyro.sample("x", dist.Normal(0.0, jnp.exp(scale / 2.0)).expand([30]).to_event(1))
+        numpyro.sample("y", dist.Normal(x[0], 1.0), obs=y)
+
+    fixed = {"adapt_step_size": False, "adapt_mass_matrix": False}
+    kernel = NUTS(funnel, step_size=1.0, max_tree_depth=4, **fixed)
+    mcmc = NumPyroMCMC(kernel, num_warmup=20, num_samples=200, progress_bar=False)
+    mcmc.run(jax.random.key(0), 0.3)
+    found = fs.report(mcmc)
+    assert found.num_diverging > 0
+    assert any("draws diverged" in line and "target_accept_prob" in line for line in found.advice)
+
+
 @pytest.mark.slow
 def test_refuses_what_it_cannot_judge(data):
-    with pytest.raises(TypeError, match="got NUTS"):
+    by_density = NUTS(potential_fn=lambda z: 0.5 * z**2)
+    with pytest.raises(TypeError, match="NUTS was given none"):
+        fs.report(fs.MCMC(by_density, num_warmup=1, num_samples=1), *data)
+    with pytest.raises(ValueError, match="call run first"):
         fs.report(fs.MCMC(NUTS(linear()), num_warmup=1, num_samples=1), *data)
+    with pytest.raises(TypeError, match=r"got Posterior\. Print the report of a run before it is saved"):
+        fs.report(fs.Posterior(linear(), {"w": np.zeros((4, 2))}, args=data))
     with pytest.raises(TypeError, match="got int"):
         fs.report(3)
     with pytest.raises(ValueError, match="call run first"):

@@ -15,6 +15,7 @@ from flax import linen as nn
 from models import NOISE, Independent, X, Y, linear, run
 from numpyro.infer import NUTS
 from tinygp.kernels import ExpSquared
+from tinygp.transforms import Linear
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc.reporting import doubts, end_of_run
@@ -384,6 +385,47 @@ def test_a_known_function_of_a_latent_input_is_no_weight():
     draw = {"truth": np.zeros(5), "f.kernel": np.zeros((1, 1)), "f.bias": np.zeros(1)}
     plan = structure(model, draw, (np.zeros(5), np.zeros(5)), {})
     assert plan.weights == {"f.kernel", "f.bias"} and plan.monitored == ["f"]
+
+
+@pytest.mark.parametrize("where", ["event", "plate", "vector of amplitudes"])
+def test_vectors_that_a_kernel_depends_on_are_judged(where):
+    """The last layer of a ``gp_network`` depends on them; they are no weights."""
+    x = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
+
+    def model(x, y=None):
+        prior = dist.LogNormal(1.0, 0.2)
+        if where == "plate":
+            with numpyro.plate("inputs", 2):
+                scale = numpyro.sample("scale", prior)
+        else:
+            scale = numpyro.sample("scale", prior.expand([2]).to_event(1))
+        if where == "vector of amplitudes":
+            kernel = scale[0] * ExpSquared(2.0) + scale[1] * ExpSquared(3.0)
+        else:
+            kernel = Linear(1.0 / scale, ExpSquared())
+        f = fs.gp_network("f", nn.Sequential([nn.Dense(60), nn.tanh, nn.Dense(1)]), fs.GPPrior(kernel), points)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], 0.1), obs=y)
+
+    points = x[:6]
+    trace = numpyro.handlers.trace(numpyro.handlers.seed(model, KEY)).get_trace(x)
+    draw = {k: np.asarray(s["value"]) for k, s in trace.items() if s["type"] == "sample" and k != "y"}
+    plan = structure(model, draw, (x, x[:, 0]), {})
+    assert plan.weights == set(draw) - {"scale"} and plan.monitored == ["f"] and not plan.by_hand
+    draws = {k: np.stack([np.stack([v + 0.1 * i for i in range(9)])] * 2) for k, v in draw.items()}
+    judged = quantities_of(model, draws, (x, x[:, 0]), {})
+    assert [name.split("[")[0] for name in judged.others.names] == ["scale"] * 2
+
+
+def test_arrays_that_are_taken_for_weights_are_named():
+    def model(x, y=None):
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+        f = fs.functional_prior("f", lambda x: jnp.tanh(x * a) @ b, fs.GPPrior(ExpSquared(1.0)), X[:3])
+        numpyro.sample("y", dist.Normal(f(x), 0.1), obs=y)
+
+    draws = {k: np.zeros((2, 5, 4), np.float32) for k in "ab"}
+    judged = quantities_of(model, draws, (X, Y), {})
+    assert judged.others is None and judged.left_out == ("weights (units can be exchanged, with a, b)",)
 
 
 def test_entries_that_are_fixed_by_construction_are_not_frozen():

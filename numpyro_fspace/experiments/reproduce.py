@@ -39,7 +39,7 @@ class Request:
 SAMPLERS = ("fsghmc", "fsgld", "sghmc", "sgld")
 TABLES = ("yacht", "boston", "energy", "concrete", "wine_red")
 UPDATES = {"num_updates": 3000}
-#: Priors of the weights that are narrower than N(0, 2²), for networks without a functional prior.
+#: Priors of the weights that are narrower than N(0, 2²).
 NARROWER = ({"weight_sd": 1.0}, {"weight_sd": None, "weight_scale": 3.0})
 EXACT = {"exact": True}
 EIGHTY, SEVENTY = {"train_share": 0.8}, {"train_share": 0.7, "widths": (16, 16, 16), "activation": "relu"}
@@ -54,7 +54,7 @@ PLAN: Mapping[str, tuple[Request, ...]] = {
     "extrapolation": (
         Request(methods=("fsghmc",), num_seeds=5, settings=EXACT),
         Request(methods=SAMPLERS, num_seeds=5),
-        *(Request(methods=("sghmc",), num_seeds=5, settings=weights) for weights in NARROWER),
+        *(Request(methods=("fsghmc", "sghmc"), num_seeds=5, settings=weights) for weights in NARROWER),
         Request(methods=("gp", "svgp", "bbb", "laplace", "ensemble", "vip")),
         Request(methods=("gfsvi", "tfsvi", "gwi", "fvi", "fvimc", "fvimc_kl", "fbnn", "ifbnn"), settings=UPDATES),
     ),

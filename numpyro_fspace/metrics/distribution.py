@@ -23,7 +23,9 @@ def coverage(y: Float[ArrayLike, " N"], draws: Float[ArrayLike, "S N"], level: f
 
     Returns:
         The fraction, which is ``level`` on average for calibrated predictions and independent draws. The interval of S
-        draws covers at most (S - 1)/(S + 1): 82 % for ten, 90 % for nineteen.
+        draws covers at most (S - 1)/(S + 1): 82 % for ten, 90 % for nineteen. Intervals of counts contain their ends,
+        and so cover more than ``level`` even where predictions are calibrated. To judge calibration, add uniform noise
+        on (-1/2, 1/2) to the targets and to the draws.
 
     Raises:
         ValueError: if a shape is wrong, a value is not finite, or ``level`` is not in (0, 1).

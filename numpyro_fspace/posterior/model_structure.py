@@ -26,12 +26,15 @@ class Structure(NamedTuple):
         direct: names of the functions whose outputs enter a likelihood, and not only through another function.
         composed: names of those whose inputs depend on weights.
         weights: names of the sites that are weights.
+        by_hand: those of them that are taken for weights because a function is made of them, and no network declares
+            them.
     """
 
     trace: dict
     direct: set
     composed: set
     weights: set
+    by_hand: set
 
     def __repr__(self) -> str:
         return f"Structure(direct={self.direct}, composed={self.composed}, weights={self.weights})"
@@ -104,10 +107,13 @@ def structure(model, draw, args, kwargs) -> Structure:
         names, inputs, outputs, direct = [], {}, {}, {k for k, s in trace.items() if s["type"] == "network"}
     weights = {k for k in draw if k in trace and "fspace" in trace[k].get("infer", {})}
     weights |= draw.keys() & set(module_weights(trace))
-    for name in names:  # written by hand: the arrays that a function is made of
-        weights |= {k for k in outputs[name] - inputs[name] if np.size(draw[k]) > 1}
+    # Written by hand: the arrays that a function is made of, but for what the process of a gp_network depends on.
+    declared = {k for name in names if trace[name]["type"] == "network" for k in outputs[name]} | weights
+    others = {k for name in names if trace[name]["type"] != "network" for k in outputs[name] - inputs[name]}
+    by_hand = {k for k in others - declared if np.size(draw[k]) > 1}
+    weights |= by_hand
     composed = {name for name in names if inputs[name] & weights}
-    return Structure(trace, direct, composed, weights)
+    return Structure(trace, direct, composed, weights, by_hand)
 
 
 def _shape_of(value):

@@ -103,7 +103,8 @@ def quantities_of(
         others |= _without_masked(model, {k: others.pop(k) for k in masked}, draws, args, kwargs)
     left_out = [f"{k} (it reaches the data through another function)" for k in parts.networks if k not in parts.direct]
     if parts.weights:
-        left_out.append("weights (units can be exchanged)")
+        taken_for = f", with {', '.join(sorted(parts.by_hand))}" if parts.by_hand else ""
+        left_out.append(f"weights (units can be exchanged{taken_for})")
     if missing:
         left_out.append(f"functions (the draws of {', '.join(missing)} were not kept)")
     on_disk = any(isinstance(leaf, OnDemand) for leaf in jax.tree.leaves((args, kwargs)))

@@ -108,7 +108,8 @@ def plot_report(
     if found is not None:
         number = len(found.advice)
         doubts = "no doubts" if not number else f"{number} doubt{'s' * (number > 1)}"
-        figure.suptitle(f"{doubts} in print(fs.report(mcmc)), {found.num_diverging} draws diverged", fontsize="medium")
+        diverged = "" if found.num_diverging is None else f", {found.num_diverging} draws diverged"
+        figure.suptitle(f"{doubts} in print(fs.report(mcmc)){diverged}", fontsize="medium")
     return figure
 
 
@@ -165,6 +166,9 @@ def _calibration(ax: Axes, posterior: Posterior, data, key):
             across, up = curve.confidence, curve.accuracy
             ax.set(xlabel="confidence", ylabel="accuracy")
         else:
+            if getattr(trace[name]["fn"].support, "is_discrete", False):  # an interval of counts contains its ends
+                noise = np.random.default_rng(0).uniform(-0.5, 0.5, size=(len(draws) + 1, len(y)))
+                y, draws = y + noise[0], draws + noise[1:]
             across, up = LEVELS, calibration_curve(y, draws, LEVELS)
             ax.set(xlabel="probability of the interval", ylabel="targets inside")
         ax.plot(across, up, "o-", ms=3, lw=1.2, color=f"C{color}", label=name)

@@ -1,4 +1,4 @@
-"""``report``: one page on whether a run of our kernels can be trusted, with a line of advice for each doubt."""
+"""``report``: one page on whether a run can be trusted, with a line of advice for each doubt."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from numpyro_fspace._xla import flatten
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.driver_checks import checked_inputs
 from numpyro_fspace.mcmc.reporting.doubts import advice, sampler_doubts
+from numpyro_fspace.mcmc.reporting.report_of_draws import convergence_of, report_of_draws
 from numpyro_fspace.mcmc.reporting.report_table import Report
 from numpyro_fspace.mcmc.state import with_chains
 from numpyro_fspace.mcmc.warmup.friction import differences_of, noise_variances
@@ -27,12 +28,9 @@ from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.model.site_transforms import base_transform, has_dynamic_support
 from numpyro_fspace.model.sites import is_masked
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature, unconstrained
-from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
-from numpyro_fspace.posterior.diagnostics import diagnose
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.product_priors import product_doubts, product_shares
 from numpyro_fspace.posterior.quantities import quantities_of
-from numpyro_fspace.posterior.rhat_ess import standstill
 from numpyro_fspace.priors._concrete import without_computing
 from numpyro_fspace.sgmcmc.integrators import drift, kick
 
@@ -43,9 +41,6 @@ __all__ = ["Report", "report"]
 
 NUM_GRADIENTS = 16
 NUM_TRAJECTORIES = 8
-
-#: What helps where longer runs do not.
-STACK = " Chains that stay apart can be weighted by their predictions: fs.diagnostics.stack_chains(mcmc)."
 
 #: Limit of the cost of the configurational temperature, as a share of the run's gradient steps.
 SHARE = 0.2
@@ -59,13 +54,15 @@ def report(
     inputs: Float[ArrayLike, "N D"] | dict | None = None,
     **kwargs: Any,
 ) -> Report:
-    r"""Judge a run of ``SGLD``, ``SGHMC``, ``MCLMC`` or one of their functional forms in function space.
+    r"""Judge a run in function space.
 
     It checks for the known failures of such runs: chains that have not converged (R-hat, effective sample sizes) or do
     not move, a chain that is stuck at a low likelihood (``shortfall``), steps that are too long (divergences, kinetic
     and configurational temperature, the acceptance of a Metropolis test), minibatches that are too small
     (``noise_share``, ``weighted_noise_share``), and improper distributions (``drift`` of the weights). It says where
-    the weights' own prior overrules a Gaussian process that multiplies it (``product_shares``).
+    the weights' own prior overrules a Gaussian process that multiplies it (``product_shares``). Of runs by NumPyro's
+    NUTS and other kernels it judges convergence, divergences and products of priors; the rest is known for ``SGLD``,
+    ``SGHMC``, ``MCLMC`` and their functional forms.
 
     **What is judged.** Every function under a functional prior is judged or, without one, the network that enters the
     likelihood. Inputs are the data, the measurement points of the prior and, with several inputs, rows whose columns
@@ -85,7 +82,7 @@ def report(
     variances themselves, v = tr V² / tr V. Directions that got a friction of their own in warm-up enter with it.
 
     Args:
-        mcmc: an ``MCMC`` object that has run one of these kernels.
+        mcmc: an ``MCMC`` object that has run.
         *args: the arguments of that run; by default those of the last run.
         key: random key of the probes; None is ``jax.random.key(0)``.
         inputs: where f is judged, [N, D], or a dict of them by name of function; None is as above, up to 100 rows of
@@ -96,7 +93,8 @@ def report(
         A :class:`Report`.
 
     Raises:
-        TypeError: if ``mcmc`` ran another kernel; for arguments or ``inputs`` that are no numbers and a wrong key.
+        TypeError: if ``mcmc`` is no ``MCMC`` object, or its kernel has no model; for arguments or ``inputs`` that are
+            no numbers, and a wrong key.
         ValueError: if it has not run, or kept functions in place of weights; if ``inputs`` is empty, holds NaN or names
             something that is not a function of the model.
 
@@ -125,10 +123,11 @@ def report(
 
 def _judged(mcmc, kernel, args, kwargs, *, inputs, key) -> Report:
     args, kwargs = with_devices_of((args, kwargs), mcmc.last_state)
+    if not isinstance(kernel, SGMCMCKernel):
+        return report_of_draws(mcmc, args, kwargs, inputs=inputs)
     posterior, draws = as_posterior(mcmc), mcmc.get_samples(group_by_chain=True)
     judged = quantities_of(posterior.model, draws, args, kwargs, inputs=inputs, programs=kernel._programs)
-    functions, sites = (None if points is None else diagnose(*points) for points in judged[:2])
-    both = [part for part in (functions, sites) if part is not None]
+    functions, sites, doubts = convergence_of(judged)
     state = mcmc.last_state
     plan = kernel._plan_of(state, args, kwargs)
     target, is_tested = kernel._target(plan, args, kwargs), plan.sampler.metropolis
@@ -155,7 +154,7 @@ def _judged(mcmc, kernel, args, kwargs, *, inputs, key) -> Report:
     )
     lines = advice(
         found,
-        convergence=_convergence(judged, both),
+        convergence=doubts,
         sampler=list(sampler_doubts(kernel, state, mcmc.num_samples)),
         shortfall_sd=chance,
         is_tested=is_tested,
@@ -164,23 +163,16 @@ def _judged(mcmc, kernel, args, kwargs, *, inputs, key) -> Report:
 
 
 def _checked_kernel(mcmc):
-    if not isinstance(mcmc, MCMC) or not isinstance(mcmc.sampler, SGMCMCKernel):
-        name = type(mcmc.sampler if isinstance(mcmc, MCMC) else mcmc).__name__
+    if not isinstance(mcmc, MCMC):
         raise TypeError(
-            f"report judges runs of SGLD, SGHMC, MCLMC and their functional forms, got {name}; for others use "
-            "fs.diagnostics.function_diagnostics on draws of f."
+            f"report judges the run of an MCMC object, got {type(mcmc).__name__}. Print the report of a run before it "
+            "is saved; of draws without a run use fs.diagnostics.function_diagnostics on draws of f."
         )
+    if getattr(mcmc.sampler, "model", None) is None:
+        raise TypeError(f"report needs the model of the run, and {type(mcmc.sampler).__name__} was given none.")
     if mcmc.last_state is None:
         raise ValueError("The MCMC object has no draws yet: call run first.")
     return mcmc.sampler
-
-
-def _convergence(judged, found):
-    """Doubts about R-hat, effective sample sizes and chains that do not move."""
-    still = [standstill(np.moveaxis(points.draws, 2, 0)) for points in judged[:2] if points is not None]
-    given = convergence_doubts(found, np.min(still, axis=0)) if found else []
-    is_several = found and found[0].num_chains > 1
-    return [one._replace(text=one.text + STACK) if is_several and one.about == "R-hat" else one for one in given]
 
 
 def _shortfall(target, state, key):

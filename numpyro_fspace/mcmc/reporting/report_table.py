@@ -24,7 +24,8 @@ class Report:
         sites: the same for the latent sites that are not weights, and for the parameters of a likelihood that depends
             on several networks; None if there are none.
         left_out: descriptions of the parts of the model that are not judged.
-        num_diverging: draws of the sampling phase that diverged and were undone, in all chains.
+        num_diverging: draws of the sampling phase that diverged (our kernels undo them), in all chains; None if the
+            run did not keep it.
         temperature: mean kinetic temperature of each chain relative to the sampler's, [C]; NaN for SGLD, which has
             no momentum, and always 1 for MCLMC.
         configurational: the configurational temperature of the draws relative to the sampler's, on average
@@ -47,12 +48,14 @@ class Report:
         product_shares: for each ``functional_prior`` of a Gaussian process, by name, the approximate share of the
             process's variance at the measurement points that remains in its product with the prior of the weights.
         advice: one line for each doubt; empty if there is none.
+
+    Of runs by NumPyro's NUTS and other kernels, what they do not tell is NaN, None or empty.
     """
 
     functions: FunctionDiagnostics | None
     sites: FunctionDiagnostics | None
     left_out: tuple[str, ...]
-    num_diverging: int
+    num_diverging: int | None
     temperature: np.ndarray
     configurational: ConfigurationalTemperature | None
     acceptance: float
@@ -83,11 +86,16 @@ class Report:
         if self.product_shares:
             shares = ", ".join(f"{100 * share:.0f} % under {name}" for name, share in self.product_shares.items())
             lines.append(f"Prior: of the process's variance the product with the weights' prior has {shares}.")
-        lines += [
-            f"Sampler: {temperature}acceptance {self.acceptance:.2f}, gradient-noise share {self.noise_share:.3f} "
-            f"(where it acts {self.weighted_noise_share:.2f}), {self.num_diverging} diverging, "
-            f"weight drift × {self._range(self.drift)}",
-        ]
+        sampler = {
+            f"acceptance {self.acceptance:.2f}": self.acceptance,
+            f"gradient-noise share {self.noise_share:.3f} (where it acts {self.weighted_noise_share:.2f})": (
+                self.noise_share
+            ),
+            f"{self.num_diverging} diverging": np.nan if self.num_diverging is None else 0.0,
+            f"weight drift × {self._range(self.drift)}": np.max(self.drift),
+        }
+        known = ", ".join(text for text, value in sampler.items() if not np.isnan(value))
+        lines += [f"Sampler: {temperature}{known}"] if known else []
         return "\n".join(lines + [f"Look: {line}" for line in self.advice] + ([] if self.advice else ["No doubts."]))
 
     def __repr__(self) -> str:

@@ -1,0 +1,73 @@
+"""What a report says of the draws alone: their convergence, and the whole report of a run by another kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from numpyro_fspace.mcmc.reporting.report_table import Report
+from numpyro_fspace.model.potential import ModelPotential
+from numpyro_fspace.model.sites import is_functional_prior
+from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
+from numpyro_fspace.posterior.diagnostics import diagnose
+from numpyro_fspace.posterior.model_structure import structure
+from numpyro_fspace.posterior.posterior import as_posterior
+from numpyro_fspace.posterior.product_priors import product_doubts, product_shares
+from numpyro_fspace.posterior.quantities import Quantities, quantities_of
+from numpyro_fspace.posterior.rhat_ess import standstill
+
+__all__ = ["convergence_of", "report_of_draws"]
+
+#: What helps where longer runs do not.
+STACK = " Chains that stay apart can be weighted by their predictions: fs.diagnostics.stack_chains(mcmc)."
+
+
+def convergence_of(judged: Quantities):
+    """``(functions, sites, doubts)``: the diagnostics of both, and doubts about convergence."""
+    functions, sites = (None if points is None else diagnose(*points) for points in judged[:2])
+    found = [part for part in (functions, sites) if part is not None]
+    still = [standstill(np.moveaxis(points.draws, 2, 0)) for points in judged[:2] if points is not None]
+    doubts = convergence_doubts(found, np.min(still, axis=0)) if found else []
+    is_several = found and found[0].num_chains > 1
+    doubts = [one._replace(text=one.text + STACK) if is_several and one.about == "R-hat" else one for one in doubts]
+    return functions, sites, doubts
+
+
+def report_of_draws(mcmc, args, kwargs, *, inputs=None) -> Report:
+    """The report of a run by a kernel that is not ours, such as NUTS; what only our kernels know is NaN or None."""
+    posterior, draws = as_posterior(mcmc), mcmc.get_samples(group_by_chain=True)
+    model = posterior.model
+    judged = quantities_of(model, draws, args, kwargs, inputs=inputs)
+    functions, sites, doubts = convergence_of(judged)
+    diverging = mcmc.get_extra_fields().get("diverging")
+    accept_prob = getattr(mcmc.last_state, "mean_accept_prob", np.nan)
+    trace = structure(model, {k: v[0, 0] for k, v in draws.items()}, args, kwargs).trace
+    shares = {}
+    if any(is_functional_prior(site) for site in trace.values()):
+        shares = product_shares(ModelPotential(model, args, kwargs, key=jax.random.key(0)))
+    unknown = np.full(posterior.num_chains, np.nan)
+    found = Report(
+        functions,
+        sites,
+        judged.left_out,
+        num_diverging=None if diverging is None else int(np.sum(diverging)),
+        temperature=unknown,
+        configurational=None,
+        acceptance=float(np.mean(accept_prob)),
+        noise_share=np.nan,
+        weighted_noise_share=np.nan,
+        drift=unknown,
+        shortfall=unknown,
+        product_shares=shares,
+        advice=(),
+    )
+    lines = [doubt.text for doubt in doubts]
+    if found.num_diverging:
+        lines.append(
+            f"{found.num_diverging} of {np.size(diverging)} draws diverged: the posterior is too steep somewhere for "
+            "this step size, and draws avoid the place. Raise target_accept_prob, use a longer warm-up, keep scales "
+            "away from 0 by their priors, and give a functional prior a larger nugget."
+        )
+    return replace(found, advice=(*lines, *product_doubts(shares)))
