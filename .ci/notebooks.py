@@ -7,6 +7,7 @@ A cell's metadata may have an entry ``small``: texts of its source, and what rep
 """
 
 import argparse
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,8 +27,28 @@ def execute(path: Path, small: bool) -> str:
                 cell.source = cell.source.replace(old, new)
     NotebookClient(notebook, timeout=3600, record_timing=False, resources={"metadata": {"path": path.parent}}).execute()
     if not small:
-        nbformat.write(notebook, path)
+        nbformat.write(without_machine(notebook), path)
     return f"{path.name} {time.perf_counter() - start:.0f} s"
+
+
+def without_machine(notebook):
+    """The notebook without what depends on the machine: paths of temporary files, warnings of missing widgets."""
+    for cell in notebook.cells:
+        kept = []
+        for output in cell.get("outputs", []):
+            if output.output_type == "stream":
+                text = re.sub(r".*TqdmWarning: IProgress not found.*\n.*\n", "", output.text)
+                text = re.sub(r"\S*ipykernel_\d+/\d+\.py:\d+: ", "", text)
+                output.text = re.sub(r"\n{3,}", "\n\n", text)
+                if not text.strip():
+                    continue
+                if kept and kept[-1].output_type == "stream" and kept[-1].name == output.name:
+                    kept[-1].text += output.text
+                    continue
+            kept.append(output)
+        if "outputs" in cell:
+            cell.outputs = kept
+    return notebook
 
 
 if __name__ == "__main__":
