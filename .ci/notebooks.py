@@ -7,6 +7,8 @@ A cell's metadata may have an entry ``small``: texts of its source, and what rep
 """
 
 import argparse
+import base64
+import io
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from PIL import Image
 
 
 def execute(path: Path, small: bool) -> str:
@@ -32,19 +35,23 @@ def execute(path: Path, small: bool) -> str:
 
 
 def without_machine(notebook):
-    """The notebook without what depends on the machine: paths of temporary files, warnings of missing widgets."""
+    """The notebook without paths of temporary files and warnings of missing widgets, its pictures in 256 colors."""
     for cell in notebook.cells:
         kept = []
         for output in cell.get("outputs", []):
             if output.output_type == "stream":
                 text = re.sub(r".*TqdmWarning: IProgress not found.*\n.*\n", "", output.text)
-                text = re.sub(r"\S*ipykernel_\d+/\d+\.py:\d+: ", "", text)
+                text = re.sub(r"\S*(ipykernel_\d+|numpyro_fspace)/\S*\.py:\d+: ", "", text)
                 output.text = re.sub(r"\n{3,}", "\n\n", text)
                 if not text.strip():
                     continue
                 if kept and kept[-1].output_type == "stream" and kept[-1].name == output.name:
                     kept[-1].text += output.text
                     continue
+            elif "image/png" in output.get("data", {}):
+                picture = Image.open(io.BytesIO(base64.b64decode(output.data["image/png"])))
+                picture.convert("RGB").quantize(256).save(stored := io.BytesIO(), "png", optimize=True)
+                output.data["image/png"] = base64.b64encode(stored.getvalue()).decode()
             kept.append(output)
         if "outputs" in cell:
             cell.outputs = kept

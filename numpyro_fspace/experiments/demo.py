@@ -102,8 +102,11 @@ def run_demo(out: str | Path, *, quick: bool = False):
     print("A quick run: too short to judge." if quick else report(mcmc))
     print()
     _print_scores(series, fits, with_rhat=not quick)
+    print("\nThe report judges the chains. Coverage depends on the prior too, which is stated here and not trained.")
     _picture(series, {name: draws["f"][..., 0] for name, (_, draws) in fits.items()}, out / "co2.png")
-    to_arviz(mcmc).to_netcdf(str(out / "co2.nc"), engine="h5netcdf")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of ArviZ, about its next version
+        to_arviz(mcmc).to_netcdf(str(out / "co2.nc"), engine="h5netcdf")
     print(f"\nWrote {out / 'co2.png'} and {out / 'co2.nc'} after {time.perf_counter() - start:.0f} s.")
 
 
