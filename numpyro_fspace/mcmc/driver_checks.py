@@ -138,7 +138,15 @@ def check_run(mcmc, key):
     shape = key.shape if jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) else key.shape[:-1]
     for name, least in (("num_warmup", 0), ("thinning", 1), ("num_samples", mcmc.thinning), ("num_chains", 1)):
         check_count(getattr(mcmc, name), name, least)
-    if shape not in ((), (mcmc.num_chains,)):
+    state = mcmc.post_warmup_state
+    if state is not None and not hasattr(state, "_replace"):
+        raise TypeError(f"post_warmup_state must be the last_state of an MCMC run, got {state!r}.")
+    if hasattr(state, "i") and (num_chains := np.size(state.i)) != mcmc.num_chains:
+        raise ValueError(
+            f"post_warmup_state is that of {num_chains} chains, and num_chains={mcmc.num_chains}: make an MCMC "
+            f"with num_chains={num_chains}."
+        )
+    if shape not in ((), (mcmc.num_chains,)):  # after the state, whose keys may be those that were passed
         raise ValueError(f"rng_key has shape {list(shape)}, and num_chains={mcmc.num_chains}: pass one key.")
     _check_chain_method(mcmc.chain_method)
     if mcmc.chain_method == "parallel" and mcmc.num_chains > jax.local_device_count():  # num_chains was raised
@@ -153,14 +161,6 @@ def check_run(mcmc, key):
     for name in ("checkpoint", "mesh"):
         if is_nested() and getattr(mcmc, name) is not None:
             raise ValueError(f"{name}= is not for runs inside of jax.jit, vmap and the like: leave it out there.")
-    state = mcmc.post_warmup_state
-    if state is not None and not hasattr(state, "_replace"):
-        raise TypeError(f"post_warmup_state must be the last_state of an MCMC run, got {state!r}.")
-    if hasattr(state, "i") and (num_chains := np.size(state.i)) != mcmc.num_chains:
-        raise ValueError(
-            f"post_warmup_state is that of {num_chains} chains, and num_chains={mcmc.num_chains}: make an MCMC "
-            f"with num_chains={num_chains}."
-        )
 
 
 def uses_own_loop(mcmc, extra_fields) -> bool:
