@@ -258,6 +258,13 @@ def test_gp_network_with_a_frozen_backbone_is_sampled(noise):
     assert np.mean((f.mean(0) - Y) ** 2) < 0.02
 
 
+def test_the_warning_about_frozen_features_does_not_ask_to_widen_them():
+    narrow = fs.GPPrior(tinygp.kernels.ExpSquared(0.05))
+    with pytest.warns(RuntimeWarning, match="features make .*Frozen layers keep .*larger lengthscale") as found:
+        trace_of(make_model(WIDE, wide(), gp=narrow, points=np.linspace(-1.0, 1.0, 60)[:, None]), X)
+    assert not any("Widen" in str(one.message) for one in found)
+
+
 def test_gp_network_refuses_a_backbone_that_is_an_argument():
     """A compiled run could not choose the scales by its features, and would have another prior than predictions."""
 

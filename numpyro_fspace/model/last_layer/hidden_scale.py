@@ -46,6 +46,18 @@ MAX_PRODUCTS = 2e7
 MAX_ERROR, MAX_ERROR_BETWEEN = 0.1, 0.5
 #: Without a warning: largest variance between the points, given the values at them, that the network lacks.
 MAX_MISSING = 0.05
+#: What to do about features that make too little of the process, also if hidden weights are fixed numbers.
+WIDEN = (
+    "Widen the last hidden layer (one of sines and cosines needs the fewest units), give a periodic process sines and "
+    "cosines of time as inputs, give the layers biases, give the kernel a larger lengthscale, or pass neither "
+    "hidden_scale nor tolerance."
+)
+OTHER_LAYERS = "leave more hidden layers random (frozen), add a random layer, or take another trained network"
+FROZEN = (
+    "Frozen layers keep the features that they were trained for: give the kernel a larger lengthscale, "
+    f"{OTHER_LAYERS}, with features that vary more at the points and more of them; pass neither hidden_scale nor "
+    "tolerance."
+)
 #: Caches of the results of searches and of the warnings that were given.
 _CHOSEN: dict = {}
 _WARNED: dict = {}
@@ -76,7 +88,9 @@ class Scales(NamedTuple):
     missing: float = 0.0
 
 
-def find_scales(name, layer: LastLayer, prior, x, rows_of, *, hidden_scale, tolerance) -> Scales:
+def find_scales(
+    name, layer: LastLayer, prior, x, rows_of, *, hidden_scale, tolerance, is_frozen: bool = False
+) -> Scales:
     """The scales of a network under ``prior`` at the points x [M, D].
 
     The search runs once per process for the same network, covariance and arguments. If the kernel has random
@@ -89,6 +103,7 @@ def find_scales(name, layer: LastLayer, prior, x, rows_of, *, hidden_scale, tole
         x: the points as inputs of the prior.
         rows_of: the function from points [A, D] to inputs of the network [A, ...].
         hidden_scale, tolerance: given numbers, or None to choose them.
+        is_frozen: whether hidden weights are fixed numbers, for warnings.
 
     Raises:
         ValueError: the features of the network at the points are all zero, or not finite.
@@ -132,7 +147,7 @@ def find_scales(name, layer: LastLayer, prior, x, rows_of, *, hidden_scale, tole
             f"weights of the scales {HIDDEN_SCALES if hidden_scale is None else hidden_scale}: check the output of the "
             "network at the points, and the units of the points."
         )
-    _warn(name, layer, scales)
+    _warn(name, layer, scales, is_frozen)
     return scales
 
 
@@ -228,22 +243,20 @@ def _drawn_features(layer, inputs):
     return draw
 
 
-def _warn(name, layer, scales):
+def _warn(name, layer, scales, is_frozen):
     """Warn if the network cannot represent the process, once for each name and network."""
     if scales.error > MAX_ERROR:
         message = (
             f"the network's {layer.num_features} features make {max(scales.share, 0.0):.0%} of the process's variance "
             "at the points (of a sum of kernels: of the summand that they follow worst), so that its covariance "
-            f"differs from the process's there by {scales.error:.0%} (root mean square). Widen the last hidden layer "
-            "(one of sines and cosines needs the fewest units), give a periodic process sines and cosines of time as "
-            "inputs, give the layers biases, give the kernel a larger lengthscale, or pass neither hidden_scale nor "
-            "tolerance."
+            f"differs from the process's there by {scales.error:.0%} (root mean square). "
+            f"{FROZEN if is_frozen else WIDEN}"
         )
     elif scales.error_between > MAX_ERROR_BETWEEN:
         message = (
             f"between the points the network's covariance differs from the process's by {scales.error_between:.0%}: "
             "the points are too sparse for its lengthscale, or the hidden layers are too narrow. Give more points "
-            "(with one input at most a lengthscale apart), or wider layers."
+            f"(with one input at most a lengthscale apart), or {OTHER_LAYERS if is_frozen else 'wider layers'}."
         )
     elif scales.missing > MAX_MISSING:
         message = (
