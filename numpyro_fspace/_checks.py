@@ -170,7 +170,11 @@ def as_numbers(value, name: str):
         return jnp.asarray(value)
     if is_sparse(value):
         raise TypeError(f"{name} is sparse ({type(value).__name__}): pass .toarray().")
-    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    try:
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    except jax.errors.JAXTypeError:
+        getattr(value, "__jax_array__", None)  # in a program, data on disk raise an error that names the cure
+        raise
     if array.dtype == object and all(isinstance(part, numbers.Number | None) for part in array.ravel()):
         array = array.astype(np.float64)  # None is NaN
     trouble = not_numbers(array)

@@ -260,6 +260,17 @@ def test_a_mask_of_rows():
         jax.jit(lambda mask: data[mask])(jnp.ones(5, bool))
 
 
+def test_functions_of_jax_are_refused_and_those_of_numpy_read_all_rows():
+    array = np.arange(12.0, dtype=np.float32).reshape(6, 2)
+    data = fs.OnDemand(array)
+    for use in (jnp.asarray, jnp.sin, lambda x: jnp.take(x, 0, axis=0), lambda x: x + jnp.ones(2), jax.jit(jnp.sum)):
+        with pytest.raises(ValueError, match=r"is on disk: a model takes rows of it, by minibatches.*x\[rows\]"):
+            use(data)
+    np.testing.assert_array_equal(np.asarray(data), array)
+    np.testing.assert_array_equal(data[:], array)
+    assert jnp.shape(data) == np.shape(data) == (6, 2) and jnp.ndim(data) == 2
+
+
 def test_two_arrays_of_numbers_are_refused():
     """NumPy would take an entry of each row; an entry for each pair would be other data."""
     data = fs.OnDemand(np.arange(12.0, dtype=np.float32).reshape(4, 3))

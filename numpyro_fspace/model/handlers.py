@@ -11,6 +11,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.model.data.minibatches import minibatch
+from numpyro_fspace.model.data.on_demand import OnDemand
 from numpyro_fspace.model.sites import is_functional_prior
 
 __all__ = [
@@ -161,6 +162,8 @@ class without_data(Messenger):
 def convert_observation(msg):
     """Convert a site's observation (a list, a pandas Series, an array in another byte order) to an array for JAX."""
     value = msg["value"]
+    if msg["type"] == "sample" and isinstance(value, OnDemand):
+        value.__jax_array__  # noqa: B018  # refuses
     is_given = hasattr(value, "__array__") or isinstance(value, list | tuple | range | str | bytes)
     if msg["type"] == "sample" and is_given:
         msg["value"] = as_numbers(msg["value"], f"The observation {msg['name']!r}")

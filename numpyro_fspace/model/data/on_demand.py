@@ -99,6 +99,18 @@ class OnDemand:
     def __repr__(self) -> str:
         return f"OnDemand({type(self.source).__name__} of shape {list(self.shape)}, {self.dtype})"
 
+    @property
+    def __jax_array__(self):
+        """Refused, where functions and operators of JAX ask for it, which take whole arrays.
+
+        Not by a ``TypeError``, for which JAX would raise one of its own that does not name the cure.
+        """
+        raise ValueError(
+            f"{self!r} is on disk: a model takes rows of it, by minibatches, and not the whole array. Write "
+            f'with numpyro.plate("data", {len(self)}, subsample_size=B) as rows: and x[rows] within, also in place of '
+            "numpyro.subsample(x, ...); or, if the data fit into memory, pass x[:] to the model."
+        )
+
     def __getitem__(self, rows: Int[Array, "*B"]) -> Array:
         """Rows [*B, ...] by number, by a slice or by a mask [N]; other axes by numbers and slices."""
         if isinstance(rows, tuple):
