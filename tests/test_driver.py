@@ -833,6 +833,9 @@ def test_a_state_of_nuts_has_its_own_number_of_chains():
     mcmc.post_warmup_state, mcmc.num_chains = mcmc.last_state, 3
     with pytest.raises(ValueError, match="post_warmup_state is that of 2 chains, and num_chains=3"):
         mcmc.run(KEY, Y)
+    mcmc.num_chains = 1
+    with pytest.raises(ValueError, match="post_warmup_state is that of 2 chains, and num_chains=1"):
+        mcmc.run(mcmc.post_warmup_state.rng_key, Y)  # whose shape is not the mistake
 
 
 @pytest.mark.parametrize("state", ["warm", 3, {"z": 1.0}])
@@ -981,6 +984,26 @@ def test_numpyros_driver_continues_on_other_data_as_ours_does():
         assert int(state.num_averaged) == 20 and float(state.step_size) == pytest.approx(0.04)
         found.append(mcmc.get_samples()["w"])
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("chains", [{}, {"num_chains": 2, "chain_method": "sequential"}], ids=["one", "two"])
+@pytest.mark.parametrize("kernel", [fs.SGHMC, fs.SGLD])
+def test_a_state_of_another_model_is_named(kernel, chains):
+    """At the first draw, which costs nothing; and at the end the doubt about the steps names the cause too."""
+
+    def made(noise):
+        def model(y):
+            numpyro.sample("y", dist.Normal(numpyro.sample("m", dist.Normal()), noise), obs=y)
+
+        return fs.MCMC(kernel(model), num_warmup=60, num_samples=20, progress_bar=False, **chains)
+
+    first, same, other = made(1.0), made(1.0), made(0.001)
+    first.run(KEY, Y)
+    same.post_warmup_state = other.post_warmup_state = first.last_state
+    same.run(KEY, Y)  # without a warning
+    with pytest.warns(RuntimeWarning, match="not a state of this model with this data: its potential") as found:
+        other.run(KEY, Y)
+    assert any("another model or data, warm up again" in str(one.message) for one in found)
 
 
 @DRIVERS

@@ -12,7 +12,7 @@ from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.checkpoint_writer import Checkpoint, flat, plain_fields
 from numpyro_fspace.mcmc.loop import started
 from numpyro_fspace.mcmc.progress import Interruption, Progress, is_watched
-from numpyro_fspace.mcmc.start_checks import check_start
+from numpyro_fspace.mcmc.start_checks import check_start, warn_of_another_model
 from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.sharding import CHAINS, gathered, place
 
@@ -58,7 +58,7 @@ class Run:
             self.mcmc._last_state, draws = loop(state, draws, done, self.total, arrays, inputs={}, first=first)
             self.mcmc._hold(loop.by_chain(draws, self.num_kept))
             return
-        is_alone, num_kept = loop.mesh is None or not loop.mesh.is_multi_process, 0
+        is_alone, num_kept, begun = loop.mesh is None or not loop.mesh.is_multi_process, 0, done
         bar = self._bar(done, is_alone)
         inputs = loop.find_inputs(state, arrays) if bar.shown and loop.num_chains > 1 else {}
         draws = loop.slots(self.num_kept, state, arrays, inputs)
@@ -70,6 +70,8 @@ class Run:
                     state, draws = loop(state, draws, done, stop, arrays, inputs=inputs, first=first)
                     if done == 0:
                         self._check_start(start, state)
+                    if done == begun and self.mcmc.post_warmup_state is not None:
+                        self._check_continued(start, state)
                     done, self.mcmc._last_state = stop, gathered(state)
                     num_kept = max(0, done - first) // loop.thinning
                     bar.update(done, state, np.asarray(draws[1])[:num_kept] if inputs else None)
@@ -131,6 +133,11 @@ class Run:
     def _bar(self, done, is_alone=True) -> Progress:
         shown = bool(self.mcmc.progress_bar) and is_alone and is_watched()
         return Progress(self.mcmc.num_warmup, self.total, done, shown=shown)
+
+    def _check_continued(self, start, state):
+        """Warn if the first draw of a run that continues shows that ``start`` is a state of another model."""
+        if isinstance(self.loop.kernel, SGMCMCKernel):
+            warn_of_another_model(gathered(start), gathered(state))
 
     def _check_start(self, start, state):
         """Raise an error if a chain could not move away from ``start`` in its first draw."""

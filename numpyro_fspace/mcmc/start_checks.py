@@ -14,9 +14,14 @@ import numpyro
 from numpyro.infer import HMC
 from numpyro.infer.hmc import HMCState
 
+from numpyro_fspace._checks import warn
 from numpyro_fspace.model._numpyro import is_forward_mode, is_nested
 
-__all__ = ["at_data", "check_init_params", "check_start", "continued"]
+__all__ = ["at_data", "check_init_params", "check_start", "continued", "warn_of_another_model"]
+
+#: Without a warning of another model: least acceptance probability of the first draw, and changes of the potential in
+#: units of the root of the number of parameters plus this share of it (rounding, or an estimate of a run without test).
+MIN_FIRST_ACCEPT_PROB, MIN_CHANGE, MIN_SHARE = 0.01, 1.0, 0.001
 
 
 def check_start(kernel, start, state, args, kwargs):
@@ -39,6 +44,33 @@ def check_start(kernel, start, state, args, kwargs):
             f"cannot move: that of {', '.join(map(repr, names)) or 'the model'} is not finite there. Look at what "
             "the model computes (a covariance without a Cholesky factor wants a larger nugget), or start elsewhere "
             "(init_params of run, init_strategy of the kernel)."
+        )
+
+
+def warn_of_another_model(before, after):
+    """Warn if a run cannot leave the state that it continues from, whose potential is another than the run's there.
+
+    A draw that the Metropolis test rejects has the run's own potential at the old place, so that this costs nothing.
+    Where the first draw has some chance, a run may go on with other data, and warns of nothing.
+
+    Args:
+        before: the state.
+        after: the state after the first draw.
+    """
+    if not after.plan.sampler.metropolis:
+        return
+    old, new = (np.atleast_1d(np.asarray(one.potential_energy, np.float64)) for one in (before, after))
+    limit = MIN_CHANGE * sum(v.size / old.size for v in jax.tree.leaves(after.z)) ** 0.5 + MIN_SHARE * np.abs(old)
+    is_other = np.isfinite(old) & np.isfinite(new) & (np.abs(new - old) > limit)
+    is_other &= np.atleast_1d(np.asarray(after.accept_prob)) < MIN_FIRST_ACCEPT_PROB
+    for one, other in zip(jax.tree.leaves(before.z), jax.tree.leaves(after.z), strict=True):
+        is_other &= np.all(np.reshape(np.asarray(one) == np.asarray(other), (old.size, -1)), axis=1)
+    if is_other.any():
+        number = int(np.argmax(is_other))
+        warn(
+            "post_warmup_state is not a state of this model with this data: its potential energy is "
+            f"{old[number]:.6g}, and that of the model there is {new[number]:.6g}. The step size of its warm-up is too "
+            "long here, as the Metropolis test rejects the first draw. Set post_warmup_state to None to warm up anew."
         )
 
 

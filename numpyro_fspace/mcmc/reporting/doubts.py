@@ -119,7 +119,8 @@ def sampler_doubts(kernel, state, num_samples: int) -> Iterator[str]:
         is_given = kernel.step_size is not None
         yield (
             f"the Metropolis test {found} only {100 * np.min(accept_prob):.0f} % of the moves, so {result}. "
-            f"Use a smaller step_size{', or leave it None for warm-up to find it' if is_given else ''}."
+            f"Use a smaller step_size{', or leave it None for warm-up to find it' if is_given else ''}. If the "
+            "run continues from a state of another model or data, warm up again."
         )
     # With a test the draws have the right distribution, whatever the temperature.
     temperature = np.max(np.asarray(state.mean_temperature)) / kernel.temperature
