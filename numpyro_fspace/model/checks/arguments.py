@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
+from numpyro.primitives import plate
 
 from numpyro_fspace._checks import is_sparse, is_table, native, not_numbers
+from numpyro_fspace.model.checks.sites import all_rows
 from numpyro_fspace.model.data.arguments import with_rows
 from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.rounding import lost_to_rounding
@@ -84,9 +86,22 @@ def checked_arguments(args: tuple, kwargs: dict, of: str = "run", *, model=None)
                     f"{name} of {of} is a {type(given).__name__}, and the model fails where it computes with it "
                     f"({type(error).__name__}: {error}): pass an array of numbers, np.asarray(...)."
                 ) from error
+        if (message := _describe_plate(error)) is not None:
+            raise ValueError(message) from error
         if isinstance(error, AssertionError) and not str(error):
             raise ValueError(_describe_assertion(error)) from error
         raise
+
+
+def _describe_plate(error) -> str | None:
+    """What to write if a site has all rows of a plate with minibatches, where NumPyro fails; None for other errors."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is plate.process_message.__code__ and isinstance(error, ValueError):
+            inner, site = frame.f_locals["self"], frame.f_locals["msg"]
+            shape = getattr(site.get("fn"), "batch_shape", ())
+            if inner.subsample_size < inner.size in shape:
+                return all_rows(inner.name, inner.size, inner.subsample_size, f"the site {site['name']!r}", shape)
+    return None
 
 
 def _describe_assertion(error) -> str:

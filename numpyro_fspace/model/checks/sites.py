@@ -24,6 +24,7 @@ from numpyro_fspace.model.sites import (
 )
 
 __all__ = [
+    "all_rows",
     "check_modules",
     "check_likelihood",
     "check_observations",
@@ -160,18 +161,34 @@ def check_modules(trace):
 
 def check_observations(trace):
     """Observations must have the shape of their likelihood, and lie in its support."""
+    small = subsampled_plates(trace)
     for site in observed_sites(trace, weights=True).values():
         name, value, shape = site["name"], site["value"], tuple(site["fn"].shape())
         for what, part in [("", value), ("The likelihood of t", site["fn"])]:
             if any(jnp.issubdtype(getattr(leaf, "dtype", bool), jnp.complexfloating) for leaf in parameters_of(part)):
                 raise TypeError(f"{what or 'T'}he observation {name!r} is complex; densities are of real numbers.")
         if not _fits(site["fn"], np.shape(value)):
+            for frame in site["cond_indep_stack"]:
+                size = small.get(frame.name, (frame.size,))[0]
+                if frame.size < size in np.shape(value):
+                    what = f"the observation {name!r}"
+                    raise ValueError(all_rows(frame.name, size, frame.size, what, np.shape(value)))
             raise ValueError(
                 f"The observation {name!r} has shape {np.shape(value)} but its likelihood has shape {shape}: "
                 "they would broadcast against each other. Squeeze the network's output (f(x).squeeze(-1)) or "
                 "reshape the data."
             )
         _check_support(name, site["fn"], value)
+
+
+def all_rows(plate: str, size: int, batch: int, what: str, shape) -> str:
+    """The message that ``what``, of this shape, has all rows of a plate, and not those of a minibatch."""
+    return (
+        f"The plate {plate!r} takes minibatches of {batch} of its {size} rows (subsample_size={batch}), but {what} in "
+        f"it has the shape {tuple(shape)}, of all rows. Take the rows of the plate: "
+        f"with numpyro.plate({plate!r}, {size}, subsample_size={batch}) as rows: and x[rows], y[rows] within (or "
+        "numpyro.subsample(x, event_dim=1) and numpyro.subsample(y, event_dim=0)); or leave out subsample_size."
+    )
 
 
 def _fits(distribution, shape: tuple) -> bool:
