@@ -70,6 +70,43 @@ def gp_network(module=DEEP, prior=None, points=GRID, name="net", **settings):
     return lambda: handlers.seed(lambda: fs.gp_network(name, module, prior, points, **settings), KEY)()
 
 
+TWO = np.repeat(X, 2, axis=1)
+
+
+def points_for_two(module, points):
+    """A ``gp_network`` of two inputs, evaluated at some, whose points have another number."""
+    return lambda: handlers.seed(lambda: fs.gp_network("net", module, gp(), points)(TWO), KEY)()
+
+
+def two_inputs(points):
+    """A model of a network of two inputs with a functional prior at the points."""
+
+    def model(x, y):
+        f = fs.functional_prior("f", fs.random_module("net", nn.Dense(1), input_shape=2), gp(), points)
+        numpyro.sample("y", dist.Normal(f(x)[:, 0], NOISE).to_event(1), obs=y)
+
+    return model
+
+
+def in_minibatches(inputs, targets):
+    """The linear model in a plate of minibatches: ``inputs`` and ``targets`` take their rows from all."""
+
+    def model(x, y):
+        w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
+        with numpyro.plate("rows", 8, subsample_size=4) as rows:
+            numpyro.sample("y", dist.Normal(line(w)(inputs(x, rows)), NOISE), obs=targets(y, rows))
+
+    return model
+
+
+def all_of(array, rows):
+    return array
+
+
+def at(array, rows):
+    return array[rows]
+
+
 def in_plate(make):
     def model():
         with numpyro.plate("rows", 3):
@@ -261,6 +298,24 @@ CASES = [
     ("y short", lambda: start_model(linear(), X, Y[:5]), (ValueError, TypeError), "shape"),
     ("B > N", lambda: start_model(linear(batch=9)), ValueError, "subsample_size=9 must lie between 1 and .*8"),
     ("B = 0", lambda: start_model(linear(batch=0)), ValueError, "subsample_size=0 must lie between 1 and .*8"),
+    *[
+        (f"minibatches, {name}", lambda model=model: start_model(model), ValueError,
+         r"plate 'rows' takes minibatches of 4 of its 8 rows.*'y' in it.*\(8,\), of all rows.*as rows: and x\[rows\], y\[rows\]")
+        for name, model in {"all rows": in_minibatches(all_of, all_of), "all x": in_minibatches(all_of, at), "all y": in_minibatches(at, all_of)}.items()
+    ],
+    ("minibatches, NUTS", lambda: fs.MCMC(NUTS(in_minibatches(all_of, at)), num_warmup=1, num_samples=1).run(KEY, X, Y),
+     ValueError, "plate 'rows' takes minibatches of 4 of its 8 rows"),
+    *[
+        (f"data on disk, {name}", lambda model=model: start_model(model, fs.OnDemand(X), Y), ValueError,
+         r"^OnDemand\(.*is on disk.*subsample_size=B\) as rows: and x\[rows\].*numpyro.subsample.*x\[:\]")
+        for name, model in {
+            "subsample": in_minibatches(lambda x, rows: numpyro.subsample(x, event_dim=1), at),
+            "jnp.take": in_minibatches(lambda x, rows: jnp.take(x, rows, axis=0), at),
+            "operator": in_minibatches(lambda x, rows: jnp.ones(1) * x, at),
+            "all rows": network(),
+            "observation": lambda x, y: numpyro.sample("x", dist.Normal(numpyro.sample("a", dist.Normal()), 1.0), obs=x),
+        }.items()
+    ],
     # ---- the model
     ("functional prior missing", lambda: start(fs.fSGHMC(linear())), ValueError,
      r"fSGHMC needs .*functional_prior.*fs\.SGHMC\."),
@@ -319,6 +374,17 @@ CASES = [
     ("gp_network, points of an argument", lambda: jax.jit(lambda x: gp_network(points=x)())(GRID),
      ValueError, r"the points are not known when the model is compiled: .*points = fs.measurement.fixed\(x_train\)"),
     ("gp_network, points NaN", gp_network(points=POINTS * np.nan), ValueError, "points holds NaN"),
+    *[
+        (f"gp_network, {kind}, points of {size}", points_for_two(module, points), ValueError,
+         rf"the points have {size}.*\[M, 2\], such as fs.measurement.space_filling\(\[-2, -2\], \[2, 2\], 100\)")
+        for kind, module in (("linen", DEEP), ("nnx", nnx.Linear(2, 1, rngs=nnx.Rngs(0))))
+        for points, size in ((GRID, "1 number each"), (np.ones((5, 3)), "3 numbers each"))
+    ],
+    *[
+        (f"functional_prior, points of {size}", lambda points=points: start(fs.fSGHMC(two_inputs(points)), TWO, Y), ValueError,
+         rf"functional_prior\('f'\): the points have {size}.*input_shape=\(2,\).*space_filling\(\[-2, -2\]")
+        for points, size in ((POINTS, "1 number each"), (fs.measurement.uniform([0.0] * 3, [1.0] * 3, 4), "3 numbers each"))
+    ],
     ("gp_network, input_shape", gp_network(input_shape=(2, 2)), ValueError, "point has 1 numbers.*needs 4"),
     ("gp_network, softplus", gp_network(nn.Sequential([DEEP, nn.softplus])), ValueError, "not affine in any.*likelihood"),
     ("gp_network, outputs", gp_network(nn.Dense(3)), ValueError, r"3 output\(s\) and the prior num_outputs=None"),

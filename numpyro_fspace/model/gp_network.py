@@ -31,7 +31,7 @@ from numpyro_fspace.model.last_layer.prior import LastLayerPrior, last_layer_giv
 from numpyro_fspace.model.measurement import as_points
 from numpyro_fspace.model.networks.adapters import read_network
 from numpyro_fspace.model.networks.frozen_weights import freeze
-from numpyro_fspace.model.networks.random_module import check_input_shape, check_inputs, check_name
+from numpyro_fspace.model.networks.random_module import check_input_shape, check_inputs, check_name, of_points
 from numpyro_fspace.model.networks.weight_priors import FanIn, sample_array, sample_weights
 from numpyro_fspace.model.sites import last_layer, note
 from numpyro_fspace.priors._cholesky import as_columns, as_rows
@@ -165,7 +165,8 @@ def gp_network(
             f"{math.prod(shape)}: give points [M, {math.prod(shape)}], which are flattened inputs of the network, or "
             "the input_shape of a point."
         )
-    network = freeze(f"gp_network({name!r})", read_network(name, module, shape, "gp_network"), frozen)
+    network = read_network(name, module, shape, "gp_network", of_points(shape) if input_shape is None else None)
+    network = freeze(f"gp_network({name!r})", network, frozen)
     layer = _last_layer(name, network, shape, frozen, x_points)
     if layer.num_outputs != (prior.num_outputs or 1):
         raise ValueError(
@@ -218,7 +219,7 @@ def gp_network(
 
     def f(x):
         x = jnp.asarray(as_numbers(x, f"gp_network({name!r}): x"))
-        check_inputs(name, x, shape, "gp_network")
+        check_inputs(name, x, shape, "gp_network", by_points=input_shape is None)
         if layer.takes_integers and not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"gp_network({name!r}): the network takes integers, but x is {x.dtype}: x.astype(int).")
         values = layer.output(hidden, last, to_units(x))

@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend.core import get_opaque_trace_state
 from numpyro.primitives import Messenger
 
+from numpyro_fspace.model.networks.random_module import InputsError, numbers, points_of
 from numpyro_fspace.model.sites import is_functional_prior
 from numpyro_fspace.priors._concrete import is_traced
 
@@ -71,7 +72,13 @@ class OnePass:
     def values(self):
         """fn(x) at the measurement points."""
         if self._values is None:
-            self._values = self._array(self.fn(self.x))
+            try:
+                self._values = self._array(self.fn(self.x))
+            except InputsError as error:
+                raise ValueError(
+                    f"functional_prior({self.name!r}): the points have {numbers(self.x.shape[1])}, and its function "
+                    f"does not take them ({error}). Give as many as an input has: with 2 inputs {points_of(2)}."
+                ) from error
         return self._values
 
     def _array(self, values):

@@ -118,8 +118,11 @@ def _join(path) -> str:
     return ".".join(str(part) for part in parts).replace("/", ".") or "weight"
 
 
-def read_network(name, module, shape, maker: str = "random_module") -> Network:
-    """``module`` as a ``Network``, checked by an abstract evaluation on inputs of ``shape``."""
+def read_network(name, module, shape, maker: str = "random_module", origin: str | None = None) -> Network:
+    """``module`` as a ``Network``, checked by an abstract evaluation on inputs of ``shape``.
+
+    ``origin`` says where the shape comes from, and the cure; None means the argument ``input_shape``.
+    """
     kind, error = _kind_of(name, module, maker), None
     for dtype in (float, int):  # embeddings take integers
         x = jax.ShapeDtypeStruct((_ROWS, *shape), jnp.result_type(dtype))
@@ -132,9 +135,11 @@ def read_network(name, module, shape, maker: str = "random_module") -> Network:
         except Exception as caught:
             error = error or caught
     else:
+        sizes = ", ".join(["M", *map(str, shape)])
         raise ValueError(
-            f"{maker}({name!r}): the network does not accept inputs of shape {('M', *shape)}, as given by "
-            f"input_shape={shape} (one input, without batch). {type(error).__name__}: {error}"
+            f"{maker}({name!r}): the network does not accept inputs [{sizes}]"
+            f"{origin or f', as given by input_shape={shape} (one input, without batch).'} "
+            f"{type(error).__name__}: {error}"
         ) from error
     if not network.weights:
         raise ValueError(f"{maker}({name!r}): the network has no weights to give a prior to.")

@@ -22,7 +22,7 @@ from numpyro_fspace.model.sites import note
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FanIn", "Flat", "fan_in", "flat", "random_function", "random_module"]
+__all__ = ["FanIn", "Flat", "InputsError", "fan_in", "flat", "random_function", "random_module"]
 
 
 def random_module(
@@ -157,14 +157,43 @@ def check_input_shape(input_shape) -> tuple[int, ...]:
     return tuple(int(n) for n in shape)
 
 
-def check_inputs(name, x, shape, maker: str = "random_module"):
-    """Raise a ValueError for inputs that are not [M, *shape]."""
+class InputsError(ValueError):
+    """Inputs have another shape than a network's."""
+
+
+def numbers(size: int) -> str:
+    """How many numbers each point has, in words."""
+    return f"{size} number{'' if size == 1 else 's'} each"
+
+
+def points_of(size: int) -> str:
+    """What to write for points of ``size`` numbers each."""
+    corners = (f"[{', '.join([side] * size)}]" if size <= 3 else f"[{side}] * {size}" for side in ("-2", "2"))
+    return f"points [M, {size}], such as fs.measurement.space_filling({', '.join(corners)}, 100) or rows of the data"
+
+
+def of_points(shape) -> str:
+    """Where a network's input shape (D,) comes from if points have given it, and the cure if it is wrong."""
+    size = 3 if shape == (2,) else 2
+    return (
+        f": the points have {numbers(shape[0])}. Give points with as many as the network takes (with {size} inputs "
+        f"{points_of(size)}), or the input_shape of a point if inputs are no vectors."
+    )
+
+
+def check_inputs(name, x, shape, maker: str = "random_module", *, by_points: bool = False):
+    """Raise an ``InputsError`` for inputs that are not [M, *shape], that of points if ``by_points``."""
     if x.shape[1:] == shape and x.ndim:
         return
+    if by_points and x.ndim == 2 and x.shape != shape:
+        raise InputsError(
+            f"{maker}({name!r}): x has shape {x.shape}, and the points have {numbers(shape[0])}: give "
+            f"{points_of(x.shape[1])}, or pass an array x [N, {shape[0]}]."
+        )
     sizes = ", ".join(["M", *map(str, shape)])
     cure = f"pass an array [{sizes}]."
     if x.ndim == 1 and shape == (1,):
         cure = "pass x[:, None]."
     elif x.shape == shape:
         cure = "this is a single input; pass x[None]."
-    raise ValueError(f"{maker}({name!r}): x has shape {x.shape} but input_shape={shape} needs [{sizes}]; {cure}")
+    raise InputsError(f"{maker}({name!r}): x has shape {x.shape} but input_shape={shape} needs [{sizes}]; {cure}")
