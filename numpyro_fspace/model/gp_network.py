@@ -187,8 +187,8 @@ def gp_network(
             f"gp_network({name!r}): the standard deviation of the process at the points is {amplitude}, but must be "
             "positive: give the kernel a positive, finite variance there."
         )
-    given = {"hidden_scale": hidden_scale, "tolerance": tolerance, "is_frozen": bool(frozen)}
-    chosen = find_scales(name, layer, prior, x_points, rows_of, **given)
+    given = {"hidden_scale": hidden_scale, "tolerance": tolerance}
+    chosen = find_scales(name, layer, prior, x_points, rows_of, **given, is_frozen=bool(frozen))
     hidden = sample_weights(name, network, dict.fromkeys(layer.hidden, FanIn(chosen.hidden)))
     num_points, num_outputs = len(x_points), layer.num_outputs
     factor = tolerant_factor(prior, x_points, chosen.tolerance)
