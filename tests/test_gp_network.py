@@ -30,9 +30,9 @@ from support.laws import gaussian_p_values
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.last_layer.find_last_layer import find_last_layer
+from numpyro_fspace.model.last_layer.given_features import LastLayerPrior
 from numpyro_fspace.model.last_layer.hidden_scale import find_scales
 from numpyro_fspace.model.last_layer.input_units import units_of
-from numpyro_fspace.model.last_layer.prior import LastLayerPrior
 from numpyro_fspace.model.last_layer.ridge import ridge_solver
 from numpyro_fspace.model.networks.adapters import read_network
 
@@ -40,7 +40,7 @@ from numpyro_fspace.model.networks.adapters import read_network
 pytestmark = pytest.mark.filterwarnings("ignore:gp_network:RuntimeWarning")
 
 #: The name ``numpyro_fspace.model.gp_network`` is that of the function.
-MODULE = importlib.import_module("numpyro_fspace.model.last_layer.prior")
+MODULE = importlib.import_module("numpyro_fspace.model.last_layer.given_features")
 POINTS = np.linspace(-1.0, 1.0, 6, dtype=np.float32)[:, None]
 FLAT = np.random.default_rng(0).uniform(-1.0, 1.0, (6, 2)).astype(np.float32)
 SMOOTH, ROUGH = tinygp.kernels.ExpSquared(0.6), 4.0 * tinygp.kernels.Matern32(0.5)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from support.compilation import quick_jit
 
+from numpyro_fspace.model.last_layer.given_features import LastLayerPrior
 from numpyro_fspace.model.last_layer.marginal_likelihood import log_marginal
-from numpyro_fspace.model.last_layer.prior import LastLayerPrior
 from numpyro_fspace.model.last_layer.ridge import ridge_solver
 
 #: Rows and columns of Ψ: narrower than the points, wider, and nearly square, which is solved by the rows.

@@ -13,7 +13,7 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_fspace._checks import check_count, check_positive, one_line
 from numpyro_fspace._xla import matmul
-from numpyro_fspace.priors._concrete import is_traced
+from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
 from numpyro_fspace.priors.fit import NOISE_FLOOR
 from numpyro_fspace.priors.gp_prior import check_columns, on_rows

@@ -29,7 +29,7 @@ from numpyro_fspace.model.last_layer.integrable import find_block
 from numpyro_fspace.model.last_layer.marginal_potential import MarginalPotential
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.programs.cache import cached_program, content_key
-from numpyro_fspace.priors._concrete import is_traced
+from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ import numpyro.distributions as dist
 from numpyro_fspace._checks import as_numbers, check_positive
 from numpyro_fspace.model.inference_engine import current_engine
 from numpyro_fspace.model.last_layer.find_last_layer import find_last_layer
+from numpyro_fspace.model.last_layer.given_features import LastLayerPrior, last_layer_given
 from numpyro_fspace.model.last_layer.hidden_scale import find_scales
 from numpyro_fspace.model.last_layer.input_units import units_of
-from numpyro_fspace.model.last_layer.prior import LastLayerPrior, last_layer_given
 from numpyro_fspace.model.measurement import as_points
 from numpyro_fspace.model.networks.adapters import read_network
 from numpyro_fspace.model.networks.frozen_weights import freeze
@@ -35,7 +35,7 @@ from numpyro_fspace.model.networks.random_module import check_input_shape, check
 from numpyro_fspace.model.networks.weight_priors import FanIn, sample_array, sample_weights
 from numpyro_fspace.model.sites import last_layer, note
 from numpyro_fspace.priors._cholesky import as_columns, as_rows
-from numpyro_fspace.priors._concrete import is_traced
+from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.priors.gaussian_base import GaussianProcess
 from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
 from numpyro_fspace.priors.tolerance import tolerant_factor

@@ -36,7 +36,7 @@ from numpyro_fspace.model.point_samplers import (
     concatenated,
 )
 from numpyro_fspace.model.rounding import lost_to_rounding
-from numpyro_fspace.priors._concrete import is_traced
+from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real
 
 if TYPE_CHECKING:

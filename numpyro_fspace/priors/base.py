@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import as_numbers
-from numpyro_fspace.priors._concrete import is_traced
+from numpyro_fspace.priors._tracing import is_traced
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Key

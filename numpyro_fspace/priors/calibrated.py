@@ -1,4 +1,7 @@
-"""``CalibratedPrior``: a Gaussian prior over functions, relative to the network's own distribution."""
+"""``CalibratedPrior``: a Gaussian prior over functions, relative to the network's own distribution.
+
+It is for ``functional_prior``. A ``gp_network`` calibrates its last layer (``model/last_layer/given_features.py``).
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import as_numbers, check_count
-from numpyro_fspace.priors._concrete import is_traced
+from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.priors.base import as_positive
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 from numpyro_fspace._checks import check_count, check_key, check_positive, one_line
 from numpyro_fspace._xla import matmul
 from numpyro_fspace.priors._cholesky import KERNEL_CURE, as_columns, warn_of_indefinite
-from numpyro_fspace.priors._concrete import is_traced
+from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
 from numpyro_fspace.priors.gp_prior import GPPrior
 from numpyro_fspace.priors.kernel_params import kernel_and_params

@@ -23,8 +23,8 @@ from numpyro_fspace.priors._cholesky import (
     product,
     warn_of_indefinite,
 )
-from numpyro_fspace.priors._concrete import at_compile_time, in_default_precision, is_traced
 from numpyro_fspace.priors._nugget import as_diagonal, default_nugget
+from numpyro_fspace.priors._tracing import at_compile_time, in_default_precision, is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values, deprecated_law
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.priors._cholesky import checked_variances
-from numpyro_fspace.priors._concrete import at_compile_time, is_traced
+from numpyro_fspace.priors._tracing import at_compile_time, is_traced
 from numpyro_fspace.priors.base import as_real
 from numpyro_fspace.priors.gaussian_base import GaussianProcess
 

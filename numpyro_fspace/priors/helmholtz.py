@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_fspace._checks import one_line
 from numpyro_fspace._xla import matmul
-from numpyro_fspace.priors._concrete import at_compile_time
+from numpyro_fspace.priors._tracing import at_compile_time
 from numpyro_fspace.priors.gp_prior import check_columns
 
 if TYPE_CHECKING:

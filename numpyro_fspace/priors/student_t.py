@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.scipy.special import betaln, gammaln
 
 from numpyro_fspace._checks import check_key, check_shape
-from numpyro_fspace.priors._concrete import is_traced
+from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive
 from numpyro_fspace.priors.gp_prior import GPPrior
 

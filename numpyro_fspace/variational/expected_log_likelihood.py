@@ -1,4 +1,4 @@
-"""Expected log likelihoods under a guide, in closed form if the likelihood is Gaussian, otherwise from draws."""
+"""Expected log likelihoods of ``FunctionalELBO`` (GFSVI and others): Gaussian in closed form, others from draws."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""All rules of the step size: the stable step for a curvature, and how warm-up tunes, shortens and cools it.
+"""The rules of the step size: the stable step for a curvature, and how warm-up tunes, shortens and cools it.
 
 The largest curvature of the potential in the preconditioner's coordinates gives the longest step. Samplers with a
 Metropolis test, and MCLMC, are then tuned to an acceptance probability. Others are shortened if a draw of burn-in is
-unstable, and cooled if the mean temperature stays too high.
+unstable, and cooled if the mean temperature stays too high. ``updates.py`` applies these rules, for the settings of a
+sampler (``stable_step_size`` in ``mcmc/sampler_adapters.py``); ``friction.py`` shortens steps for the gradient's noise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Minibatches: which rows of a subsampled plate a gradient step uses; a model that has them, outside of a run."""
+"""Minibatches: which rows of a subsampled plate a gradient step uses; a model that has them, outside of a run.
+
+A run asks for them by the effect handler ``fresh_draws`` (``model/handlers.py``).
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.model.functions import some_rows
-from numpyro_fspace.priors._concrete import evaluated
+from numpyro_fspace.priors._tracing import evaluated
 
 if TYPE_CHECKING:
     from numpyro_fspace.priors.gaussian_base import GaussianProcess

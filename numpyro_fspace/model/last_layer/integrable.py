@@ -11,7 +11,7 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.util import is_identically_one
 
 from numpyro_fspace.model.checks.sites import check_observations
-from numpyro_fspace.model.last_layer.prior import LastLayerPrior
+from numpyro_fspace.model.last_layer.given_features import LastLayerPrior
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.programs.analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
