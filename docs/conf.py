@@ -107,7 +107,13 @@ def render_notebooks(app):
             (out / name).write_bytes(content)
 
 
+def link_rendered_notebooks(app, docname, source):
+    """Lead links to notebooks, which are written as they work on GitHub, to the pages made of them."""
+    source[0] = re.sub(r"\]\(\.\./((?:\.\./)*notebooks/\w+)\.ipynb", r"](\1.md", source[0])
+
+
 def setup(app):
     app.connect("builder-inited", render_notebooks)
+    app.connect("source-read", link_rendered_notebooks)
     app.connect("autodoc-process-docstring", escape_plain_formulas, priority=100)
     app.connect("env-check-consistency", check_coverage)

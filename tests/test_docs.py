@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
+import numpyro
 import pytest
 from PIL import Image
 from scipy.stats import multivariate_normal
@@ -47,16 +48,19 @@ def check_getting_started(names):
     assert names["f"].shape == (40, 201) and is_finite(names, "f", "y_new")
     assert names["of_network"].shape == (10, 201) and names["of_process"].shape == (500, 201)
     np.testing.assert_array_equal(names["f_again"].squeeze(-1), names["f"])
-    assert all(Path(name).stat().st_size > 10_000 for name in ("prior.png", "functions.png"))
+    assert all(Path(name).stat().st_size > 10_000 for name in ("prior.png", "posterior.png"))
 
 
 def check_large_data(names):
     assert names["f"].shape == (10, 44) and is_finite(names, "f", "draws")  # ten draws at the table's test rows
+    assert is_finite({"draws": names["on_disk"].get_samples()}, "draws")
 
 
 def check_saving(names):
     assert names["f"].shape == names["first"].shape == (10, 201, 1) and is_finite(names, "f", "first")
     assert names["inference"].posterior["f"].shape[:2] == (1, 10)
+    assert names["joined"].shape == (1, 20, 201, 1)
+    assert names["third"].shape == (10, 201, 1) and is_finite(names, "third")
 
 
 def check_choosing(names):
@@ -72,14 +76,11 @@ def check_choosing(names):
 
 def check_partly_bayesian(names):
     """Frozen weights have no draws; restored ones are those that were saved; no factors leave the network as it is."""
-    for f in ("f_last", "f_process"):
+    for f in ("f_last", "f_process", "f_torch"):
         assert names[f].shape[1:] == (400, 1) and is_finite(names, f)
     frozen, backbone = (fs.model.weights_by_path(names[k]) for k in ("frozen", "backbone"))
     jax.tree.map(np.testing.assert_array_equal, frozen, backbone)
-    assert {path: array.shape for path, array in names["first"].items()} == {
-        "first.kernel": (1, 50),
-        "first.bias": (50,),
-    }
+    jax.tree.map(np.testing.assert_array_equal, names["from_torch"], dict(names["backbone"]))
     draws, targets = names["mcmc"].get_samples(), names["targets"]
     assert set(draws) == {f"f.{path}.{factor}" for path in targets for factor in "AB"}
     assert names["probabilities"].shape == (60, 2) and is_finite(names, "probabilities")
@@ -116,6 +117,9 @@ def check_models(names):
     np.testing.assert_allclose(names["digit_probabilities"].sum(-1), np.ones(497), rtol=1e-5)
     assert names["of_labels"].mean.shape == (50, 3) and is_finite(names, "auc") and 0 <= names["auc"] <= 1
     assert np.all(names["low"] < names["high"])
+    assert np.all(names["low_rate"] < names["high_rate"]) and np.all(names["fewest"] <= names["most"])
+    with numpyro.handlers.seed(rng_seed=0):
+        assert names["one_for_each_input"](2).sample(jax.random.key(0), np.eye(2), (3,)).shape[:2] == (3, 2)
     assert len(names["kept"]) == 80 and names["y_missing"].shape == (10, 20)
     assert names["beyond"].shape == (10, 100) and is_finite(names, "y_missing", "beyond")
 
@@ -174,7 +178,7 @@ def test_code_of_a_guide_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     np.save("x.npy", rng.normal(size=(2048, 3)).astype(np.float32))  # data on disk, where a guide reads some
-    np.save("y.npy", rng.normal(size=2048).astype(np.float32))
+    np.save("y.npy", np.sin(np.load("x.npy")[:, 0]) + 0.1 * rng.normal(size=2048).astype(np.float32))
     names = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # chains this short may run hot, or rest, and say so
@@ -194,13 +198,18 @@ def test_the_program_of_the_readme_is_short():
     assert len(lines) <= 15 and max(map(len, lines)) <= 100
 
 
-@pytest.fixture(scope="module")
-def pictures():
-    """The script that makes the README's pictures."""
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
+def program(name):
+    """A Python file of the folder ``docs``, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    """The script that makes the README's pictures."""
+    return program("pictures")
 
 
 def test_gallery_pictures_are_parts_of_the_notebooks(pictures):
@@ -245,6 +254,7 @@ def test_every_page_with_code_is_run():
 
 BUILT = ROOT / "docs" / "notebooks"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+SUBPAGES = [page for folder in ("api", "notes", "results") for page in sorted((ROOT / "docs" / folder).glob("*.md"))]
 
 
 def links(text):
@@ -259,16 +269,32 @@ def headings(path):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + SUBPAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
+    """In a clone, where the pictures of notebooks (another test looks for them) are not yet made."""
     for target in links(page.read_text()):
         name, _, anchor = target.partition("#")
         path = (page.parent / name if name else page).resolve()
-        if path.is_relative_to(BUILT):  # pages and pictures that the build makes of the notebooks
-            stem = path.relative_to(BUILT).parts[0].removesuffix(".md").removesuffix("_files")
-            path = ROOT / "notebooks" / f"{stem}.ipynb"
-        assert path.exists(), f"{page.name} links to {target}"
+        if path.is_relative_to(BUILT) and path.suffix == ".png":
+            continue
+        assert path.exists() and not path.is_relative_to(BUILT), f"{page.name} links to {target}"
         assert not anchor or anchor in headings(path), f"{page.name} links to {target}: no such heading"
+
+
+def test_links_to_notebooks_lead_to_their_pages_in_the_build():
+    """``docs/conf.py`` writes them anew: each is then the path, from its page, of a page made of a notebook."""
+    pytest.importorskip("sphinx")
+    conf = program("conf")
+    made = {(BUILT / f"{path.stem}.md").resolve() for path in (ROOT / "notebooks").glob("*.ipynb")}
+    found = []
+    for page in (page for page in PAGES + SUBPAGES if page.is_relative_to(ROOT / "docs")):
+        source = [page.read_text()]
+        before = links(source[0])
+        conf.link_rendered_notebooks(None, None, source)
+        changed = [(old, new) for old, new in zip(before, links(source[0]), strict=True) if old != new]
+        assert [old for old, _ in changed] == [old for old in before if ".ipynb" in old]
+        found += [(page.parent / new.partition("#")[0]).resolve() for _, new in changed]
+    assert set(found) == made  # the gallery has all of them
 
 
 @pytest.mark.parametrize("notebook", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
