@@ -132,6 +132,10 @@ SAMPLERS = Table(
     [
         *rows("gp_network"),
         Row(("fSGHMC, product of priors",), {"method": "fsghmc"}),
+        Row(("fSGHMC, product, N(0, 1) weights",), {"method": "fsghmc", "weight_sd": 1.0}),
+        Row(
+            ("fSGHMC, product, N(0, 3²/fan-in) weights",), {"method": "fsghmc", "weight_sd": None, "weight_scale": 3.0}
+        ),
         Row(("fSGLD, product of priors",), {"method": "fsgld"}),
         *rows("sghmc sgld"),
         Row(("SGHMC, N(0, 1) weights",), {"method": "sghmc", "weight_sd": 1.0}),
