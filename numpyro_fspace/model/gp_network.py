@@ -2,9 +2,9 @@ r"""``gp_network``: a network whose values at given points have the distribution
 
 A network that is linear in its last layer is :math:`g(x) + \varphi_v(x)^\top a` with features φ_v of the hidden weights
 v. Given v everything is Gaussian, so the last layer can be drawn such that the network has the distribution of a
-Gaussian process of mean zero at the points X_M for every v, up to what the features cannot span there: draw a₀ from the
-last layer's own prior and f̃ from the process, with τ² added to its variances, and correct a₀ by the ridge regression of
-the difference,
+Gaussian process of mean zero at the points X_M for every v, up to what the features cannot span there
+(``last_layer/given_features.py``): draw a₀ from the last layer's own prior and f̃ from the process, with τ² added to its
+variances, and correct a₀ by the ridge regression of the difference,
 
 .. math:: a = a_0 + A \Phi^\top S^{-1} (\tilde f - g - \Phi a_0 - \tau e), \qquad S = \Phi A \Phi^\top + \tau^2 I,
 
