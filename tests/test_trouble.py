@@ -424,6 +424,8 @@ def test_arrays_that_are_taken_for_weights_are_named():
         numpyro.sample("y", dist.Normal(f(x), 0.1), obs=y)
 
     draws = {k: np.zeros((2, 5, 4), np.float32) for k in "ab"}
+    hidden = structure(numpyro.handlers.block(model, hide=["f"]), {k: v[0, 0] for k, v in draws.items()}, (X, Y), {})
+    assert hidden.by_hand == {"a", "b"}  # also where an effect handler hides the prior
     judged = quantities_of(model, draws, (X, Y), {})
     assert judged.others is None and judged.left_out == ("weights (units can be exchanged, with a, b)",)
 

@@ -108,8 +108,9 @@ def structure(model, draw, args, kwargs) -> Structure:
     weights = {k for k in draw if k in trace and "fspace" in trace[k].get("infer", {})}
     weights |= draw.keys() & set(module_weights(trace))
     # Written by hand: the arrays that a function is made of, but for what the process of a gp_network depends on.
-    declared = {k for name in names if trace[name]["type"] == "network" for k in outputs[name]} | weights
-    others = {k for name in names if trace[name]["type"] != "network" for k in outputs[name] - inputs[name]}
+    networks = {k for k, site in trace.items() if site["type"] == "network"}
+    declared = {k for name in networks & set(names) for k in outputs[name]} | weights
+    others = {k for name in set(names) - networks for k in outputs[name] - inputs[name]}
     by_hand = {k for k in others - declared if np.size(draw[k]) > 1}
     weights |= by_hand
     composed = {name for name in names if inputs[name] & weights}
