@@ -163,7 +163,7 @@ def convert_observation(msg):
     """Convert a site's observation (a list, a pandas Series, an array in another byte order) to an array for JAX."""
     value = msg["value"]
     if msg["type"] == "sample" and isinstance(value, OnDemand):
-        value.__jax_array__  # noqa: B018  # refuses
+        raise value.refused()
     is_given = hasattr(value, "__array__") or isinstance(value, list | tuple | range | str | bytes)
     if msg["type"] == "sample" and is_given:
         msg["value"] = as_numbers(msg["value"], f"The observation {msg['name']!r}")

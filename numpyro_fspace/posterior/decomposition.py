@@ -13,13 +13,10 @@ from numpyro.distributions import discrete
 
 from numpyro_fspace._checks import check_count, one_line
 from numpyro_fspace.model.checks.arguments import checked_arguments
-from numpyro_fspace.model.checks.indices import plates_of
 from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.entry_point import entry_point
-from numpyro_fspace.model.handlers import own_keys
 from numpyro_fspace.model.programs.analysis import sources
-from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sites import base_distribution, weights_of
+from numpyro_fspace.model.sites import base_distribution
 from numpyro_fspace.posterior.arrays import is_key
 from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.posterior import as_posterior
@@ -197,18 +194,14 @@ class _Moments(Evaluator):
             )
 
     def _evaluation(self, plates, draw, key, *given) -> Evaluation:
-        args, kwargs, _ = given
-        with (asked := own_keys()):
-            trace = run_model(self.posterior.model, args, kwargs, key=key, substitute=draw)
-        plates.update(plates_of(trace))
-        weights = weights_of(trace)
+        trace, weights, has_own_noise = self._traced(plates, draw, key, given)
         sites = [k for k, s in trace.items() if s["type"] == "sample" and is_output(s, draw, weights)]
         if self._asked not in sites and (self._asked is not None or len(sites) != 1):
             raise ValueError(f"decompose: site={self._asked!r}, but the observed sites of the model are {sites}.")
         self.site = sites[0] if self._asked is None else self._asked
         law = trace[self.site]["fn"]
         self.law = type(base_distribution(law)).__name__
-        return Evaluation(_moments(self.site, law), {}, asked.num > 0)
+        return Evaluation(_moments(self.site, law), {}, has_own_noise)
 
 
 def _moments(name: str, law: dist.Distribution) -> dict:

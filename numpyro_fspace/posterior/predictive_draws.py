@@ -152,12 +152,17 @@ class Evaluator:
             )
         return {} if mixed else axes, size
 
-    def _evaluation(self, plates, draw, key, *given) -> Evaluation:
-        args, kwargs, inputs = given
+    def _traced(self, plates, draw, key, given):
+        """``(trace, names of its weights, whether the model has random numbers of its own)`` at a draw."""
+        args, kwargs, _ = given
         with (asked := own_keys()):
             trace = run_model(self.posterior.model, args, kwargs, key=key, substitute=draw)
         plates.update(plates_of(trace))
-        weights = weights_of(trace)
+        return trace, weights_of(trace), asked.num > 0
+
+    def _evaluation(self, plates, draw, key, *given) -> Evaluation:
+        trace, weights, has_own_noise = self._traced(plates, draw, key, given)
+        *_, inputs = given
         found = {k: s["value"] for k, s in trace.items() if is_output(s, draw, weights)}
         undrawn = [k for k in found if trace[k]["type"] == "sample" and not is_drawable(trace[k])]
         if undrawn:
@@ -177,7 +182,7 @@ class Evaluator:
         for name in distributions:
             if jnp.iscomplexobj(found[name]):
                 raise TypeError(f"The site {name!r} is complex; densities are of real numbers.")
-        is_noisy = asked.num > 0 or any(k in trace and k not in found for k in self.from_prior)
+        is_noisy = has_own_noise or any(k in trace and k not in found for k in self.from_prior)
         return Evaluation(evaluate(functions_of(trace), inputs) | widened(found), distributions, is_noisy)
 
 

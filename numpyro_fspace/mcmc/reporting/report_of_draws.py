@@ -7,9 +7,9 @@ from dataclasses import replace
 import jax
 import numpy as np
 
+from numpyro_fspace._xla import taken
 from numpyro_fspace.mcmc.reporting.report_table import Report
 from numpyro_fspace.model.potential import ModelPotential
-from numpyro_fspace.model.sites import is_functional_prior
 from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import diagnose
 from numpyro_fspace.posterior.model_structure import structure
@@ -43,15 +43,17 @@ def report_of_draws(mcmc, args, kwargs, *, inputs=None) -> Report:
     functions, sites, doubts = convergence_of(judged)
     diverging = mcmc.get_extra_fields().get("diverging")
     accept_prob = getattr(mcmc.last_state, "mean_accept_prob", np.nan)
-    trace = structure(model, {k: v[0, 0] for k, v in draws.items()}, args, kwargs).trace
-    shares = {}
-    if any(is_functional_prior(site) for site in trace.values()):
-        shares = product_shares(ModelPotential(model, args, kwargs, key=jax.random.key(0)))
     unknown = np.full(posterior.num_chains, np.nan)
+    shares, left_out = {}, judged.left_out
+    if structure(model, taken(draws, 0, 0), args, kwargs).priors:
+        try:
+            shares = product_shares(ModelPotential(model, args, kwargs, key=jax.random.key(0)))
+        except ValueError as error:  # a model that our kernels refuse, with discrete sites, say
+            left_out = (*left_out, f"the product with the weights' prior ({error})")
     found = Report(
         functions,
         sites,
-        judged.left_out,
+        left_out,
         num_diverging=None if diverging is None else int(np.sum(diverging)),
         temperature=unknown,
         configurational=None,

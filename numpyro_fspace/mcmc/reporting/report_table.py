@@ -77,26 +77,31 @@ class Report:
         return self.weighted_noise_share
 
     def __str__(self) -> str:
-        temperature = "" if np.isnan(self.temperature).all() else f"temperature {self._range(self.temperature)}, "
-        if self.configurational is not None:
-            temperature += f"configurational {self.configurational}, "
         lines = [] if self.functions is None else [str(self.functions)]
         lines += [] if self.sites is None else [str(self.sites).replace("Functions", "Sites", 1)]
         lines += [f"Left out: {'; '.join(self.left_out)}."] if self.left_out else []
         if self.product_shares:
             shares = ", ".join(f"{100 * share:.0f} % under {name}" for name, share in self.product_shares.items())
             lines.append(f"Prior: of the process's variance the product with the weights' prior has {shares}.")
-        sampler = {
-            f"acceptance {self.acceptance:.2f}": self.acceptance,
-            f"gradient-noise share {self.noise_share:.3f} (where it acts {self.weighted_noise_share:.2f})": (
-                self.noise_share
-            ),
-            f"{self.num_diverging} diverging": np.nan if self.num_diverging is None else 0.0,
-            f"weight drift × {self._range(self.drift)}": np.max(self.drift),
-        }
-        known = ", ".join(text for text, value in sampler.items() if not np.isnan(value))
-        lines += [f"Sampler: {temperature}{known}"] if known else []
+        if sampler := ", ".join(self._of_sampler()):
+            lines.append(f"Sampler: {sampler}")
         return "\n".join(lines + [f"Look: {line}" for line in self.advice] + ([] if self.advice else ["No doubts."]))
+
+    def _of_sampler(self):
+        """What is known of the sampler, part by part."""
+        is_ours = not (np.isnan(self.noise_share) and np.isnan(self.drift).all())  # whose NaN is shown
+        if not np.isnan(self.temperature).all():
+            yield f"temperature {self._range(self.temperature)}"
+        if self.configurational is not None:
+            yield f"configurational {self.configurational}"
+        if is_ours or not np.isnan(self.acceptance):
+            yield f"acceptance {self.acceptance:.2f}"
+        if is_ours:
+            yield f"gradient-noise share {self.noise_share:.3f} (where it acts {self.weighted_noise_share:.2f})"
+        if self.num_diverging is not None:
+            yield f"{self.num_diverging} diverging"
+        if is_ours:
+            yield f"weight drift × {self._range(self.drift)}"
 
     def __repr__(self) -> str:
         return f"Report({self.functions!r}, num_doubts={len(self.advice)})"

@@ -105,7 +105,11 @@ class OnDemand:
 
         Not by a ``TypeError``, for which JAX would raise one of its own that does not name the cure.
         """
-        raise ValueError(
+        raise self.refused()
+
+    def refused(self) -> ValueError:
+        """The error for a use of the whole array, which names the cure."""
+        return ValueError(
             f"{self!r} is on disk: a model takes rows of it, by minibatches, and not the whole array. Write "
             f'with numpyro.plate("data", {len(self)}, subsample_size=B) as rows: and x[rows] within, also in place of '
             "numpyro.subsample(x, ...); or, if the data fit into memory, pass x[:] to the model."
