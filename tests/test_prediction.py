@@ -321,7 +321,11 @@ def test_the_largest_array_bounds_the_number_of_draws_at_a_time(monkeypatch, on_
 
     calls = []
     compiled = predictive_draws.compile_chunk
-    monkeypatch.setattr(predictive_draws, "compile_chunk", lambda fn, given: Recorder(compiled(fn, given), calls))
+    monkeypatch.setattr(
+        predictive_draws,
+        "compile_chunk",
+        lambda fn, given, **settings: Recorder(compiled(fn, given, **settings), calls),
+    )
     x = np.linspace(0.0, 1.0, 40, dtype=np.float32)[:, None]
     given = fs.OnDemand(x) if on_demand else x
     whole = fs.predict(DRAWS, KEY, given, model=model, inputs={})
@@ -356,8 +360,12 @@ def test_a_function_is_evaluated_once_where_the_model_and_its_names_have_equal_i
         fs.functional_prior("f", net, Independent(), np.zeros((4, 2), np.float32))
         numpyro.deterministic("mean", net(x))
 
-    compiled = predictive_draws.compile_chunk
-    monkeypatch.setattr(predictive_draws, "compile_chunk", lambda fn, given: Looked(compiled(fn, given), []))
+    compile_chunk = predictive_draws.compile_chunk
+
+    def recorded(fn, given, **settings):
+        return Looked(compile_chunk(fn, given, **settings), [])
+
+    monkeypatch.setattr(predictive_draws, "compile_chunk", recorded)
     draws = {"net.kernel": jnp.ones((5, 2, 3)), "net.bias": jnp.zeros((5, 3))}
     for x in (np.ones((50, 2), np.float32), np.ones((50, 2))):  # the second in another precision
         values = fs.predict(draws, KEY, x, model=model)

@@ -6,6 +6,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import tinygp
+from flax import linen as nn
 from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
@@ -53,6 +55,12 @@ def regression(x, y):
     numpyro.sample("y", dist.Normal(jnp.tanh(x @ w) @ v, 0.3), obs=y)
 
 
+def of_network(x, y):
+    f = fs.gp_network("f", nn.Dense(1), fs.GPPrior(tinygp.kernels.ExpSquared(0.5)), np.eye(3), hidden_scale=1.0)
+    numpyro.sample("sigma", dist.HalfNormal(1.0))
+    numpyro.sample("y", dist.Normal(f(x)[:, 0], 1.0), obs=y)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [fs.SGLD, fs.SGHMC])
 @pytest.mark.parametrize("preconditioner", [fs.preconditioners.rmsprop(), fs.preconditioners.prior_scale()])
@@ -95,7 +103,30 @@ def test_only_large_arrays_are_divided_among_threads(num_rows, num_chains, is_di
     mcmc = fs.MCMC(fs.SGLD(regression, step_size=1e-4, num_steps=2), num_warmup=0, num_samples=1, **settings)
     mcmc.run(jax.random.key(0), jnp.ones((num_rows, 3)), jnp.zeros(num_rows))
     (loop,) = mcmc._loops.values()
-    assert (loop.options is None) is is_divided
+    assert (loop.options(mcmc.last_state.plan) is None) is is_divided
+
+
+def test_options_that_this_compiler_lacks_are_left_out():
+    """XLA refuses a program that is given an option which it does not know."""
+    known = xla._known(xla_backend_optimization_level=1, xla_no_such_option=True)
+    assert known == {"xla_backend_optimization_level": 1}
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a CPU's compiler")
+@pytest.mark.filterwarnings("ignore:gp_network:RuntimeWarning")
+def test_programs_that_factorize_matrices_are_compiled_quickly(monkeypatch):
+    monkeypatch.setattr(xla, "optimizes", lambda: True)
+    quick = xla.compiler_options(is_divided=False, is_quick=True)
+    assert quick["xla_backend_optimization_level"] == 1
+    assert xla.UNDIVIDED.items() <= quick.items()
+    assert xla.compiler_options(is_divided=False) == xla.UNDIVIDED
+    assert jax.jit(lambda x: 2 * x, compiler_options=quick)(3) == 6
+    network = fs.MCMC(fs.SGHMC(of_network, num_steps=2), num_warmup=0, num_samples=1, progress_bar=False)
+    plain = fs.MCMC(fs.SGLD(regression, step_size=1e-4, num_steps=2), num_warmup=0, num_samples=1, progress_bar=False)
+    for mcmc, expected in ((network, quick), (plain, xla.UNDIVIDED)):
+        plan = mcmc.sampler.prepare((jnp.ones((20, 3)), jnp.zeros(20)), {}, 0)
+        loop = mcmc._loop(("z",), (None, ()), None, plan.largest_array, 1)
+        assert loop.options(plan) == expected
 
 
 @pytest.mark.slow

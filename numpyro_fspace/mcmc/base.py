@@ -12,7 +12,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_fspace._checks import as_numbers, check_count, check_is_model, check_positive, check_step_size, one_line
-from numpyro_fspace._xla import UNOPTIMIZED, chains_together
+from numpyro_fspace._xla import chains_together, compiler_options
 from numpyro_fspace.mcmc import chain_updates
 from numpyro_fspace.mcmc.plan import Plan, make_plan, one_at_a_time, structure_of
 from numpyro_fspace.mcmc.reporting.end_of_run import judge_numpyro_runs
@@ -212,9 +212,7 @@ class SGMCMCKernel(MCMCKernel):
 
             return one(rng_key, init_params) if single else jax.vmap(one)(rng_key, init_params)
 
-        is_alone = not is_nested()  # else no options can be given
-        options = UNOPTIMIZED if is_alone and jax.default_backend() == "cpu" else None
-        start = self._compiled(init, static, "init", plan, single, is_alone, options=options)
+        start = self._compiled(init, static, "init", plan, single)
         with known_values(self._model, model_args, model_kwargs, "run"):
             return start(rng_key, init_params, arrays)._replace(plan=plan)
 
@@ -295,6 +293,7 @@ class SGMCMCKernel(MCMCKernel):
         """Why a Metropolis test does not apply to these settings; None if it does."""
         return "step_size is a schedule" if callable(self.step_size) else None
 
-    def _compiled(self, fn, static, *key, options=None):
-        """``jax.jit(fn)``, made once for each structure of arguments and key."""
-        return cached_program(self._programs, static, key, jax.jit(fn, compiler_options=options))
+    def _compiled(self, fn, static, *key):
+        """``jax.jit(fn)`` for a few calls, made once for each structure of arguments and key."""
+        options = None if is_nested() else compiler_options(is_quick=True)  # a part of another program has its options
+        return cached_program(self._programs, static, (*key, is_nested()), jax.jit(fn, compiler_options=options))

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from numpyro.util import nested_attrgetter
 
-from numpyro_fspace._xla import UNDIVIDED, one_program
+from numpyro_fspace._xla import compiler_options, one_program
 from numpyro_fspace.mcmc.phases import phases
 from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.state import KernelState, with_axis
@@ -52,7 +52,7 @@ class Loop:
     def __init__(self, kernel, fields, join, *, num_chains: int, thinning: int, constrain, mesh, is_divided: bool):
         self.kernel, self.fields, self.join = kernel, fields, join
         self.num_chains, self.thinning, self.constrain, self.mesh = num_chains, thinning, constrain, mesh
-        self.options = None if is_divided else UNDIVIDED
+        self.is_divided = is_divided
         self._programs: dict = {}
         shardings = None if mesh is None else NamedSharding(mesh, BY_CHAIN)
         self._slots = jax.jit(self._make_slots, static_argnums=0, out_shardings=shardings)
@@ -68,12 +68,12 @@ class Loop:
         not kept.
         """
         if not isinstance(state, KernelState):
-            return self._program(None, keeps=True)(state, draws, start, stop, first, arrays, inputs)
+            return self._program(None, None, keeps=True)(state, draws, start, stop, first, arrays, inputs)
         offset = _draws_made(state, start) - start  # a run that goes on is past its warm-up
         for phase in phases(state.plan, start + offset, stop + offset):
             if phase.update is not warm_start:
                 state = started(state)
-            program = self._program(phase.update, keeps=phase.keeps)
+            program = self._program(phase.update, state.plan, keeps=phase.keeps)
             if phase.keeps:
                 state, draws = program(state, draws, phase.start - offset, phase.stop - offset, first, arrays, inputs)
             else:
@@ -101,9 +101,13 @@ class Loop:
         kept = jax.eval_shape(lambda state, arrays: self._stored(state, *self.join(arrays)[:3], inputs), state, arrays)
         return jax.tree.map(lambda spec: _empty(spec, num), kept)
 
-    def _program(self, update, *, keeps: bool):
+    def options(self, plan) -> dict | None:
+        """Options of the compiler for the programs of a plan, or of a kernel without one."""
+        return compiler_options(is_divided=self.is_divided, is_quick=plan is not None and plan.factorizes)
+
+    def _program(self, update, plan, *, keeps: bool):
         """The program that makes draws and keeps them, or only updates a state, by a function of ``chain_updates``."""
-        key = update, keeps, is_nested()
+        key = update, keeps, is_nested(), plan is not None and plan.factorizes
         if key not in self._programs:
             program: Callable = partial(self._draw if keeps else self._advance, update)
             if self.mesh is not None:  # every device runs its own chains
@@ -111,7 +115,7 @@ class Loop:
                 specs = {"in_specs": in_specs, "out_specs": (EACH, BY_CHAIN) if keeps else EACH}
                 program = jax.shard_map(program, mesh=self.mesh, axis_names={CHAINS}, check_vma=False, **specs)
             if not is_nested():  # otherwise it is part of another program, which has its own options
-                program = jax.jit(program, donate_argnums=1 if keeps else (), compiler_options=self.options)
+                program = jax.jit(program, donate_argnums=1 if keeps else (), compiler_options=self.options(plan))
             self._programs[key] = program
         return self._programs[key]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import check_count, native
-from numpyro_fspace._xla import largest_array
+from numpyro_fspace._xla import compiler_options, largest_array
 from numpyro_fspace.model.data.arguments import split_arrays
 
 __all__ = ["compile_chunk", "map_compiled", "map_draws", "most_at_once", "share_equal"]
@@ -16,16 +18,17 @@ __all__ = ["compile_chunk", "map_compiled", "map_draws", "most_at_once", "share_
 CHUNK = 2**25
 
 
-def compile_chunk(fn, given):
+def compile_chunk(fn, given, *, is_quick: bool = False):
     """``fn`` over draws and keys, compiled; arrays in ``given`` enter as arguments.
 
     An array that stands at several places is one argument, so that what is computed from it is computed once.
+    ``is_quick`` is for a program that takes longer to compile than to run.
     """
     arrays, _, join = split_arrays(given)
     places = [id(a) for a in arrays]
     first = [places.index(place) for place in places]
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=compiler_options(is_quick=is_quick))
     def chunk(draws, keys, arrays):
         filled = join([arrays[i] for i in first])
         return jax.vmap(lambda draw, key: fn(draw, key, *filled))(draws, keys)

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluator", "as_arrays", "deterministic_draws", "function_draws", "is_output", "log_likelihood"]
 
+#: Up to so many rows at all draws together, a program takes longer to compile than to run.
+MAX_QUICK = 2**20
+
 
 class Evaluator:
     """Functions and observations at each draw of a posterior.
@@ -106,7 +109,7 @@ class Evaluator:
             def one_draw(*given):
                 return evaluation(*given).values
 
-            compiled = compile_chunk(one_draw, given)
+            compiled = compile_chunk(one_draw, given, is_quick=num * len(keys) <= MAX_QUICK)
             traced = compiled.trace(draws, keys, split_arrays(given)[0]).jaxpr
             programs |= {"one draw": one_draw, "all": compiled, "probe": probe, "traced": traced, "plates": plates}
         all_rows, arrays = programs["all"], split_arrays(given)[0]

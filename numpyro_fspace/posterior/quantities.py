@@ -251,7 +251,7 @@ def _by_chain(fn, draws, given: tuple, programs: dict, key: tuple) -> dict:
     arrays, static, _ = split_arrays(given)
     places = [id(a) for a in arrays]
     key = *key, tuple(map(places.index, places))  # which of the arguments are the same array
-    program = cached_program(programs, static, key, compile_chunk(fn, given))
+    program = cached_program(programs, static, key, compile_chunk(fn, given, is_quick=True))
 
     def values(some):
         return map_compiled(program, some, jax.random.key(0), given)

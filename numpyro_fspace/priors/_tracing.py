@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from numpyro_fspace._xla import compiler_options
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -82,7 +84,7 @@ def computed(fn: Callable, *arguments: Any) -> Callable[..., np.ndarray] | None:
 
     # Compiled here and not at a call, where an outer trace would evaluate its operations on constants one by one.
     function = jax.jit(lambda some, given: jaxpr_as_fun(ClosedJaxpr(program.jaxpr, some))(*given))
-    compiled = function.lower(constants, numbers(arguments)).compile()
+    compiled = function.lower(constants, numbers(arguments)).compile(compiler_options(is_quick=True))
     return lambda *arguments: np.asarray(compiled(constants, numbers(arguments))[0])
 
 

@@ -1,12 +1,15 @@
-r"""The density of normal observations whose mean is linear in white parameters, which are integrated out.
+r"""Normal observations whose mean is linear in white parameters c: the density without c, and exact draws of c.
 
-.. math:: \log N(r; 0, J J^\top + \mathrm{diag}(s^2))
+.. math:: \log N(r; 0, C), \qquad C = J J^\top + \mathrm{diag}(s^2), \qquad
+          c \mid r \sim N(J^\top C^{-1} r, P), \qquad P = (I + J^\top \mathrm{diag}(s^{-2}) J)^{-1}.
 
-Everything is computed from the triangular factor of [J/s; I]. Its condition number is the square root of that of
-P⁻¹ = I + Jᵀ diag(s⁻²) J, which float32 often cannot factorize.
+With fewer observations than parameters everything is computed from the triangular factor of [Jᵀ; diag(s)], else from
+that of [J/s; I]. The condition numbers are the square roots of those of C and P, which float32 often cannot factorize.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,56 +17,155 @@ import jax.numpy as jnp
 from numpyro_fspace._xla import matmul
 from numpyro_fspace.priors._lapack import root_and_inverse
 
-__all__ = ["log_marginal"]
+__all__ = ["draw_parameters", "log_marginal"]
 
-#: Refinement steps for the posterior mean, because the error of a solution by R alone grows with cond(R)².
+#: Refinement steps of each solution, because the error of one by R alone grows with cond(R)².
 NUM_REFINEMENTS = 2
 #: Log densities below minus this number are replaced by minus infinity.
 LARGEST = 1e12
 
 
+class ByRows(NamedTuple):
+    """C for fewer observations than parameters.
+
+    Attributes:
+        jacobian: J [N, R].
+        sd: s [N].
+        inverse: V [N, N], with C⁻¹ = V Vᵀ.
+    """
+
+    jacobian: jax.Array
+    sd: jax.Array
+    inverse: jax.Array
+
+    @classmethod
+    def factorized(cls, jacobian, sd):
+        return cls(jacobian, sd, root_and_inverse(jnp.concatenate([jacobian.T, jnp.diag(sd)]))[1])
+
+    def times_precision(self, right):
+        """C⁻¹ times columns [N, C]."""
+        return matmul(self.inverse, matmul(self.inverse.T, right))
+
+    def solve(self, residual):
+        """``(C⁻¹ r, Jᵀ C⁻¹ r)``."""
+        pull = self.times_precision(residual)
+        for _ in range(NUM_REFINEMENTS):
+            rest = residual - matmul(self.jacobian, matmul(self.jacobian.T, pull)) - self.sd**2 * pull
+            pull = pull + self.times_precision(rest)
+        return pull, matmul(self.jacobian.T, pull)
+
+    def half_log_det(self):
+        """½ log det C."""
+        return -jnp.sum(jnp.log(jnp.diagonal(self.inverse)))
+
+    def precision_by_jacobian(self):
+        """C⁻¹ J."""
+        return self.times_precision(self.jacobian)
+
+    def precision_diagonal(self):
+        """The diagonal of C⁻¹."""
+        return jnp.sum(self.inverse**2, 1)
+
+    def draw(self, residual, key):
+        """c given r: a draw from the prior, moved by the posterior mean of what it misses."""
+        key_prior, key_noise = jax.random.split(key)
+        prior = jax.random.normal(key_prior, self.jacobian.shape[1:], residual.dtype)
+        noise = self.sd * jax.random.normal(key_noise, residual.shape, residual.dtype)
+        return prior + self.solve(residual - matmul(self.jacobian, prior) - noise)[1]
+
+
+class ByColumns(NamedTuple):
+    """P for at most as many parameters as observations.
+
+    Attributes:
+        jacobian: J [N, R].
+        sd: s [N].
+        inverse: V [R, R], with P = V Vᵀ.
+    """
+
+    jacobian: jax.Array
+    sd: jax.Array
+    inverse: jax.Array
+
+    @classmethod
+    def factorized(cls, jacobian, sd):
+        unit = jnp.eye(jacobian.shape[1], dtype=jacobian.dtype)
+        return cls(jacobian, sd, root_and_inverse(jnp.concatenate([jacobian / sd[:, None], unit]))[1])
+
+    def solve(self, residual):
+        """``(C⁻¹ r, Jᵀ C⁻¹ r)``; the second is P Jᵀ (r / s²)."""
+        scaled, target = self.jacobian / self.sd[:, None], residual / self.sd
+        mean = matmul(self.inverse, matmul(self.inverse.T, matmul(scaled.T, target)))
+        for _ in range(NUM_REFINEMENTS):
+            rest = matmul(scaled.T, target - matmul(scaled, mean)) - mean
+            mean = mean + matmul(self.inverse, matmul(self.inverse.T, rest))
+        return (target - matmul(scaled, mean)) / self.sd, mean
+
+    def half_log_det(self):
+        """½ log det C."""
+        return jnp.sum(jnp.log(self.sd)) - jnp.sum(jnp.log(jnp.diagonal(self.inverse)))
+
+    def precision_by_jacobian(self):
+        """C⁻¹ J = diag(s⁻²) J P."""
+        return matmul(self._half(), self.inverse.T) / self.sd[:, None]
+
+    def precision_diagonal(self):
+        """The diagonal of C⁻¹."""
+        return (1.0 - jnp.sum(self._half() ** 2, 1)) / self.sd**2
+
+    def _half(self):
+        return matmul(self.jacobian / self.sd[:, None], self.inverse)
+
+    def draw(self, residual, key):
+        """c given r."""
+        _, mean = self.solve(residual)
+        return mean + matmul(self.inverse, jax.random.normal(key, mean.shape, mean.dtype))
+
+
+def _factorized(jacobian, sd):
+    num, size = jacobian.shape
+    return (ByRows if num < size else ByColumns).factorized(jacobian, sd)
+
+
+def draw_parameters(jacobian, residual, sd, key):
+    """An exact draw of c given r.
+
+    Args:
+        jacobian: J [N, R].
+        residual: r [N].
+        sd: s [N].
+        key: a PRNG key.
+    """
+    return _factorized(jacobian, sd).draw(residual, key)
+
+
 @jax.custom_vjp
 def log_marginal(jacobian, residual, sd):
-    """``(log N(r; 0, J Jᵀ + diag(s²)), ĉ, V)`` with the posterior N(ĉ, V Vᵀ) of c; only the first has a gradient.
+    """log N(r; 0, J Jᵀ + diag(s²)); minus infinity where the noise is so small that the density overflows.
 
     Args:
         jacobian: J [N, R].
         residual: r [N].
         sd: s [N].
     """
-    return _log_marginal(jacobian, residual, sd)
-
-
-def _log_marginal(jacobian, residual, sd):
-    scaled, target = jacobian / sd[:, None], residual / sd
-    size = jacobian.shape[1]
-    _, inverse = root_and_inverse(jnp.concatenate([scaled, jnp.eye(size, dtype=scaled.dtype)]))
-    mean = matmul(inverse, matmul(inverse.T, matmul(scaled.T, target)))
-    for _ in range(NUM_REFINEMENTS):
-        rest = matmul(scaled.T, target - matmul(scaled, mean)) - mean
-        mean = mean + matmul(inverse, matmul(inverse.T, rest))
-    square = jnp.sum((target - matmul(scaled, mean)) ** 2) + jnp.sum(mean**2)
-    log_det = jnp.sum(jnp.log(sd)) - jnp.sum(jnp.log(jnp.diagonal(inverse)))
-    value = -0.5 * square - log_det - 0.5 * len(target) * jnp.log(2 * jnp.pi)
-    # If the noise is so small that the density or its derivative overflows, no Metropolis test may accept the state.
-    given = (jacobian, residual, sd)
-    is_beyond = ~(value > -LARGEST) & jnp.all(jnp.array([jnp.all(jnp.isfinite(part)) for part in given]))
-    return jnp.where(is_beyond, -jnp.inf, value), mean, inverse
+    return _forward(jacobian, residual, sd)[0]
 
 
 def _forward(jacobian, residual, sd):
-    value, mean, inverse = _log_marginal(jacobian, residual, sd)
-    return (value, mean, inverse), (jacobian, residual, sd, mean, inverse)
+    factor = _factorized(jacobian, sd)
+    pull, mean = factor.solve(residual)
+    square = jnp.sum(((residual - matmul(jacobian, mean)) / sd) ** 2) + jnp.sum(mean**2)
+    value = -0.5 * square - factor.half_log_det() - 0.5 * len(residual) * jnp.log(2 * jnp.pi)
+    # If the noise is so small that the density or its derivative overflows, no Metropolis test may accept the state.
+    given = (jacobian, residual, sd)
+    is_beyond = ~(value > -LARGEST) & jnp.all(jnp.array([jnp.all(jnp.isfinite(part)) for part in given]))
+    return jnp.where(is_beyond, -jnp.inf, value), (factor, pull, mean)
 
 
-def _backward(saved, slopes):
-    jacobian, residual, sd, mean, inverse = saved
-    slope, *_ = slopes
-    pull = (residual - matmul(jacobian, mean)) / sd**2  # (J Jᵀ + diag(s²))⁻¹ r
-    half = matmul(jacobian / sd[:, None], inverse)
-    explained = matmul(half, inverse.T)  # J P / s
-    by_jacobian = pull[:, None] * mean - explained / sd[:, None]
-    by_sd = pull**2 * sd - (1.0 - jnp.sum(half**2, 1)) / sd
+def _backward(saved, slope):
+    factor, pull, mean = saved
+    by_jacobian = pull[:, None] * mean - factor.precision_by_jacobian()
+    by_sd = (pull**2 - factor.precision_diagonal()) * factor.sd
     return slope * by_jacobian, -slope * pull, slope * by_sd
 
 

@@ -12,17 +12,20 @@ for each draw of v that is kept.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
 from numpyro.infer.util import potential_energy
 
-from numpyro_fspace._xla import matmul
 from numpyro_fspace.model.handlers import fresh_draws, given_last_layers, without_data
 from numpyro_fspace.model.last_layer.integrable import last_layers, normal_observations, sites_of
-from numpyro_fspace.model.last_layer.marginal_likelihood import log_marginal
+from numpyro_fspace.model.last_layer.marginal_likelihood import draw_parameters, log_marginal
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.run_model import run_model
+from numpyro_fspace.model.sites import observed_sites
 
 __all__ = ["MarginalPotential"]
 
@@ -32,7 +35,7 @@ class MarginalPotential(ModelPotential):
 
     def __call__(self, z, key):
         del key  # U is known exactly
-        value, *_ = log_marginal(*self._linear(z))
+        value = log_marginal(*self._linear(z))
         return self.prior_potential(z) - value, jnp.zeros(())
 
     def prior_potential(self, z):
@@ -58,8 +61,10 @@ class MarginalPotential(ModelPotential):
         The key of the draw is computed from the bits of ``z``, so that a state always has the same draw.
         """
         key_white, key_rest = jax.random.split(_key_of(z))
-        _, mean, inverse = log_marginal(*self._linear(z))
-        white = mean + matmul(inverse, jax.random.normal(key_white, mean.shape, mean.dtype))
+        jacobian, residual, sd = self._linear(z)
+        white = draw_parameters(jacobian, residual, sd, key_white)
+        if self.has_few_rows:
+            return z | self._sites(white)
         model = self._given(white)
         values: dict = {}
         run_model(model, self.args, self.kwargs, key=self._key_fresh, substitute=self._values(z))
@@ -68,9 +73,20 @@ class MarginalPotential(ModelPotential):
             values |= {f"{name}.{site}": value for site, value in found.items()}
         return z | values
 
+    @functools.cached_property
+    def has_few_rows(self) -> bool:
+        """Whether there are fewer observations than weights in the last layers.
+
+        The white parameters are then the sites of the last layers themselves. Otherwise there is one for each weight.
+        """
+        sizes = last_layers(self.trace)
+        return _num_observed(self.trace) < sum(sizes[name] for name in self._names)
+
     @property
     def size(self) -> int:
         """R, the number of white parameters of the last layers that are integrated out."""
+        if self.has_few_rows:
+            return sum(jnp.size(self.trace[site]["value"]) for site in self.block)
         sizes = last_layers(self.trace)
         return sum(sizes[name] for name in self._names)
 
@@ -87,20 +103,33 @@ class MarginalPotential(ModelPotential):
         """Constrained values of the remaining sites."""
         return {k: biject_to(self.trace[k]["fn"].support)(z[k]) for k in self.latents}
 
+    def _sites(self, white) -> dict:
+        """The sites of the last layers whose values are these white parameters."""
+        shapes = {site: jnp.shape(self.trace[site]["value"]) for site in self.block}
+        return ravel_pytree({site: jnp.zeros(shape) for site, shape in shapes.items()})[1](white)
+
     def _linear(self, z):
         """``(J [N, R], r [N], s [N])`` of the observations as a linear model of the white parameters."""
         values = self._values(z)
 
         def means(white):
-            model = self._given(white)
-            trace = run_model(model, self.args, self.kwargs, key=self._key_fresh, substitute=values)
+            model, sites = (self.model, self._sites(white)) if self.has_few_rows else (self._given(white), {})
+            trace = run_model(model, self.args, self.kwargs, key=self._key_fresh, substitute=values | sites)
             normals = normal_observations(trace)
             loc, *others = (jnp.concatenate(parts) for parts in zip(*normals, strict=True))
             return loc, others
 
-        loc, slope, (sd, y) = jax.linearize(means, jnp.zeros(self.size), has_aux=True)
-        jacobian = jax.vmap(slope, out_axes=1)(jnp.eye(self.size))
+        zeros = jnp.zeros(self.size)
+        loc, slope, (sd, y) = jax.linearize(means, zeros, has_aux=True)
+        if self.has_few_rows:
+            (jacobian,) = jax.vmap(jax.linear_transpose(slope, zeros))(jnp.eye(len(loc)))
+        else:
+            jacobian = jax.vmap(slope, out_axes=1)(jnp.eye(self.size))
         return jacobian, y - loc, sd
+
+
+def _num_observed(trace) -> int:
+    return sum(jnp.size(site["value"]) for site in observed_sites(trace, factors=True, weights=True).values())
 
 
 def _key_of(z):
