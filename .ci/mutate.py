@@ -17,7 +17,7 @@ from pathlib import Path
 PACKAGE = Path("numpyro_fspace")
 #: Tests that a fault must fail, the quickest first; those named after the changed file come before all others.
 TESTS = {
-    "sgmcmc": "test_noise test_hoisting statistical/test_level0_algebra statistical/test_contract "
+    "sgmcmc": "test_noise test_staged_potential statistical/test_level0_algebra statistical/test_contract "
     "test_control_variates test_gradient_noise statistical/test_level1_exact_law statistical/test_level1_functional "
     "test_kernels",
     "model/potential.py": "test_potential test_control_variates statistical/test_contract test_kernels test_driver",

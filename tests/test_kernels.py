@@ -137,7 +137,7 @@ def test_thinning_keeps_every_second_draw(base):
 def with_bar(monkeypatch):
     for name in ("CI", "PYTEST_XDIST_WORKER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("numpyro_fspace.mcmc.runs.is_watched", lambda: True)
+    monkeypatch.setattr("numpyro_fspace.mcmc.run.is_watched", lambda: True)
     return run(sghmc(), progress_bar=True)
 
 

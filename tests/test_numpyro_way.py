@@ -200,7 +200,7 @@ def test_weights_of_numpyros_modules_are_weights(kind, prior, capsys):
 
 
 def test_what_a_module_of_numpyros_makes_is_judged_by_the_likelihood():
-    from numpyro_fspace.posterior.quantities import quantities_of
+    from numpyro_fspace.posterior.judged_quantities import quantities_of
 
     draws = {"net/kernel": np.random.default_rng(0).normal(size=(2, 9, 1, 1)), "net/bias": np.zeros((2, 9, 1))}
     draws["net_scale"] = np.ones((2, 9))

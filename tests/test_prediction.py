@@ -15,8 +15,8 @@ from numpyro import handlers
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.functions import function_inputs
-from numpyro_fspace.posterior import draw_batches, predictive_draws
-from numpyro_fspace.posterior.predictive_draws import log_likelihood
+from numpyro_fspace.posterior import draw_batches, function_draws
+from numpyro_fspace.posterior.function_draws import log_likelihood
 
 KEY = jax.random.key(0)
 NEW = np.linspace(-3.0, 3.0, 5, dtype=np.float32)[:, None]
@@ -320,9 +320,9 @@ def test_the_largest_array_bounds_the_number_of_draws_at_a_time(monkeypatch, on_
             numpyro.sample("y", dist.Normal(w[1] * hidden.sum(-1), NOISE), obs=y)
 
     calls = []
-    compiled = predictive_draws.compile_chunk
+    compiled = function_draws.compile_chunk
     monkeypatch.setattr(
-        predictive_draws,
+        function_draws,
         "compile_chunk",
         lambda fn, given, **settings: Recorder(compiled(fn, given, **settings), calls),
     )
@@ -360,12 +360,12 @@ def test_a_function_is_evaluated_once_where_the_model_and_its_names_have_equal_i
         fs.functional_prior("f", net, Independent(), np.zeros((4, 2), np.float32))
         numpyro.deterministic("mean", net(x))
 
-    compile_chunk = predictive_draws.compile_chunk
+    compile_chunk = function_draws.compile_chunk
 
     def recorded(fn, given, **settings):
         return Looked(compile_chunk(fn, given, **settings), [])
 
-    monkeypatch.setattr(predictive_draws, "compile_chunk", recorded)
+    monkeypatch.setattr(function_draws, "compile_chunk", recorded)
     draws = {"net.kernel": jnp.ones((5, 2, 3)), "net.bias": jnp.zeros((5, 3))}
     for x in (np.ones((50, 2), np.float32), np.ones((50, 2))):  # the second in another precision
         values = fs.predict(draws, KEY, x, model=model)

@@ -21,7 +21,7 @@ from numpyro_fspace.mcmc.reporting.report import Report
 from numpyro_fspace.mcmc.warmup.friction import differences_of, noise_variances
 from numpyro_fspace.posterior.convergence_doubts import Doubt
 from numpyro_fspace.posterior.diagnostics import diagnose
-from numpyro_fspace.posterior.quantities import quantities_of
+from numpyro_fspace.posterior.judged_quantities import quantities_of
 
 NUM_DATA = 64
 

@@ -23,8 +23,8 @@ from numpyro_fspace.mcmc.state import with_chains
 from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature, configurational_temperature
 from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics, diagnose
+from numpyro_fspace.posterior.judged_quantities import judged_draws, quantities_of
 from numpyro_fspace.posterior.model_structure import structure
-from numpyro_fspace.posterior.quantities import judged_draws, quantities_of
 from numpyro_fspace.posterior.rhat_ess import standstill
 from numpyro_fspace.posterior.thresholds import MIN_RUN
 

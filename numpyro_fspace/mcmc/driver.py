@@ -18,8 +18,8 @@ from numpyro_fspace.mcmc.loop import Loop
 from numpyro_fspace.mcmc.numpyro_arguments import NumPyroArguments
 from numpyro_fspace.mcmc.reporting.end_of_run import judge
 from numpyro_fspace.mcmc.reporting.summary import print_functions
+from numpyro_fspace.mcmc.run import Run
 from numpyro_fspace.mcmc.run_description import describe
-from numpyro_fspace.mcmc.runs import Run
 from numpyro_fspace.mcmc.start_checks import at_data, check_init_params, continued
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.model._numpyro import is_nested

@@ -19,9 +19,9 @@ from numpyro_fspace.model.programs.analysis import sources
 from numpyro_fspace.model.sites import base_distribution
 from numpyro_fspace.posterior.arrays import is_key
 from numpyro_fspace.posterior.completeness import check_complete
+from numpyro_fspace.posterior.function_draws import Evaluator, is_output
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.prediction_warnings import warn_of_predictions
-from numpyro_fspace.posterior.predictive_draws import Evaluator, is_output
 from numpyro_fspace.posterior.row_independence import Evaluation
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_fspace._checks import warn
 from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import diagnose
-from numpyro_fspace.posterior.quantities import quantities_in_predictions
+from numpyro_fspace.posterior.judged_quantities import quantities_in_predictions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

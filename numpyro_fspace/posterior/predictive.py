@@ -1,4 +1,4 @@
-"""``Predictive`` and ``predict``: the calls that return draws at new inputs, made by ``predictive_draws.py``."""
+"""``Predictive`` and ``predict``: the calls that return draws at new inputs, made by ``function_draws.py``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from numpyro_fspace._checks import check_count, check_key
 from numpyro_fspace.model.checks.arguments import checked_arguments, known_values
 from numpyro_fspace.model.entry_point import entry_point
+from numpyro_fspace.posterior.function_draws import Evaluator
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.prediction_warnings import warn_of_nan, warn_of_predictions
-from numpyro_fspace.posterior.predictive_draws import Evaluator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -34,7 +34,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.sgmcmc.hoisting import staged_gradient
 from numpyro_fspace.sgmcmc.integrators import add, drift, kick, ornstein_uhlenbeck
 from numpyro_fspace.sgmcmc.metropolis import accept, rejecting_infinite
 from numpyro_fspace.sgmcmc.preconditioners import Identity
@@ -52,6 +51,7 @@ from numpyro_fspace.sgmcmc.shared import (
     squared_norm,
     step_size_at,
 )
+from numpyro_fspace.sgmcmc.staged_potential import staged_gradient
 
 __all__ = ["INTEGRATORS", "SGHMCState", "as_top_level_api", "build_kernel", "init"]
 

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace.sgmcmc.hoisting import staged_gradient
 from numpyro_fspace.sgmcmc.integrators import euler_maruyama
 from numpyro_fspace.sgmcmc.metropolis import accept, rejecting_infinite
 from numpyro_fspace.sgmcmc.preconditioners import Identity
@@ -36,6 +35,7 @@ from numpyro_fspace.sgmcmc.shared import (
     squared_norm,
     step_size_at,
 )
+from numpyro_fspace.sgmcmc.staged_potential import staged_gradient
 
 __all__ = ["SGLDState", "as_top_level_api", "build_kernel", "init"]
 

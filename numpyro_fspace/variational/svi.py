@@ -19,8 +19,8 @@ from numpyro_fspace.model._numpyro import flat_to_sites, parts_of
 from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.model.site_transforms import has_dynamic_support
+from numpyro_fspace.posterior.function_draws import deterministic_draws
 from numpyro_fspace.posterior.posterior import Posterior
-from numpyro_fspace.posterior.predictive_draws import deterministic_draws
 from numpyro_fspace.variational.elbo import FunctionalELBO
 
 __all__ = ["posterior_of", "svi_posterior"]

@@ -17,8 +17,8 @@ from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
 from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import diagnose
+from numpyro_fspace.posterior.judged_quantities import judged_draws, quantities_of
 from numpyro_fspace.posterior.prediction_warnings import without_harm
-from numpyro_fspace.posterior.quantities import judged_draws, quantities_of
 from numpyro_fspace.posterior.rhat_ess import standstill
 from numpyro_fspace.posterior.thresholds import MIN_DRAWS, MIN_RUN
 from numpyro_fspace.priors._tracing import is_traced

@@ -18,10 +18,10 @@ from numpyro_fspace.metrics import calibration_curve, reliability_curve
 from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.posterior.arviz_export import observations
 from numpyro_fspace.posterior.diagnostics import diagnose
+from numpyro_fspace.posterior.function_draws import Evaluator, log_likelihood
+from numpyro_fspace.posterior.judged_quantities import quantities_of
 from numpyro_fspace.posterior.plot_functions import pyplot
 from numpyro_fspace.posterior.posterior import as_posterior
-from numpyro_fspace.posterior.predictive_draws import Evaluator, log_likelihood
-from numpyro_fspace.posterior.quantities import quantities_of
 from numpyro_fspace.posterior.thresholds import ESS_LIMIT, KINETIC_LIMIT, RHAT_LIMIT
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.model.site_transforms import base_transform, has_dynamic_support
 from numpyro_fspace.model.sites import is_masked
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature, unconstrained
+from numpyro_fspace.posterior.judged_quantities import quantities_of
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.product_priors import product_doubts, product_shares
-from numpyro_fspace.posterior.quantities import quantities_of
 from numpyro_fspace.priors._tracing import without_computing
 from numpyro_fspace.sgmcmc.integrators import drift, kick
 

@@ -12,10 +12,10 @@ from numpyro_fspace.mcmc.reporting.report_table import Report
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import diagnose
+from numpyro_fspace.posterior.judged_quantities import Quantities, quantities_of
 from numpyro_fspace.posterior.model_structure import structure
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.product_priors import product_doubts, product_shares
-from numpyro_fspace.posterior.quantities import Quantities, quantities_of
 from numpyro_fspace.posterior.rhat_ess import standstill
 
 __all__ = ["convergence_of", "report_of_draws"]

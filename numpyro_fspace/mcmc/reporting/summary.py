@@ -10,9 +10,9 @@ from numpyro_fspace._checks import check_positive
 from numpyro_fspace._xla import taken
 from numpyro_fspace.model.data.on_demand import OnDemand
 from numpyro_fspace.model.functions import function_inputs, some_rows
+from numpyro_fspace.posterior.function_draws import function_draws
 from numpyro_fspace.posterior.model_structure import structure
 from numpyro_fspace.posterior.posterior import as_posterior
-from numpyro_fspace.posterior.predictive_draws import function_draws
 
 __all__ = ["print_functions"]
 

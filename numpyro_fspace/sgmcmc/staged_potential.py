@@ -40,7 +40,7 @@ def stage(potential_fn: Callable, position, key) -> Staged:
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from numpyro_fspace.sgmcmc.hoisting import stage
+        >>> from numpyro_fspace.sgmcmc.staged_potential import stage
         >>> def potential(w, key):
         ...     x = jax.random.normal(key, (100,))
         ...     return w * jnp.exp(x).sum()

@@ -10,9 +10,9 @@ import tinygp
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.potential import ModelPotential
-from numpyro_fspace.sgmcmc import hoisting
+from numpyro_fspace.sgmcmc import staged_potential
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_variate
-from numpyro_fspace.sgmcmc.hoisting import stage
+from numpyro_fspace.sgmcmc.staged_potential import stage
 
 KEY = jax.random.key(0)
 X = jnp.linspace(-1.0, 1.0, 100)[:, None]
@@ -89,7 +89,7 @@ def test_large_arrays_are_made_in_the_second_stage(monkeypatch):
 
     w = jnp.ones(50)
     assert {a.shape for a in stage(potential, w, KEY).draw(KEY)} == {(50,), ()}
-    monkeypatch.setattr(hoisting, "MAX_NUMBERS", 49)
+    monkeypatch.setattr(staged_potential, "MAX_NUMBERS", 49)
     staged = stage(potential, w, KEY)
     assert all(a.size == 1 for a in staged.draw(KEY))
     same(staged, potential, w, KEY)
