@@ -347,6 +347,7 @@ def add_one(values):
     return {"w": values["w"] + 1.0}
 
 
+@pytest.mark.slow
 def test_another_postprocess_fn_is_refused(tmp_path):
     settings = {"num_warmup": 5, "num_samples": 4, "num_chains": 1, "kernel": fs.SGHMC(scaled, num_steps=2)}
 

@@ -106,6 +106,7 @@ def test_kernel_gradient_is_unbiased_with_random_points_and_a_center_elsewhere()
     assert grads[0].var(0).sum() < 0.5 * grads[1].var(0).sum()
 
 
+@pytest.mark.slow
 def test_center_is_where_the_chain_is_and_its_gradient_that_of_all_data():
     kernel = fs.fSGHMC(classifier, step_size=0.01, num_steps=3, control_variates=2)
     state = start(kernel)

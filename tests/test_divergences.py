@@ -73,6 +73,7 @@ def test_score_moves_with_the_draws_and_shrinks_with_their_scale():
     np.testing.assert_allclose(spectral_stein_score(4.0 * draws), spectral_stein_score(draws) / 4.0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_score_elsewhere_is_extended_from_the_draws():
     draws = 1.0 + jax.random.normal(jax.random.key(0), (800, 2)) @ ROOT.T
     np.testing.assert_allclose(spectral_stein_score(draws, at=draws), spectral_stein_score(draws), atol=0.02)
@@ -218,6 +219,7 @@ def test_wasserstein_has_a_gradient_where_the_law_is_degenerate():
     np.testing.assert_allclose(gradient, numeric, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.slow
 def test_full_covariance_guides_reach_the_exact_posterior():
     """The Gaussian divergences take NumPyro's AutoMultivariateNormal too."""
     guide = AutoMultivariateNormal(model)

@@ -587,6 +587,7 @@ def test_runs_that_are_numpyros_know_their_arguments_too():
     assert len(set(found)) == 3
 
 
+@pytest.mark.slow
 def test_an_object_among_the_arguments_may_change():
     class Data:
         y = Y
@@ -878,6 +879,7 @@ def test_a_state_of_data_with_other_sizes_is_refused():
         second.run(KEY, (0, 1, 2), np.zeros(3))
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_in_a_driver_with_a_longer_warm_up_has_draws():
     settings = {"num_samples": 10, "progress_bar": False}
     first = numpyro.infer.MCMC(NUTS(linear(POINTS)), num_warmup=10, **settings)
@@ -970,6 +972,7 @@ def test_hmc_continues_on_the_same_data_with_its_own_numbers():
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.slow
 def test_numpyros_driver_continues_on_other_data_as_ours_does():
     """The control variate, the averages and the kernel's settings are those of the new run."""
     found = []
@@ -986,6 +989,7 @@ def test_numpyros_driver_continues_on_other_data_as_ours_does():
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chains", [{}, {"num_chains": 2, "chain_method": "sequential"}], ids=["one", "two"])
 @pytest.mark.parametrize("kernel", [fs.SGHMC, fs.SGLD])
 def test_a_state_of_another_model_is_named(kernel, chains):

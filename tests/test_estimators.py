@@ -77,6 +77,7 @@ def test_predictions_are_in_the_units_of_the_table(regressor, line):
     assert isinstance(regressor.mcmc_, fs.MCMC) and regressor.model is regressor.posterior_.model
 
 
+@pytest.mark.slow
 def test_moments_and_quantiles_are_those_of_the_draws(regressor, line):
     """By 50 × 400 draws of y at each of five rows: their sd has a standard error of 1 %."""
     X = line[0][:5]
@@ -430,6 +431,7 @@ def test_fit_and_predict_a_table(kind, tmp_path, capsys):
     assert jax.tree.leaves(estimator.posterior_.samples)[0].shape[0] == 20
 
 
+@pytest.mark.slow
 def test_a_refused_or_interrupted_fit_leaves_the_last_one_as_it_was(line, monkeypatch):
     """Units and classes of the new data would otherwise belong to the draws of the old ones."""
     X, y = line
@@ -448,6 +450,7 @@ def test_a_refused_or_interrupted_fit_leaves_the_last_one_as_it_was(line, monkey
     np.testing.assert_array_equal(regressor.predict(X), before)
 
 
+@pytest.mark.slow
 def test_a_refused_fit_of_a_classifier_leaves_its_classes(line):
     X, y = line
     labels = np.where(y > y.mean(), "high", "low")

@@ -107,6 +107,7 @@ def test_with_the_trained_head_it_is_the_trained_network(kind):
     np.testing.assert_allclose(found, function(X)[:, 0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_last_layer_alone_has_the_closed_posterior(kind):
     """Bayesian regression on the frozen features: mean and standard deviation of f."""

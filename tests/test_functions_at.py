@@ -62,6 +62,7 @@ def test_they_are_printed(capsys):
     assert [sum(row.startswith(name) for row in rows) for name in ("net[", "other[", "sigma")] == [5, 10, 1]
 
 
+@pytest.mark.slow
 def test_arviz_reads_them():
     found = fs.to_arviz(run(functions_at=NEW))
     assert found["posterior"]["net"].shape == (1, 12, 5, 1)

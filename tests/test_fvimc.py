@@ -131,6 +131,7 @@ def test_density_of_two_outputs_integrates_to_one():
     assert np.trapezoid(np.trapezoid(p, axes[1]), axes[0]) == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gamma", [0.01, 0.5])
 def test_jitter_of_the_density_is_gamma(gamma):
     """Without bijections it is N(f; Φ m, Φ S Φᵀ + M γ c I)."""

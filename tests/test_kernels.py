@@ -310,6 +310,7 @@ def test_other_integrators_have_no_thermostat_to_meet():
     assert kernel._sampler(False).stable_step_size(1.0) == 1.0
 
 
+@pytest.mark.slow
 def test_a_single_mean_is_not_tuned_into_a_resonance():
     """At ε√λ = √2 every draw is accepted, and hardly any moves: one chain of these was tuned to 1.44."""
 

@@ -180,6 +180,7 @@ class Correlated(fs.preconditioners.Preconditioner):
         return Dense(jnp.diag(scale) @ jnp.asarray([[1.0, 0.0], [0.6, 0.8]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 10], ids=["all data", "minibatches"])
 def test_a_users_own_matrix_that_learns_nothing_has_the_posterior(batch_size):
     x, y = jnp.linspace(-1.0, 1.0, 40), 0.5 * jnp.linspace(-1.0, 1.0, 40) + 0.3

@@ -182,6 +182,7 @@ def test_so_does_nuts(kind):
         fs.MCMC(NUTS(of_numpyro(kind)), progress_bar=False).run(KEY, X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flax", "nnx", "eqx"])
 @pytest.mark.parametrize("prior", [False, True])
 def test_weights_of_numpyros_modules_are_weights(kind, prior, capsys):

@@ -92,6 +92,7 @@ def test_calibration_is_that_of_new_draws_at_the_data(plain, many):
     assert np.all(wide < inside - 0.02)
 
 
+@pytest.mark.slow
 def test_counts_that_the_model_describes_are_calibrated():
     """Intervals of small counts contain their ends, so that they cover far more than their level."""
 

@@ -86,6 +86,7 @@ def test_a_model_has_the_density_at_the_points_it_drew(points, key):
     assert set(map(tuple, np.asarray(x))) <= set(map(tuple, np.asarray(points.pool)))
 
 
+@pytest.mark.slow
 def test_no_kernel_is_evaluated_while_a_chain_runs():
     calls = []
 

@@ -241,6 +241,7 @@ def test_what_is_observed_stays_what_it_is_for_sites_that_depend_on_it():
     assert not np.array_equal(values["x"][0], X)
 
 
+@pytest.mark.slow
 def test_imputed_targets_are_no_draws_at_other_rows():
     """obs_mask= puts known and imputed targets together in a site of the run's own rows."""
 
@@ -628,6 +629,7 @@ def test_latent_inputs_are_no_inputs_of_predictions_of_a_single_draw():
     np.testing.assert_allclose(alone[0], NEW, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_negative_code_of_a_group_is_warned_of():
     """-1 is pandas' code of a missing category, and the last row of an array."""
 

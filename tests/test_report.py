@@ -306,6 +306,7 @@ def test_counts_divergences(data):
     assert any("draws diverged" in line for line in found.advice)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("driver", [fs.MCMC, NumPyroMCMC])
 def test_runs_of_other_kernels_are_judged_by_their_draws(driver):
     """The same quantities as of our kernels; what NUTS does not tell is left out of the table."""
@@ -412,6 +413,7 @@ def test_judges_other_networks_if_asked():
         fs.report(mcmc, inputs={"nois": x})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [lambda n: 2.0 * jnp.ones(n), lambda n: np.ones(n)], ids=["of JAX", "of NumPy"])
 def test_a_model_whose_likelihood_is_scaled_by_an_array(scale):
     def model(y):
@@ -423,6 +425,7 @@ def test_a_model_whose_likelihood_is_scaled_by_an_array(scale):
     assert "Sites" in str(fs.report(mcmc))
 
 
+@pytest.mark.slow
 def test_drift_where_a_support_depends_on_another_site():
     """The weights' mean square is that of unconstrained values, which the chain has."""
 

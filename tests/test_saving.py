@@ -74,6 +74,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SOURCES)
 def test_predictions_are_the_same(kind, tmp_path):
     model, source = SOURCES[kind](tmp_path)
@@ -269,6 +270,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_checkpoint_of_another_run_is_refused(name, tmp_path):
     first, second, args, what = RUNS[name]
@@ -363,6 +365,7 @@ def test_arguments_that_no_file_holds_are_named(tmp_path):
     assert fs.to_arviz(found)["log_likelihood"]["y"].shape == (1, 2, 8)
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_found_or_changes_nothing(tmp_path):
     posterior = fs.Posterior(linear(), {"w": np.arange(6, dtype=np.float32).reshape(3, 2)}, args=(X, Y))
     path, other = tmp_path / "p.npz", tmp_path / "q.npz"

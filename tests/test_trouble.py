@@ -331,6 +331,7 @@ def test_one_small_effective_sample_size_of_many_is_chance():
     assert lines([40])[0].startswith("the effective sample size of sigma falls to 20")
 
 
+@pytest.mark.slow
 def test_points_of_a_gp_network_are_judged():
     """With one input nothing else leaves the data, which here are on one side."""
     points = np.linspace(-1, 1, 16, dtype=np.float32)[:, None]
@@ -387,6 +388,7 @@ def test_a_known_function_of_a_latent_input_is_no_weight():
     assert plan.weights == {"f.kernel", "f.bias"} and plan.monitored == ["f"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["event", "plate", "vector of amplitudes"])
 def test_vectors_that_a_kernel_depends_on_are_judged(where):
     """The last layer of a ``gp_network`` depends on them; they are no weights."""

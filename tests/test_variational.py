@@ -698,6 +698,7 @@ def test_what_is_no_fit_is_refused():
 # ---- several measurements, latent values below functions, arguments of SVI ------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["columns", "events"])
 def test_repeated_measurements_count_each(x64, kind):
     """A likelihood that broadcasts to [N, R] targets has the bound of one whose mean is repeated R times."""
@@ -869,6 +870,7 @@ def test_linearized_functions_see_what_outer_handlers_give(how):
     np.testing.assert_allclose(values, a * (tanh + (1 - tanh**2) * x) + 0.7, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_network_of_the_noise_is_linearized_everywhere(monkeypatch):
     """In closed form and by draws the likelihood is that of the linearized model, from which predictions are made."""
 
@@ -887,6 +889,7 @@ def test_a_network_of_the_noise_is_linearized_everywhere(monkeypatch):
     assert value == pytest.approx(drawn, rel=0.02)
 
 
+@pytest.mark.slow
 def test_what_no_observation_depends_on_leaves_the_closed_form():
     """Further calls of the function and masks; a call within a program of the model's own is averaged by draws."""
 

@@ -342,6 +342,7 @@ def test_every_draw_and_calibration_belongs_to_one_phase_however_a_run_is_cut(se
         }
 
 
+@pytest.mark.slow
 def test_the_state_of_the_sampling_phase_has_nothing_of_the_optimizer(key):
     mcmc = fs.MCMC(fs.SGHMC(two_scales), num_warmup=10, num_samples=2, progress_bar=False)
     mcmc.run(key, np.float32(0.3))

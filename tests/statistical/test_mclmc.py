@@ -72,6 +72,7 @@ def path(state, step_size, num_steps):
     return kernel(state)
 
 
+@pytest.mark.slow
 def test_a_path_without_noise_is_reversible_and_loses_energy_of_second_order(key):
     state = mclmc.init(jnp.array([0.5, -1.0, 0.3]), key)
     forward, _ = path(state, 0.1, 8)
@@ -145,6 +146,7 @@ def test_work_that_is_left_out_is_seen(key):
     assert p < 1e-6
 
 
+@pytest.mark.slow
 def test_a_momentum_that_is_not_reversed_after_a_rejection_is_seen(key):
     with mock.patch.object(mclmc.jnp, "negative", lambda p: p):
         p, _ = p_value(key, metropolis=True, friction=0.01, num_transitions=10)
