@@ -18,7 +18,6 @@ from models import POINTS, X, Y, linear, random_points
 from numpyro.infer import NUTS
 
 import numpyro_fspace as fs
-from numpyro_fspace.mcmc import runs
 from numpyro_fspace.mcmc.progress import Progress
 from numpyro_fspace.mcmc.reporting.end_of_run import warn_of_trouble
 
@@ -266,7 +265,7 @@ def test_a_number_in_an_array_does_not_compile_anew():
 
 @pytest.fixture
 def watched(monkeypatch):
-    monkeypatch.setattr(runs, "is_watched", lambda: True)
+    monkeypatch.setattr("numpyro_fspace.mcmc.run.is_watched", lambda: True)
 
 
 def with_bar(**settings):

@@ -11,7 +11,6 @@ import pytest
 from flax import linen as nn
 
 import numpyro_fspace as fs
-from numpyro_fspace.mcmc import runs
 from numpyro_fspace.model.entry_point import entry_point
 
 NUM, BATCH = 300, 20
@@ -113,7 +112,7 @@ def test_minibatches_of_ten_steps_at_a_time():
 @pytest.mark.filterwarnings("ignore:The kinetic temperature")
 def test_a_bar_loads_no_rows(files, monkeypatch):
     """Several chains in a terminal: R-hat of functions, which would need the inputs of all rows, is left out."""
-    monkeypatch.setattr(runs, "is_watched", lambda: True)
+    monkeypatch.setattr("numpyro_fspace.mcmc.run.is_watched", lambda: True)
     x, y = (Recorder(a) for a in files)
     settings = {"num_warmup": 5, "num_samples": 5, "num_chains": 2, "chain_method": "vectorized"}
     fs.MCMC(fs.SGHMC(model, **PLAIN), **settings).run(jax.random.key(0), fs.OnDemand(x), fs.OnDemand(y))
