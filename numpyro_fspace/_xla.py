@@ -22,8 +22,7 @@ __all__ = [
     "taken",
 ]
 
-#: Options that need half the time of the compiler, where XLA knows them. Loops over arrays then take up to a fifth
-#: longer.
+#: Options with which XLA, if it knows them, compiles in half the time. Loops over arrays then take up to twice as long.
 QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
 #: Options that leave each loop over an array to one thread (products of matrices are divided all the same). They
 #: stay because dividing the loops of a small network costs more than it brings (docs/performance.md, Threads).
@@ -59,7 +58,7 @@ def compiler_options(*, is_divided: bool = True, is_quick: bool = False) -> dict
 
     Args:
         is_divided: whether to divide loops over arrays among a CPU's threads.
-        is_quick: whether to compile quickly, for programs in which loops over arrays take little of the time.
+        is_quick: whether to compile quickly, for programs that run once or in which loops over arrays take little time.
     """
     if jax.default_backend() != "cpu":
         return None

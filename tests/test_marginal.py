@@ -21,7 +21,7 @@ from support.laws import gaussian_p_values
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.last_layer.integrable import find_block
-from numpyro_fspace.model.last_layer.marginal_likelihood import log_marginal
+from numpyro_fspace.model.last_layer.marginal_likelihood import draw_parameters, log_marginal
 from numpyro_fspace.model.last_layer.marginal_potential import MarginalPotential
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.run_model import run_model
@@ -139,13 +139,30 @@ def test_small_noise_in_float32_beside_float64(x64, size):
         np.testing.assert_allclose(a, b, atol=1e-2 * np.abs(b).max())
 
 
+@pytest.mark.parametrize("sd", [1e-3, 1e-4, 1e20])
+def test_few_observations_with_extreme_noise_in_float32(x64, sd):
+    """The density to 0.1, or seven digits; draws of c give the observations to within their noise."""
+    rng = np.random.default_rng(0)
+    jacobian = np.float32(rng.normal(size=(30, 91)) * np.geomspace(1.0, 1e-3, 91))
+    residual, noise = np.float32(jacobian @ rng.normal(size=91)), np.full(30, sd, np.float32)
+    exact = exact_log_density(*(jnp.asarray(a, float) for a in (jacobian, residual, noise)))
+    np.testing.assert_allclose(quick_jit(log_marginal)(jacobian, residual, noise), exact, rtol=1e-6, atol=0.1)
+    draws = quick_jit(jax.vmap(draw_parameters, in_axes=(None, None, None, 0)))
+    c = np.asarray(draws(jacobian, residual, noise, jax.random.split(jax.random.key(0), 500)), float)
+    missing = (residual - c @ np.float64(jacobian).T) / sd
+    covariance = np.float64(jacobian) @ np.float64(jacobian).T
+    share = sd**2 * np.linalg.inv(covariance + sd**2 * np.eye(30))  # s²C⁻¹
+    expected = np.trace(np.eye(30) - share) + np.sum((share @ residual / sd) ** 2)  # r - Jc ~ N(s²C⁻¹r, s² - s⁴C⁻¹)
+    np.testing.assert_allclose(np.mean(np.sum(missing**2, 1)), expected, rtol=0.05, atol=1e-12)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("has_few_rows", [True, False])
-def test_the_potential_and_its_derivatives_are_those_of_the_closed_form(x64, has_few_rows):
+@pytest.mark.parametrize("has_few_observations", [True, False])
+def test_the_potential_and_its_derivatives_are_those_of_the_closed_form(x64, has_few_observations):
     """-log N(y; 0, MMᵀ + σ²I) with M by all white sites of the model, however the code reduces them."""
-    x, y = (X, Y) if has_few_rows else (np.concatenate([X, 0.9 * X]), np.concatenate([Y, Y]))
+    x, y = (X, Y) if has_few_observations else (np.concatenate([X, 0.9 * X]), np.concatenate([Y, Y]))
     _, marginal = potentials(model, x, y)
-    assert marginal.has_few_rows is has_few_rows
+    assert marginal.has_few_observations is has_few_observations
     linearized, (position, unravel) = as_linear(model, marginal, x, y), ravel_pytree(marginal.init_params())
     direction = jnp.cos(jnp.arange(len(position)))
 
@@ -182,7 +199,7 @@ def test_completed_draws_have_the_posterior_given_the_rest_and_do_not_change(num
     """All white sites of 4000 positions that differ in the last bits only, by χ² against N(m, C) in closed form."""
     x, y = X[:num_rows], Y[:num_rows]
     full, marginal = potentials(linear, x, y)
-    assert marginal.has_few_rows is (num_rows < 8)  # of eight features
+    assert marginal.has_few_observations is (num_rows < 8)  # of eight features
     z = marginal.init_params()
     jacobian, mean, values = quick_jit(as_linear(linear, marginal, x, y))(z)
     jacobian, sigma = np.asarray(jacobian, np.float64), float(values["sigma"])

@@ -294,6 +294,6 @@ class SGMCMCKernel(MCMCKernel):
         return "step_size is a schedule" if callable(self.step_size) else None
 
     def _compiled(self, fn, static, *key):
-        """``jax.jit(fn)`` for a few calls, made once for each structure of arguments and key."""
+        """``jax.jit(fn)`` of a program that runs once or a few times, made once for each key and type of arguments."""
         options = None if is_nested() else compiler_options(is_quick=True)  # a part of another program has its options
         return cached_program(self._programs, static, (*key, is_nested()), jax.jit(fn, compiler_options=options))

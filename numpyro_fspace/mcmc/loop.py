@@ -103,7 +103,8 @@ class Loop:
 
     def options(self, plan) -> dict | None:
         """Options of the compiler for the programs of a plan, or of a kernel without one."""
-        return compiler_options(is_divided=self.is_divided, is_quick=plan is not None and plan.factorizes)
+        is_quick = plan is not None and plan.factorizes and not self.is_divided
+        return compiler_options(is_divided=self.is_divided, is_quick=is_quick)
 
     def _program(self, update, plan, *, keeps: bool):
         """The program that makes draws and keeps them, or only updates a state, by a function of ``chain_updates``."""

@@ -26,7 +26,7 @@ from numpyro_fspace.model.sites import (
 
 __all__ = ["find_block", "last_layers", "normal_observations", "sites_of"]
 
-#: Maximum number of white parameters of all last layers together, and maximum number of entries of J.
+#: Maximum numbers of weights of all last layers together, and of weights times observations.
 MAX_PARAMETERS, MAX_ENTRIES = 512, 2**22
 
 

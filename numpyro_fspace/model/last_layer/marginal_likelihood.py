@@ -43,16 +43,21 @@ class ByRows(NamedTuple):
         return cls(jacobian, sd, root_and_inverse(jnp.concatenate([jacobian.T, jnp.diag(sd)]))[1])
 
     def times_precision(self, right):
-        """C⁻¹ times columns [N, C]."""
+        """C⁻¹ times vectors or matrices."""
         return matmul(self.inverse, matmul(self.inverse.T, right))
 
     def solve(self, residual):
-        """``(C⁻¹ r, Jᵀ C⁻¹ r)``."""
+        """``(C⁻¹ r, Jᵀ C⁻¹ r, rᵀ C⁻¹ r)``.
+
+        The second is refined beside the first, whose entries are of the order 1/s, so that its errors are below s.
+        """
         pull = self.times_precision(residual)
+        mean = matmul(self.jacobian.T, pull)
         for _ in range(NUM_REFINEMENTS):
-            rest = residual - matmul(self.jacobian, matmul(self.jacobian.T, pull)) - self.sd**2 * pull
-            pull = pull + self.times_precision(rest)
-        return pull, matmul(self.jacobian.T, pull)
+            rest = residual - matmul(self.jacobian, mean) - self.sd * (self.sd * pull)
+            step = self.times_precision(rest)
+            pull, mean = pull + step, mean + matmul(self.jacobian.T, step)
+        return pull, mean, matmul(residual, pull)
 
     def half_log_det(self):
         """½ log det C."""
@@ -67,11 +72,12 @@ class ByRows(NamedTuple):
         return jnp.sum(self.inverse**2, 1)
 
     def draw(self, residual, key):
-        """c given r: a draw from the prior, moved by the posterior mean of what it misses."""
+        """c given r: c' + JᵀC⁻¹(r - Jc' - e) for a draw c' from the prior and a draw e of the noise."""
         key_prior, key_noise = jax.random.split(key)
         prior = jax.random.normal(key_prior, self.jacobian.shape[1:], residual.dtype)
         noise = self.sd * jax.random.normal(key_noise, residual.shape, residual.dtype)
-        return prior + self.solve(residual - matmul(self.jacobian, prior) - noise)[1]
+        _, step, _ = self.solve(residual - matmul(self.jacobian, prior) - noise)
+        return prior + step
 
 
 class ByColumns(NamedTuple):
@@ -93,13 +99,14 @@ class ByColumns(NamedTuple):
         return cls(jacobian, sd, root_and_inverse(jnp.concatenate([jacobian / sd[:, None], unit]))[1])
 
     def solve(self, residual):
-        """``(C⁻¹ r, Jᵀ C⁻¹ r)``; the second is P Jᵀ (r / s²)."""
+        """``(C⁻¹ r, Jᵀ C⁻¹ r, rᵀ C⁻¹ r)``; the second is the posterior mean, P Jᵀ (r / s²)."""
         scaled, target = self.jacobian / self.sd[:, None], residual / self.sd
         mean = matmul(self.inverse, matmul(self.inverse.T, matmul(scaled.T, target)))
         for _ in range(NUM_REFINEMENTS):
             rest = matmul(scaled.T, target - matmul(scaled, mean)) - mean
             mean = mean + matmul(self.inverse, matmul(self.inverse.T, rest))
-        return (target - matmul(scaled, mean)) / self.sd, mean
+        rest = target - matmul(scaled, mean)
+        return rest / self.sd, mean, jnp.sum(rest**2) + jnp.sum(mean**2)
 
     def half_log_det(self):
         """½ log det C."""
@@ -118,7 +125,7 @@ class ByColumns(NamedTuple):
 
     def draw(self, residual, key):
         """c given r."""
-        _, mean = self.solve(residual)
+        _, mean, _ = self.solve(residual)
         return mean + matmul(self.inverse, jax.random.normal(key, mean.shape, mean.dtype))
 
 
@@ -153,8 +160,7 @@ def log_marginal(jacobian, residual, sd):
 
 def _forward(jacobian, residual, sd):
     factor = _factorized(jacobian, sd)
-    pull, mean = factor.solve(residual)
-    square = jnp.sum(((residual - matmul(jacobian, mean)) / sd) ** 2) + jnp.sum(mean**2)
+    pull, mean, square = factor.solve(residual)
     value = -0.5 * square - factor.half_log_det() - 0.5 * len(residual) * jnp.log(2 * jnp.pi)
     # If the noise is so small that the density or its derivative overflows, no Metropolis test may accept the state.
     given = (jacobian, residual, sd)

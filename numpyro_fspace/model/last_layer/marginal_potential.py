@@ -7,7 +7,8 @@ layers, and with standard deviations s that do not depend on c. Then
           c \mid y, v \sim N(P J^\top r / s^2, P), \qquad P = (I + J^\top \mathrm{diag}(s^{-2}) J)^{-1},
 
 with r = y - μ. The sampler moves v alone, with the potential U(v) = -log p(y | v) - log p(v), and c is drawn exactly
-for each draw of v that is kept.
+for each draw of v that is kept. With few observations c are the sites of the last layers, else parameters of their
+distribution given v (``LastLayerPrior``), from which the sites are drawn.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class MarginalPotential(ModelPotential):
         key_white, key_rest = jax.random.split(_key_of(z))
         jacobian, residual, sd = self._linear(z)
         white = draw_parameters(jacobian, residual, sd, key_white)
-        if self.has_few_rows:
+        if self.has_few_observations:
             return z | self._sites(white)
         model = self._given(white)
         values: dict = {}
@@ -74,19 +75,27 @@ class MarginalPotential(ModelPotential):
         return z | values
 
     @functools.cached_property
-    def has_few_rows(self) -> bool:
-        """Whether there are fewer observations than weights in the last layers.
+    def has_few_observations(self) -> bool:
+        """Whether the covariance of the observations is cheaper to factorize than that of the last layers' weights.
 
-        The white parameters are then the sites of the last layers themselves. Otherwise there is one for each weight.
+        The white parameters c are then the R sites of the last layers themselves. Otherwise there is one for each of
+        the W weights. The products of the factorizations are compared: (R + N) N² of one that is followed by products
+        as costly, and (R + 2W + N) W² of three.
         """
         sizes = last_layers(self.trace)
-        return _num_observed(self.trace) < sum(sizes[name] for name in self._names)
+        num_weights, num_sites = sum(sizes[name] for name in self._names), self._num_sites
+        num = sum(jnp.size(s["value"]) for s in observed_sites(self.trace, factors=True, weights=True).values())
+        return 2 * (num_sites + num) * num**2 < (num_sites + 2 * num_weights + num) * num_weights**2
+
+    @property
+    def _num_sites(self) -> int:
+        return sum(jnp.size(self.trace[site]["value"]) for site in self.block)
 
     @property
     def size(self) -> int:
         """R, the number of white parameters of the last layers that are integrated out."""
-        if self.has_few_rows:
-            return sum(jnp.size(self.trace[site]["value"]) for site in self.block)
+        if self.has_few_observations:
+            return self._num_sites
         sizes = last_layers(self.trace)
         return sum(sizes[name] for name in self._names)
 
@@ -113,7 +122,7 @@ class MarginalPotential(ModelPotential):
         values = self._values(z)
 
         def means(white):
-            model, sites = (self.model, self._sites(white)) if self.has_few_rows else (self._given(white), {})
+            model, sites = (self.model, self._sites(white)) if self.has_few_observations else (self._given(white), {})
             trace = run_model(model, self.args, self.kwargs, key=self._key_fresh, substitute=values | sites)
             normals = normal_observations(trace)
             loc, *others = (jnp.concatenate(parts) for parts in zip(*normals, strict=True))
@@ -121,15 +130,11 @@ class MarginalPotential(ModelPotential):
 
         zeros = jnp.zeros(self.size)
         loc, slope, (sd, y) = jax.linearize(means, zeros, has_aux=True)
-        if self.has_few_rows:
+        if self.has_few_observations:
             (jacobian,) = jax.vmap(jax.linear_transpose(slope, zeros))(jnp.eye(len(loc)))
         else:
             jacobian = jax.vmap(slope, out_axes=1)(jnp.eye(self.size))
         return jacobian, y - loc, sd
-
-
-def _num_observed(trace) -> int:
-    return sum(jnp.size(site["value"]) for site in observed_sites(trace, factors=True, weights=True).values())
 
 
 def _key_of(z):
