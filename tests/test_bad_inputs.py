@@ -849,6 +849,7 @@ def mean_of(model, *data, kernel=fs.SGHMC, site="w", **settings):
 LINE = np.linspace(-1.0, 1.0, 30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "y",
     [
@@ -949,6 +950,7 @@ class Density(dist.Distribution):
         return -0.5 * value**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", [Density(), Density().expand([2]), Density().mask(True)], ids=["one", "two", "mask"])
 def test_a_law_without_a_sampler_is_a_prior(prior):
     def model(x, y):

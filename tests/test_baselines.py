@@ -680,6 +680,7 @@ def test_laplace_refuses_data_that_reach_a_function_by_latent_values():
     assert laplace(model, KEY, X, Y, has_data=False, num_updates=0, num_samples=3).samples["u"].shape == (3, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_scope", [False, True])
 def test_parameters_of_an_implicit_process_are_learned_in_a_scope_too(has_scope):
     def model(x, y=None):

@@ -142,6 +142,7 @@ def test_full_gradient_of_two_plates():
     assert np.allclose(found, full_gradient(W), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_continued_run_on_other_data_is_centered_anew():
     kernel = fs.fSGHMC(classifier, step_size=0.01, control_variates=1000)
     mcmc = fs.MCMC(kernel, num_warmup=0, num_samples=2, progress_bar=False)

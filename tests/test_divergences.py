@@ -264,6 +264,7 @@ def test_a_trained_critic_sees_more_than_shift_and_scale():
     assert start < 0.65 * exact and 0.8 * exact < trained < 1.05 * exact
 
 
+@pytest.mark.slow
 def test_equal_laws_are_at_no_distance():
     assert abs(estimate(0.0, 1.0, 1.0, dims=10, num_steps=50)) < 0.15
 

@@ -183,6 +183,7 @@ def test_a_run_cannot_go_on_without_a_step_size():
         other.run(KEY, X, Y)
 
 
+@pytest.mark.slow
 def test_a_chain_that_stands_still_is_told_of():
     """The curvature of a Laplace density is zero almost everywhere, so it tells no step size."""
 
@@ -399,6 +400,7 @@ def test_a_flag_and_a_number_are_not_the_same_argument():
     assert means == pytest.approx([1.0, 7.0], abs=0.2)
 
 
+@pytest.mark.slow
 def test_a_model_may_have_randomness_of_its_own():
     """Keys that the model asks for itself: also where its deterministic sites are replayed."""
 
@@ -531,6 +533,7 @@ def test_one_kernel_serves_several_drivers_at_a_time(cls):
         assert_equal(found[number], drawn(small(cls, fs.SGHMC(level, num_steps=2), num_warmup=num_warmup), y=y))
 
 
+@pytest.mark.slow
 def test_numbers_of_draws_may_be_changed_between_runs():
     mcmc = small(num_warmup=20)
     drawn(mcmc, y=Y)
@@ -635,6 +638,7 @@ def test_what_is_no_kernel_is_refused(sampler, cure):
 # ---- inside of other programs --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_inside_of_jit_makes_the_same_draws_and_leaves_nothing_behind(watched):
     """Also of data and numbers that are traced, and with a bar, which nobody would see."""
     mcmc = small()
@@ -654,6 +658,7 @@ def test_a_run_inside_of_jit_makes_the_same_draws_and_leaves_nothing_behind(watc
         np.testing.assert_allclose(drawn(mcmc, y=Y, sd=2.0)["m"], plain["m"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_more_chains_than_devices_after_a_run_are_run_one_by_one():
     mcmc = fs.MCMC(fs.SGHMC(linear(), num_steps=2), num_warmup=5, num_samples=6, num_chains=1, progress_bar=False)
     mcmc.run(KEY, X, Y)
@@ -722,6 +727,7 @@ def test_ctrl_c_keeps_the_draws_without_a_bar(press, thinning):
     np.testing.assert_array_equal(found[0], whole[: 7 // thinning])
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_chains_that_were_made(press):
     """Of chains that run one after another; of the first what there is."""
     settings = {"num_chains": 3, "chain_method": "sequential", "num_samples": 20}
@@ -747,6 +753,7 @@ def test_ctrl_c_keeps_the_chains_that_were_made(press):
         np.testing.assert_array_equal(fs.to_arviz(mcmc, log_lik=False)["posterior"]["m"], whole[:num_whole])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thinning", [1, 3])
 def test_ctrl_c_writes_what_was_drawn_and_the_same_call_goes_on(press, tmp_path, thinning):
     """In the middle of a part, in warm-up and after it."""
@@ -846,6 +853,7 @@ def test_what_is_no_state_is_refused(state):
         mcmc.run(KEY, X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [fs.fHMC, NUTS])
 def test_numbers_of_draws_may_change_under_numpyros_kernels(sampler):
     """They adapt in the new warm-up, and not in the draws that are kept; a fresh driver has the same draws."""
@@ -937,6 +945,7 @@ def test_hmc_of_much_data_continues_on_other_data():
     assert len(np.unique(mcmc.get_samples()["mean"])) > 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_chains", [1, 2])
 def test_hmc_continues_a_model_that_draws_its_parameters(num_chains):
     def model(y):
@@ -957,6 +966,7 @@ def test_hmc_continues_in_another_object_on_other_data():
     assert abs(drawn(second, y=Y + 5.0)["m"].mean() - np.mean(Y) - 5.0) < 0.3
 
 
+@pytest.mark.slow
 def test_hmc_continues_on_the_same_data_with_its_own_numbers():
     def draws(mcmc):
         mcmc.post_warmup_state = mcmc.last_state
@@ -1029,6 +1039,7 @@ def test_a_refused_call_keeps_the_draws_before(wrong):
     assert_equal(mcmc.get_samples(), draws)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [jax.random.split(KEY, 1), jax.random.split(jax.random.PRNGKey(3), 1)])
 def test_an_array_of_one_key_is_one_key(key):
     found = []
@@ -1089,6 +1100,7 @@ def test_initial_values_may_be_lists(chain_method):
     np.testing.assert_allclose(mcmc.get_samples()["w"], [[1.0, 2.0], [3.0, 4.0]], atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.05, 4.0])
 def test_draws_of_mclmc_at_another_temperature(temperature):
     """Those of a normal distribution have the standard deviations times the root of the temperature."""

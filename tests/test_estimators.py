@@ -37,6 +37,7 @@ def test_the_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
 
+@pytest.mark.slow
 def test_scikit_learn_is_imported_when_an_estimator_is_used():
     code = (
         "import sys, numpyro_fspace as fs\nassert 'sklearn' not in sys.modules\n"

@@ -72,6 +72,7 @@ def test_arviz_reads_them():
     assert "diverging" in found["sample_stats"]
 
 
+@pytest.mark.slow
 def test_what_needs_weights_says_so():
     mcmc = run(functions_at=NEW)
     for use in (lambda: fs.predict(mcmc, jax.random.key(0), X), lambda: fs.report(mcmc, X, X[:, 0])):

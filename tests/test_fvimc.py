@@ -239,6 +239,7 @@ def test_bound_of_a_gaussian_divergence_is_exact_for_linear_bijections():
     np.testing.assert_allclose(f.std(0), sd, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_compose_and_linearize_go_together():
     """F∘f, F∘f_L and (F∘f)_L at the same weights, against their formulas."""
     bijections, w, m = strong(X), 1.3, jnp.array(0.4)

@@ -278,6 +278,7 @@ def test_a_network_with_features_of_its_own_gets_its_inputs_unchanged():
     assert np.abs(np.cov(now.T) - covariance).max() < 0.1
 
 
+@pytest.mark.slow
 def test_a_network_that_standardizes_its_inputs_gets_them_unchanged():
     """Standardized twice, years would all be nearly equal for it."""
     years = np.linspace(1960.0, 2020.0, 30)[:, None]
@@ -326,6 +327,7 @@ def test_tolerances_at_the_limit_are_right_and_smaller_ones_refused(num):
     assert abs(float(draws.var()) - 1.0) < 0.25
 
 
+@pytest.mark.slow
 def test_function_values_need_all_sites_of_the_functions():
     """Those that a draw lacks would come from the prior; sites that no function needs may be missing."""
     net, points = nn.Sequential([nn.Dense(5), nn.tanh, nn.Dense(1)]), np.linspace(-1.0, 1.0, 8)[:, None]

@@ -196,6 +196,7 @@ def test_sources_have_checksums(name):
             assert url.startswith("http") and len(source.sha256) == 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "kmnist", "cifar10_subset", "svhn"])
 def test_real_images(name):
     if not os.environ.get(files.DATA_ENV):

@@ -391,6 +391,7 @@ def test_chains_start_where_the_strategy_says():
     assert sgld().init_strategy is fs.model.init_to_network
 
 
+@pytest.mark.slow
 def test_temperature_scales_the_noise():
     """One SGLD step from the same place and key: w' - (w - ε ∇U) grows by √T, exactly."""
     start = jnp.array([0.5, 0.5])
@@ -416,6 +417,7 @@ def test_schedules_are_read_at_every_gradient_step(kernel):
 # ---- warm-up -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_warm_start_moves_and_can_be_switched_off():
     """With sampler steps of 1e-7 only the optimizer can move, and it lowers U."""
     start = {"w": jnp.array([3.0, -3.0])}

@@ -183,6 +183,7 @@ def test_the_potential_and_its_derivatives_are_those_of_the_closed_form(x64, has
         np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
 
 
+@pytest.mark.slow
 def test_the_prior_of_what_is_left_has_the_jacobian_of_constrained_sites():
     """log sigma ~ N(log .2, .3²): a chain that moves by log sigma has no other factor."""
     _, marginal = potentials(linear, X, Y)
@@ -556,6 +557,7 @@ def test_draws_have_all_sites_and_the_state_those_that_are_left(base):
         np.testing.assert_allclose(base.get_samples()[site][-1], completed[site], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_chains_do_not_depend_on_how_they_run(base):
     """The chain itself: a last bit of it that differs gives another draw of what was integrated out."""
     one, two = (mcmc.get_samples()["sigma"] for mcmc in (base, run(chain_method="sequential")))

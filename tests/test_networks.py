@@ -512,6 +512,7 @@ def test_nuts_starts_from_the_network_and_moves(kind):
     np.testing.assert_allclose(again["f"], samples["f"], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_gradients_of_vectorized_chains(network):
     model = handlers.seed(make_model(network), 0)
     start = {k: s["value"] for k, s in run(make_model(network), X).items() if k.startswith("net.")}

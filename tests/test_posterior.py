@@ -48,6 +48,7 @@ def test_predictions_are_of_the_linearized_function_with_the_learned_parameters(
     np.testing.assert_allclose(fs.predict(posterior, KEY, X)["f"], expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_divergence_by_draws_leaves_the_network_as_it_is():
     _, params, posterior = fitted(fs.FunctionalELBO(fs.variational.SpectralSteinKL(num_draws=10)))
     expected = float(params["scale"]) * np.sin(posterior.samples["w"][:, None] * X[:, 0])

@@ -266,6 +266,7 @@ def test_imputed_targets_are_no_draws_at_other_rows():
     np.testing.assert_allclose(seen.mean(0), 6.0 * x, atol=0.2)
 
 
+@pytest.mark.slow
 def test_runs_that_subsample_by_themselves_are_read():
     """HMCECS keeps the rows of its minibatch among the values of its state."""
 
@@ -648,6 +649,7 @@ def test_a_negative_code_of_a_group_is_warned_of():
     fs.predict(mcmc, key, np.array([2, 0]))
 
 
+@pytest.mark.slow
 def test_negative_labels_are_no_row_numbers():
     """Beside rows of the model's own numbers, which without a sign need no conversion."""
 

@@ -34,6 +34,7 @@ def test_reaches_the_optimum_of_sklearn():
     assert fit.params["lengthscale"][1] > 5 * fit.params["lengthscale"][0]
 
 
+@pytest.mark.slow
 def test_loss_is_the_evidence():
     """The closed-form loss and its gradient, against the prior's density and its automatic gradient."""
     from numpyro_fspace.priors.fit import _negative_evidence

@@ -69,6 +69,7 @@ def test_random_points_are_judged_at_one_draw():
     assert 0.5 * exact(0.4) < found < 2.0 * exact(0.4)
 
 
+@pytest.mark.slow
 def test_only_products_are_judged():
     def network(x, y=None):
         f = fs.gp_network("f", nn.Sequential([nn.Dense(20), nn.tanh, nn.Dense(1)]), fs.GPPrior(KERNEL), X)

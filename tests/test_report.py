@@ -333,6 +333,7 @@ def test_runs_of_other_kernels_are_judged_by_their_draws(driver):
     assert found.product_shares["f"] < 0.1 and "gp_network" in found.advice[-1]
 
 
+@pytest.mark.slow
 def test_divergences_of_nuts_are_doubted():
     def funnel(y=None):
         scale = numpyro.sample("scale", dist.Normal(0.0, 3.0))

@@ -193,6 +193,7 @@ def test_a_level_does_not_depend_on_the_other_rows_of_its_file(cells, new, right
     np.testing.assert_array_equal(predicted_inputs(design, rows, tmp_path)[:, 1:], right)
 
 
+@pytest.mark.slow
 def test_levels_of_a_long_file_are_those_of_a_short_one(tmp_path):
     """Readers that guess types part by part take '1' for a number in one part and for text in the next."""
     num = 300_000

@@ -306,6 +306,7 @@ def test_only_affine_normal_means_are_integrated():
     assert expected_log_likelihood(nonlinear) != expected_log_likelihood(nonlinear, KEYS[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("likelihood", [None, lambda f: dist.Normal(2.0 * f[::-1] + 1.0, SIGMA)])
 def test_large_minibatches_are_estimated_without_bias(monkeypatch, likelihood):
     """Variances from draws of the linearized network: the closed form in the mean, and no longer without the key."""
@@ -731,6 +732,7 @@ def below(x, y=None, *, sigma=SIGMA):
         numpyro.sample("y", dist.Normal(u, sigma), obs=y)
 
 
+@pytest.mark.slow
 def test_latent_values_below_a_linearized_function_follow_it(x64):
     """E log p(u | f_L) of a normal guide in closed form: (J² Var w + Var u + (f - m_u)²) / 2σ² and a constant."""
     guide = fs.variational.guides.mean_field(below, init_scale=0.7)

@@ -78,9 +78,9 @@ class MarginalPotential(ModelPotential):
     def has_few_observations(self) -> bool:
         """Whether the covariance of the observations is cheaper to factorize than that of the last layers' weights.
 
-        The white parameters c are then the R sites of the last layers themselves. Otherwise there is one for each of
-        the W weights. The products of the factorizations are compared: (R + N) N² of one that is followed by products
-        as costly, and (R + 2W + N) W² of three.
+        The white parameters c are then the R values of the last layers' sites. Otherwise there is one for each of the
+        W weights. The estimated costs are 2 (R + N) N², for one factorization and the products with it, and
+        (R + 2W + N) W², for three factorizations.
         """
         sizes = last_layers(self.trace)
         num_weights, num_sites = sum(sizes[name] for name in self._names), self._num_sites
