@@ -141,10 +141,11 @@ def test_small_noise_in_float32_beside_float64(x64, size):
 
 @pytest.mark.parametrize("sd", [1e-3, 1e-4, 1e20])
 def test_few_observations_with_extreme_noise_in_float32(x64, sd):
-    """The density to 0.1, or seven digits; draws of c give the observations to within their noise."""
+    """Two observations at each input: the density to 0.1, and draws of c that give them to within their noise."""
     rng = np.random.default_rng(0)
-    jacobian = np.float32(rng.normal(size=(30, 91)) * np.geomspace(1.0, 1e-3, 91))
-    residual, noise = np.float32(jacobian @ rng.normal(size=91)), np.full(30, sd, np.float32)
+    jacobian = np.repeat(np.float32(rng.normal(size=(15, 91)) * np.geomspace(1.0, 1e-3, 91)), 2, axis=0)
+    residual = np.float32(jacobian @ rng.normal(size=91) + min(sd, 1.0) * rng.normal(size=30))
+    noise = np.full(30, sd, np.float32)
     exact = exact_log_density(*(jnp.asarray(a, float) for a in (jacobian, residual, noise)))
     np.testing.assert_allclose(quick_jit(log_marginal)(jacobian, residual, noise), exact, rtol=1e-6, atol=0.1)
     draws = quick_jit(jax.vmap(draw_parameters, in_axes=(None, None, None, 0)))
