@@ -103,7 +103,7 @@ def test_only_large_arrays_are_divided_among_threads(num_rows, num_chains, is_di
     mcmc = fs.MCMC(fs.SGLD(regression, step_size=1e-4, num_steps=2), num_warmup=0, num_samples=1, **settings)
     mcmc.run(jax.random.key(0), jnp.ones((num_rows, 3)), jnp.zeros(num_rows))
     (loop,) = mcmc._loops.values()
-    assert (loop.options(mcmc.last_state.plan) is None) is is_divided
+    assert (loop.options(factorizes=mcmc.last_state.plan.factorizes) is None) is is_divided
 
 
 def test_options_that_this_compiler_lacks_are_left_out():
@@ -126,7 +126,7 @@ def test_programs_that_factorize_matrices_are_compiled_quickly(monkeypatch):
     for mcmc, expected in ((network, quick), (plain, xla.UNDIVIDED)):
         plan = mcmc.sampler.prepare((jnp.ones((20, 3)), jnp.zeros(20)), {}, 0)
         loop = mcmc._loop(("z",), (None, ()), None, plan.largest_array, 1)
-        assert loop.options(plan) == expected
+        assert loop.options(factorizes=plan.factorizes) == expected
 
 
 @pytest.mark.slow

@@ -68,12 +68,12 @@ class Loop:
         not kept.
         """
         if not isinstance(state, KernelState):
-            return self._program(None, None, keeps=True)(state, draws, start, stop, first, arrays, inputs)
+            return self._program(None, keeps=True)(state, draws, start, stop, first, arrays, inputs)
         offset = _draws_made(state, start) - start  # a run that goes on is past its warm-up
         for phase in phases(state.plan, start + offset, stop + offset):
             if phase.update is not warm_start:
                 state = started(state)
-            program = self._program(phase.update, state.plan, keeps=phase.keeps)
+            program = self._program(phase.update, keeps=phase.keeps, factorizes=state.plan.factorizes)
             if phase.keeps:
                 state, draws = program(state, draws, phase.start - offset, phase.stop - offset, first, arrays, inputs)
             else:
@@ -101,14 +101,13 @@ class Loop:
         kept = jax.eval_shape(lambda state, arrays: self._stored(state, *self.join(arrays)[:3], inputs), state, arrays)
         return jax.tree.map(lambda spec: _empty(spec, num), kept)
 
-    def options(self, plan) -> dict | None:
-        """Options of the compiler for the programs of a plan, or of a kernel without one."""
-        is_quick = plan is not None and plan.factorizes and not self.is_divided
-        return compiler_options(is_divided=self.is_divided, is_quick=is_quick)
+    def options(self, *, factorizes: bool) -> dict | None:
+        """Options of the compiler for programs whose gradients factorize matrices (``Plan.factorizes``) or do not."""
+        return compiler_options(is_divided=self.is_divided, is_quick=factorizes and not self.is_divided)
 
-    def _program(self, update, plan, *, keeps: bool):
+    def _program(self, update, *, keeps: bool, factorizes: bool = False):
         """The program that makes draws and keeps them, or only updates a state, by a function of ``chain_updates``."""
-        key = update, keeps, is_nested(), plan is not None and plan.factorizes
+        key = update, keeps, is_nested(), factorizes
         if key not in self._programs:
             program: Callable = partial(self._draw if keeps else self._advance, update)
             if self.mesh is not None:  # every device runs its own chains
@@ -116,7 +115,8 @@ class Loop:
                 specs = {"in_specs": in_specs, "out_specs": (EACH, BY_CHAIN) if keeps else EACH}
                 program = jax.shard_map(program, mesh=self.mesh, axis_names={CHAINS}, check_vma=False, **specs)
             if not is_nested():  # otherwise it is part of another program, which has its own options
-                program = jax.jit(program, donate_argnums=1 if keeps else (), compiler_options=self.options(plan))
+                options = self.options(factorizes=factorizes)
+                program = jax.jit(program, donate_argnums=1 if keeps else (), compiler_options=options)
             self._programs[key] = program
         return self._programs[key]
 

@@ -58,8 +58,6 @@ class Plan:
         batches: number of minibatches in the data.
         has_random_points: whether measurement points are drawn anew for each gradient.
         has_own_noise: whether the model draws random numbers of its own.
-        factorizes: whether each gradient factorizes matrices to integrate a last layer out. Unless there are thousands
-            of rows this takes most of its time.
         curvatures: how the largest curvature is computed, by differences of gradients (True) or by second derivatives;
             of two results the smaller counts, because rounding only makes them larger. Of a ``gp_network`` whose last
             layer is integrated out second derivatives pass through the inverse of τ²I + ΦAΦᵀ twice and are wrong by
@@ -84,7 +82,6 @@ class Plan:
     batches: float = 1.0
     has_random_points: bool = False
     has_own_noise: bool = False
-    factorizes: bool = False
     curvatures: tuple[bool, ...] = (False,)
     params: dict = dataclasses.field(default_factory=dict)
     rows_of_points: dict = dataclasses.field(default_factory=dict)
@@ -93,6 +90,14 @@ class Plan:
     def finds_step_size(self) -> bool:
         """Whether warm-up chooses the step size."""
         return self.step_size is None
+
+    @property
+    def factorizes(self) -> bool:
+        """Whether each gradient factorizes matrices to integrate a last layer out.
+
+        Unless there are thousands of rows this takes most of its time.
+        """
+        return bool(self.block)
 
     @property
     def absorbs_noise(self) -> bool:
@@ -210,7 +215,6 @@ def _first_evaluation(kernel, args, kwargs, num_warmup, key):
         control_every=None if potential.has_own_noise else _control_every(kernel, potential.batches()),
         held_in_warm_start=tuple(scale_sites(potential)),
         block=potential.block,
-        factorizes=bool(potential.block),
         curvatures=_curvatures(potential),
         rows_of_points=rows_found(potential.trace),
         batches=potential.batches(),

@@ -16,6 +16,7 @@ import numpyro
 
 from numpyro_fspace._checks import as_numbers, warn
 from numpyro_fspace._xla import largest_array, taken
+from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.checks.arguments import named_leaves
 from numpyro_fspace.model.checks.indices import check_indices, plates_of
 from numpyro_fspace.model.data.arguments import split_arrays
@@ -69,7 +70,7 @@ class Evaluator:
         arrays, static, _ = split_arrays(given)
         places = [id(a) for a in arrays]
         shapes = tuple((places.index(id(a)), a.shape, str(a.dtype)) for a in arrays)
-        return cached_program(self._programs, static, shapes, {})
+        return cached_program(self._programs, static, (is_nested(), *shapes), {})
 
     def structure(self, args, kwargs) -> Structure:
         """The structure of the model at such arguments."""

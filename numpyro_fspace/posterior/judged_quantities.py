@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._xla import one_program, taken
+from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.data.on_demand import OnDemand
 from numpyro_fspace.model.functions import evaluate, function_inputs, functions_of, some_rows
@@ -250,7 +251,7 @@ def _by_chain(fn, draws, given: tuple, programs: dict, key: tuple) -> dict:
     """
     arrays, static, _ = split_arrays(given)
     places = [id(a) for a in arrays]
-    key = *key, tuple(map(places.index, places))  # which of the arguments are the same array
+    key = *key, is_nested(), tuple(map(places.index, places))  # which of the arguments are the same array
     program = cached_program(programs, static, key, compile_chunk(fn, given, is_quick=True))
 
     def values(some):

@@ -24,7 +24,7 @@ from numpyro_fspace.model.sites import (
     observed_sites,
 )
 
-__all__ = ["find_block", "last_layers", "normal_observations", "sites_of"]
+__all__ = ["find_block", "last_layers", "normal_observations", "num_observations", "sites_of"]
 
 #: Maximum numbers of weights of all last layers together, and of weights times observations.
 MAX_PARAMETERS, MAX_ENTRIES = 512, 2**22
@@ -42,7 +42,7 @@ def find_block(potential: ModelPotential, least: int = 1) -> tuple[tuple[str, ..
     why = _why_no_last_layer(potential, sizes)
     if why is not None:
         return (), why
-    num = sum(jnp.size(site["value"]) for site in observed_sites(trace, factors=True, weights=True).values())
+    num = num_observations(trace)
 
     def why_not(names):
         block = tuple(site for name in names for site in sites_of(name))
@@ -124,6 +124,11 @@ def _why_not_affine(potential, block):
     if depends_on(others, inside):
         return "the scale of an observation, or the prior of another site, depends on a function"
     return None
+
+
+def num_observations(trace) -> int:
+    """The number of observed values."""
+    return sum(jnp.size(site["value"]) for site in observed_sites(trace, factors=True, weights=True).values())
 
 
 def normal_observations(trace) -> list:

@@ -22,11 +22,10 @@ from numpyro.distributions import biject_to
 from numpyro.infer.util import potential_energy
 
 from numpyro_fspace.model.handlers import fresh_draws, given_last_layers, without_data
-from numpyro_fspace.model.last_layer.integrable import last_layers, normal_observations, sites_of
+from numpyro_fspace.model.last_layer.integrable import last_layers, normal_observations, num_observations, sites_of
 from numpyro_fspace.model.last_layer.marginal_likelihood import draw_parameters, log_marginal
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.run_model import run_model
-from numpyro_fspace.model.sites import observed_sites
 
 __all__ = ["MarginalPotential"]
 
@@ -84,7 +83,7 @@ class MarginalPotential(ModelPotential):
         """
         sizes = last_layers(self.trace)
         num_weights, num_sites = sum(sizes[name] for name in self._names), self._num_sites
-        num = sum(jnp.size(s["value"]) for s in observed_sites(self.trace, factors=True, weights=True).values())
+        num = num_observations(self.trace)
         return 2 * (num_sites + num) * num**2 < (num_sites + 2 * num_weights + num) * num_weights**2
 
     @property
