@@ -7,17 +7,16 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from numpyro_fspace._checks import as_numbers, check_count, check_is_model, check_positive, check_step_size, one_line
+from numpyro_fspace._checks import check_count, check_is_model, check_positive, check_step_size, one_line
 from numpyro_fspace._xla import chains_together, compiler_options
 from numpyro_fspace.mcmc import chain_updates
 from numpyro_fspace.mcmc.plan import Plan, make_plan, one_at_a_time, structure_of
 from numpyro_fspace.mcmc.reporting.end_of_run import judge_numpyro_runs
 from numpyro_fspace.mcmc.sampler_adapters import Sampler
-from numpyro_fspace.mcmc.start_checks import check_init_params
+from numpyro_fspace.mcmc.start_checks import checked_init_params
 from numpyro_fspace.mcmc.target import Target
 from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.model._numpyro import active_handlers, is_nested
@@ -47,6 +46,7 @@ class SGMCMCKernel(MCMCKernel):
 
     sampler_type: type[Sampler]
     sample_field = "z"
+    default_fields = ("z", "diverging")
     friction: float | None = 0.0  # None is found in warm-up
     needs_functional_prior = False
     needs_exact_density = False  # even without a Metropolis test
@@ -130,10 +130,6 @@ class SGMCMCKernel(MCMCKernel):
     def model(self):
         return self._programs.get("model", self._model)
 
-    @property
-    def default_fields(self):
-        return ("z", "diverging")
-
     def wrap_model(self, wrapper):
         kernel = copy.copy(self)
         kernel._model, kernel._programs = wrapper(self._model), {}
@@ -151,9 +147,6 @@ class SGMCMCKernel(MCMCKernel):
     @one_at_a_time
     def postprocess_fn(self, model_args, model_kwargs):
         return one_at_a_time(self._model_potential(model_args, model_kwargs).constrain_fn())
-
-    def get_constrain_fn(self, model_args, model_kwargs):
-        return self.postprocess_fn(model_args, model_kwargs)
 
     def refresh(self, state, model_args, model_kwargs):
         """``state`` with its potential energy, and the control variate, evaluated anew on this data."""
@@ -194,12 +187,7 @@ class SGMCMCKernel(MCMCKernel):
             )
         single = is_prng_key(rng_key)
         if init_params is not None:
-            init_params = self.moving(init_params, model_args, model_kwargs)
-            check_init_params(init_params, plan.params, None if single else rng_key.shape[0])
-            init_params = {
-                k: jnp.asarray(as_numbers(v, f"init_params[{k!r}]"), plan.params[k].dtype)
-                for k, v in init_params.items()
-            }
+            init_params = checked_init_params(init_params, plan, None if single else len(rng_key))
         arrays, static, join = split_arrays((model_args, model_kwargs))
 
         @one_at_a_time
@@ -247,13 +235,6 @@ class SGMCMCKernel(MCMCKernel):
         return kind(
             self._model, args, kwargs, key=key, init_strategy=self.init_strategy, is_known=is_known, block=block
         )
-
-    def moving(self, init_params, args, kwargs):
-        """``init_params`` without the sites that are integrated out, whose values need no start."""
-        if not isinstance(init_params, dict):
-            return init_params
-        block = self._integrated_out(args, kwargs)
-        return {k: v for k, v in init_params.items() if k not in block}
 
     def _integrated_out(self, args, kwargs) -> tuple[str, ...]:
         """The sites that are integrated out of this model, found once for arguments of the same structure."""

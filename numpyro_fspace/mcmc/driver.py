@@ -20,7 +20,7 @@ from numpyro_fspace.mcmc.reporting.end_of_run import judge
 from numpyro_fspace.mcmc.reporting.summary import print_functions
 from numpyro_fspace.mcmc.run import Run
 from numpyro_fspace.mcmc.run_description import describe
-from numpyro_fspace.mcmc.start_checks import at_data, check_init_params, continued
+from numpyro_fspace.mcmc.start_checks import at_data, checked_init_params, continued
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.checks.arguments import check_masks
@@ -237,15 +237,14 @@ class MCMC(NumPyroMCMC):
             key = jax.random.split(key, self.num_chains)
         args, kwargs = given = with_devices_of((args, kwargs), ())
         fields = tuple(dict.fromkeys((*self.sampler.default_fields, *extra_fields)))
-        arrays, static, join = split_arrays((args, kwargs, self.functions_at))
         if self.checkpoint is not None:
             description = describe(self, key, fields, init_params, args=args, kwargs=kwargs)
             Checkpoint(self.checkpoint, description)  # refuses another run before anything is computed
         init_params = checks.arrays_of(init_params)
         if self.mesh is not None:
             key, init_params = place((key, init_params), self.mesh, CHAINS)
-            arrays = place(arrays, self.mesh)
-            args, kwargs, _ = join(arrays)
+            arrays, _, join = split_arrays((args, kwargs))
+            args, kwargs = join(place(arrays, self.mesh))
         points, largest = {}, 0
         if isinstance(self.sampler, SGMCMCKernel):
             plan = self.sampler.prepare(args, kwargs, self.num_warmup)
@@ -262,10 +261,10 @@ class MCMC(NumPyroMCMC):
         start = key, init_params, self.post_warmup_state
         if self.num_chains > 1 and self.chain_method == "sequential":
             if init_params is not None:
-                check_init_params(self.sampler.moving(init_params, args, kwargs), plan.params, self.num_chains)
+                checked_init_params(init_params, plan, self.num_chains)
             loop = self._loop(fields, static, join, largest, 1)
             self._hold(None, given)
-            Run(self, loop).one_by_one(begin, start, arrays, self.num_chains)
+            Run(self, loop).one_by_one(begin, start, arrays)
             return
         loop = self._loop(fields, static, join, largest, self.num_chains)
         state, done = begin(*start)
@@ -273,8 +272,7 @@ class MCMC(NumPyroMCMC):
         if self.checkpoint is None:
             Run(self, loop).in_memory(state, done, arrays)
         else:
-            files = {"folder": self.checkpoint, "description": description, "every": self.checkpoint_every}
-            Run(self, loop).on_disk(state, arrays, **files)
+            Run(self, loop).on_disk(state, arrays, description)
 
     def _loop(self, fields, static, join, largest, num_chains):
         together = chains_together(num_chains // (1 if self.mesh is None else self.mesh.shape[CHAINS]), largest)

@@ -122,21 +122,16 @@ class Loop:
 
     @one_at_a_time
     def _advance(self, update, state, num, arrays):
-        *_, points = self.join(arrays)
-
-        def step(_, state):
-            return self._updated(update, state, points, arrays)
-
-        return jax.lax.fori_loop(0, num, step, state)
+        return jax.lax.fori_loop(0, num, lambda _, state: self._updated(update, state, arrays), state)
 
     @one_at_a_time
     def _draw(self, update, state, draws, start, stop, first, arrays, inputs):
-        *given, points = self.join(arrays)
+        *given, _ = self.join(arrays)
         one_each = jax.tree.map(lambda slots: jax.ShapeDtypeStruct(slots.shape[1:], slots.dtype), draws)
 
         def step(i, carry):
             state, draws = carry
-            state = self._updated(update, state, points, arrays)
+            state = self._updated(update, state, arrays)
             slot = jnp.maximum(i - first, 0) // self.thinning
             is_kept = (i >= first) & ((i - first) % self.thinning == self.thinning - 1)
             kept = jax.lax.cond(  # zeros are overwritten by the draw that belongs to the slot
@@ -146,8 +141,8 @@ class Loop:
 
         return jax.lax.fori_loop(start, stop, step, (state, draws))
 
-    def _updated(self, update, state, points, arrays):
-        args, kwargs, *_ = self.join(arrays)
+    def _updated(self, update, state, arrays):
+        args, kwargs, _, points = self.join(arrays)
         with assume_rows_of_points(points, arrays):
             if update is None:
                 return self.kernel.sample(state, args, kwargs)

@@ -33,14 +33,14 @@ class Run:
         #: The draw that thinning counts from: the last of all is kept, as by NumPyro.
         self.first = mcmc.num_warmup + mcmc.num_samples % loop.thinning
 
-    def one_by_one(self, begin, starts, arrays, num_chains: int):
-        """``num_chains`` chains one after another, each from ``begin`` of its entries of ``starts``.
+    def one_by_one(self, begin, starts, arrays):
+        """The chains one after another, each from ``begin`` of its entries of ``starts``.
 
         A run that is interrupted keeps the complete chains, or if there are none, the draws so far of the first.
         """
         whole = []
         try:
-            for number in range(num_chains):
+            for number in range(self.mcmc.num_chains):
                 state, done = begin(*jax.tree.map(operator.itemgetter(number), starts))
                 self.in_memory(state, done, arrays)
                 whole.append((self.mcmc._states, self.mcmc._last_state))  # where in_memory has put them
@@ -71,7 +71,7 @@ class Run:
                     if done == 0:
                         self._check_start(start, state)
                     if done == begun and self.mcmc.post_warmup_state is not None:
-                        self._check_continued(start, state)
+                        warn_of_another_model(gathered(start), gathered(state))
                     done, self.mcmc._last_state = stop, gathered(state)
                     num_kept = max(0, done - first) // loop.thinning
                     bar.update(done, state, np.asarray(draws[1])[:num_kept] if inputs else None)
@@ -82,13 +82,13 @@ class Run:
             if num_kept:  # of an interrupted run too
                 self.mcmc._hold(gathered(loop.by_chain(draws, num_kept)))
 
-    def on_disk(self, state, arrays, *, folder, description: dict, every: int):
-        """All draws from ``state``, written to ``folder`` in parts of ``every`` draws; continues what it holds."""
-        loop = self.loop
+    def on_disk(self, state, arrays, description: dict):
+        """All draws from ``state``, written in parts to the folder of the checkpoint; continues what it holds."""
+        loop, every = self.loop, self.mcmc.checkpoint_every
         slots = loop.slots(max(1, min(every, self.num_kept)), state, arrays, {})
         shapes = jax.eval_shape(lambda draws: flat(plain_fields(loop.by_chain(draws, 1))), slots)
         specs = {k: [str(a.dtype), [loop.num_chains, self.num_kept, *a.shape[2:]]] for k, a in shapes.items()}
-        files = Checkpoint(folder, description | {"arrays": specs})
+        files = Checkpoint(self.mcmc.checkpoint, description | {"arrays": specs})
         saved = files.load(state, started(state))
         if saved is None:  # a start that is refused leaves no files
             first, slots = loop(state, slots, 0, 1, arrays, inputs={}, first=1)
@@ -98,13 +98,13 @@ class Run:
                 num_kept, done, state = files.load(state, started(state)) or (0, 0, state)
                 if loop.mesh is not None:
                     state = place(state, loop.mesh, CHAINS)
-                saved = self._write_draws(slots, arrays, files, every, (num_kept, done, state))
+                saved = self._write_draws(slots, arrays, files, (num_kept, done, state))
         draws, self.mcmc._last_state = files.draws(), saved[2]
         self.mcmc._hold(draws)
 
-    def _write_draws(self, draws, arrays, files, every, saved):
+    def _write_draws(self, draws, arrays, files, saved):
         """The rest of the draws after ``saved``, ``(draws kept, draws made, state)``; returns the last such triple."""
-        loop, (num_kept, done, state) = self.loop, saved
+        loop, every, (num_kept, done, state) = self.loop, self.mcmc.checkpoint_every, saved
         bar = self._bar(done)
         try:
             with Interruption() as interruption:
@@ -133,11 +133,6 @@ class Run:
     def _bar(self, done, is_alone=True) -> Progress:
         shown = bool(self.mcmc.progress_bar) and is_alone and is_watched()
         return Progress(self.mcmc.num_warmup, self.total, done, shown=shown)
-
-    def _check_continued(self, start, state):
-        """Warn if the first draw of a run that continues shows that ``start`` is a state of another model."""
-        if isinstance(self.loop.kernel, SGMCMCKernel):
-            warn_of_another_model(gathered(start), gathered(state))
 
     def _check_start(self, start, state):
         """Raise an error if a chain could not move away from ``start`` in its first draw."""

@@ -14,10 +14,10 @@ import numpyro
 from numpyro.infer import HMC
 from numpyro.infer.hmc import HMCState
 
-from numpyro_fspace._checks import warn
+from numpyro_fspace._checks import as_numbers, warn
 from numpyro_fspace.model._numpyro import is_forward_mode, is_nested
 
-__all__ = ["at_data", "check_init_params", "check_start", "continued", "warn_of_another_model"]
+__all__ = ["at_data", "check_start", "checked_init_params", "continued", "warn_of_another_model"]
 
 #: Without a warning of another model: least acceptance probability of the first draw, and changes of the potential in
 #: units of the root of the number of parameters plus this share of it (rounding, or an estimate of a run without test).
@@ -29,9 +29,7 @@ def check_start(kernel, start, state, args, kwargs):
     stuck = ~np.isfinite(np.atleast_1d(state.potential_energy))
     if not stuck.any():
         return
-    for old, new in zip(jax.tree.leaves(start.z), jax.tree.leaves(state.z), strict=True):
-        same = (old == new) | (jnp.isnan(old) & jnp.isnan(new))
-        stuck &= np.all(np.reshape(same, (stuck.size, -1)), axis=1)
+    stuck &= _stands_still(start, state)
     energy = np.atleast_1d(kernel.refresh(start, args, kwargs).potential_energy)
     stuck &= ~np.isfinite(energy)  # otherwise the draw was undone because its step was too long
     if stuck.any():
@@ -63,8 +61,7 @@ def warn_of_another_model(before, after):
     limit = MIN_CHANGE * sum(v.size / old.size for v in jax.tree.leaves(after.z)) ** 0.5 + MIN_SHARE * np.abs(old)
     is_other = np.isfinite(old) & np.isfinite(new) & (np.abs(new - old) > limit)
     is_other &= np.atleast_1d(np.asarray(after.accept_prob)) < MIN_FIRST_ACCEPT_PROB
-    for one, other in zip(jax.tree.leaves(before.z), jax.tree.leaves(after.z), strict=True):
-        is_other &= np.all(np.reshape(np.asarray(one) == np.asarray(other), (old.size, -1)), axis=1)
+    is_other &= _stands_still(before, after)
     if is_other.any():
         number = int(np.argmax(is_other))
         warn(
@@ -74,12 +71,27 @@ def warn_of_another_model(before, after):
         )
 
 
-def check_init_params(given, expected, num_chains):
-    """``init_params`` must have the sites of the model, of the expected shapes, for this number of chains or one."""
-    if not isinstance(given, dict) or set(given) != set(expected):
-        names = sorted(given) if isinstance(given, dict) else type(given).__name__
+def _stands_still(before, after):
+    """Which chains are at the same place in both states, [C]."""
+
+    def same(old, new):
+        is_same = (old == new) | (np.isnan(old) & np.isnan(new))
+        return is_same.reshape(before.i.size, -1).all(axis=1)
+
+    return np.all(jax.tree.leaves(jax.tree.map(same, *jax.device_get((before.z, after.z)))), axis=0)
+
+
+def checked_init_params(given, plan, num_chains) -> dict:
+    """``init_params`` as arrays, without the sites that are integrated out, whose values need no start.
+
+    All other sites of the model must be there, with the expected shapes, for this number of chains or one.
+    """
+    expected = plan.params
+    sites = {k: v for k, v in given.items() if k not in plan.block} if isinstance(given, dict) else None
+    if sites is None or set(sites) != set(expected):
+        names = type(given).__name__ if sites is None else sorted(sites)
         raise ValueError(f"init_params must be a dict with the sites {sorted(expected)}, got {names}.")
-    for name, value in given.items():
+    for name, value in sites.items():
         if value is None or isinstance(value, dict):
             raise TypeError(f"init_params[{name!r}] must be an array of numbers, got {value!r}.")
         if jnp.iscomplexobj(value):
@@ -95,6 +107,7 @@ def check_init_params(given, expected, num_chains):
                 f"init_params[{name!r}] has shape {shape} per chain, the model's (unconstrained) site has "
                 f"{jnp.shape(expected[name])}."
             )
+    return {k: jnp.asarray(as_numbers(v, f"init_params[{k!r}]"), expected[k].dtype) for k, v in sites.items()}
 
 
 def at_data(kernel, state, args, kwargs):
