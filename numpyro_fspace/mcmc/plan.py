@@ -243,9 +243,8 @@ def _control_every(kernel, batches: float) -> int | None:
 def _passed(kernel, args, kwargs) -> dict:
     """The checks passed by arguments of these shapes with the same integers, which may be numbers of rows."""
     arrays, static, _ = split_arrays((args, kwargs))
-    shapes = tuple((np.shape(a), jnp.result_type(a)) for a in arrays)
     integers = content_key([a for a in arrays if jnp.issubdtype(jnp.result_type(a), jnp.integer)])
-    return cached_program(kernel._programs, static, ("passed", shapes, integers), {})
+    return cached_program(kernel._programs, static, ("passed", structure_of(args, kwargs), integers), {})
 
 
 def one_at_a_time(fn):

@@ -11,15 +11,13 @@ from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro_fspace._checks import warn
 from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.reporting.doubts import sampler_doubts, temperature_doubts
+from numpyro_fspace.mcmc.reporting.report_of_draws import diagnosed
 from numpyro_fspace.mcmc.start_checks import continued
 from numpyro_fspace.mcmc.state import KernelState, with_chains
 from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
-from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
-from numpyro_fspace.posterior.diagnostics import diagnose
 from numpyro_fspace.posterior.judged_quantities import judged_draws, quantities_of
 from numpyro_fspace.posterior.prediction_warnings import without_harm
-from numpyro_fspace.posterior.rhat_ess import standstill
 from numpyro_fspace.posterior.thresholds import MIN_DRAWS, MIN_RUN
 from numpyro_fspace.priors._tracing import is_traced
 
@@ -40,23 +38,20 @@ def judge(mcmc):
 
 def warn_of_draws(mcmc):
     """Warn, once, of chains that have not converged or stood still, and of draws that are too wide."""
-    state = mcmc.last_state
-    leaves = jax.tree.leaves(state)
     is_far = getattr(mcmc, "mesh", None) is not None and mcmc.mesh.is_multi_process
-    if is_far or mcmc.num_samples < MIN_RUN or any(isinstance(a, jax.core.Tracer) for a in leaves):
+    if is_far or mcmc.num_samples < MIN_RUN:
         return
     with without_harm("The draws of this run"):
-        lines = _doubts(mcmc, state)
+        lines = _doubts(mcmc, mcmc.last_state)
         if lines:
             warn(f"The draws are doubtful: {' Also, '.join(lines)}")
 
 
 def _doubts(mcmc, state):
-    draws = mcmc.get_samples(group_by_chain=True)
+    draws, args, kwargs = mcmc.get_samples(group_by_chain=True), mcmc._args, mcmc._kwargs
     is_kept = mcmc.num_samples // mcmc.thinning >= MIN_DRAWS
-    lines = _doubts_of_convergence(mcmc, draws) if is_kept else []
+    lines = [doubt.text for doubt in diagnosed(_judged(mcmc, draws, args, kwargs))[1]] if is_kept else []
     if isinstance(state, KernelState):
-        args, kwargs = mcmc._args, mcmc._kwargs
         found = configurational_temperature(
             mcmc.sampler, with_chains(state), draws, args, kwargs, key=jax.random.key(0), share=SHARE
         )
@@ -64,26 +59,21 @@ def _doubts(mcmc, state):
     return lines
 
 
-def _doubts_of_convergence(mcmc, draws):
-    args, kwargs, model = mcmc._args, mcmc._kwargs, getattr(mcmc.sampler, "model", None)
+def _judged(mcmc, draws, args, kwargs):
+    """What is judged: functions and sites; all draws if there is no model, or if functions are kept in their place."""
+    model = getattr(mcmc.sampler, "model", None)
     if model is None or getattr(mcmc, "functions_at", None) is not None:
         leaves = jax.tree_util.tree_leaves_with_path(draws)
-        parts = [judged_draws({jax.tree_util.keystr(path, simple=True): v for path, v in leaves})]
-    else:
-        settings = {"num_points": NUM_POINTS, "num_others": NUM_OTHERS}
-        settings["programs"] = getattr(mcmc.sampler, "_programs", None)
-        parts = quantities_of(model, draws, args, kwargs, **settings)[:2]
-    parts = [part for part in parts if part is not None]
-    if not parts:
-        return []
-    still = np.min([standstill(np.moveaxis(part.draws, 2, 0)) for part in parts], axis=0)
-    return [doubt.text for doubt in convergence_doubts([diagnose(*part) for part in parts], still)]
+        return [judged_draws({jax.tree_util.keystr(path, simple=True): v for path, v in leaves})]
+    programs = getattr(mcmc.sampler, "_programs", None)
+    settings = {"num_points": NUM_POINTS, "num_others": NUM_OTHERS, "programs": programs}
+    return quantities_of(model, draws, args, kwargs, **settings)[:2]
 
 
 def warn_of_trouble(mcmc):
     """Warn when draws of ``mcmc`` diverged, were rejected or rounded, or the kinetic temperature was too high."""
     state = mcmc.last_state
-    if isinstance(state, KernelState) and not isinstance(state.num_diverging, jax.core.Tracer):
+    if isinstance(state, KernelState):
         for line in sampler_doubts(mcmc.sampler, state, mcmc.num_samples):
             warn(line[0].upper() + line[1:])
 

@@ -127,7 +127,7 @@ def _judged(mcmc, kernel, args, kwargs, *, inputs, key) -> Report:
         return report_of_draws(mcmc, args, kwargs, inputs=inputs)
     posterior, draws = as_posterior(mcmc), mcmc.get_samples(group_by_chain=True)
     judged = quantities_of(posterior.model, draws, args, kwargs, inputs=inputs, programs=kernel._programs)
-    functions, sites, doubts = convergence_of(judged)
+    functions, sites, doubts = convergence_of(judged, posterior.num_chains)
     state = mcmc.last_state
     plan = kernel._plan_of(state, args, kwargs)
     target, is_tested = kernel._target(plan, args, kwargs), plan.sampler.metropolis
@@ -263,9 +263,8 @@ def _weight_drift(mcmc, kernel, args, kwargs):
         # Values without a density, which a mask leaves, drift.
         latents = [k for k in potential.latents if not is_masked(potential.trace[k]["fn"])]
         names = [k for k in latents if "fspace" in potential.trace[k]["infer"]] or latents
-        moved = {k: not isinstance(base_transform(potential.trace[k]), transforms.IdentityTransform) for k in names}
+        moved = [k for k in names if not isinstance(base_transform(potential.trace[k]), transforms.IdentityTransform)]
         is_dynamic = any(has_dynamic_support(potential.trace[k]) for k in names)
-        moved = [k for k in names if moved[k]]
         return names, moved, potential.latents if is_dynamic else moved
 
     def values(draws):

@@ -18,19 +18,24 @@ from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.product_priors import product_doubts, product_shares
 from numpyro_fspace.posterior.rhat_ess import standstill
 
-__all__ = ["convergence_of", "report_of_draws"]
+__all__ = ["convergence_of", "diagnosed", "report_of_draws"]
 
 #: What helps where longer runs do not.
 STACK = " Chains that stay apart can be weighted by their predictions: fs.diagnostics.stack_chains(mcmc)."
 
 
-def convergence_of(judged: Quantities):
+def diagnosed(parts):
+    """``(diagnostics, doubts)``: the diagnostics of each part that is judged, None for None; doubts of convergence."""
+    diagnostics = [None if part is None else diagnose(*part) for part in parts]
+    found = [part for part in diagnostics if part is not None]
+    still = [standstill(np.moveaxis(part.draws, 2, 0)) for part in parts if part is not None]
+    return diagnostics, convergence_doubts(found, np.min(still, axis=0)) if found else []
+
+
+def convergence_of(judged: Quantities, num_chains: int):
     """``(functions, sites, doubts)``: the diagnostics of both, and doubts about convergence."""
-    functions, sites = (None if points is None else diagnose(*points) for points in judged[:2])
-    found = [part for part in (functions, sites) if part is not None]
-    still = [standstill(np.moveaxis(points.draws, 2, 0)) for points in judged[:2] if points is not None]
-    doubts = convergence_doubts(found, np.min(still, axis=0)) if found else []
-    is_several = found and found[0].num_chains > 1
+    (functions, sites), doubts = diagnosed(judged[:2])
+    is_several = num_chains > 1
     doubts = [one._replace(text=one.text + STACK) if is_several and one.about == "R-hat" else one for one in doubts]
     return functions, sites, doubts
 
@@ -40,7 +45,7 @@ def report_of_draws(mcmc, args, kwargs, *, inputs=None) -> Report:
     posterior, draws = as_posterior(mcmc), mcmc.get_samples(group_by_chain=True)
     model = posterior.model
     judged = quantities_of(model, draws, args, kwargs, inputs=inputs)
-    functions, sites, doubts = convergence_of(judged)
+    functions, sites, doubts = convergence_of(judged, posterior.num_chains)
     diverging = mcmc.get_extra_fields().get("diverging")
     accept_prob = getattr(mcmc.last_state, "mean_accept_prob", np.nan)
     unknown = np.full(posterior.num_chains, np.nan)

@@ -57,9 +57,7 @@ class Noise(NamedTuple):
 
     def with_directions(self) -> Noise:
         """This with orthonormal directions, along which no variance is measured yet."""
-        cleared = jax.tree.map(jnp.zeros_like, (self.variances, self.squares, self.traces, self.num))
-        variances, squares, traces, num = cleared
-        return Noise(jnp.linalg.qr(self.basis.T)[0].T, variances, self.rest, squares, traces, num)
+        return jax.tree.map(jnp.zeros_like, self)._replace(basis=jnp.linalg.qr(self.basis.T)[0].T, rest=self.rest)
 
     def with_measured(self, differences) -> Noise:
         """This with the rows [G, P] of covariance V of one more draw added to the sums."""
@@ -77,8 +75,8 @@ class Noise(NamedTuple):
         rest = jnp.where(trace > 0, squared / jnp.where(trace > 0, trace, 1.0), self.rest)
         rest = jnp.where(is_last, jnp.maximum(rest, self.rest), rest)
         variances = jnp.where(self.num > 0, self.squares / jnp.maximum(self.num, 1), self.variances)
-        squares, traces, num = jax.tree.map(jnp.zeros_like, (self.squares, self.traces, self.num))
-        return Noise(self.basis, variances.astype(rest.dtype), rest, squares, traces, num)
+        cleared = jax.tree.map(jnp.zeros_like, self)
+        return cleared._replace(basis=self.basis, variances=variances.astype(rest.dtype), rest=rest)
 
 
 def friction_for(step_size, noise_variance, temperature):

@@ -137,18 +137,17 @@ def usable(curvature):
     return jnp.isfinite(curvature) & (curvature > 0)
 
 
-def calibrated(step: StepSize, curvature, direction, *, sampler, is_dense: bool, may_lengthen) -> StepSize:
+def calibrated(step: StepSize, plan, curvature, direction, *, may_lengthen) -> StepSize:
     """``step`` after the largest curvature was measured at the position of the chain.
 
     Args:
         step: the step size so far.
+        plan: that of the run, whose sampler determines the stable step size.
         curvature, direction: what ``largest_curvature`` returned.
-        sampler: it determines the stable step size.
-        is_dense: whether the preconditioner is dense.
         may_lengthen: whether the step may become longer.
     """
-    good = usable(curvature)
-    if is_dense and not sampler.is_tuned:
+    good, sampler = usable(curvature), plan.sampler
+    if plan.preconditioner.is_dense and not sampler.is_tuned:
         curvature = DENSE_MARGIN * curvature
     found = jnp.where(good, sampler.stable_step_size(curvature), 0.5 * step.size)
     # λ belongs to one minibatch and one set of points; a step that has been stable is not cut by more than half. Tuning

@@ -193,8 +193,7 @@ def _calibrate(target, may_lengthen, num_iterations, state):
         for way in plan.curvatures
     ]
     curvature, direction = functools.reduce(_smaller, found)
-    settings = {"is_dense": plan.preconditioner.is_dense, "may_lengthen": may_lengthen}
-    step = step_size.calibrated(step, curvature, direction, sampler=plan.sampler, **settings)
+    step = step_size.calibrated(step, plan, curvature, direction, may_lengthen=may_lengthen)
     return state._replace(warmup=state.warmup._replace(step=step), rng_key=key)
 
 
