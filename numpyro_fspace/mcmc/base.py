@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import jax
 from numpyro.infer.mcmc import MCMCKernel
@@ -30,9 +30,6 @@ from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.programs.cache import cached_program, content_key
 from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["SGMCMCKernel"]
 

@@ -217,8 +217,8 @@ class MCMC(NumPyroMCMC):
         """Adapt ``post_warmup_state`` to these arguments and to the kernel's present settings."""
         state = self.post_warmup_state
         if isinstance(state, KernelState):
-            is_own, settings = state is self._warmed, {"num_warmup": self.num_warmup}
-            state = continued(self.sampler, state, args, kwargs, is_own=is_own, **settings)
+            is_own = state is self._warmed
+            state = continued(self.sampler, state, args, kwargs, num_warmup=self.num_warmup, is_own=is_own)
             self._warmed = state if is_own else self._warmed  # the next run begins there too
         elif state is not None:
             with checks.foreign_kernel(self.sampler, args, kwargs):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from numpyro.infer import HMC
@@ -15,9 +16,6 @@ from numpyro_fspace.model.data.arguments import with_rows
 from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.sites import subsampled_plates
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["fHMC", "fMALA"]
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from numpyro_fspace._checks import check_count, check_positive
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.sampler_adapters import Microcanonical
+from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.model.initial_values import init_to_network
+from numpyro_fspace.sgmcmc.preconditioners import Preconditioner
 from numpyro_fspace.sgmcmc.shared import check_refreshes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpyro_fspace.mcmc.warmup import Warmup
-    from numpyro_fspace.sgmcmc.preconditioners import Preconditioner
 
 __all__ = ["MCLMC", "fMCLMC"]
 

@@ -141,9 +141,7 @@ class Microcanonical(Sampler):
 
     refresh_every: int
 
-    @property
-    def is_tuned(self):
-        return True
+    is_tuned = True
 
     def initial_momentum(self, key, position):
         return mclmc.init(position, key).momentum

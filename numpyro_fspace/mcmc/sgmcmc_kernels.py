@@ -7,20 +7,16 @@ each gradient step. Each draw takes ``num_steps`` gradient steps inside one comp
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from numpyro_fspace._checks import check_choice, check_count, check_positive
 from numpyro_fspace.mcmc.base import SGMCMCKernel
 from numpyro_fspace.mcmc.sampler_adapters import Hamiltonian, Langevin
+from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.model.initial_values import init_to_network
+from numpyro_fspace.sgmcmc.preconditioners import Preconditioner
 from numpyro_fspace.sgmcmc.sghmc import INTEGRATORS
 from numpyro_fspace.sgmcmc.shared import check_refreshes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpyro_fspace.mcmc.warmup import Warmup
-    from numpyro_fspace.sgmcmc.preconditioners import Preconditioner
 
 __all__ = ["SGHMC", "SGLD", "fSGHMC", "fSGLD"]
 

@@ -271,16 +271,15 @@ def _fixed_points(name, points):
 
 def _network_inputs(name, x_points, shape, layer):
     """The points in the shape and type of the network's inputs."""
-    rows = x_points.reshape(len(x_points), *shape)
-    if layer.takes_integers:
-        if not is_traced(rows) and (np.asarray(rows) % 1 != 0).any():
-            raise ValueError(
-                f"gp_network({name!r}): the network takes integers, but the points hold other numbers: give points "
-                "that are whole numbers."
-            )
-        integer = jnp.result_type(int)
-        return rows.astype(integer) if is_traced(rows) else np.asarray(rows).astype(integer)
-    return rows
+    if not layer.takes_integers:
+        return x_points.reshape(len(x_points), *shape)
+    rows = np.asarray(x_points).reshape(len(x_points), *shape)
+    if (rows % 1 != 0).any():
+        raise ValueError(
+            f"gp_network({name!r}): the network takes integers, but the points hold other numbers: give points that "
+            "are whole numbers."
+        )
+    return rows.astype(jnp.result_type(int))
 
 
 def _white(site, shape):

@@ -186,12 +186,11 @@ def union(*samplers) -> PointSampler:
         raise ValueError("samplers must name at least one sampler.")
     known = [member.num_inputs for member in members if member.num_inputs is not None]
     check_num_inputs(known)
+    pool = concatenated([member.pool if isinstance(member, Fixed | Subset | Union) else None for member in members])
     if all(isinstance(member, Fixed) for member in members):
-        return fixed(concatenated([member.pool for member in members]))
+        return fixed(pool)
     known_counts = [member.num_points for member in members if member.num_points is not None]
     total = sum(known_counts) if len(known_counts) == len(members) else None
-    pools = [member.pool if isinstance(member, Fixed | Subset | Union) else None for member in members]
-    pool = None if any(one is None for one in pools) else concatenated(pools)
     return Union(total, known[0] if known else None, any(m.is_random for m in members), pool, members=members)
 
 

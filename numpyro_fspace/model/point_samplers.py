@@ -76,7 +76,6 @@ class BasePointSampler(ABC):
 
     def rows(self, key: Key[Array, ""]) -> Int[Array, " M"] | None:
         """The row numbers in the pool of the points ``self(key)``, or None if there is no pool."""
-        del key
         return None
 
     @property
@@ -91,11 +90,9 @@ class Fixed(BasePointSampler):
     """The same points at every draw."""
 
     def __call__(self, key):
-        del key
         return self.pool
 
     def rows(self, key):
-        del key
         return jnp.arange(self.num_points)
 
     @property
@@ -152,8 +149,7 @@ class Union(BasePointSampler):
 
     @property
     def constant(self):
-        parts = [member.constant for member in self.members]
-        return None if any(part is None for part in parts) else concatenated(parts)
+        return concatenated([member.constant for member in self.members])
 
     def rows(self, key):
         if self.pool is None:
@@ -213,8 +209,10 @@ def _distinct(key: Key[Array, ""], size: int, num: int) -> Int[Array, " num"]:
     return jnp.where(repeated, last, drawn)
 
 
-def concatenated(pools: list) -> Array:
-    """Concatenated arrays of points, concrete even while an outer function is traced."""
+def concatenated(pools: list):
+    """Concatenated arrays of points, concrete even while an outer function is traced; None if one of them is None."""
+    if any(pool is None for pool in pools):
+        return None
     with jax.ensure_compile_time_eval():
         return jnp.concatenate(pools)
 

@@ -26,13 +26,7 @@ from numpyro_fspace.model.checks.sites import (
 )
 from numpyro_fspace.model.data.arguments import with_rows
 from numpyro_fspace.model.functional_priors import draw_points
-from numpyro_fspace.model.handlers import (
-    fresh_draws,
-    full_plates,
-    function_hook,
-    given_rows,
-    without_data,
-)
+from numpyro_fspace.model.handlers import fresh_draws, full_plates, function_hook, given_rows, without_data
 from numpyro_fspace.model.initial_values import checked_starts, init_to_network
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import has_dynamic_support, prior_scale

@@ -7,11 +7,12 @@ Their thresholds are in ``posterior/thresholds.py``. Doubts about convergence, w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
+from numpyro_fspace.mcmc.reporting.report_table import Report
+from numpyro_fspace.posterior.convergence_doubts import Doubt
 from numpyro_fspace.posterior.thresholds import (
     ACCEPTANCE_LIMIT,
     DRIFT_LIMIT,
@@ -25,10 +26,6 @@ from numpyro_fspace.posterior.thresholds import (
     WEIGHTED_NOISE_LIMIT,
     kinetic_margin,
 )
-
-if TYPE_CHECKING:
-    from numpyro_fspace.mcmc.reporting.report_table import Report
-    from numpyro_fspace.posterior.convergence_doubts import Doubt
 
 __all__ = ["advice", "sampler_doubts", "temperature_doubts"]
 

@@ -98,8 +98,8 @@ def judge_numpyro_runs():
             given = {k: v for k, v in kwargs.items() if k not in ("extra_fields", "init_params")}
             # The last step of this driver's own warm-up may be due.
             is_own = not is_traced(start.i) and bool(np.all(np.asarray(start.i) == self.num_warmup))
-            settings = {"num_warmup": self.num_warmup, "is_own": is_own}
-            self.post_warmup_state = continued(self.sampler, start, args, given, **settings)
+            state = continued(self.sampler, start, args, given, num_warmup=self.num_warmup, is_own=is_own)
+            self.post_warmup_state = state
         try:
             run(self, rng_key, *args, **kwargs)
         finally:

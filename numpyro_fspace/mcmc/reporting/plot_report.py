@@ -21,15 +21,13 @@ from numpyro_fspace.posterior.diagnostics import diagnose
 from numpyro_fspace.posterior.function_draws import Evaluator, log_likelihood
 from numpyro_fspace.posterior.judged_quantities import quantities_of
 from numpyro_fspace.posterior.plot_functions import pyplot
-from numpyro_fspace.posterior.posterior import as_posterior
+from numpyro_fspace.posterior.posterior import Posterior, as_posterior
 from numpyro_fspace.posterior.thresholds import ESS_LIMIT, KINETIC_LIMIT, RHAT_LIMIT
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Key
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from numpyro_fspace.posterior.posterior import Posterior
 
 __all__ = ["plot_report"]
 

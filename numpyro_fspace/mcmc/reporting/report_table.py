@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature
-    from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics
+from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature
+from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics
 
 __all__ = ["Report"]
 

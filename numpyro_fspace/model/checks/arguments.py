@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +20,7 @@ from numpyro_fspace.model.data.arguments import with_rows
 from numpyro_fspace.model.handlers import full_plates
 from numpyro_fspace.model.rounding import lost_to_rounding
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = [
-    "arguments_of",
-    "check_masks",
-    "checked_arguments",
-    "known_values",
-    "named_leaves",
-    "not_finite",
-]
+__all__ = ["arguments_of", "check_masks", "checked_arguments", "known_values", "named_leaves", "not_finite"]
 
 
 def _is_concrete_array(x) -> bool:

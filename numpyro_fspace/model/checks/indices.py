@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 from jax.lax import GatherScatterMode
 
 from numpyro_fspace._checks import native
 from numpyro_fspace.model.programs.analysis import inlined
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from jax.extend.core import ClosedJaxpr
 
 __all__ = ["NUM_PARTS", "PlateRows", "check_indices", "has_negatives", "plates_of"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,6 @@ from numpyro.primitives import Messenger
 
 from numpyro_fspace._checks import native, shown
 from numpyro_fspace.model.programs.cache import hashable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["check_model", "describe", "split_arrays", "with_rows"]
 

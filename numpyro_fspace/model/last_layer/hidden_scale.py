@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import numpy as np
 from numpyro import handlers
 
 from numpyro_fspace.model.handlers import function_hook
+from numpyro_fspace.model.last_layer.find_last_layer import LastLayer
 from numpyro_fspace.model.last_layer.prior_mismatch import compare, missing_variance
 from numpyro_fspace.model.networks.weight_priors import FanIn, sample_weights
 from numpyro_fspace.model.programs.cache import keep
@@ -24,9 +25,6 @@ from numpyro_fspace.priors._cholesky import warn_of_indefinite
 from numpyro_fspace.priors._tracing import computed, is_traced
 from numpyro_fspace.priors.gp_prior import NO_SHARE
 from numpyro_fspace.priors.tolerance import amplitude
-
-if TYPE_CHECKING:
-    from numpyro_fspace.model.last_layer.find_last_layer import LastLayer
 
 __all__ = ["Scales", "find_scales"]
 
@@ -111,13 +109,12 @@ def find_scales(
     Warns:
         RuntimeWarning: the network cannot represent the process, at the points or between them.
     """
-    is_random = is_traced(amplitude(prior, x))
-    if is_random:
+    is_random, is_unknown = is_traced(amplitude(prior, x)), is_traced((x, hidden_scale, tolerance))
+    if is_random or is_unknown:
         hidden_scale = DEFAULT_HIDDEN_SCALE if hidden_scale is None else hidden_scale
         tolerance = DEFAULT_TOLERANCE if tolerance is None else tolerance
-    if is_traced((x, hidden_scale, tolerance)):
-        hidden = DEFAULT_HIDDEN_SCALE if hidden_scale is None else hidden_scale
-        return Scales(hidden, DEFAULT_TOLERANCE if tolerance is None else tolerance, 1.0)
+    if is_unknown:
+        return Scales(hidden_scale, tolerance, 1.0)
     rows = np.asarray(rows_of(np.asarray(x)))
     settings = f"{layer.program}, {rows.shape}, {hidden_scale}, {tolerance}, {jnp.result_type(float)}"
 
@@ -153,13 +150,14 @@ def find_scales(
 
 def _search(layer, parts, x, places, rows_of, hidden_scale, tolerance) -> Scales:
     """The best candidate; without ``parts`` of the process, the first one, for which only c is computed."""
-    drawn = _drawn_features(layer, np.asarray(rows_of(np.concatenate([x, *places]))))
+    inputs = np.asarray(rows_of(np.concatenate([x, *places])))
     hiddens = HIDDEN_SCALES if hidden_scale is None else (float(hidden_scale),)
     size = min(len(x), layer.num_features)
     num_draws = NUM_DRAWS if size * len(x) ** 2 <= MAX_PRODUCTS else NUM_DRAWS // 2
 
     def draws(hidden):
-        return jax.lax.map(lambda key: drawn(key, hidden), jax.random.split(jax.random.key(0), num_draws))
+        keys = jax.random.split(jax.random.key(0), num_draws)
+        return jax.lax.map(lambda key: _drawn_features(layer, inputs, hidden, key), keys)
 
     features_of, tried = computed(draws, 1.0), []
     assert features_of is not None  # because the network's program holds no traced values
@@ -232,15 +230,11 @@ def _outputs(prior, x, everywhere):
     return covariance / np.where(variance > 0, variance, 1.0)[:, None, None], variance
 
 
-def _drawn_features(layer, inputs):
-    """The features at all places, [A, H], as a function of a key and the scale of the hidden weights."""
-
-    def draw(key, scale):
-        with handlers.block(), function_hook(), handlers.seed(rng_seed=key):
-            hidden = sample_weights("weight", layer.network, dict.fromkeys(layer.hidden, FanIn(scale)))
-        return layer.features(hidden, inputs)
-
-    return draw
+def _drawn_features(layer, inputs, scale, key):
+    """The features at all places, [A, H], of hidden weights that are drawn at this scale."""
+    with handlers.block(), function_hook(), handlers.seed(rng_seed=key):
+        hidden = sample_weights("weight", layer.network, dict.fromkeys(layer.hidden, FanIn(scale)))
+    return layer.features(hidden, inputs)
 
 
 def _warn(name, layer, scales, is_frozen):

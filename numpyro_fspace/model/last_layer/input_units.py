@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.model.functions import some_rows
 from numpyro_fspace.priors._tracing import evaluated
-
-if TYPE_CHECKING:
-    from numpyro_fspace.priors.gaussian_base import GaussianProcess
+from numpyro_fspace.priors.gaussian_base import GaussianProcess
 
 __all__ = ["lengthscales", "units_of"]
 

@@ -16,13 +16,7 @@ from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.programs.analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import has_dynamic_support
-from numpyro_fspace.model.sites import (
-    base_distribution,
-    is_functional_prior,
-    is_masked,
-    latent_sites,
-    observed_sites,
-)
+from numpyro_fspace.model.sites import base_distribution, is_functional_prior, is_masked, latent_sites, observed_sites
 
 __all__ = ["find_block", "last_layers", "normal_observations", "num_observations", "sites_of"]
 

@@ -38,10 +38,6 @@ class ByRows(NamedTuple):
     sd: jax.Array
     inverse: jax.Array
 
-    @classmethod
-    def factorized(cls, jacobian, sd):
-        return cls(jacobian, sd, root_and_inverse(jnp.concatenate([jacobian.T, jnp.diag(sd)]))[1])
-
     def times_precision(self, right):
         """C⁻¹ times vectors or matrices."""
         return matmul(self.inverse, matmul(self.inverse.T, right))
@@ -93,11 +89,6 @@ class ByColumns(NamedTuple):
     sd: jax.Array
     inverse: jax.Array
 
-    @classmethod
-    def factorized(cls, jacobian, sd):
-        unit = jnp.eye(jacobian.shape[1], dtype=jacobian.dtype)
-        return cls(jacobian, sd, root_and_inverse(jnp.concatenate([jacobian / sd[:, None], unit]))[1])
-
     def solve(self, residual):
         """``(C⁻¹ r, Jᵀ C⁻¹ r, rᵀ C⁻¹ r)``; the second is the posterior mean, P Jᵀ (r / s²)."""
         scaled, target = self.jacobian / self.sd[:, None], residual / self.sd
@@ -131,7 +122,10 @@ class ByColumns(NamedTuple):
 
 def _factorized(jacobian, sd):
     num, size = jacobian.shape
-    return (ByRows if num < size else ByColumns).factorized(jacobian, sd)
+    if num < size:
+        return ByRows(jacobian, sd, root_and_inverse(jnp.concatenate([jacobian.T, jnp.diag(sd)]))[1])
+    unit = jnp.eye(size, dtype=jacobian.dtype)
+    return ByColumns(jacobian, sd, root_and_inverse(jnp.concatenate([jacobian / sd[:, None], unit]))[1])
 
 
 def draw_parameters(jacobian, residual, sd, key):

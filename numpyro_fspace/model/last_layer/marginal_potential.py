@@ -34,7 +34,7 @@ class MarginalPotential(ModelPotential):
     """The potential of the remaining sites when last layers are integrated out, those of ``block`` (``find_block``)."""
 
     def __call__(self, z, key):
-        del key  # U is known exactly
+        """``(U(z), 0)``. U is known exactly, whatever the key is."""
         value = log_marginal(*self._linear(z))
         return self.prior_potential(z) - value, jnp.zeros(())
 
@@ -44,8 +44,7 @@ class MarginalPotential(ModelPotential):
         return potential_energy(self._given(jnp.zeros(self.size), model), self.args, self.kwargs, z)
 
     def data_potential(self, z, key, model=None):
-        """U(z); a model with a marginal potential has no functional priors."""
-        del model  # U includes all data
+        """U(z), which has all data, whatever ``model`` is; there are no functional priors."""
         return self(z, key)[0]
 
     def not_finite(self, z, key) -> list[str]:
@@ -81,8 +80,7 @@ class MarginalPotential(ModelPotential):
         W weights. The estimated costs are 2 (R + N) N², for one factorization and the products with it, and
         (R + 2W + N) W², for three factorizations.
         """
-        sizes = last_layers(self.trace)
-        num_weights, num_sites = sum(sizes[name] for name in self._names), self._num_sites
+        num_weights, num_sites = sum(self._sizes.values()), self._num_sites
         num = num_observations(self.trace)
         return 2 * (num_sites + num) * num**2 < (num_sites + 2 * num_weights + num) * num_weights**2
 
@@ -93,19 +91,16 @@ class MarginalPotential(ModelPotential):
     @property
     def size(self) -> int:
         """R, the number of white parameters of the last layers that are integrated out."""
-        if self.has_few_observations:
-            return self._num_sites
-        sizes = last_layers(self.trace)
-        return sum(sizes[name] for name in self._names)
+        return self._num_sites if self.has_few_observations else sum(self._sizes.values())
 
     @property
-    def _names(self) -> list[str]:
-        """The networks whose last layers are integrated out, in the order of the program."""
-        return [name for name in last_layers(self.trace) if set(sites_of(name)) <= set(self.block)]
+    def _sizes(self) -> dict[str, int]:
+        """The numbers of weights of the last layers that are integrated out, in the order of the program."""
+        return {k: size for k, size in last_layers(self.trace).items() if set(sites_of(k)) <= set(self.block)}
 
     def _given(self, white, model=None):
         """The model with these last layers computed from white parameters."""
-        return given_last_layers(self.model if model is None else model, white, self._names)
+        return given_last_layers(self.model if model is None else model, white, self._sizes)
 
     def _values(self, z):
         """Constrained values of the remaining sites."""

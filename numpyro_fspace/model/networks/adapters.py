@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,6 @@ import numpy as np
 
 from numpyro_fspace._checks import warn
 from numpyro_fspace.model.programs.analysis import depends_on
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["Network", "by_path", "read_network"]
 

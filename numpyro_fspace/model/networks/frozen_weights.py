@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,6 @@ import numpy as np
 from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.model.functions import widened
 from numpyro_fspace.model.networks.adapters import Network, by_path
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 __all__ = ["freeze", "read_safetensors", "weights_by_path"]
 
@@ -46,12 +43,10 @@ def weights_by_path(source: Any) -> dict:
     """
     if isinstance(source, Mapping) and isinstance(source.get("params"), Mapping):
         source = source["params"]
-    drop = 0
     nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
     if nnx is not None and isinstance(source, nnx.Module):
         source = nnx.state(source, nnx.Param)
-    if nnx is not None and isinstance(source, nnx.State):
-        drop = 1
+    drop = int(nnx is not None and isinstance(source, nnx.State))  # the last key of a path, of the variable's value
     if equinox is not None and isinstance(source, equinox.Module):
         source = equinox.filter(source, equinox.is_inexact_array)
     weights = by_path(source, drop=drop)[0]

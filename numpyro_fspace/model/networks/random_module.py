@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,6 @@ from numpyro_fspace.model.networks.adapters import read_network
 from numpyro_fspace.model.networks.frozen_weights import freeze
 from numpyro_fspace.model.networks.weight_priors import FanIn, Flat, fan_in, flat, prior_of_each, sample_weights
 from numpyro_fspace.model.sites import note
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["FanIn", "Flat", "InputsError", "fan_in", "flat", "random_function", "random_module"]
 

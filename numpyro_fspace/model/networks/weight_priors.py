@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,8 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_fspace._checks import check_positive
+from numpyro_fspace.model.networks.adapters import Network
 from numpyro_fspace.model.sites import base_distribution
-
-if TYPE_CHECKING:
-    from numpyro_fspace.model.networks.adapters import Network
 
 __all__ = ["FanIn", "Flat", "fan_in", "flat", "prior_of_each", "sample_array", "sample_weights"]
 

@@ -111,15 +111,11 @@ def _is_zero_literal(value) -> bool:
 
 
 def constants(program) -> list:
-    """The constants of a closed program, and of all programs within it."""
-    found = list(program.consts)
-    for equation in program.jaxpr.eqns:
-        parts = list(equation.params.values())
-        for part in jax.tree.leaves(parts, is_leaf=lambda part: isinstance(part, ClosedJaxpr | Jaxpr)):
-            if isinstance(part, ClosedJaxpr):
-                found += constants(part)
-            elif isinstance(part, Jaxpr):
-                found += constants(ClosedJaxpr(part, ()))
+    """The constants of a program, and of all programs within it."""
+    found = list(getattr(program, "consts", ()))
+    for equation in getattr(program, "jaxpr", program).eqns:
+        for part in jax.tree.leaves(list(equation.params.values())):
+            found += constants(part) if isinstance(part, ClosedJaxpr | Jaxpr) else []
     return found
 
 
