@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpyro.util import nested_attrgetter
 
 from numpyro_fspace._xla import compiler_options, one_program
-from numpyro_fspace.mcmc.phases import phases
+from numpyro_fspace.mcmc.chain_updates import phases
 from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.state import KernelState, with_axis
 from numpyro_fspace.mcmc.warmup.updates import warm_start
