@@ -13,7 +13,6 @@ import shutil
 import socket
 import stat
 import uuid
-import warnings
 import zipfile
 import zlib
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from numpyro_fspace._checks import warn
 from numpyro_fspace.posterior.arrays import is_key, plain
 from numpyro_fspace.posterior.storage.checkpoint_files import RunFiles
 from numpyro_fspace.posterior.storage.checkpoint_integrity import hash_of, sealed, write_whole
@@ -115,11 +115,9 @@ class Checkpoint(RunFiles):
         size = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in specs.values())
         free = shutil.disk_usage(self.directory).free
         if size > free:
-            warnings.warn(
+            warn(
                 f"The draws will take {size / 1e9:.3g} GB, and the disk of checkpoint={str(self.directory)!r} has "
-                f"{free / 1e9:.3g} GB free.",
-                RuntimeWarning,
-                stacklevel=5,
+                f"{free / 1e9:.3g} GB free."
             )
         self._checks = np.zeros((len(specs), self._num_chains()), np.uint32)
         for row, (name, (dtype, shape)) in enumerate(specs.items()):

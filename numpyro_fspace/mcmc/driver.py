@@ -259,20 +259,20 @@ class MCMC(NumPyroMCMC):
 
         arrays, static, join = split_arrays((args, kwargs, self.functions_at, points))
         start = key, init_params, self.post_warmup_state
-        if self.num_chains > 1 and self.chain_method == "sequential":
+        is_sequential = self.num_chains > 1 and self.chain_method == "sequential"
+        run = Run(self, self._loop(fields, static, join, largest, 1 if is_sequential else self.num_chains))
+        if is_sequential:
             if init_params is not None:
                 checked_init_params(init_params, plan, self.num_chains)
-            loop = self._loop(fields, static, join, largest, 1)
             self._hold(None, given)
-            Run(self, loop).one_by_one(begin, start, arrays)
+            run.one_by_one(begin, start, arrays)
             return
-        loop = self._loop(fields, static, join, largest, self.num_chains)
         state, done = begin(*start)
         self._hold(None, given)
         if self.checkpoint is None:
-            Run(self, loop).in_memory(state, done, arrays)
+            run.in_memory(state, done, arrays)
         else:
-            Run(self, loop).on_disk(state, arrays, description)
+            run.on_disk(state, arrays, description)
 
     def _loop(self, fields, static, join, largest, num_chains):
         together = chains_together(num_chains // (1 if self.mesh is None else self.mesh.shape[CHAINS]), largest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.lax import GatherScatterMode
 
-from numpyro_fspace._checks import native
+from numpyro_fspace._checks import native, warn
 from numpyro_fspace.model.programs.analysis import inlined
 
 __all__ = ["NUM_PARTS", "PlateRows", "check_indices", "has_negatives", "plates_of"]
@@ -93,12 +92,10 @@ def check_indices(
             array = _evaluate(steps, values, step.inputs[:1])[0] if step.inputs[0] in constant else None
             _check(step, indices, array, plates, arguments)
             if any(np.any(one) for one in negative):
-                warnings.warn(
+                warn(
                     "The model takes rows by an argument's negative numbers, which count from the end: -1, pandas' "
                     "code of a missing category, is the last row. Number groups from 0; if the end is intended, pass "
-                    "rows % len(array).",
-                    RuntimeWarning,
-                    stacklevel=2,
+                    "rows % len(array)."
                 )
 
 
@@ -123,12 +120,10 @@ def _check(step, indices, array, plates, arguments):
                     "the last one. Give the plate the size of the data, and the arrays as many rows."
                 )
         if mode == GatherScatterMode.PROMISE_IN_BOUNDS:
-            warnings.warn(
+            warn(
                 f"The model takes the rows {low} to {high} of {what}, which has 0 to {length - 1} along axis {axis}: "
                 "JAX replaces missing rows by the nearest one. Number groups from 0; if clipping is intended, write "
-                'array.at[rows].get(mode="clip").',
-                RuntimeWarning,
-                stacklevel=2,
+                'array.at[rows].get(mode="clip").'
             )
 
 

@@ -7,7 +7,6 @@ random pairs of them. The scale of the hidden weights and the tolerance with the
 
 from __future__ import annotations
 
-import warnings
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
+from numpyro_fspace._checks import warn
 from numpyro_fspace.model.handlers import function_hook
 from numpyro_fspace.model.last_layer.find_last_layer import LastLayer
 from numpyro_fspace.model.last_layer.prior_mismatch import compare, missing_variance
@@ -263,4 +263,4 @@ def _warn(name, layer, scales, is_frozen):
         return
     if (name, scales, layer.program) not in _WARNED:
         keep(_WARNED, (name, scales, layer.program), True)
-        warnings.warn(f"gp_network({name!r}): {message}", RuntimeWarning, stacklevel=4)
+        warn(f"gp_network({name!r}): {message}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._checks import as_numbers
+from numpyro_fspace._checks import as_numbers, warn
 from numpyro_fspace.model.functions import widened
 from numpyro_fspace.model.networks.adapters import Network, by_path
 
@@ -167,11 +166,9 @@ def _warn_of_constants(owner, network):
     """Equinox takes arrays of NumPy for weights too; in a module of JAX arrays they are usually constants."""
     paths = [path for path in network.weights if path in network.numpy_arrays]
     if paths and len(paths) < len(network.weights):
-        warnings.warn(
+        warn(
             f"{owner}: the NumPy arrays {paths} of the equinox module become random weights, as equinox's own filters "
-            "take them for weights. Fix those that are constants, frozen={path: array}; make JAX arrays of the others.",
-            RuntimeWarning,
-            stacklevel=4,
+            "take them for weights. Fix those that are constants, frozen={path: array}; make JAX arrays of the others."
         )
 
 
