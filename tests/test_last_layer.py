@@ -139,8 +139,8 @@ def test_alphabet():
 def test_integers():
     """Networks that take integers are looked at with integers."""
     layer = find(nn.Sequential([nn.Embed(10, 3), lambda h: h.reshape(len(h), -1), nn.Dense(1)]))
-    assert layer.takes_integers and layer.num_features == 7
-    assert not find(dense()).takes_integers
+    assert layer.network.takes_integers and layer.num_features == 7
+    assert not find(dense()).network.takes_integers
 
 
 class Embedded(eqx.Module):
@@ -166,7 +166,7 @@ def test_networks_that_need_arrays_of_jax(module):
     network = read_network("f", module, (2,))
     x = np.stack([np.arange(8) % 4, np.linspace(-1.0, 1.0, 8)], -1)
     layer = find_last_layer("f", network, (2,), x)
-    assert layer.num_features == 7 and not layer.takes_integers
+    assert layer.num_features == 7 and not layer.network.takes_integers
     v = {path: jax.random.normal(KEY, network.weights[path].shape) for path in layer.hidden}
     columns = jax.random.normal(KEY, (7, 1))
     by_features = layer.features(v, x) @ columns + layer.offset(v, x)

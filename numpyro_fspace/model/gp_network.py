@@ -173,13 +173,13 @@ def gp_network(
             f"gp_network({name!r}): the network has {layer.num_outputs} output(s) and the prior "
             f"num_outputs={prior.num_outputs}: make them equal."
         )
-    has_units = len(shape) == 1 and not (layer.takes_integers or layer.makes_features) and frozen is None
+    has_units = len(shape) == 1 and not (network.takes_integers or layer.makes_features) and frozen is None
     amplitude = amplitude_of(prior, x_points)
     is_random = is_traced(amplitude)
     to_units = units_of(prior, x_points, is_random=is_random) if has_units else lambda x: x
 
     def rows_of(points):
-        return to_units(_network_inputs(name, points, shape, layer))
+        return to_units(_network_inputs(name, points, shape, network))
 
     rows = rows_of(x_points)
     if not is_random and not (np.isfinite(amplitude) & (amplitude > 0)).all():
@@ -220,7 +220,7 @@ def gp_network(
     def f(x):
         x = jnp.asarray(as_numbers(x, f"gp_network({name!r}): x"))
         check_inputs(name, x, shape, "gp_network", by_points=input_shape is None)
-        if layer.takes_integers and not jnp.issubdtype(x.dtype, jnp.integer):
+        if network.takes_integers and not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"gp_network({name!r}): the network takes integers, but x is {x.dtype}: x.astype(int).")
         values = layer.output(hidden, last, to_units(x))
         if prior.has_zero_mean:
@@ -229,7 +229,7 @@ def gp_network(
         return values + jnp.asarray(mean, values.dtype).reshape(values.shape)
 
     f = current_engine().function(name, f, is_network=True)
-    about = {"prior": prior, "last_layer_size": size, "points": _network_inputs(name, x_points, shape, layer)}
+    about = {"prior": prior, "last_layer_size": size, "points": _network_inputs(name, x_points, shape, network)}
     note("network", name, f, (*layer.hidden, *LastLayerPrior.sites), **about)
     return f
 
@@ -269,9 +269,9 @@ def _fixed_points(name, points):
     return points.constant
 
 
-def _network_inputs(name, x_points, shape, layer):
+def _network_inputs(name, x_points, shape, network):
     """The points in the shape and type of the network's inputs."""
-    if not layer.takes_integers:
+    if not network.takes_integers:
         return x_points.reshape(len(x_points), *shape)
     rows = np.asarray(x_points).reshape(len(x_points), *shape)
     if (rows % 1 != 0).any():

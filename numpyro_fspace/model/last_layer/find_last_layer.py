@@ -44,7 +44,6 @@ class LastLayer:
             large that the errors of a GPU's default would exceed what they contribute.
         paths: the weight arrays of the last layer.
         num_outputs: K.
-        takes_integers: whether its inputs must be integers, like those of embeddings.
         program: a text that identifies the network's program; None if the program holds traced values.
         has_offset: whether g may differ from zero.
         makes_features: whether the network transforms its inputs, other than linearly, before its first weights.
@@ -53,7 +52,6 @@ class LastLayer:
     network: Network
     paths: tuple[str, ...]
     num_outputs: int
-    takes_integers: bool = False
     program: str | None = None
     has_offset: bool = True
     makes_features: bool = False
@@ -145,7 +143,7 @@ def find_last_layer(name: str, network: Network, shape: tuple[int, ...], points=
             "layer: let it compute in float32 (dtype=None in flax)."
         )
     program = jax.make_jaxpr(network.apply)(weights, x)
-    layer = LastLayer(network, (), 1 if out.ndim == 1 else out.shape[1], x.dtype.kind == "i")
+    layer = LastLayer(network, (), 1 if out.ndim == 1 else out.shape[1])
     known = constants(program)
     if is_traced(known):
         return dataclasses.replace(layer, **_find(name, layer, program, weights, x))
@@ -157,18 +155,16 @@ def find_last_layer(name: str, network: Network, shape: tuple[int, ...], points=
 
 
 def _example(network, shape, points):
-    """Weights and inputs at which the network is examined; the inputs are integers if the network requires them."""
+    """Weights and inputs at which the network is examined; the inputs are ones if the network takes integers."""
     rng, dtype = np.random.default_rng(SEED), jnp.result_type(float)
     weights = {path: 0.5 * rng.normal(size=leaf.shape).astype(dtype) for path, leaf in network.weights.items()}
-    if points is None or is_traced(points):
+    if network.takes_integers:
+        x = np.ones((NUM_ROWS, *shape), jnp.result_type(int))
+    elif points is None or is_traced(points):
         x = rng.normal(size=(NUM_ROWS, *shape)).astype(dtype)
     else:
         some = np.linspace(0, len(points) - 1, NUM_ROWS).round().astype(int)
         x = np.asarray(points)[some].reshape(NUM_ROWS, *shape).astype(dtype)
-    try:
-        jax.eval_shape(network.apply, weights, x)
-    except Exception:
-        x = np.ones((NUM_ROWS, *shape), jnp.result_type(int))
     with jax.ensure_compile_time_eval():  # arrays of JAX, because networks may call methods that NumPy's lack
         return jax.tree.map(jnp.asarray, (weights, x))
 

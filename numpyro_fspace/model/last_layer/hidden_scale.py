@@ -122,7 +122,7 @@ def find_scales(
         points = np.asarray(x)
         if not is_random and prior.exact:  # otherwise the search would blame the network for the kernel
             warn_of_indefinite(prior._covariance(points))
-        places = _places(points, np.random.default_rng(0), only_points=layer.takes_integers)
+        places = _places(points, np.random.default_rng(0), only_points=layer.network.takes_integers)
         parts = None if is_random else _correlations(prior, points, np.concatenate([points, *places]))
         if parts is not None and not len(parts[1]):
             raise ValueError(

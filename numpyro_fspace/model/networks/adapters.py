@@ -43,6 +43,7 @@ class Network:
         tables: paths of embeddings, whose rows are looked up and not summed.
         norms: paths of the scales of norm layers that are known by the type of the layer.
         numpy_arrays: paths of arrays of NumPy in an equinox module, which may be meant as constants.
+        takes_integers: whether its inputs must be integers, like those of embeddings.
     """
 
     weights: dict
@@ -52,6 +53,7 @@ class Network:
     tables: frozenset = frozenset()
     norms: frozenset = frozenset()
     numpy_arrays: frozenset = frozenset()
+    takes_integers: bool = False
 
     def draw(self, path, key):
         """The network's own initial value of one weight array, in the dtype of NumPyro's draws."""
@@ -124,7 +126,7 @@ def read_network(name, module, shape, maker: str = "random_module", origin: str 
     for dtype in (float, int):  # embeddings take integers
         x = jax.ShapeDtypeStruct((_ROWS, *shape), jnp.result_type(dtype))
         try:
-            network = kind(module, x)
+            network = dataclasses.replace(kind(module, x), takes_integers=dtype is int)
             outputs = jax.eval_shape(network.apply, network.weights, x)
             break
         except StatefulError:
