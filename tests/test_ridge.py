@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.compilation import quick_jit
 
-from numpyro_fspace.model.last_layer.given_features import LastLayerPrior
+from numpyro_fspace.model.last_layer.given_features import LastLayerPrior, last_layer_given
 from numpyro_fspace.model.last_layer.marginal_likelihood import log_marginal
 from numpyro_fspace.model.last_layer.ridge import ridge_solver
 
@@ -73,6 +73,35 @@ def test_derivatives_are_those_of_the_closed_form(x64, size):
 
     for a, b in zip(*(jax.tree.leaves(quick_jit(partial(derivatives, fn))()) for fn in (loss, exact)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * np.abs(b).max())
+
+
+def test_gradients_of_a_sampled_last_layer_in_float32_beside_float64(x64):
+    """Of the density of data near a network's own values, in its hidden weights: to 1 % at τ = 0.001.
+
+    If the solution multiplies R⁻ᵀ by Ψᵀr, rather than Q₁ᵀ by r, the error is 39 %.
+    """
+    num_points, num_features, tau, rng = 60, 51, 0.001, np.random.default_rng(2)
+    x, places = np.linspace(-1.0, 1.0, 40)[:, None], np.linspace(-1.0, 1.0, num_points)[:, None]
+    hidden = np.float32(2.0 * np.random.default_rng(0).normal(size=(2, num_features)))
+    start = np.float32(rng.normal(size=(num_features, 1)))
+    values = np.float32(covariance_root(num_points, tau) @ rng.normal(size=(num_points, 1)))
+
+    def outputs(hidden):
+        at_data, at_points = (jnp.tanh(a.astype(hidden.dtype) * hidden[0] + hidden[1]) / 7.0 for a in (x, places))
+        white = {"last_layer": start, "values": values, "residual": np.zeros_like(values)}
+        white = {site: jnp.asarray(value, hidden.dtype) for site, value in white.items()}
+        return at_data @ last_layer_given(at_points, tau, jnp.zeros((num_points, 1), hidden.dtype), **white)
+
+    data = np.float32(outputs(jnp.asarray(hidden, float)) + 0.1 * rng.normal(size=(40, 1)))
+
+    def gradient(dtype):
+        def density(hidden):
+            return -50.0 * jnp.sum((data.astype(dtype) - outputs(hidden)) ** 2)
+
+        return np.asarray(quick_jit(jax.grad(density))(jnp.asarray(hidden, dtype)), float)
+
+    exact = gradient(jnp.float64)
+    assert np.linalg.norm(gradient(jnp.float32) - exact) < 0.01 * np.linalg.norm(exact)
 
 
 def last_layer_prior(psi, roots, tau, center, dtype=float):

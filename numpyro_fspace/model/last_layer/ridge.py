@@ -47,17 +47,16 @@ class Factored:
     Attributes:
         root: R, upper triangular.
         inverse: R⁻¹.
+        q: Q, in the blocks of A.
     """
 
     def __init__(self, *blocks: Float[Array, "M H"]):
-        self.blocks = blocks
         self.root, self.inverse = root_and_inverse(jax.lax.stop_gradient(jnp.concatenate(blocks)))
+        self.q = [matmul(block, self.inverse) for block in blocks]
 
     def excess(self, right: Float[Array, "H C"]) -> Float[Array, "H C"]:
         """X r."""
-        inner = matmul(self.inverse, right)
-        pulled = [matmul(block.T, matmul(block, inner)) for block in self.blocks]
-        return matmul(self.inverse.T, jnp.asarray(sum(pulled))) - right
+        return jnp.asarray(sum(matmul(block.T, matmul(block, right)) for block in self.q)) - right
 
     def solve(self, right: Float[Array, "H C"]) -> Float[Array, "H C"]:
         """(QᵀQ)⁻¹ r."""
@@ -65,16 +64,14 @@ class Factored:
 
 
 class Orthonormal(Factored):
-    """``Factored`` with explicit Q and X, for many right-hand sides.
+    """``Factored`` with an explicit X, for many right-hand sides.
 
     Attributes:
-        q: Q, in the blocks of A.
         x, square: X and X².
     """
 
     def __init__(self, *blocks: Float[Array, "M H"]):
         super().__init__(*blocks)
-        self.q = [matmul(block, self.inverse) for block in blocks]
         self.unit = jnp.eye(len(self.inverse), dtype=self.inverse.dtype)
         self.x = sum(gram(block) for block in self.q) - self.unit
         self.square = matmul(self.x, self.x)
@@ -98,19 +95,16 @@ class Orthonormal(Factored):
 def ridge_solver(matrix: Float[Array, "M H"], tau: Float[ArrayLike, ""]) -> Callable:
     r"""``r [M, C] -> G r [H, C]``, the solutions of :math:`\min_b |\Psi b - r|^2 + \tau^2 |b|^2` for the columns of r.
 
-    With [Ψ; τI] = Q R they are :math:`R^{-1} (Q^\top Q)^{-1} R^{-\top} \Psi^\top r`. With [Ψᵀ; τI] = Q R and
-    :math:`Q_1 = \Psi^\top R^{-1}` they are :math:`Q_1 (Q^\top Q)^{-1} R^{-\top} r`. The smaller of the two
-    factorizations is used.
+    With [Ψ; τI] = Q R and :math:`Q_1 = \Psi R^{-1}` they are :math:`R^{-1} (Q^\top Q)^{-1} Q_1^\top r`. With
+    [Ψᵀ; τI] = Q R and :math:`Q_1 = \Psi^\top R^{-1}` they are :math:`Q_1 (Q^\top Q)^{-1} R^{-\top} r`. The smaller of
+    the two factorizations is used. Q₁ is explicit, because a product with R⁻¹ makes rounding errors 1/τ times as large.
 
     Args:
         matrix: Ψ [M, H].
         tau: τ > 0.
     """
     unit = jnp.asarray(tau, matrix.dtype) * jnp.eye(min(matrix.shape), dtype=matrix.dtype)
-    if matrix.shape[0] < matrix.shape[1]:
-        rows = Orthonormal(matrix.T, unit)
-        # R⁻ᵀ r has entries of the order 1/τ. Multiplying by the explicit Q₁ makes them small again.
-        return lambda r: matmul(rows.q[0], rows.solve(matmul(rows.inverse.T, r)))
-    columns = Factored(matrix, unit)
-    inverse = columns.inverse
-    return lambda r: matmul(inverse, columns.solve(matmul(inverse.T, matmul(matrix.T, r))))
+    is_wide = matrix.shape[0] < matrix.shape[1]
+    factor = Factored(matrix.T if is_wide else matrix, unit)
+    left, right = (factor.q[0], factor.inverse) if is_wide else (factor.inverse, factor.q[0])
+    return lambda r: matmul(left, factor.solve(matmul(right.T, r)))
