@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import warnings
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import jax
 import numpy as np
@@ -21,9 +22,6 @@ from numpyro_fspace.estimators.network_model import NetworkModel
 from numpyro_fspace.mcmc import MCMC, fSGHMC, fSGLD
 from numpyro_fspace.posterior import Posterior, Predictive
 from numpyro_fspace.priors import GPFit, GPPrior, fit_gp, median_start
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["NetworkEstimator", "train_gp", "validated"]
 
@@ -77,8 +75,7 @@ class NetworkEstimator(BaseEstimator):
     def standardize(self, X) -> np.ndarray:
         """Inputs as the model takes them, [N, D]: X minus the training mean, divided by the standard deviation."""
         check_is_fitted(self)
-        X = validated(self, X, reset=False)
-        return self._scaled(X)
+        return self._scaled(validated(self, X, reset=False))
 
     def _scaled(self, X):
         with np.errstate(over="ignore"):

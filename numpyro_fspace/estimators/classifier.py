@@ -95,8 +95,7 @@ class Classifier(ClassifierMixin, NetworkEstimator):
         Args:
             X: inputs [N, D].
         """
-        best = self.predict_proba(X).argmax(-1)
-        return self.classes_[best]
+        return self.classes_[self.predict_proba(X).argmax(-1)]
 
     def decompose(self, X) -> Decomposition:
         """Mutual information (epistemic) and expected entropy (aleatoric), [N] in nats; see ``fs.decompose``.

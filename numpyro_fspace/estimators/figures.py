@@ -51,11 +51,10 @@ def partial_dependence_figure(estimator: NetworkEstimator, design: Design, x):
     num_lines = -(-len(shown) // num_columns)
     figure = Figure(figsize=(4 * num_columns, 3 * num_lines), layout="constrained")
     grid = figure.subplots(num_lines, num_columns, squeeze=False, sharey=True).ravel()
-    start = 0
-    for axes, (column, _), (labels, block) in zip(grid, shown, places, strict=False):
-        size = len(block) * len(rows)
-        values = draws[:, start : start + size].reshape(len(draws), len(block), len(rows), -1).mean(2)
-        start += size
+    ends = np.cumsum([len(block) * len(rows) for _, block in places])
+    parts = np.split(draws, ends[:-1], axis=1)
+    for axes, (column, _), (labels, block), part in zip(grid, shown, places, parts, strict=False):
+        values = part.reshape(len(draws), len(block), len(rows), -1).mean(2)
         for k in range(values.shape[-1]):
             low, middle, high = np.quantile(values[..., k], (0.05, 0.5, 0.95), axis=0)
             if column.kind == "levels":
@@ -85,12 +84,10 @@ def _draws(estimator, x):
 
 def _columns(estimator, design) -> list:
     """Columns with the places of their numbers, the most relevant first."""
-    relevance, start, found = 1.0 / np.asarray(estimator.model.lengthscale), 0, []
-    for column in design.columns:
-        where = np.arange(start, start + len(column.labels))
-        start += len(where)
-        found.append((relevance[where].max(), column, where))
-    return [(column, where) for _, column, where in sorted(found, key=lambda item: -item[0])]
+    relevance = 1.0 / np.asarray(estimator.model.lengthscale)
+    ends = np.cumsum([len(column.labels) for column in design.columns])
+    places = np.split(np.arange(len(relevance)), ends[:-1])
+    return sorted(zip(design.columns, places, strict=True), key=lambda item: -relevance[item[1]].max())
 
 
 def _places(column, values, rows, where) -> tuple:

@@ -30,16 +30,11 @@ def regression_scores(estimator: Regressor, train: tuple, test: tuple) -> dict[s
     low, high = np.moveaxis(estimator.predict_quantiles(x, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2)), -1, 0)
     scale, center = float(estimator.y_scale_[0]), float(estimator.y_mean_[0])
     f, sigma = (draws[..., 0] for draws in estimator._mean_and_noise(x))
-    network = {
-        "RMSE": metrics.rmse(y, estimator.predict(x)),
-        "lpd": metrics.gaussian_mixture_lpd((y - center) / scale, f, sigma) - float(np.log(scale)),
-        "coverage90": float(((y >= low) & (y <= high)).mean()),
-        "width90": float((high - low).mean()),
-    }
+    lpd = metrics.gaussian_mixture_lpd((y - center) / scale, f, sigma) - float(np.log(scale))
     constant, spread = np.full(len(y), train[1].mean()), np.full(len(y), train[1].std())
     process = f"exact GP of {MAX_CONDITIONING} rows" if len(train[1]) > MAX_CONDITIONING else "exact GP"
     return {
-        "network": network,
+        "network": _scores(y, estimator.predict(x), low, high, lpd=lpd),
         process: _exact_process(estimator, train, test),
         "gradient boosting": _boosting(train, test),
         "constant": _gaussian_scores(y, constant, spread),
@@ -77,11 +72,15 @@ def _boosting(train, test):
     with threadpool_limits(1):  # threads cost more than they save on small tables
         low, high = (fitted(loss="quantile", quantile=q) for q in (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
         mean = fitted()
-    inside = (test[1] >= low) & (test[1] <= high)
+    return _scores(test[1], mean, low, high, lpd=float("nan"))
+
+
+def _scores(y, mean, low, high, *, lpd: float) -> dict[str, float]:
+    """The scores of a mean and an interval, beside a log density that is known."""
     return {
-        "RMSE": metrics.rmse(test[1], mean),
-        "lpd": float("nan"),
-        "coverage90": float(inside.mean()),
+        "RMSE": metrics.rmse(y, mean),
+        "lpd": lpd,
+        "coverage90": float(((y >= low) & (y <= high)).mean()),
         "width90": float((high - low).mean()),
     }
 
