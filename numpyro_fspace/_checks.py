@@ -24,7 +24,7 @@ __all__ = [
     "check_key",
     "check_not_negative",
     "check_positive",
-    "check_shape",
+    "check_sampling",
     "check_step_size",
     "is_sparse",
     "is_table",
@@ -124,11 +124,12 @@ def check_kernel(sampler):
     )
 
 
-def check_shape(shape, name: str):
-    """``shape`` must be a tuple of integers that are not negative."""
-    sizes = shape if isinstance(shape, tuple | list) else None
+def check_sampling(key, sample_shape):
+    """``key`` must be one random key, and ``sample_shape`` a tuple of integers that are not negative."""
+    check_key(key, "key", single=True)
+    sizes = sample_shape if isinstance(sample_shape, tuple | list) else None
     if sizes is None or not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
-        raise TypeError(f"{name} must be a tuple of integers, such as (5,), got {shape!r}.")
+        raise TypeError(f"sample_shape must be a tuple of integers, such as (5,), got {sample_shape!r}.")
 
 
 def check_step_size(step_size):

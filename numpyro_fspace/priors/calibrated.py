@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._checks import check_key, check_shape, one_line
+from numpyro_fspace._checks import check_sampling, one_line
 from numpyro_fspace.priors._cholesky import Memory, as_columns, as_moments, as_rows, product
 from numpyro_fspace.priors.base import as_inputs, as_values, deprecated_law
 from numpyro_fspace.priors.gaussian_base import GaussianProcess
@@ -138,8 +138,7 @@ class CalibratedPrior:
         self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
         """Draws of f(x) from the Gaussian distribution with the moments of ``marginal``."""
-        check_key(key, "key", single=True)
-        check_shape(sample_shape, "sample_shape")
+        check_sampling(key, sample_shape)
         x = as_inputs(x)
         basis = jax.tree.map(jnp.asarray, self._basis(x))
         blocks, size = basis.to.shape[:2]

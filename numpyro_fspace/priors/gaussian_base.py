@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._checks import check_key, check_shape, one_line
+from numpyro_fspace._checks import check_sampling, one_line
 from numpyro_fspace.priors._cholesky import (
     Factor,
     Memory,
@@ -72,7 +72,6 @@ class GaussianProcess(ABC):
 
     def smallest_share(self, x: Float[ArrayLike, "M D"]) -> Float[AnyArray, " B"]:
         """Share of the smallest summand in the mean variance at x, by block; 1 unless f is a sum of functions."""
-        del x
         return np.ones(1)
 
     def summands(self) -> list[list[GaussianProcess]]:
@@ -115,8 +114,7 @@ class GaussianProcess(ABC):
         Returns:
             Draws [*sample_shape, M], or [*sample_shape, M, K] if the prior has ``num_outputs``.
         """
-        check_key(key, "key", single=True)
-        check_shape(sample_shape, "sample_shape")
+        check_sampling(key, sample_shape)
         x = as_inputs(x)
         factor, mean = self._factor(x), jnp.asarray(self._mean(x))
         num_blocks, size, _ = factor.shape

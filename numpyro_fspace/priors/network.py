@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from numpyro_fspace._checks import check_count, check_key, check_shape
+from numpyro_fspace._checks import check_count, check_key, check_sampling
 from numpyro_fspace.priors.base import as_inputs, as_values
 from numpyro_fspace.priors.gaussian_base import GaussianProcess
 
@@ -79,8 +79,7 @@ class NetworkPrior(GaussianProcess):
         self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
         """Draws of f(x), [*sample_shape, M] or [*sample_shape, M, K], from the network itself, without nugget."""
-        check_key(key, "key", single=True)
-        check_shape(sample_shape, "sample_shape")
+        check_sampling(key, sample_shape)
         x = jnp.asarray(as_inputs(x))
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # an old-style key, whose last axis holds its words
             key = jax.random.wrap_key_data(key)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import betaln, gammaln
 
-from numpyro_fspace._checks import check_key, check_shape
+from numpyro_fspace._checks import check_sampling
 from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive
 from numpyro_fspace.priors.gp_prior import GPPrior
@@ -88,8 +88,7 @@ class StudentTPrior:
         self, key: Key[Array, ""], x: Float[ArrayLike, "M D"], sample_shape: tuple[int, ...] = ()
     ) -> Float[Array, "*S M K"]:
         """Draws of f(x), [*sample_shape, M] or [*sample_shape, M, K]."""
-        check_key(key, "key", single=True)
-        check_shape(sample_shape, "sample_shape")
+        check_sampling(key, sample_shape)
         key_normal, key_scale = jax.random.split(key)
         draws = self.gaussian.sample(key_normal, x, sample_shape)
         mean, covariance = self.gaussian.moments(x)
