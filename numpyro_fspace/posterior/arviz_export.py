@@ -25,13 +25,11 @@ from numpyro_fspace.posterior.arviz_datasets import Site, are_equal, check_dims,
 from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.draw_batches import map_draws
 from numpyro_fspace.posterior.function_draws import Evaluator, deterministic_draws, function_draws, log_likelihood
-from numpyro_fspace.posterior.posterior import as_posterior
+from numpyro_fspace.posterior.posterior import Posterior, as_posterior
 from numpyro_fspace.posterior.prediction_warnings import warn_of_nan
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
-
-    from numpyro_fspace.posterior.posterior import Posterior
 
 __all__ = ["observations", "to_arviz"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -22,9 +21,7 @@ from numpyro_fspace.model.sites import (
     weights_of,
     zeros_if_not_drawable,
 )
-
-if TYPE_CHECKING:
-    from numpyro_fspace.posterior.posterior import Posterior
+from numpyro_fspace.posterior.posterior import Posterior
 
 __all__ = ["check_complete"]
 

@@ -103,9 +103,10 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
     number, place = np.repeat(np.arange(len(chains)), len(places)), np.tile(places, len(chains))
     chain = chains[number]
     some = taken({k: draws[k] for k in plan.params}, chain, place)
-    settings = {"arguments": (args, kwargs), "key": key, "is_random": plan.has_random_points, "is_cut": is_cut}
-    gradients = _Gradients(kernel, state, some, chain, **settings)
-    first, second = gradients.at_draws()
+    gradients = _Gradients(kernel, state, some, chain, arguments=(args, kwargs), key=key, is_cut=is_cut)
+    every, here = np.arange(len(chain)), np.zeros((len(chain), gradients.size))
+    first = gradients.at(every, here, gradients.keys[0])
+    second = gradients.at(every, here, gradients.keys[1]) if plan.has_random_points else first  # at other points
     good = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
     if good.sum() < max(FEWEST_DRAWS, 0.9 * len(good)):
         return None
@@ -119,7 +120,6 @@ def configurational_temperature(kernel, state, draws, args, kwargs, *, key, shar
         directions = _of_largest_curvature(gradients, halves)
     leading = directions[fold]  # [n, P]
     squares = np.stack([(first * second).sum(1), (first * leading).sum(1) * (second * leading).sum(1)])
-    every = np.arange(len(chain))
     rows = every if is_cut else every[::PER_CURVATURE][: len(every) // PER_CURVATURE]
     probes = np.random.default_rng(0).choice([-1.0, 1.0], (len(rows), first.shape[1])), leading[rows]
     products = [
@@ -157,21 +157,14 @@ class _Gradients:
         chain: the number of each draw's chain [n].
         arguments: ``(args, kwargs)`` of the model.
         key: draws minibatches and measurement points.
-        is_random: whether measurement points are random.
         is_cut: whether products with the Hessian take a minibatch each.
     """
 
-    def __init__(self, kernel, state, draws, chain, *, arguments, key, is_random: bool, is_cut: bool):
+    def __init__(self, kernel, state, draws, chain, *, arguments, key, is_cut: bool):
         self.kernel, self.state, self.draws, self.chain, self.key = kernel, state, draws, chain, key
         self.arrays, self.static, self.join = split_arrays(arguments)
-        self.is_random, self.is_cut, self.size = is_random, is_cut, state.scale.shape[-1]
+        self.is_cut, self.size = is_cut, state.scale.shape[-1]
         self.keys = plain(jax.random.split(key, (2, len(chain))))
-
-    def at_draws(self):
-        """Gradients of all data at the draws [n, P], at two sets of measurement points where these are random."""
-        every, here = np.arange(len(self.chain)), np.zeros((len(self.chain), self.size))
-        first = self.at(every, here, self.keys[0])
-        return first, self.at(every, here, self.keys[1]) if self.is_random else first
 
     def at(self, rows, offsets, keys, is_whole: bool = True):
         """Gradients at draws plus offsets [n, P], by a program for ``NUM_AT_ONCE`` of them."""

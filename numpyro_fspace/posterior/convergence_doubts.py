@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics
 from numpyro_fspace.posterior.thresholds import CHANCE_SHARE, ESS_LIMIT, RHAT_LIMIT, STANDSTILL_SHARE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics
 
 __all__ = ["Doubt", "convergence_doubts"]
 

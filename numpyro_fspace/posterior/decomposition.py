@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from numpyro.distributions import discrete
+from numpyro.infer import MCMC
 
 from numpyro_fspace._checks import check_count, one_line
 from numpyro_fspace.model.checks.arguments import checked_arguments
@@ -20,21 +21,14 @@ from numpyro_fspace.model.sites import base_distribution
 from numpyro_fspace.posterior.arrays import is_key
 from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.function_draws import Evaluator, is_output
-from numpyro_fspace.posterior.posterior import as_posterior
+from numpyro_fspace.posterior.posterior import Posterior, as_posterior
 from numpyro_fspace.posterior.prediction_warnings import warn_of_predictions
 from numpyro_fspace.posterior.row_independence import Evaluation
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpyro.infer import MCMC
-
-    from numpyro_fspace.posterior.posterior import Posterior
-
 __all__ = ["Decomposition", "decompose", "of_classes"]
 
-CATEGORICAL = (discrete.CategoricalProbs, discrete.CategoricalLogits)
-BERNOULLI = (discrete.BernoulliProbs, discrete.BernoulliLogits)
+CATEGORICAL = (dist.CategoricalProbs, dist.CategoricalLogits)
+BERNOULLI = (dist.BernoulliProbs, dist.BernoulliLogits)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

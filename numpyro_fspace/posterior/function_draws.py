@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +36,8 @@ from numpyro_fspace.model.sites import base_distribution, is_drawable, observed_
 from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.draw_batches import compile_chunk, map_compiled, map_draws, most_at_once, share_equal
 from numpyro_fspace.posterior.model_structure import Structure, structure
+from numpyro_fspace.posterior.posterior import Posterior
 from numpyro_fspace.posterior.row_independence import Evaluation, Probe, find_axes, take_rows
-
-if TYPE_CHECKING:
-    from numpyro_fspace.posterior.posterior import Posterior
 
 __all__ = ["Evaluator", "as_arrays", "deterministic_draws", "function_draws", "is_output", "log_likelihood"]
 
@@ -96,7 +93,7 @@ class Evaluator:
             programs["is_complete"] = True
         given = share_equal((args, kwargs, places()))
         keys = jax.random.split(key, len(jax.tree.leaves(draws)[0]))
-        num = max([0, *(len(x) for x in jax.tree.leaves(places()))])
+        num = max(map(len, jax.tree.leaves(places())), default=0)
         programs = self._programs_for((given, num, "draws"))
         if not programs:
             plates: dict = {}

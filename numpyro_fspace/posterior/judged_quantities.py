@@ -6,8 +6,9 @@ network alone, since their outputs can be exchanged too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +26,6 @@ from numpyro_fspace.posterior.arrays import joined
 from numpyro_fspace.posterior.draw_batches import compile_chunk, map_compiled
 from numpyro_fspace.posterior.model_structure import Structure, likelihood_parameters, structure
 from numpyro_fspace.posterior.thresholds import MIN_RUN
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["JudgedDraws", "Quantities", "judged_draws", "quantities_in_predictions", "quantities_of"]
 
@@ -111,7 +109,6 @@ def quantities_of(
     on_disk = any(isinstance(leaf, OnDemand) for leaf in jax.tree.leaves((args, kwargs)))
     functions: dict = {}
     if names:
-        at = inputs
         if inputs is None:
             first, last = taken(draws, 0, 0), taken(draws, -1, -1)
             ends = {k: np.stack([first[k], last[k]]) for k in draws}

@@ -147,25 +147,26 @@ def _check(x, f_draws, noise_draws, level, num_draws) -> tuple[np.ndarray, np.nd
         raise ValueError(f"x must have shape [N] or [N, D] and not be empty, got {x.shape}.")
     if not np.isfinite(x).all():
         raise ValueError("x holds NaN or infinite values; drop them.")
-    draws = {"f_draws": f_draws, "noise_draws": noise_draws}
-    for name, value in draws.items():
-        if value is None and name == "noise_draws":
-            continue
-        array = _real(value, name)
-        array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
-        if array.ndim != 2 or array.shape[1] != len(x) or len(array) == 0:
-            raise ValueError(
-                f"{name} must have shape [S, {len(x)}] (draws first), got {np.shape(value)}; merge the "
-                f"chains into one axis of draws, and plot one output at a time."
-            )
-        if not np.isfinite(array).all():
-            raise ValueError(f"{name} holds NaN or infinite values; drop the draws of the chain that diverged.")
-        draws[name] = array
+    f_draws = _draws(f_draws, "f_draws", len(x))
+    noise_draws = None if noise_draws is None else _draws(noise_draws, "noise_draws", len(x))
     check_positive(level, "level")
     if not level < 1:
         raise ValueError(f"level must lie strictly between 0 and 1, got {level}; write 0.9 for a 90 % band.")
     check_count(num_draws, "num_draws", minimum=0)
-    return x, draws["f_draws"], draws["noise_draws"]
+    return x, f_draws, noise_draws
+
+
+def _draws(value: ArrayLike, name: str, size: int) -> Float[np.ndarray, "S N"]:
+    array = _real(value, name)
+    array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
+    if array.ndim != 2 or array.shape[1] != size or len(array) == 0:
+        raise ValueError(
+            f"{name} must have shape [S, {size}] (draws first), got {np.shape(value)}; merge the "
+            f"chains into one axis of draws, and plot one output at a time."
+        )
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} holds NaN or infinite values; drop the draws of the chain that diverged.")
+    return array
 
 
 def _axes(ax: Axes | None) -> Axes:
@@ -244,22 +245,11 @@ def _plot_observed(draws, mean, y, level, ax) -> Axes:
     axes = _axes(ax)
     low, high = _interval(draws, level)
     inside = (low <= y) & (y <= high)
-    for chosen, color, word in ((inside, _BLUE, "inside"), (~inside, _ORANGE, "outside")):
+    for chosen, color, marker, word in ((inside, _BLUE, "o", "inside"), (~inside, _ORANGE, "D", "outside")):
         if chosen.any():
             axes.vlines(y[chosen], low[chosen], high[chosen], color=color, lw=0.9, alpha=0.45, zorder=2)
             label = f"{100 * chosen.mean():.0f} % {word} {100 * level:g} % bar"
-            marker = "o" if word == "inside" else "D"
-            axes.plot(
-                y[chosen],
-                mean[chosen],
-                marker,
-                ms=4,
-                color=color,
-                mec="white",
-                mew=0.4,
-                label=label,
-                zorder=3,
-            )
+            axes.plot(y[chosen], mean[chosen], marker, ms=4, color=color, mec="white", mew=0.4, label=label, zorder=3)
     ends = min(y.min(), mean.min()), max(y.max(), mean.max())
     axes.plot(ends, ends, color=_BLACK, lw=1.0, ls=(0, (1, 1.5)), label="perfect", zorder=1)
     axes.set(xlabel="observed", ylabel="predicted")

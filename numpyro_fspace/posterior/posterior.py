@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,6 @@ from numpyro_fspace.posterior.arrays import joined, plain
 from numpyro_fspace.posterior.storage.checkpoint_files import RunFiles
 from numpyro_fspace.posterior.storage.model_check import warn_of_another_model, warn_of_another_prior
 from numpyro_fspace.posterior.storage.posterior_file import read_archive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 __all__ = ["Posterior", "as_posterior"]
 
@@ -223,21 +219,21 @@ def as_posterior(
     if isinstance(source, NumPyroMCMC):
         stats, samples = _arrays(source.get_extra_fields()), source.get_samples()
         latents = {} if functions_at is not None else getattr(source.last_state, source.sampler.sample_field)
-        missing = sorted(set(latents) - set(samples) - set(from_prior)) if isinstance(latents, dict) else []
-        missing = [k for k in missing if k not in _plates(source)] if missing else []  # HMCECS keeps rows of plates
-        if missing:
-            raise ValueError(
-                f"This run did not keep the draws of {missing} (extra_fields='~...'), without which they would come "
-                f"from the prior. If that is meant, say so: predict(..., from_prior={missing})."
-            )
+        if isinstance(latents, dict):
+            missing = sorted(set(latents) - set(samples) - set(from_prior))
+            missing = [k for k in missing if k not in _plates(source)] if missing else []  # HMCECS keeps rows of plates
+            if missing:
+                raise ValueError(
+                    f"This run did not keep the draws of {missing} (extra_fields='~...'), without which they would "
+                    f"come from the prior. If that is meant, say so: predict(..., from_prior={missing})."
+                )
+            # obs_mask= puts known and imputed rows of the run's own data together in a site that is not latent.
+            samples = {k: v for k, v in samples.items() if k in latents or f"{k}_unobserved" not in latents}
         args, kwargs = with_devices_of((source._args, source._kwargs), samples)
         draws = jax.tree.leaves(source.get_samples(group_by_chain=True))
         source = Posterior(
             source.sampler.model,
-            # obs_mask= puts known and imputed rows of the run's own data together in a site that is not latent.
-            {k: v for k, v in samples.items() if k in latents or f"{k}_unobserved" not in latents}
-            if isinstance(latents, dict)
-            else samples,
+            samples,
             num_chains=len(draws[0]) if draws else source.num_chains,  # fewer than asked if the run was interrupted
             args=args,
             kwargs=kwargs,

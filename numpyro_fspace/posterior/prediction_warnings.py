@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +12,6 @@ from numpyro_fspace._checks import warn
 from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import diagnose
 from numpyro_fspace.posterior.judged_quantities import quantities_in_predictions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["warn_of_nan", "warn_of_predictions", "without_harm"]
 

@@ -11,7 +11,7 @@ from numpyro_fspace._checks import check_count, check_key
 from numpyro_fspace.model.checks.arguments import checked_arguments, known_values
 from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.posterior.function_draws import Evaluator
-from numpyro_fspace.posterior.posterior import as_posterior
+from numpyro_fspace.posterior.posterior import Posterior, as_posterior
 from numpyro_fspace.posterior.prediction_warnings import warn_of_nan, warn_of_predictions
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, ArrayLike, Float, Key
     from numpyro.infer import MCMC
-
-    from numpyro_fspace.posterior.posterior import Posterior
 
 __all__ = ["Predictive", "predict"]
 

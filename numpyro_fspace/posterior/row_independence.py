@@ -82,9 +82,8 @@ def find_axes(probe: Probe, given: tuple, size: int, most: int, key: Key[Array, 
     }
     kept = {k: axis for k, axis in axes.items() if k not in mixed}
     is_random = {k for k in kept if not _same(whole[k], anew[k])}
-    if probe.is_noisy or any(
-        axes[k] is None for k in probe.distributions
-    ):  # and no part has the random numbers of another
+    # Random numbers that are not those of the rows differ from part to part.
+    if probe.is_noisy or any(axes[k] is None for k in probe.distributions):
         mixed |= {k for k in is_random if axes[k] is not None and k not in probe.distributions}
     half = many // 2
     for kept_rows, row in ((rows[half:], probe.num - 1), (rows[:half], 0)):
@@ -127,10 +126,9 @@ class Probe:
     def _outputs(self, key, given) -> dict:
         found = self._evaluate(key, *given)
         self.is_noisy = found.is_noisy
-        self.distributions = {k: base_distribution(distribution) for k, distribution in found.distributions.items()}
+        self.distributions = {k: base_distribution(law) for k, law in found.distributions.items()}
         leaves = {
-            k: [a for a in jax.tree.leaves(distribution) if isinstance(a, jax.Array)]
-            for k, distribution in found.distributions.items()
+            k: [a for a in jax.tree.leaves(law) if isinstance(a, jax.Array)] for k, law in found.distributions.items()
         }
         return found.values | {f"{k}{LAW}{i}": a for k, parts in leaves.items() for i, a in enumerate(parts)}
 

@@ -13,13 +13,11 @@ import numpy as np
 from numpyro_fspace._checks import is_table
 from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.posterior.function_draws import log_likelihood
-from numpyro_fspace.posterior.posterior import as_posterior
+from numpyro_fspace.posterior.posterior import Posterior, as_posterior
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from numpyro.infer import MCMC
-
-    from numpyro_fspace.posterior.posterior import Posterior
 
 __all__ = ["Stacking", "stack_chains"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +32,6 @@ from numpyro_fspace.variational.pushforward import (
     entropy,
     mean_and_spread,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["FunctionalELBO", "GuidedModel"]
 

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import inspect
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
@@ -15,9 +15,6 @@ from numpyro_fspace.model.checks.arguments import arguments_of
 from numpyro_fspace.model.data.on_demand import OnDemand
 from numpyro_fspace.model.functions import some_rows
 from numpyro_fspace.posterior.arrays import is_key, plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 __all__ = ["HASHED", "fingerprint", "leaves_as_text", "other_arguments", "text_of"]
 
