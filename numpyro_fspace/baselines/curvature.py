@@ -90,16 +90,6 @@ class CurvedModel:
         sites = observed_sites(trace, factors=True, weights=True)
         return -sum(scale_and_mask(s["fn"].log_prob(s["value"]), s["scale"]).sum() for s in sites.values())
 
-    def _jacobian(self, names, rows):
-        """J [n, K, P] of functions with their outputs concatenated, at one row of inputs for each function."""
-
-        def values(flat, row):
-            weights = self.center | self.unravel(flat)
-            functions = [function_of(self.model, name, self.args, self.kwargs, weights) for name in names]
-            return jnp.concatenate([jnp.ravel(f(x[None])) for f, x in zip(functions, row, strict=True)])
-
-        return jax.vmap(lambda row: jax.jacrev(values)(self.flat, row))(rows)
-
     def prior_precision(self, *, at_mode=True):
         """Diagonal of Σ0⁻¹, [P]. Before the mode is known (``at_mode=False``) only flat priors are refused."""
 
@@ -140,8 +130,14 @@ class CurvedModel:
             yield root.T @ np.concatenate(parts).reshape(len(root), -1)
 
     def _jacobian_parts(self, names, inputs, num_outputs):
-        """Slices of rows and their Jacobians [n, K, P] with at most ``CHUNK`` entries."""
-        jacobian = jax.jit(lambda rows: self._jacobian(names, rows))
+        """Slices of rows and their Jacobians [n, K, P] with at most ``CHUNK`` entries, of all functions' outputs."""
+
+        def values(flat, row):
+            weights = self.center | self.unravel(flat)
+            functions = [function_of(self.model, name, self.args, self.kwargs, weights) for name in names]
+            return jnp.concatenate([jnp.ravel(f(x[None])) for f, x in zip(functions, row, strict=True)])
+
+        jacobian = jax.jit(jax.vmap(lambda row: jax.jacrev(values)(self.flat, row)))
         num_rows = len(inputs[0])
         step = max(1, min(num_rows, CHUNK // (num_outputs * self.flat.size)))
         for start in range(0, num_rows, step):

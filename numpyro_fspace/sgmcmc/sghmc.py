@@ -148,8 +148,7 @@ def build_kernel(*, integrator: str = "baoab", has_aux: bool = False, metropolis
             refreshed = ornstein_uhlenbeck(momentum, noise, epsilon, gamma, temperature)
             if gradient_noise is not None:
                 refreshed += gradient_noise.correction(momentum, noise, epsilon, gamma, temperature, refresh_every)
-            momentum = refreshed
-            return drift(position, momentum, -0.5 * epsilon, metric), momentum
+            return drift(position, refreshed, -0.5 * epsilon, metric), refreshed
 
         def leapfrogs(carry, draws, noise, block):
             """``refresh_every`` steps, of which the first refreshes the momentum with ``noise``."""

@@ -212,12 +212,13 @@ class FVIMC:
                 continue
             key_sampling, key_transform = jax.random.split(key_stage)
             announce(f"M-stage {i + 1} of {self.num_stages}")
-            sampled = self._sample(key_sampling, params, bijections, progress_bar)
+            guided = self._guided(params)
+            sampled = self._sample(key_sampling, guided, bijections, progress_bar)
             announce(f"T-stage {(i + 1) // 2} of {self.num_stages // 2}")
             transformed = fit_transformation(
                 key_transform,
                 self.bijections,
-                self._gaussian(params, sampled.x),
+                self._gaussian(guided, sampled.x),
                 sampled.x,
                 sampled.functions,
                 previous=bijections,
@@ -231,8 +232,8 @@ class FVIMC:
         self.result = result = FVIMCResult(params, bijections, tuple(stages))
         return result
 
-    def _sample(self, key, params, bijections, progress_bar) -> MStage:
-        guided, model = self._guided(params), compose(self.model, bijections)
+    def _sample(self, key, guided, bijections, progress_bar) -> MStage:
+        model = compose(self.model, bijections)
         mcmc = MCMC(
             self.kernel(model), num_warmup=self.num_warmup, num_samples=self.num_samples, progress_bar=progress_bar
         )
@@ -279,9 +280,8 @@ class FVIMC:
         shape = jax.eval_shape(function, x).shape
         if f.shape[f.ndim - len(shape) :] != shape or f.ndim < len(shape):
             raise ValueError(f"log_prob: f has shape {f.shape}, the function's values at x have shape [..., {shape}].")
-        gaussian = self._gaussian(params, x)
         values = f.reshape(*f.shape[: f.ndim - len(shape)], len(x), -1)
-        return log_density(gaussian, bijections, x, values)
+        return log_density(self._gaussian(guided, x), bijections, x, values)
 
     def _finished(self) -> FVIMCResult:
         if self.result is None:
@@ -293,8 +293,7 @@ class FVIMC:
         settings = {"args": self._args, "kwargs": self._kwargs, "needs_normal": True}
         return GuidedModel(self.model, self.guide, params, jax.random.key(0), **settings)
 
-    def _gaussian(self, params, x):
+    def _gaussian(self, guided, x):
         """Q at x over the flat values [M K]."""
-        guided = self._guided(params)
         (name,) = guided.functions
         return gaussian_at(guided.linearized_pushforward(name), x, self.gamma)
