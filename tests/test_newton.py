@@ -10,12 +10,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import tinygp
 from flax import linen as nn
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc.warmup.newton import approach, hessian
 from numpyro_fspace.model.potential import ModelPotential
-from numpyro_fspace.sgmcmc.preconditioners import Dense
+from numpyro_fspace.sgmcmc.linear_maps import Dense, PartlyDense
 
 
 def run(kernel, *args, seed=0, num_samples=600):
@@ -147,13 +148,76 @@ def network(X, y=None):
 )
 def test_the_default_is_dense_for_few_parameters_whose_density_is_known(key, model, num_columns, kwargs, is_dense):
     args = (jnp.ones((5, num_columns)), jnp.ones(5))
-    potential = ModelPotential(model, args, kwargs, key=key)
-    size = sum(value.size for value in potential.init_params().values())
-    assert size == num_columns + (model is network)
-    chosen = fs.SGHMC(model).preconditioner.chosen(size, potential.is_plain)
+    parameters = ModelPotential(model, args, kwargs, key=key).parameters()
+    assert parameters.size == num_columns + (model is network)
+    chosen = fs.SGHMC(model).preconditioner.chosen(parameters)
     assert chosen.is_dense == is_dense
     given = fs.preconditioners.rmsprop()
-    assert given.chosen(2, True) is given
+    assert given.chosen(parameters) is given
+
+
+def counts_of_process(x, y=None, likelihood=dist.Poisson):
+    f = fs.gp_network("f", nn.Sequential([nn.Dense(8), nn.tanh, nn.Dense(1)]), PROCESS, POINTS)(x)[:, 0]
+    numpyro.sample("y", dist.Normal(f, 0.1) if likelihood is dist.Normal else likelihood(jnp.exp(f)), obs=y)
+
+
+PROCESS = fs.GPPrior(tinygp.kernels.ExpSquared(0.5))
+POINTS = np.linspace(-1.0, 1.0, 6, dtype=np.float32)[:, None]
+
+
+def test_the_default_is_dense_in_the_values_of_a_process_that_are_sampled(key):
+    args = POINTS, jnp.ones(len(POINTS))
+    for likelihood, is_sampled in ((dist.Poisson, True), (dist.Normal, False)):
+        kernel = fs.fSGHMC(counts_of_process)
+        plan = kernel.prepare(args, {"likelihood": likelihood}, 20)
+        assert bool(plan.preconditioner.ranges) == is_sampled
+    hidden = 8 + 8 + 9 + 6  # weights, biases, last layer, residual come before the values
+    assert fs.fSGHMC(counts_of_process).prepare(args, {}, 20).preconditioner.ranges == ((hidden, hidden + 6),)
+
+
+def two_groups(rows, y):
+    """Normal parameters with known covariances: a is correlated and has scales of 1 and 0.01, b is not."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    b = numpyro.sample("b", dist.Normal(0.0, 2.0).expand([70]).to_event(1))
+    numpyro.sample("of_a", dist.Normal(rows @ a, 0.1), obs=y)
+    numpyro.sample("of_b", dist.Normal(b, 1.0), obs=jnp.ones(70))
+
+
+def test_named_sites_get_a_matrix_and_the_others_a_diagonal():
+    """S Sᵀ is the inverse Hessian of "a", the rest that of rmsprop, and the draws have their closed form."""
+    rng = np.random.default_rng(0)
+    rows = np.float32(rng.normal(size=(30, 3)) @ np.array([[1.0, 1.0, 0.0], [0.0, 0.1, 0.0], [0.0, 0.0, 10.0]]))
+    y = np.float32(rows @ [1.0, -1.0, 0.5] + 0.1 * rng.normal(size=30))
+    mcmc = run(fs.SGHMC(two_groups, preconditioner=fs.preconditioners.dense("a")), rows, y, num_samples=1000)
+    precision = np.eye(3) + rows.T.astype(float) @ rows / 0.01
+    for factor in np.asarray(mcmc.last_state.warmup.learned.factor, float):
+        np.testing.assert_allclose(factor.T @ precision @ factor, np.eye(3), atol=1e-2)
+    assert np.all(np.asarray(mcmc.last_state.warmup.step_size) > 0.2)  # 0.05 with rmsprop alone
+    draws = {k: np.asarray(v, float) for k, v in mcmc.get_samples().items()}
+    covariance = np.linalg.inv(precision)
+    sd = np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose((draws["a"].mean(0) - covariance @ rows.T @ y / 0.01) / sd, 0.0, atol=0.2)
+    np.testing.assert_allclose(np.cov(draws["a"].T) / np.outer(sd, sd), covariance / np.outer(sd, sd), atol=0.15)
+    np.testing.assert_allclose(draws["b"].mean(), 0.8, atol=0.02)
+    np.testing.assert_allclose(draws["b"].std(0).mean(), np.sqrt(0.8), atol=0.03)
+
+
+def test_a_partly_dense_map_is_its_matrix(key):
+    ranges, scale, factor = ((1, 3), (4, 5)), jnp.arange(1.0, 7.0), jax.random.normal(key, (3, 3))
+    metric = PartlyDense(scale, factor, ranges)
+    matrix = np.diag(np.arange(1.0, 7.0))
+    matrix[np.ix_([1, 2, 4], [1, 2, 4])] = factor
+    u = np.cos(np.arange(6.0))
+    np.testing.assert_allclose(metric.scale(jnp.asarray(u)), matrix @ u, rtol=1e-5)
+    np.testing.assert_allclose(metric.scale_gradient(jnp.asarray(u)), matrix.T @ u, rtol=1e-5)
+
+
+def test_a_preconditioner_for_a_site_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"dense\('c'\): the model has no such latent site; it has 'a', 'b'"):
+        run(fs.SGHMC(two_groups, preconditioner=fs.preconditioners.dense("c")), jnp.ones((4, 3)), jnp.ones(4))
+    with pytest.raises(TypeError, match=r"dense\(3\): give names of latent sites"):
+        fs.preconditioners.dense(3)
+    assert repr(fs.preconditioners.dense("a", "b")) == "fs.preconditioners.dense('a', 'b')"
 
 
 def far(y):

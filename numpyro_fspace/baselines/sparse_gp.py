@@ -13,9 +13,8 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_fspace._checks import check_count, check_positive, one_line
 from numpyro_fspace._xla import matmul
-from numpyro_fspace.priors._tracing import is_traced
-from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
-from numpyro_fspace.priors.fit import NOISE_FLOOR
+from numpyro_fspace.priors.base import as_inputs, as_positive
+from numpyro_fspace.priors.fit import NOISE_FLOOR, as_data
 from numpyro_fspace.priors.gp_prior import check_columns, on_rows
 from numpyro_fspace.priors.kernel_params import kernel_and_params
 
@@ -137,11 +136,7 @@ def fit_svgp(
     """
     import tinygp
 
-    x, y = as_inputs(x), as_real(y, "y")
-    if is_traced((x, y)):
-        raise TypeError("fit_svgp needs concrete x and y: call it outside jit, grad and vmap.")
-    num_outputs = None if y.ndim == 1 or y.shape[1:] == (1,) else y.shape[-1]
-    y = as_values(y, len(x), num_outputs, "y")
+    x, y, num_outputs = as_data(x, y, "fit_svgp")
     for name, value in {"num_inducing": num_inducing, "num_steps": num_steps, "batch_size": batch_size}.items():
         check_count(value, name)
     check_positive(learning_rate, "learning_rate")

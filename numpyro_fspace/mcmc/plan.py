@@ -202,7 +202,7 @@ def _first_evaluation(kernel, args, kwargs, num_warmup, key):
     potential.check_data()
     params = potential.init_params()
     position = ravel_pytree(params)[0]
-    preconditioner = kernel.preconditioner.chosen(position.size, potential.is_plain)
+    preconditioner = kernel.preconditioner.chosen(potential.parameters())
     preconditioner.build(position, preconditioner.start(position))  # refuses a scale of another length
     plan = Plan(
         num_warmup=num_warmup,

@@ -37,6 +37,7 @@ from numpyro_fspace.model.sites import (
     observed_sites,
     subsampled_plates,
 )
+from numpyro_fspace.sgmcmc.preconditioners import Parameters
 
 __all__ = ["ModelPotential"]
 
@@ -117,6 +118,15 @@ class ModelPotential:
         """Whether the model has neither networks nor functional priors, and U does not depend on the key."""
         has_network = any("fspace" in self.trace[k]["infer"] for k in self.latents)
         return not (has_network or self.functional_priors or self.is_random)
+
+    def parameters(self) -> Parameters:
+        """What a preconditioner may know of the unconstrained parameters, in the order of ``ravel_pytree``."""
+        sites, start = {}, 0
+        for name, value in sorted(self.init_params().items()):
+            sites[name] = (start, start + value.size)
+            start += value.size
+        values = tuple(f"{name}.values" for name in self.gp_networks if f"{name}.values" in sites)
+        return Parameters(start, self.is_plain, sites, values)
 
     @property
     def functional_priors(self) -> dict:

@@ -193,7 +193,7 @@ def _gradients_at(points, scale, learned, arrays, *, kernel, join, like_key, is_
     """The gradients of ``_Gradients.at``; a program that the kernel keeps, so that it holds no draws."""
     args, kwargs = join(arrays)
     model = kernel._model_potential(args, kwargs)
-    preconditioner = kernel.preconditioner.chosen(scale.shape[-1], model.is_plain)
+    preconditioner = kernel.preconditioner.chosen(model.parameters())
 
     def one(given):
         draw, offset, chain, key = given  # a key by its numbers

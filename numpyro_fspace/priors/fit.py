@@ -126,13 +126,7 @@ def fit_gp(
 
     Reference: C. E. Rasmussen, C. K. I. Williams (2006), *Gaussian processes for machine learning*, chapter 5.
     """
-    x, y = as_inputs(x), as_real(y, "y")
-    if not np.size(y):
-        raise ValueError(f"y must hold at least one target, got shape {list(np.shape(y))}.")
-    if is_traced((x, y)):
-        raise TypeError("fit_gp needs concrete x and y: call it outside jit, grad and vmap.")
-    num_outputs = None if y.ndim == 1 or y.shape[1:] == (1,) else y.shape[-1]
-    y = as_values(y, len(x), num_outputs, "y")
+    x, y, num_outputs = as_data(x, y, "fit_gp")
     for number, name in ((num_steps, "num_steps"), (max_points, "max_points")):
         check_count(number, name)
     check_positive(learning_rate, "learning_rate")
@@ -206,6 +200,22 @@ def fit_gp(
         warn_of_indefinite(prior._covariance(x))
     trained = np.asarray(noise_variance, float) if is_known else float(values["noise"] + floor)
     return GPFit(prior, trained, losses, values["kernel"] | held)
+
+
+def as_data(x, y, caller: str):
+    """``(x [N, D], y [N, K], num_outputs)``: inputs and targets that are known, num_outputs None for a single output.
+
+    Raises:
+        TypeError: x or y is traced, in the function ``caller``, or not real.
+        ValueError: the shapes are wrong, or values are not finite.
+    """
+    x, y = as_inputs(x), as_real(y, "y")
+    if np.ndim(y) not in (1, 2) or not np.size(y):
+        raise ValueError(f"y must hold at least one target, as [N] or [N, K], got shape {list(np.shape(y))}.")
+    if is_traced((x, y)):
+        raise TypeError(f"{caller} needs concrete x and y: call it outside jit, grad and vmap.")
+    num_outputs = None if y.ndim == 1 or y.shape[1] == 1 else y.shape[1]
+    return x, as_values(y, len(x), num_outputs, "y"), num_outputs
 
 
 @jax.custom_vjp

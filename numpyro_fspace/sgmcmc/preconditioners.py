@@ -8,6 +8,8 @@ invertible S. In Hamiltonian dynamics the mass matrix is M = (S Sᵀ)⁻¹.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -15,12 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._xla import matmul
+from numpyro_fspace.sgmcmc.linear_maps import Dense, Diagonal, Identity, PartlyDense, take
 
 __all__ = [
     "Dense",
     "Diagonal",
     "Identity",
     "Learned",
+    "Parameters",
+    "PartlyDense",
     "Preconditioner",
     "automatic",
     "dense",
@@ -33,50 +38,12 @@ __all__ = [
 
 #: Parameters up to which ``automatic`` is dense.
 MAX_DENSE = 64
+#: Whitened values of processes up to which ``automatic`` is dense in them.
+MAX_VALUES = 1000
 #: Largest width, in prior scales, that a dense preconditioner assigns to a direction.
 MAX_WIDTH = 1e8
 #: Smallest ratio of an eigenvalue of a Hessian to the largest one that float32 resolves.
 MIN_EIGENVALUE = 1e-6
-
-
-class Identity(NamedTuple):
-    """S = I."""
-
-    def scale(self, u):
-        """S u."""
-        return u
-
-    def scale_gradient(self, gradient):
-        """Sᵀ ∇U."""
-        return gradient
-
-
-class Diagonal(NamedTuple):
-    """S = diag(s), with ``s`` a pytree of positive scales shaped like the position."""
-
-    s: jax.Array
-
-    def scale(self, u):
-        """S u."""
-        return jax.tree.map(jnp.multiply, self.s, u)
-
-    def scale_gradient(self, gradient):
-        """Sᵀ ∇U."""
-        return jax.tree.map(jnp.multiply, self.s, gradient)
-
-
-class Dense(NamedTuple):
-    """S = ``s``, an invertible matrix [P, P], for flat positions [P]."""
-
-    s: jax.Array
-
-    def scale(self, u):
-        """S u."""
-        return matmul(self.s, u)
-
-    def scale_gradient(self, gradient):
-        """Sᵀ ∇U."""
-        return matmul(gradient, self.s)
 
 
 class Learned(NamedTuple):
@@ -84,30 +51,45 @@ class Learned(NamedTuple):
 
     Attributes:
         mean_square: mean of (s ∂U/∂w)² over burn-in, for prior scales s, [P]; zeros before there is any, [0] if unused.
-        factor: of a dense preconditioner in units of the prior scales, [P, P]; [0, 0] if unused.
+        factor: the dense block [B, B] in units of the prior scales, [P, P] if all is dense; [0, 0] if unused.
     """
 
     mean_square: jax.Array
     factor: jax.Array
 
 
+class Parameters(NamedTuple):
+    """What a preconditioner may know of the unconstrained parameters of a model, a flat position [P].
+
+    Attributes:
+        size: P.
+        is_plain: whether the model has neither networks nor functional priors, and U is known exactly.
+        sites: ``(start, stop)`` of each latent site, by name.
+        process_values: the names of those that are whitened values of Gaussian processes (of ``gp_network``).
+    """
+
+    size: int
+    is_plain: bool = False
+    sites: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    process_values: tuple[str, ...] = ()
+
+
 class Preconditioner:
     """How a NumPyro kernel makes its S: ``build(prior_scale, learned)`` gives one of the maps of this module.
 
     Attributes:
-        adapts: whether S depends on the mean squared gradient or, if it is dense, the mean Hessian, which warm-up then
-            estimates.
+        adapts: whether S depends on the mean squared gradient or, where it is dense, on the mean Hessian, which warm-up
+            then estimates.
         is_dense: whether S is a matrix [P, P].
+        ranges: the ranges ``(start, stop)`` of the parameters in a dense block, if only a part of S is dense.
     """
 
     adapts = False
     is_dense = False
+    ranges: tuple[tuple[int, int], ...] = ()
 
-    def chosen(self, size: int, is_plain: bool) -> Preconditioner:
-        """The preconditioner for a model of ``size`` parameters.
-
-        ``is_plain`` is whether it has neither networks nor functional priors, and U is known exactly.
-        """
+    def chosen(self, parameters: Parameters) -> Preconditioner:
+        """The preconditioner for a model of these parameters."""
         return self
 
     def build(self, prior_scale, learned: Learned | None = None):
@@ -123,8 +105,8 @@ class Preconditioner:
         """The state of learning before warm-up, for flat ``position`` [P]."""
         size, dtype = position.size, position.dtype
         mean_square = jnp.zeros(size if self.adapts and not self.is_dense else 0, dtype)
-        factor = jnp.eye(size if self.is_dense else 0, dtype=dtype)
-        return Learned(mean_square, factor)
+        block = size if self.is_dense else sum(stop - start for start, stop in self.ranges)
+        return Learned(mean_square, jnp.eye(block, dtype=dtype))
 
     def renewed(self, learned: Learned, mean) -> Learned:
         """``learned`` with a new mean over the draws of warm-up since the last renewal.
@@ -185,10 +167,30 @@ class dense(Preconditioner):
     burn-in, each time in the coordinates of the previous S, so that float32 suffices for condition numbers up to about
     10¹². Then S is frozen. Eigenvalues enter by their absolute values, and no direction is taken to be wider than 10⁸
     prior scales. A Hessian costs P products with vectors; for P > 16 it is computed at no more than 16/P of the draws.
+
+    With names of sites, S is dense for their parameters alone, as with NumPyro's ``dense_mass=[("site",)]``, and that
+    of ``rmsprop`` for all others. The warm start is Adam's. The Hessian of these parameters is computed three times: at
+    the end of the warm start, and of the first and the second quarter of burn-in.
+
+    Args:
+        sites: names of latent sites; none means all.
+
+    Raises:
+        TypeError: a name is no string.
+        ValueError: at ``run``, the model has no such latent site.
     """
 
     adapts = True
     is_dense = True
+
+    def __init__(self, *sites: str):
+        for site in sites:
+            if not isinstance(site, str):
+                raise TypeError(f"dense({site!r}): give names of latent sites, such as dense('f.values').")
+        self.sites = sites
+
+    def chosen(self, parameters):
+        return _dense_in(parameters, self.sites) if self.sites else self
 
     def build(self, prior_scale, learned):
         return Dense(prior_scale[:, None] * learned.factor)
@@ -196,16 +198,45 @@ class dense(Preconditioner):
     def renewed(self, learned, mean):
         return learned._replace(factor=whitened(learned.factor, mean))
 
+    def __repr__(self):
+        return f"{super().__repr__()}({', '.join(map(repr, self.sites))})" if self.sites else super().__repr__()
+
+
+class _partly_dense(rmsprop):
+    """``rmsprop`` that is dense for the parameters in some ranges."""
+
+    def __init__(self, ranges):
+        self.ranges = ranges
+
+    def build(self, prior_scale, learned):
+        factor = take(prior_scale, self.ranges)[:, None] * learned.factor
+        return PartlyDense(super().build(prior_scale, learned).s, factor, self.ranges)
+
+
+def _dense_in(parameters: Parameters, sites) -> Preconditioner:
+    """The preconditioner that is dense for some sites, and ``rmsprop()`` for the others."""
+    for site in sites:
+        if site not in parameters.sites:
+            known = ", ".join(map(repr, parameters.sites))
+            raise ValueError(f"dense({site!r}): the model has no such latent site; it has {known}.")
+    return _partly_dense(tuple(sorted({parameters.sites[site] for site in sites})))
+
 
 class automatic(rmsprop):
     """The default if warm-up chooses the step size.
 
     It is ``dense()`` for models of up to 64 parameters without networks, functional priors, minibatches and random
-    numbers of their own, and ``rmsprop()`` for all others.
+    numbers of their own. For others it is ``rmsprop()``; where the last layer of a ``gp_network`` "f" is sampled,
+    ``dense("f.values")``, if there are up to 1000 such values. The data determine the values of the process, whatever
+    the hidden weights are, and some combinations of them much better than others.
     """
 
-    def chosen(self, size, is_plain):
-        return dense() if is_plain and size <= MAX_DENSE else rmsprop()
+    def chosen(self, parameters):
+        if parameters.is_plain and parameters.size <= MAX_DENSE:
+            return dense()
+        values = parameters.process_values
+        is_few = sum(stop - start for start, stop in map(parameters.sites.__getitem__, values)) <= MAX_VALUES
+        return _dense_in(parameters, values) if values and is_few else rmsprop()
 
 
 class diagonal(Preconditioner):

@@ -132,10 +132,10 @@ def sampler_doubts(kernel, state, num_samples: int) -> Iterator[str]:
 def _is_rounded(state) -> bool:
     """Whether the sd of some parameter, given all others, is below ten units in its last place.
 
-    The matrix of a dense preconditioner tells; without one the answer is no.
+    The matrix of a dense preconditioner tells; without one the answer is no. (Process values are of the order of 1.)
     """
     factor = np.asarray(state.warmup.learned.factor, float)
-    if not factor.size:
+    if factor.shape[-1] != state.scale.shape[-1]:
         return False
     inverse = np.linalg.pinv(np.asarray(state.scale, float)[..., None] * factor)
     precision = np.sqrt(np.sum(inverse**2, axis=-2))  # its diagonal is that of (S Sᵀ)⁻¹

@@ -7,6 +7,7 @@ schedule determines when each acts; none acts after the end of warm-up.
 from __future__ import annotations
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,13 @@ from numpyro_fspace.mcmc.warmup import friction, step_size
 from numpyro_fspace.mcmc.warmup.newton import NUM_STEPS, approach, hessian
 from numpyro_fspace.mcmc.warmup.optimizer import adam, descend, drawn_to
 from numpyro_fspace.mcmc.warmup.state import Squares
+from numpyro_fspace.sgmcmc.preconditioners import whitened
 from numpyro_fspace.sgmcmc.shared import select, squared_norm
 
 __all__ = ["after_draw", "calibrate", "judged", "warm_start"]
+
+#: Largest number of minibatches in the Hessian of a preconditioner's dense block.
+MAX_BATCHES = 8
 
 
 def warm_start(target, i, state):
@@ -67,6 +72,9 @@ def calibrate(target, i, state):
     is_time = is_main | jnp.any(jnp.array(plan.schedule.shortenings) == i) if plan.may_shorten else is_main
     may_lengthen = is_main & (i < (draws[3] if plan.preconditioner.adapts else draws[2]))
     num_iterations = jnp.where(is_main, step_size.NUM_POWER_ITERATIONS, step_size.NUM_POWER_ITERATIONS // 4)
+    if plan.preconditioner.ranges:
+        is_learning = is_main & (i <= draws[2])
+        state = jax.lax.cond(is_learning, functools.partial(_learn_block, target), lambda s: s, state)
     calibrated = functools.partial(_calibrate, target, may_lengthen, num_iterations)
     state = jax.lax.cond(is_time, calibrated, lambda s: s, state)
     return state if plan.friction is not None else _learn_noise(plan, i, state)
@@ -174,6 +182,25 @@ def _learn_squares(plan, state):
     learned = select(num > 0, renewed, warmup.learned)
     squares = Squares(jnp.zeros_like(total), jnp.zeros_like(num))
     return state._replace(warmup=warmup._replace(learned=learned, squares=squares))
+
+
+def _learn_block(target, state):
+    """``state`` with the dense block of its preconditioner renewed, from the Hessian of its parameters here.
+
+    With minibatches this is the mean over a few of them.
+    """
+    plan, dynamics, learned = target.plan, target.dynamics(state), state.warmup.learned
+    key, *keys = jax.random.split(state.rng_key, 1 + min(math.ceil(plan.batches), MAX_BATCHES))
+
+    def block(key):
+        def energy(w):
+            return dynamics.potential(w, key)[0]
+
+        return hessian(energy, dynamics.position, dynamics.metric, plan.preconditioner.ranges)
+
+    mean = jnp.mean(jax.lax.map(block, jnp.stack(keys)), 0)
+    learned = learned._replace(factor=whitened(learned.factor, mean))
+    return state._replace(warmup=state.warmup._replace(learned=learned), rng_key=key)
 
 
 def _calibrate(target, may_lengthen, num_iterations, state):
