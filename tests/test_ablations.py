@@ -71,7 +71,7 @@ def test_parts_of_the_warm_up_that_are_taken_away():
     assert kernel(step_size=0.01).step_size == 0.01
     for name in PRECONDITIONERS:
         assert repr(kernel(preconditioner=name).preconditioner).split("(")[0] == f"fs.preconditioners.{name}"
-    with pytest.raises(ValueError, match="preconditioner='adam' is unknown; choose from identity"):
+    with pytest.raises(ValueError, match="preconditioner='adam' is unknown; choose from automatic, identity"):
         kernel(preconditioner="adam")
 
 

@@ -27,7 +27,7 @@ from numpyro_fspace.priors import CalibratedPrior, GPFit, GPPrior, NetworkPrior
 __all__ = ["Config", "build_model", "known_gp", "noisy_model", "random_functions", "training_points"]
 
 #: Preconditioners without arguments.
-PRECONDITIONERS = ("identity", "prior_scale", "rmsprop")
+PRECONDITIONERS = ("automatic", "identity", "prior_scale", "rmsprop")
 #: Number of random networks for each measurement point, in the Gaussian approximation of a network's prior.
 DRAWS_PER_POINT = 10
 
@@ -81,7 +81,7 @@ class Config(Settings):
     num_chains: int = 1
     num_steps: int | None = None
     step_size: float | None = None
-    preconditioner: str = "rmsprop"
+    preconditioner: str = "automatic"
     warm_start: float = Warmup().warm_start
     anchored: bool = Warmup().anchored
     batch_size: int | None = None
