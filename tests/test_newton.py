@@ -12,11 +12,12 @@ import numpyro.distributions as dist
 import pytest
 import tinygp
 from flax import linen as nn
+from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc.warmup.newton import approach, hessian
 from numpyro_fspace.model.potential import ModelPotential
-from numpyro_fspace.sgmcmc.linear_maps import Dense, PartlyDense
+from numpyro_fspace.sgmcmc.linear_maps import Dense, PartlyDense, narrowed, put, take, whitened
 
 
 def run(kernel, *args, seed=0, num_samples=600):
@@ -176,7 +177,7 @@ def test_the_default_is_dense_in_the_values_of_a_process_that_are_sampled(key):
 
 
 def two_groups(rows, y):
-    """Normal parameters with known covariances: a is correlated and has scales of 1 and 0.01, b is not."""
+    """Normal parameters with known covariances: those of a are correlated and of different scales, those of b not."""
     a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
     b = numpyro.sample("b", dist.Normal(0.0, 2.0).expand([70]).to_event(1))
     numpyro.sample("of_a", dist.Normal(rows @ a, 0.1), obs=y)
@@ -210,6 +211,84 @@ def test_a_partly_dense_map_is_its_matrix(key):
     u = np.cos(np.arange(6.0))
     np.testing.assert_allclose(metric.scale(jnp.asarray(u)), matrix @ u, rtol=1e-5)
     np.testing.assert_allclose(metric.scale_gradient(jnp.asarray(u)), matrix.T @ u, rtol=1e-5)
+
+
+def of_noise(x, y=None, batch=None):
+    """A mean and a log noise that are functions with process values of their own, in minibatches."""
+    mean, noise = (
+        fs.gp_network(name, nn.Sequential([nn.Dense(8), nn.tanh, nn.Dense(1)]), PROCESS, POINTS)
+        for name in ("mean", "noise")
+    )
+    with numpyro.plate("rows", len(x), subsample_size=batch) as rows:
+        numpyro.sample(
+            "y", dist.Normal(mean(x[rows])[:, 0], jnp.exp(noise(x[rows])[:, 0])), obs=y if y is None else y[rows]
+        )
+
+
+def test_a_block_of_two_processes_is_the_inverse_hessian(key):
+    """At the position where it is learned, averaged over minibatches that are all data here, and not wider than 1."""
+    x = jnp.linspace(-1.0, 1.0, 40)[:, None]
+    y = jnp.sin(3.0 * x[:, 0]) + 0.3 * jax.random.normal(key, (40,))
+    kernel = fs.fSGHMC(of_noise, num_steps=4)
+    plan = kernel.prepare((x, y), {"batch": 20}, 20)
+    assert [stop - start for start, stop in plan.preconditioner.ranges] == [6, 6]
+    model = kernel._model_potential((x, y), {"batch": 20}, key)
+    position, unravel = ravel_pytree(model.init_params())
+    learned = plan.preconditioner.start(position)
+    metric = plan.preconditioner.build(jnp.ones_like(position), learned)
+    where = np.concatenate([np.arange(*one) for one in plan.preconditioner.ranges])
+    exact = np.asarray(jax.hessian(lambda w: model(unravel(w), key)[0])(position))[np.ix_(where, where)]
+
+    def energy(values):
+        return model(unravel(put(position, plan.preconditioner.ranges, values)), key)[0]
+
+    found = hessian(energy, take(position, plan.preconditioner.ranges), Dense(metric.factor))
+    np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-3 * np.abs(exact).max())
+    factor = narrowed(whitened(learned.factor, found), 1.0)
+    values, vectors = np.linalg.eigh(exact.astype(float))
+    expected = vectors / np.maximum(np.abs(values), 1.0) @ vectors.T
+    np.testing.assert_allclose(factor @ factor.T, expected, atol=2e-3)
+
+
+@pytest.mark.slow
+def test_two_processes_in_minibatches_are_sampled_and_continued(key):
+    x = jnp.linspace(-1.0, 1.0, 60)[:, None]
+    y = jnp.sin(3.0 * x[:, 0]) + 0.3 * jax.random.normal(key, (60,))
+    mcmc = fs.MCMC(fs.fSGHMC(of_noise), num_warmup=100, num_samples=100, num_chains=2, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mcmc.run(key, x, y, batch=20)
+        factor = np.asarray(mcmc.last_state.warmup.learned.factor)
+        assert factor.shape == (2, 12, 12)
+        assert np.linalg.svd(factor, compute_uv=False).max() < 1.01
+        mcmc.post_warmup_state = mcmc.last_state
+        mcmc.run(key, x, y, batch=20)
+    np.testing.assert_array_equal(mcmc.last_state.warmup.learned.factor, factor)
+    mean = fs.predict(mcmc, key, x)["mean"].mean(0)[:, 0]
+    assert np.sqrt(np.mean((mean - jnp.sin(3.0 * x[:, 0])) ** 2)) < 0.2
+
+
+def test_a_state_with_another_matrix_is_refused(key):
+    """Whether the preconditioner was given or is the default."""
+    rows, y = jnp.ones((4, 3)), jnp.ones(4)
+
+    def continued(model, before, after, *args):
+        settings = {"num_warmup": 4, "num_samples": 2, "progress_bar": False}
+        first = fs.MCMC(fs.SGHMC(model, num_steps=2, preconditioner=before), **settings)
+        second = fs.MCMC(fs.SGHMC(model, num_steps=2, preconditioner=after), **settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            first.run(key, *args)
+            second.post_warmup_state = first.last_state
+            second.run(key, *args)
+
+    dense, rmsprop = fs.preconditioners.dense, fs.preconditioners.rmsprop
+    continued(two_groups, dense("a"), dense("a"), rows, y)
+    with pytest.raises(ValueError, match=r"another sampler or preconditioner .*dense\('a'\)\) than .*dense\('b'\)"):
+        continued(two_groups, dense("a"), dense("b"), rows, y)
+    counts = jnp.ones(len(POINTS))
+    with pytest.raises(ValueError, match=r"another .*rmsprop\) than the kernel's .*dense\('f.values'\)"):
+        continued(counts_of_process, rmsprop(), None, POINTS, counts)
 
 
 def test_a_preconditioner_for_a_site_that_is_not_there_is_refused():

@@ -44,7 +44,8 @@ class SGLD(SGMCMCKernel):
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; the step size is that of u = S⁻¹w. None is ``prior_scale()`` if
             the step size is given. If warm-up chooses it, None is ``automatic()``: ``dense()`` for up to 64 parameters
-            without networks and minibatches, else ``rmsprop()``.
+            without networks and minibatches, else ``rmsprop()``, with a dense block for the values of a ``gp_network``
+            whose last layer is sampled.
         control_variates: with minibatches, correct each gradient by the minibatch's error at a center where the
             gradient of all N rows is known (``fs.sgmcmc.control_variates``). True renews the center every
             ⌈N/(B·num_steps)⌉ draws, so that a step costs at most three gradients of a minibatch of B rows. An integer
@@ -112,7 +113,8 @@ class SGHMC(SGMCMCKernel):
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; the step size is that of u = S⁻¹w. The mass matrix is
             (S Sᵀ)⁻¹. None is ``prior_scale()`` if the step size is given. If warm-up chooses it, None is
-            ``automatic()``: ``dense()`` for up to 64 parameters without networks and minibatches, else ``rmsprop()``.
+            ``automatic()``: ``dense()`` for up to 64 parameters without networks and minibatches, else ``rmsprop()``,
+            with a dense block for the values of a ``gp_network`` whose last layer is sampled.
         resample_momentum: whether the momentum p is redrawn from N(0, T I) at every draw.
         refresh_every: k, the steps between the partial refreshes of the momentum (BAOAB); divides ``num_steps``. None
             is 2, or 1 if ``num_steps`` is odd. Fewer refreshes draw less noise and do not change the order of the

@@ -6,6 +6,7 @@ The values themselves come from the potential (``model/potential.py``, ``init_pa
 from __future__ import annotations
 
 import copy
+import math
 
 import jax
 import jax.numpy as jnp
@@ -164,7 +165,12 @@ def continued(kernel, state, args, kwargs, *, num_warmup: int, is_own: bool):
     plan, old = kernel.prepare(args, kwargs, num_warmup).of_constants((args, kwargs)), state.plan
     is_other = old.sampler is not None and type(old.sampler) is not type(plan.sampler)
     is_given = kernel._preconditioner is not None and old.preconditioner is not None
-    if is_other or (is_given and repr(old.preconditioner) != repr(plan.preconditioner)):
+    is_other |= is_given and repr(old.preconditioner) != repr(plan.preconditioner)
+    size = sum(math.prod(jnp.shape(v)) for v in plan.params.values())
+    needed = jax.eval_shape(plan.preconditioner.start, jax.ShapeDtypeStruct((size,), float))
+    learned = zip(needed, state.warmup.learned, strict=True)
+    is_unknown = any(one.size and one.shape != found.shape[state.i.ndim :] for one, found in learned)
+    if is_other or (is_unknown and set(plan.params) == set(state.z)):
         raise ValueError(
             "post_warmup_state comes from another sampler or preconditioner "
             f"({type(old.sampler).__name__}, {old.preconditioner!r}) than the kernel's "

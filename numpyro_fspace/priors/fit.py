@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float, Key
     from tinygp.kernels import Kernel
 
+    from numpyro_fspace.priors._cholesky import AnyArray
+
 __all__ = ["GPFit", "fit_gp"]
 
 NOISE_FLOOR = 1e-6
@@ -202,7 +204,7 @@ def fit_gp(
     return GPFit(prior, trained, losses, values["kernel"] | held)
 
 
-def as_data(x, y, caller: str):
+def as_data(x, y, caller: str) -> tuple[AnyArray, AnyArray, int | None]:
     """``(x [N, D], y [N, K], num_outputs)``: inputs and targets that are known, num_outputs None for a single output.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -9,7 +10,12 @@ import jax.numpy as jnp
 
 from numpyro_fspace._xla import matmul
 
-__all__ = ["Dense", "Diagonal", "Identity", "PartlyDense", "put", "take"]
+__all__ = ["MAX_WIDTH", "Dense", "Diagonal", "Identity", "PartlyDense", "narrowed", "put", "take", "whitened"]
+
+#: Largest width, in prior scales, that a dense preconditioner assigns to a direction.
+MAX_WIDTH = 1e8
+#: Smallest ratio of an eigenvalue of a Hessian to the largest one that float32 resolves.
+MIN_EIGENVALUE = 1e-6
 
 
 class Identity(NamedTuple):
@@ -52,7 +58,9 @@ class Dense(NamedTuple):
         return matmul(gradient, self.s)
 
 
-class PartlyDense(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PartlyDense:
     """S = diag(s), but for a dense block of parameters: in flat positions [P] those of some ranges, one after another.
 
     Attributes:
@@ -63,7 +71,7 @@ class PartlyDense(NamedTuple):
 
     s: jax.Array
     factor: jax.Array
-    ranges: tuple[tuple[int, int], ...]
+    ranges: tuple[tuple[int, int], ...] = dataclasses.field(metadata={"static": True})
 
     def scale(self, u):
         """S u."""
@@ -75,14 +83,32 @@ class PartlyDense(NamedTuple):
 
 
 def take(position, ranges):
-    """The parameters [..., B] of some ranges of a flat position [..., P], one range after another."""
-    return jnp.concatenate([position[..., start:stop] for start, stop in ranges], -1)
+    """The parameters [B] in some ranges of a flat position [P], one range after another."""
+    return jnp.concatenate([position[start:stop] for start, stop in ranges])
 
 
 def put(position, ranges, values):
-    """``position`` [P] with ``values`` [B] in some ranges, the inverse of ``take``."""
+    """``position`` [P] with ``values`` [B] in some ranges, from where ``take`` takes them."""
     done = 0
     for start, stop in ranges:
         position = position.at[start:stop].set(values[done : done + stop - start])
         done += stop - start
     return position
+
+
+def whitened(factor, hessian):
+    """A new S [P, P] for which Sᵀ ∇²U S has eigenvalues ±1, given that it is ``hessian`` for ``factor``.
+
+    Returns ``factor`` if the new S would not be finite.
+    """
+    values, vectors = jnp.linalg.eigh(hessian + matmul(factor.T, factor) / MAX_WIDTH**2)
+    values = jnp.abs(values)
+    values = jnp.maximum(values, MIN_EIGENVALUE * jnp.max(values))
+    new = matmul(matmul(factor, vectors * values**-0.5), vectors.T)
+    return jnp.where(jnp.all(jnp.isfinite(new)), new, factor)
+
+
+def narrowed(factor, max_width: float):
+    """``factor`` with no direction wider than ``max_width``."""
+    left, widths, right = jnp.linalg.svd(factor)
+    return matmul(left * jnp.minimum(widths, max_width), right)

@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._xla import matmul
-from numpyro_fspace.sgmcmc.linear_maps import Dense, Diagonal, Identity, PartlyDense, take
+from numpyro_fspace.sgmcmc.linear_maps import MAX_WIDTH, Dense, Diagonal, Identity, PartlyDense, take, whitened
 
 __all__ = [
     "Dense",
@@ -40,10 +39,6 @@ __all__ = [
 MAX_DENSE = 64
 #: Whitened values of processes up to which ``automatic`` is dense in them.
 MAX_VALUES = 1000
-#: Largest width, in prior scales, that a dense preconditioner assigns to a direction.
-MAX_WIDTH = 1e8
-#: Smallest ratio of an eigenvalue of a Hessian to the largest one that float32 resolves.
-MIN_EIGENVALUE = 1e-6
 
 
 class Learned(NamedTuple):
@@ -78,8 +73,8 @@ class Preconditioner:
     """How a NumPyro kernel makes its S: ``build(prior_scale, learned)`` gives one of the maps of this module.
 
     Attributes:
-        adapts: whether S depends on the mean squared gradient or, where it is dense, on the mean Hessian, which warm-up
-            then estimates.
+        adapts: whether S depends on the mean squared gradient or, where it is dense, on Hessians, which warm-up then
+            estimates.
         is_dense: whether S is a matrix [P, P].
         ranges: the ranges ``(start, stop)`` of the parameters in a dense block, if only a part of S is dense.
     """
@@ -190,7 +185,7 @@ class dense(Preconditioner):
         self.sites = sites
 
     def chosen(self, parameters):
-        return _dense_in(parameters, self.sites) if self.sites else self
+        return _partly_dense(parameters, self.sites) if self.sites else self
 
     def build(self, prior_scale, learned):
         return Dense(prior_scale[:, None] * learned.factor)
@@ -203,32 +198,41 @@ class dense(Preconditioner):
 
 
 class _partly_dense(rmsprop):
-    """``rmsprop`` that is dense for the parameters in some ranges."""
+    """``rmsprop`` that is dense for the parameters of some sites.
 
-    def __init__(self, ranges):
-        self.ranges = ranges
+    Args:
+        parameters: those of the model.
+        sites: names of latent sites.
+        max_width: largest width, in prior scales, that a direction in the block gets.
+
+    Raises:
+        ValueError: the model has no such latent site.
+    """
+
+    def __init__(self, parameters: Parameters, sites, max_width: float = MAX_WIDTH):
+        for site in sites:
+            if site not in parameters.sites:
+                known = ", ".join(map(repr, parameters.sites))
+                raise ValueError(f"dense({site!r}): the model has no such latent site; it has {known}.")
+        self.sites, self.max_width = sites, max_width
+        self.ranges = tuple(sorted({parameters.sites[site] for site in sites}))
 
     def build(self, prior_scale, learned):
         factor = take(prior_scale, self.ranges)[:, None] * learned.factor
         return PartlyDense(super().build(prior_scale, learned).s, factor, self.ranges)
 
-
-def _dense_in(parameters: Parameters, sites) -> Preconditioner:
-    """The preconditioner that is dense for some sites, and ``rmsprop()`` for the others."""
-    for site in sites:
-        if site not in parameters.sites:
-            known = ", ".join(map(repr, parameters.sites))
-            raise ValueError(f"dense({site!r}): the model has no such latent site; it has {known}.")
-    return _partly_dense(tuple(sorted({parameters.sites[site] for site in sites})))
+    def __repr__(self):
+        return repr(dense(*self.sites))
 
 
 class automatic(rmsprop):
     """The default if warm-up chooses the step size.
 
     It is ``dense()`` for models of up to 64 parameters without networks, functional priors, minibatches and random
-    numbers of their own. For others it is ``rmsprop()``; where the last layer of a ``gp_network`` "f" is sampled,
-    ``dense("f.values")``, if there are up to 1000 such values. The data determine the values of the process, whatever
-    the hidden weights are, and some combinations of them much better than others.
+    numbers of their own. For others it is ``rmsprop()``, but where the last layer of a ``gp_network`` "f" is sampled it
+    is ``dense("f.values")``, if there are up to 1000 such values. The data determine the values of the process,
+    whatever the hidden weights are, and some combinations of them much better than others. None is taken to be wider
+    than a priori.
     """
 
     def chosen(self, parameters):
@@ -236,7 +240,7 @@ class automatic(rmsprop):
             return dense()
         values = parameters.process_values
         is_few = sum(stop - start for start, stop in map(parameters.sites.__getitem__, values)) <= MAX_VALUES
-        return _dense_in(parameters, values) if values and is_few else rmsprop()
+        return _partly_dense(parameters, values, max_width=1.0) if values and is_few else rmsprop()
 
 
 class diagonal(Preconditioner):
@@ -280,15 +284,3 @@ def low_rank(rank: int = 50) -> Preconditioner:
         f"fs.preconditioners.low_rank({rank}) was removed in 0.2, because the directions of curvature turn while the "
         "chain moves. Use rmsprop(), the default for networks, or dense() for up to some hundred parameters."
     )
-
-
-def whitened(factor, hessian):
-    """A new S [P, P] for which Sᵀ ∇²U S has eigenvalues ±1, given that it is ``hessian`` for ``factor``.
-
-    Returns ``factor`` if the new S would not be finite.
-    """
-    values, vectors = jnp.linalg.eigh(hessian + matmul(factor.T, factor) / MAX_WIDTH**2)
-    values = jnp.abs(values)
-    values = jnp.maximum(values, MIN_EIGENVALUE * jnp.max(values))
-    new = matmul(matmul(factor, vectors * values**-0.5), vectors.T)
-    return jnp.where(jnp.all(jnp.isfinite(new)), new, factor)

@@ -132,7 +132,7 @@ def sampler_doubts(kernel, state, num_samples: int) -> Iterator[str]:
 def _is_rounded(state) -> bool:
     """Whether the sd of some parameter, given all others, is below ten units in its last place.
 
-    The matrix of a dense preconditioner tells; without one the answer is no. (Process values are of the order of 1.)
+    The matrix of a preconditioner that is dense in all parameters tells; without one the answer is no.
     """
     factor = np.asarray(state.warmup.learned.factor, float)
     if factor.shape[-1] != state.scale.shape[-1]:

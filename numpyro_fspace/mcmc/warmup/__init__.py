@@ -14,7 +14,8 @@ Its phases are counted in draws (each of ``num_steps`` gradient steps):
    ``step_size.py``): the largest curvature λ of the potential in the preconditioner's coordinates, by
    power iteration on products of the Hessian with vectors, exact or by differences of gradients
    (``Plan.curvatures``). It gives the sampler's step size. A preconditioner that adapts is renewed from the gradients
-   since the last calibration (a dense one from Hessians), at the second and third. Once it is fixed, a calibration can
+   since the last calibration (a dense one from Hessians), at the second and third; a dense block for some of the
+   parameters from their Hessian at the position, at the first three. Once it is fixed, a calibration can
    only shorten the step. Of a sampler without a Metropolis test, the curvature is measured at six more positions of the
    chain, and the smallest step is kept, but no measurement shortens it by more than half. With a test, and of MCLMC,
    the step is tuned to ``target_accept_prob``, below the limit from the curvature.

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._xla import matmul
-from numpyro_fspace.sgmcmc.linear_maps import Dense, put, take
-from numpyro_fspace.sgmcmc.preconditioners import whitened
+from numpyro_fspace.sgmcmc.linear_maps import Dense, whitened
 
 __all__ = ["approach", "hessian"]
 
@@ -28,29 +27,17 @@ __all__ = ["approach", "hessian"]
 NUM_STEPS = 100
 #: Pairs of draws in the means, and pairs at which the Hessian is computed.
 NUM_PAIRS, NUM_HESSIAN_PAIRS = 8, 1
-#: Products of the Hessian with vectors that are made at once.
-NUM_PRODUCTS = 64
 #: Lengths of a step that are tried, relative to the Newton step.
 LENGTHS = np.concatenate([[4.0, 2.0, 1.0, 0.5], 4.0 ** -np.arange(1.0, 16.0)])
 
 
-def hessian(potential, position, metric, ranges=()):
-    """Sᵀ ∇²U S [P, P] at ``position`` [P], one product of the Hessian with each column of S.
-
-    Args:
-        potential: U as a function of the position.
-        position, metric: the position and S.
-        ranges: ``(start, stop)`` of ranges of parameters; if any, the result is the block [B, B] of these alone.
-    """
-    _, times = jax.linearize(jax.grad(potential), position)
+def hessian(potential, position, metric):
+    """Sᵀ ∇²U S [P, P] at ``position`` [P], one product of the Hessian with each column of S."""
 
     def product(direction):
-        whole = put(jnp.zeros_like(position), ranges, direction) if ranges else direction
-        found = metric.scale_gradient(times(metric.scale(whole)))
-        return take(found, ranges) if ranges else found
+        return metric.scale_gradient(jax.jvp(jax.grad(potential), (position,), (metric.scale(direction),))[1])
 
-    size = sum(stop - start for start, stop in ranges) or position.size
-    products = jax.lax.map(product, jnp.eye(size, dtype=position.dtype), batch_size=NUM_PRODUCTS)
+    products = jax.vmap(product)(jnp.eye(position.size, dtype=position.dtype))
     return 0.5 * (products + products.T)
 
 

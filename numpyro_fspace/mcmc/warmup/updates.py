@@ -18,7 +18,7 @@ from numpyro_fspace.mcmc.warmup import friction, step_size
 from numpyro_fspace.mcmc.warmup.newton import NUM_STEPS, approach, hessian
 from numpyro_fspace.mcmc.warmup.optimizer import adam, descend, drawn_to
 from numpyro_fspace.mcmc.warmup.state import Squares
-from numpyro_fspace.sgmcmc.preconditioners import whitened
+from numpyro_fspace.sgmcmc.linear_maps import Dense, narrowed, put, take, whitened
 from numpyro_fspace.sgmcmc.shared import select, squared_norm
 
 __all__ = ["after_draw", "calibrate", "judged", "warm_start"]
@@ -187,19 +187,21 @@ def _learn_squares(plan, state):
 def _learn_block(target, state):
     """``state`` with the dense block of its preconditioner renewed, from the Hessian of its parameters here.
 
-    With minibatches this is the mean over a few of them.
+    With minibatches this is the mean over a few of them. All other parameters are constants, so that the Hessian of a
+    last layer's values costs no pass through the hidden layers for each of them.
     """
     plan, dynamics, learned = target.plan, target.dynamics(state), state.warmup.learned
+    position, ranges, metric = dynamics.position, plan.preconditioner.ranges, Dense(dynamics.metric.factor)
     key, *keys = jax.random.split(state.rng_key, 1 + min(math.ceil(plan.batches), MAX_BATCHES))
 
     def block(key):
-        def energy(w):
-            return dynamics.potential(w, key)[0]
+        def energy(values):
+            return dynamics.potential(put(position, ranges, values), key)[0]
 
-        return hessian(energy, dynamics.position, dynamics.metric, plan.preconditioner.ranges)
+        return hessian(energy, take(position, ranges), metric)
 
-    mean = jnp.mean(jax.lax.map(block, jnp.stack(keys)), 0)
-    learned = learned._replace(factor=whitened(learned.factor, mean))
+    factor = whitened(learned.factor, jnp.mean(jax.lax.map(block, jnp.stack(keys)), 0))
+    learned = learned._replace(factor=narrowed(factor, plan.preconditioner.max_width))
     return state._replace(warmup=state.warmup._replace(learned=learned), rng_key=key)
 
 
