@@ -18,7 +18,7 @@ from numpyro_fspace.mcmc.warmup import friction, step_size
 from numpyro_fspace.mcmc.warmup.newton import NUM_STEPS, approach, hessian
 from numpyro_fspace.mcmc.warmup.optimizer import adam, descend, drawn_to
 from numpyro_fspace.mcmc.warmup.state import Squares
-from numpyro_fspace.sgmcmc.linear_maps import Dense, narrowed, put, take, whitened
+from numpyro_fspace.sgmcmc.linear_maps import Dense, narrowed, whitened
 from numpyro_fspace.sgmcmc.shared import select, squared_norm
 
 __all__ = ["after_draw", "calibrate", "judged", "warm_start"]
@@ -185,20 +185,18 @@ def _learn_squares(plan, state):
 
 
 def _learn_block(target, state):
-    """``state`` with the dense block of its preconditioner renewed, from the Hessian of its parameters here.
+    """``state`` with the dense block of its preconditioner renewed, from the Hessian of its sites here.
 
-    With minibatches this is the mean over a few of them. All other parameters are constants, so that the Hessian of a
-    last layer's values costs no pass through the hidden layers for each of them.
+    With minibatches this is the mean over a few of them. The other sites are constants, so that the Hessian of a last
+    layer's values costs no pass through the hidden layers for each of them.
     """
-    plan, dynamics, learned = target.plan, target.dynamics(state), state.warmup.learned
-    position, ranges, metric = dynamics.position, plan.preconditioner.ranges, Dense(dynamics.metric.factor)
+    plan, learned = target.plan, state.warmup.learned
+    position, unravel = flatten({site: state.z[site] for site in plan.preconditioner.sites})
+    metric = Dense(target.dynamics(state).metric.factor)
     key, *keys = jax.random.split(state.rng_key, 1 + min(math.ceil(plan.batches), MAX_BATCHES))
 
     def block(key):
-        def energy(values):
-            return dynamics.potential(put(position, ranges, values), key)[0]
-
-        return hessian(energy, take(position, ranges), metric)
+        return hessian(lambda w: target.potential(state.z | unravel(w), key)[0], position, metric)
 
     factor = whitened(learned.factor, jnp.mean(jax.lax.map(block, jnp.stack(keys)), 0))
     learned = learned._replace(factor=narrowed(factor, plan.preconditioner.max_width))
