@@ -167,7 +167,7 @@ def continued(kernel, state, args, kwargs, *, num_warmup: int, is_own: bool):
     is_given = kernel._preconditioner is not None and old.preconditioner is not None
     is_other |= is_given and repr(old.preconditioner) != repr(plan.preconditioner)
     size = sum(math.prod(jnp.shape(v)) for v in plan.params.values())
-    needed = jax.eval_shape(plan.preconditioner.start, jax.ShapeDtypeStruct((size,), float))
+    needed = jax.eval_shape(plan.preconditioner.start, jax.ShapeDtypeStruct((size,), jnp.result_type(float)))
     learned = zip(needed, state.warmup.learned, strict=True)
     is_unknown = any(one.size and one.shape != found.shape[state.i.ndim :] for one, found in learned)
     if is_other or (is_unknown and set(plan.params) == set(state.z)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._xla import taken
@@ -175,7 +176,7 @@ def _latents_of_fit(posterior) -> set | None:
 def _needed(model, draw, args, kwargs, inputs, *, trace, hidden) -> set:
     """The latent sites without draws, ``hidden`` ones too, that others depend on; none depends on an observation."""
     values = {k: s["value"] for k, s in latent_sites(trace).items()}
-    sites = {k: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for k, v in values.items()}
+    sites = {k: jax.ShapeDtypeStruct(np.shape(v), jnp.result_type(v)) for k, v in values.items()}
     arrays, _, join = split_arrays((args, kwargs))
 
     def parts(values):
