@@ -12,7 +12,7 @@ from numpyro.distributions import transforms
 from numpyro.distributions.util import scale_and_mask
 
 from numpyro_fspace.model.linearized import function_of
-from numpyro_fspace.model.programs.analysis import depends_on, sources
+from numpyro_fspace.model.programs.jaxpr_analysis import depends_on, sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import base_transform
 from numpyro_fspace.model.sites import active_functional_priors, observed_sites

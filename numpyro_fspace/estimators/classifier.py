@@ -14,7 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from numpyro_fspace.estimators.base import MAX_TRAINING, NetworkEstimator, validated
 from numpyro_fspace.estimators.gp_kernels import ard_kernel
 from numpyro_fspace.estimators.network_model import ClassificationModel
-from numpyro_fspace.posterior.decomposition import Decomposition, of_classes
+from numpyro_fspace.posterior.uncertainty_decomposition import Decomposition, of_classes
 from numpyro_fspace.priors import GPFit, GPPrior, dirichlet_targets
 
 __all__ = ["Classifier"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from numpyro_fspace.estimators.cells import MOSTLY, WITH_COMMA
+from numpyro_fspace.estimators.parse_columns import MOSTLY, WITH_COMMA
 
 __all__ = ["read_csv"]
 

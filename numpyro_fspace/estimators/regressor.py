@@ -13,7 +13,7 @@ from sklearn.base import RegressorMixin
 from numpyro_fspace.estimators.base import MAX_TRAINING, NetworkEstimator, mean_and_spread, validated
 from numpyro_fspace.estimators.network_model import RegressionModel
 from numpyro_fspace.estimators.varying_noise import fit_noise
-from numpyro_fspace.posterior.decomposition import Decomposition
+from numpyro_fspace.posterior.uncertainty_decomposition import Decomposition
 
 __all__ = ["Regressor"]
 

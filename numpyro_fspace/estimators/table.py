@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from numpyro_fspace.estimators.cells import (
+from numpyro_fspace.estimators.parse_columns import (
     MOSTLY,
     as_dates,
     as_finite,

@@ -13,7 +13,7 @@ from numpyro.util import is_prng_key
 from numpyro_fspace._checks import check_count, check_is_model, check_positive, check_step_size, one_line
 from numpyro_fspace._xla import chains_together, compiler_options
 from numpyro_fspace.mcmc import chain_updates
-from numpyro_fspace.mcmc.plan import Plan, make_plan, one_at_a_time, structure_of
+from numpyro_fspace.mcmc.plan import Plan, make_plan
 from numpyro_fspace.mcmc.reporting.end_of_run import judge_numpyro_runs
 from numpyro_fspace.mcmc.sampler_adapters import Sampler
 from numpyro_fspace.mcmc.start_checks import checked_init_params
@@ -22,7 +22,8 @@ from numpyro_fspace.mcmc.warmup import Warmup
 from numpyro_fspace.model._numpyro import active_handlers, is_nested
 from numpyro_fspace.model.checks.arguments import checked_arguments, known_values
 from numpyro_fspace.model.checks.model import check_gradient
-from numpyro_fspace.model.data.arguments import split_arrays
+from numpyro_fspace.model.data.arguments import split_arrays, structure_of
+from numpyro_fspace.model.handlers import one_at_a_time
 from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.last_layer.integrable import find_block
 from numpyro_fspace.model.last_layer.marginal_potential import MarginalPotential

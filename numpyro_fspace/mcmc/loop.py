@@ -13,14 +13,14 @@ from numpyro.util import nested_attrgetter
 
 from numpyro_fspace._xla import compiler_options, one_program
 from numpyro_fspace.mcmc.chain_updates import phases
-from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.state import KernelState, with_axis
 from numpyro_fspace.mcmc.warmup.updates import warm_start
 from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.data.on_demand import OnDemand
 from numpyro_fspace.model.functions import function_inputs, function_values, some_rows
+from numpyro_fspace.model.handlers import one_at_a_time
 from numpyro_fspace.model.joint_evaluation import assume_rows_of_points
-from numpyro_fspace.model.programs.analysis import depends_on
+from numpyro_fspace.model.programs.jaxpr_analysis import depends_on
 from numpyro_fspace.model.sharding import CHAINS
 
 __all__ = ["Loop", "started"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import threading
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
@@ -18,15 +16,14 @@ from jax.flatten_util import ravel_pytree
 from numpyro_fspace._xla import largest_array
 from numpyro_fspace.model._numpyro import active_handlers
 from numpyro_fspace.model.checks.model import check_plates, checked_model
-from numpyro_fspace.model.data.arguments import split_arrays
+from numpyro_fspace.model.data.arguments import split_arrays, structure_of
 from numpyro_fspace.model.data.minibatches import ModelOfRows
 from numpyro_fspace.model.joint_evaluation import rows_found
 from numpyro_fspace.model.programs.cache import cached_program, content_key
 from numpyro_fspace.model.scale_sites import scale_sites
 
-__all__ = ["Plan", "make_plan", "one_at_a_time", "structure_of"]
+__all__ = ["Plan", "make_plan"]
 
-_LOCK = threading.RLock()
 #: Friction by default for gradients without noise, which no friction has to balance.
 EXACT_FRICTION = 0.3
 
@@ -174,12 +171,6 @@ def make_plan(kernel, args: tuple, kwargs: dict, num_warmup: int) -> Plan:
     )
 
 
-def structure_of(args, kwargs):
-    """A key of the structure, shapes and types of the model's arguments."""
-    arrays, (structure, others), _ = split_arrays((args, kwargs))
-    return structure, content_key(others), tuple((np.shape(a), jnp.result_type(a)) for a in arrays)
-
-
 def _first_evaluation(kernel, args, kwargs, num_warmup, key):
     """The initial parameters of a model, and a ``Plan`` of what else is known then; an error if it cannot be sampled.
 
@@ -245,17 +236,3 @@ def _passed(kernel, args, kwargs) -> dict:
     arrays, static, _ = split_arrays((args, kwargs))
     integers = content_key([a for a in arrays if jnp.issubdtype(jnp.result_type(a), jnp.integer)])
     return cached_program(kernel._programs, static, ("passed", structure_of(args, kwargs), integers), {})
-
-
-def one_at_a_time(fn):
-    """``fn``, which runs a model, in one thread at a time: NumPyro has one stack of effect handlers for all threads.
-
-    Of a compiled function this is its first call, by which it is traced.
-    """
-
-    @functools.wraps(fn)
-    def alone(*args, **kwargs):
-        with _LOCK:
-            return fn(*args, **kwargs)
-
-    return alone

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_fspace._checks import as_numbers
 from numpyro_fspace._xla import one_program
 from numpyro_fspace.model.data.arguments import split_arrays
-from numpyro_fspace.model.programs.analysis import sources
+from numpyro_fspace.model.programs.jaxpr_analysis import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior
 from numpyro_fspace.priors._tracing import is_traced

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +22,29 @@ __all__ = [
     "function_hook",
     "given_last_layers",
     "given_rows",
+    "one_at_a_time",
     "own_keys",
     "parts_of_plates",
     "convert_observation",
     "without_data",
 ]
+
+
+_LOCK = threading.RLock()
+
+
+def one_at_a_time(fn):
+    """``fn``, which runs a model, in one thread at a time: NumPyro has one stack of effect handlers for all threads.
+
+    Of a compiled function this is its first call, by which it is traced.
+    """
+
+    @functools.wraps(fn)
+    def alone(*args, **kwargs):
+        with _LOCK:
+            return fn(*args, **kwargs)
+
+    return alone
 
 
 class fresh_draws(Messenger):

@@ -10,7 +10,7 @@ from numpyro import handlers
 
 from numpyro_fspace._checks import renamed_argument
 from numpyro_fspace.model.handlers import function_hook
-from numpyro_fspace.model.programs.analysis import depends_on
+from numpyro_fspace.model.programs.jaxpr_analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior
 

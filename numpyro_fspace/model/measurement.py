@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import check_count
+from numpyro_fspace.model.float32_rounding import lost_to_rounding
 from numpyro_fspace.model.point_samplers import (
     BasePointSampler,
     Fixed,
@@ -35,7 +36,6 @@ from numpyro_fspace.model.point_samplers import (
     check_num_inputs,
     concatenated,
 )
-from numpyro_fspace.model.rounding import lost_to_rounding
 from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from numpyro_fspace.model.programs.analysis import sources
+from numpyro_fspace.model.programs.jaxpr_analysis import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import is_positive
 from numpyro_fspace.model.sites import (

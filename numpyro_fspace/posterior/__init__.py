@@ -2,11 +2,11 @@
 
 from numpyro_fspace.posterior import diagnostics
 from numpyro_fspace.posterior.arviz_export import to_arviz
-from numpyro_fspace.posterior.decomposition import Decomposition, decompose
 from numpyro_fspace.posterior.plot_functions import plot_functions
 from numpyro_fspace.posterior.posterior import Posterior
 from numpyro_fspace.posterior.predictive import Predictive, predict
 from numpyro_fspace.posterior.storage.save import save
+from numpyro_fspace.posterior.uncertainty_decomposition import Decomposition, decompose
 
 __all__ = [
     "Decomposition",

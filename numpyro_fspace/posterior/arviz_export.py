@@ -17,7 +17,7 @@ from numpyro_fspace.model.checks.sites import check_observations
 from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.model.functions import function_inputs, some_rows
-from numpyro_fspace.model.programs.analysis import depends_on
+from numpyro_fspace.model.programs.jaxpr_analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import counted, is_functional_prior, observed_sites, weights_of
 from numpyro_fspace.posterior.arrays import named_arrays

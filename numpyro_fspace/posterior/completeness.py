@@ -12,7 +12,7 @@ from numpyro_fspace._xla import taken
 from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.functions import evaluate, functions_of
 from numpyro_fspace.model.handlers import own_keys
-from numpyro_fspace.model.programs.analysis import sources
+from numpyro_fspace.model.programs.jaxpr_analysis import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import (
     is_functional_prior,

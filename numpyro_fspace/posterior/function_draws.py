@@ -28,8 +28,8 @@ from numpyro_fspace.model.functions import (
     widened,
 )
 from numpyro_fspace.model.handlers import full_plates, own_keys
-from numpyro_fspace.model.programs.analysis import sources
 from numpyro_fspace.model.programs.cache import cached_program, content_key
+from numpyro_fspace.model.programs.jaxpr_analysis import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sharding import with_devices_of
 from numpyro_fspace.model.sites import base_distribution, is_drawable, observed_sites, weights_of

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.model.programs.analysis import depends_on, sources
+from numpyro_fspace.model.programs.jaxpr_analysis import depends_on, sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import base_distribution, is_functional_prior, module_weights, parameters_of
 

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from numpyro_fspace.model.data.arguments import split_arrays
-from numpyro_fspace.model.programs.analysis import sources
+from numpyro_fspace.model.programs.jaxpr_analysis import sources
 from numpyro_fspace.model.sites import base_distribution
 
 if TYPE_CHECKING:

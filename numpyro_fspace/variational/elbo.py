@@ -19,7 +19,7 @@ from numpyro_fspace.model.checks.sites import check_likelihood, check_observatio
 from numpyro_fspace.model.data.arguments import with_rows
 from numpyro_fspace.model.handlers import fresh_draws
 from numpyro_fspace.model.linearized import function_of, linearize
-from numpyro_fspace.model.programs.analysis import depends_on
+from numpyro_fspace.model.programs.jaxpr_analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import base_transform, has_dynamic_support
 from numpyro_fspace.model.sites import active_functional_priors, weights_of

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 from jax.extend.core import get_opaque_trace_state
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
-from numpyro_fspace.model.programs.analysis import depends_on
+from numpyro_fspace.model.programs.jaxpr_analysis import depends_on
 from numpyro_fspace.model.sites import base_distribution, counted, observed_sites
 from numpyro_fspace.variational.pushforward import as_normal
 

@@ -9,12 +9,12 @@ import numpy as np
 from numpyro.infer import MCMC as NumPyroMCMC
 
 from numpyro_fspace._checks import warn
-from numpyro_fspace.mcmc.plan import one_at_a_time
 from numpyro_fspace.mcmc.reporting.doubts import sampler_doubts, temperature_doubts
 from numpyro_fspace.mcmc.reporting.report_of_draws import diagnosed
 from numpyro_fspace.mcmc.start_checks import continued
 from numpyro_fspace.mcmc.state import KernelState, with_chains
 from numpyro_fspace.model._numpyro import is_nested
+from numpyro_fspace.model.handlers import one_at_a_time
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
 from numpyro_fspace.posterior.judged_quantities import judged_draws, quantities_of
 from numpyro_fspace.posterior.prediction_warnings import without_harm

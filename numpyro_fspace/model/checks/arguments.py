@@ -17,8 +17,8 @@ from numpyro.primitives import plate
 from numpyro_fspace._checks import is_sparse, is_table, native, not_numbers
 from numpyro_fspace.model.checks.sites import all_rows
 from numpyro_fspace.model.data.arguments import with_rows
+from numpyro_fspace.model.float32_rounding import lost_to_rounding
 from numpyro_fspace.model.handlers import full_plates
-from numpyro_fspace.model.rounding import lost_to_rounding
 
 __all__ = ["arguments_of", "check_masks", "checked_arguments", "known_values", "named_leaves", "not_finite"]
 

@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.lax import GatherScatterMode
 
 from numpyro_fspace._checks import native, warn
-from numpyro_fspace.model.programs.analysis import inlined
+from numpyro_fspace.model.programs.jaxpr_analysis import inlined
 
 __all__ = ["NUM_PARTS", "PlateRows", "check_indices", "has_negatives", "plates_of"]
 

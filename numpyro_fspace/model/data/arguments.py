@@ -11,9 +11,9 @@ import numpy as np
 from numpyro.primitives import Messenger
 
 from numpyro_fspace._checks import native, shown
-from numpyro_fspace.model.programs.cache import hashable
+from numpyro_fspace.model.programs.cache import content_key, hashable
 
-__all__ = ["check_model", "describe", "split_arrays", "with_rows"]
+__all__ = ["check_model", "describe", "split_arrays", "structure_of", "with_rows"]
 
 
 def split_arrays(tree):
@@ -34,6 +34,12 @@ def split_arrays(tree):
         return jax.tree.unflatten(structure, filled)
 
     return arrays, (structure, tuple(map(hashable, others))), join
+
+
+def structure_of(args, kwargs):
+    """A key of the structure, shapes and types of the model's arguments."""
+    arrays, (structure, others), _ = split_arrays((args, kwargs))
+    return structure, content_key(others), tuple((np.shape(a), jnp.result_type(a)) for a in arrays)
 
 
 def _is_array(leaf) -> bool:

@@ -14,7 +14,7 @@ from numpyro.primitives import plate
 
 from numpyro_fspace.model._numpyro import active_handlers, plate_rows
 from numpyro_fspace.model.entry_point import loading_errors
-from numpyro_fspace.model.rounding import lost_to_rounding
+from numpyro_fspace.model.float32_rounding import lost_to_rounding
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int

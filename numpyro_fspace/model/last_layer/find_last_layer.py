@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._xla import matmul
-from numpyro_fspace.model.programs.analysis import constants, depends_on, makes_features, vanishes_with
 from numpyro_fspace.model.programs.cache import content_key, keep
+from numpyro_fspace.model.programs.jaxpr_analysis import constants, depends_on, makes_features, vanishes_with
 from numpyro_fspace.priors._tracing import evaluated, is_traced
 from numpyro_fspace.priors.gp_prior import full_precision
 

@@ -13,7 +13,7 @@ from numpyro.distributions.util import is_identically_one
 from numpyro_fspace.model.checks.sites import check_observations
 from numpyro_fspace.model.last_layer.given_features import LastLayerPrior
 from numpyro_fspace.model.potential import ModelPotential
-from numpyro_fspace.model.programs.analysis import depends_on
+from numpyro_fspace.model.programs.jaxpr_analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import has_dynamic_support
 from numpyro_fspace.model.sites import base_distribution, is_functional_prior, is_masked, latent_sites, observed_sites

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import warn
-from numpyro_fspace.model.programs.analysis import depends_on
+from numpyro_fspace.model.programs.jaxpr_analysis import depends_on
 
 __all__ = ["Network", "by_path", "read_network"]
 

@@ -16,7 +16,7 @@ from numpyro_fspace._checks import check_count, one_line
 from numpyro_fspace.model.checks.arguments import checked_arguments
 from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.entry_point import entry_point
-from numpyro_fspace.model.programs.analysis import sources
+from numpyro_fspace.model.programs.jaxpr_analysis import sources
 from numpyro_fspace.model.sites import base_distribution
 from numpyro_fspace.posterior.arrays import is_key
 from numpyro_fspace.posterior.completeness import check_complete
