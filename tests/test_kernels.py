@@ -297,7 +297,7 @@ SLOWEST |= {(1, False): 0.03, (2, False): 0.03, (3, False): 0.1, (6, False): 0.3
 def test_every_mode_is_damped(every, metropolis):
     """At the friction of exact or noisy gradients and steps that warm-up may choose; not where a mode resonates."""
     kernel, friction = fs.SGHMC(linear(), num_steps=24, refresh_every=every), 0.3 if metropolis else 1.0
-    longest = kernel._sampler(metropolis).stable_step_size(1.0)
+    longest = kernel.sampler_type.of(kernel, metropolis=metropolis).stable_step_size(1.0)
     assert slowest_mode(every, longest, friction=friction) < SLOWEST[every, metropolis]
     if every > 1:
         resonance = 2.0 * np.sin(np.pi / (2 * every))
@@ -307,7 +307,7 @@ def test_every_mode_is_damped(every, metropolis):
 
 def test_other_integrators_have_no_thermostat_to_meet():
     kernel = fs.SGHMC(linear(), num_steps=24, refresh_every=6, integrator="euler")
-    assert kernel._sampler(False).stable_step_size(1.0) == 1.0
+    assert kernel.sampler_type.of(kernel, metropolis=False).stable_step_size(1.0) == 1.0
 
 
 @pytest.mark.slow

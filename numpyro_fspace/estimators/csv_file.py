@@ -8,12 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from numpyro_fspace.estimators.parse_columns import MOSTLY, WITH_COMMA
+from numpyro_fspace.estimators.parse_columns import with_decimal_points
 
 __all__ = ["read_csv"]
-
-#: A number with a decimal point.
-WITH_POINT = r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?"
 
 
 def read_csv(
@@ -67,7 +64,7 @@ def read_csv(
     frame = frame.apply(lambda cells: cells.astype("string").str.strip().replace("", pd.NA))
     if decimal == ",":
         for name in frame.columns.difference(text) if numbers is None else frame.columns.intersection(numbers):
-            frame[name] = _with_points(frame[name], is_known=numbers is not None)
+            frame[name] = with_decimal_points(frame[name], is_known=numbers is not None)
     return frame
 
 
@@ -91,18 +88,3 @@ def _checked_rows(path: Path, separator: str, num: int) -> int:
                     f"{separator!r} in it stands in double quotes."
                 )
     return last
-
-
-def _with_points(cells, *, is_known: bool):
-    """Numbers with decimal commas as numbers with points, in a column of numbers; a decimal point there is refused."""
-    is_number = cells.str.fullmatch(WITH_COMMA).fillna(False)
-    wrong = cells[cells.str.fullmatch(WITH_POINT).fillna(False) & ~is_number]
-    if not is_known and is_number.sum() + len(wrong) < MOSTLY * cells.notna().sum():
-        return cells
-    if len(wrong):
-        raise ValueError(
-            f"column {str(cells.name)!r} holds {wrong.iloc[0]!r} in line {int(wrong.index[0]) + 2} ({len(wrong)} such "
-            "rows), with a decimal point: correct it, or say --decimal '.'."
-        )
-    plain = cells.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
-    return cells.where(~is_number, plain)

@@ -12,7 +12,6 @@ from pandas.tseries.api import guess_datetime_format
 
 __all__ = [
     "MOSTLY",
-    "WITH_COMMA",
     "as_dates",
     "as_finite",
     "as_numbers",
@@ -21,12 +20,15 @@ __all__ = [
     "check_numbers",
     "date_format",
     "numerically",
+    "with_decimal_points",
 ]
 
 #: A text column of which this share are numbers (or dates) is one of numbers (or dates) with errors.
 MOSTLY = 0.5
-#: Numbers with a decimal comma or none, perhaps with points between thousands; numbers with commas between thousands.
+#: Numbers with a decimal comma or none, perhaps with points between thousands; with a decimal point; with commas
+#: between thousands.
 WITH_COMMA = r"[+-]?(?:[1-9]\d{0,2}(?:\.\d{3})+(?:,\d*)?|(?:\d+|(?=,\d))(?:,\d*)?(?:[eE][+-]?\d+)?)"
+WITH_POINT = r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?"
 THOUSANDS = r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?"
 #: Formats of dates and of times after them. Month before day comes first.
 DATES = (
@@ -81,6 +83,21 @@ def check_decimal_commas(values) -> None:
             f"column {name!r} looks like numbers with decimal commas ({known[decimal].iloc[0]!r}): say --decimal ','. "
             f"{levels} {name!r}, or for a target --classes."
         )
+
+
+def with_decimal_points(cells, *, is_known: bool):
+    """Numbers with decimal commas as numbers with points, in a column of numbers; a decimal point there is refused."""
+    is_number = cells.str.fullmatch(WITH_COMMA).fillna(False)
+    wrong = cells[cells.str.fullmatch(WITH_POINT).fillna(False) & ~is_number]
+    if not is_known and is_number.sum() + len(wrong) < MOSTLY * cells.notna().sum():
+        return cells
+    if len(wrong):
+        raise ValueError(
+            f"column {str(cells.name)!r} holds {wrong.iloc[0]!r} in line {int(wrong.index[0]) + 2} ({len(wrong)} such "
+            "rows), with a decimal point: correct it, or say --decimal '.'."
+        )
+    plain = cells.str.replace(".", "", regex=False).str.replace(",", ".", regex=False)
+    return cells.where(~is_number, plain)
 
 
 def as_numbers(values):

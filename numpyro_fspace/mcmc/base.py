@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -11,7 +10,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_fspace._checks import check_count, check_is_model, check_positive, check_step_size, one_line
-from numpyro_fspace._xla import chains_together, compiler_options
+from numpyro_fspace._xla import chains_together
 from numpyro_fspace.mcmc import chain_updates
 from numpyro_fspace.mcmc.plan import Plan, make_plan
 from numpyro_fspace.mcmc.reporting.end_of_run import judge_numpyro_runs
@@ -28,8 +27,8 @@ from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.last_layer.integrable import find_block
 from numpyro_fspace.model.last_layer.marginal_potential import MarginalPotential
 from numpyro_fspace.model.potential import ModelPotential
-from numpyro_fspace.model.programs.cache import cached_program, content_key
-from numpyro_fspace.priors._tracing import is_traced
+from numpyro_fspace.model.programs.cache import cached_program, content_key, options_of_outermost
+from numpyro_fspace.priors.tracing import is_traced
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 
 __all__ = ["SGMCMCKernel"]
@@ -111,11 +110,6 @@ class SGMCMCKernel(MCMCKernel):
     @preconditioner.setter
     def preconditioner(self, preconditioner):
         self._preconditioner = preconditioner
-
-    def _sampler(self, metropolis: bool) -> Sampler:
-        """The algorithm with the kernel's settings, with a Metropolis test or without one."""
-        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self.sampler_type)}
-        return self.sampler_type(**settings | {"metropolis": metropolis})
 
     # ---- NumPyro's protocol --------------------------------------------------------------------
 
@@ -274,5 +268,5 @@ class SGMCMCKernel(MCMCKernel):
 
     def _compiled(self, fn, static, *key):
         """``jax.jit(fn)`` of a program that runs once or a few times, made once for each key and type of arguments."""
-        options = None if is_nested() else compiler_options(is_quick=True)  # a part of another program has its options
-        return cached_program(self._programs, static, (*key, is_nested()), jax.jit(fn, compiler_options=options))
+        program = jax.jit(fn, compiler_options=options_of_outermost(is_quick=True))
+        return cached_program(self._programs, static, (*key, is_nested()), program)

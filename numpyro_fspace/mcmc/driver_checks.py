@@ -17,8 +17,8 @@ from numpyro_fspace.model.checks.arguments import checked_arguments
 from numpyro_fspace.model.checks.sites import check_modules, check_observations
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.posterior.storage.checkpoint_files import folder_of
-from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.priors.base import as_real
+from numpyro_fspace.priors.tracing import is_traced
 
 __all__ = [
     "check_left_out",

@@ -199,7 +199,7 @@ def _first_evaluation(kernel, args, kwargs, num_warmup, key):
         num_warmup=num_warmup,
         warmup=kernel.warmup,
         schedule=kernel.warmup.schedule(num_warmup),
-        sampler=kernel._sampler(not why if kernel.metropolis is None else kernel.metropolis),
+        sampler=kernel.sampler_type.of(kernel, metropolis=not why if kernel.metropolis is None else kernel.metropolis),
         step_size=kernel.step_size,
         friction=kernel.friction if kernel.friction is not None or potential.is_random else EXACT_FRICTION,
         preconditioner=preconditioner,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -34,6 +34,12 @@ class Sampler(ABC):
     metropolis: bool
 
     has_momentum: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, kernel, *, metropolis: bool) -> Sampler:
+        """The algorithm with the settings of a kernel, with a Metropolis test or without one."""
+        settings = {field.name: getattr(kernel, field.name) for field in fields(cls)}
+        return cls(**settings | {"metropolis": metropolis})
 
     @property
     def absorbs_noise(self) -> bool:

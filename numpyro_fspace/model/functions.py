@@ -14,7 +14,7 @@ from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.programs.jaxpr_analysis import sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior
-from numpyro_fspace.priors._tracing import is_traced
+from numpyro_fspace.priors.tracing import is_traced
 
 __all__ = [
     "check_has_functions",

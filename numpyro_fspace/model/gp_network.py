@@ -34,11 +34,11 @@ from numpyro_fspace.model.networks.frozen_weights import freeze
 from numpyro_fspace.model.networks.random_module import check_input_shape, check_inputs, check_name, of_points
 from numpyro_fspace.model.networks.weight_priors import FanIn, sample_array, sample_weights
 from numpyro_fspace.model.sites import last_layer, note
-from numpyro_fspace.priors._cholesky import as_columns, as_rows
-from numpyro_fspace.priors._tracing import is_traced
+from numpyro_fspace.priors.cholesky import as_columns, as_rows
 from numpyro_fspace.priors.gaussian_base import GaussianProcess
 from numpyro_fspace.priors.tolerance import amplitude as amplitude_of
 from numpyro_fspace.priors.tolerance import tolerant_factor
+from numpyro_fspace.priors.tracing import is_traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,7 +17,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_fspace.model.networks.random_module import InputsError, numbers, points_of
 from numpyro_fspace.model.sites import is_functional_prior
-from numpyro_fspace.priors._tracing import is_traced
+from numpyro_fspace.priors.tracing import is_traced
 
 __all__ = ["Found", "OnePass", "matching_rows", "assume_rows_of_points", "rows_found"]
 

@@ -36,8 +36,8 @@ from numpyro_fspace.model.point_samplers import (
     check_num_inputs,
     concatenated,
 )
-from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real
+from numpyro_fspace.priors.tracing import is_traced
 
 if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float

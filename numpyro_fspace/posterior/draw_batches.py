@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import check_count, native
-from numpyro_fspace._xla import compiler_options, largest_array
-from numpyro_fspace.model._numpyro import is_nested
+from numpyro_fspace._xla import largest_array
 from numpyro_fspace.model.data.arguments import split_arrays
+from numpyro_fspace.model.programs.cache import options_of_outermost
 
 __all__ = ["compile_chunk", "map_compiled", "map_draws", "most_at_once", "share_equal"]
 
@@ -25,12 +25,11 @@ def compile_chunk(fn, given, *, is_quick: bool = False):
     An array that stands at several places is one argument, so that what is computed from it is computed once.
     ``is_quick`` is for a program that takes longer to compile than to run.
     """
-    options = None if is_nested() else compiler_options(is_quick=is_quick)  # a part of another program has its options
     arrays, _, join = split_arrays(given)
     places = [id(a) for a in arrays]
     first = [places.index(place) for place in places]
 
-    @partial(jax.jit, compiler_options=options)
+    @partial(jax.jit, compiler_options=options_of_outermost(is_quick=is_quick))
     def chunk(draws, keys, arrays):
         filled = join([arrays[i] for i in first])
         return jax.vmap(lambda draw, key: fn(draw, key, *filled))(draws, keys)

@@ -14,8 +14,8 @@ from numpyro_fspace.model.functions import functions_of, some_rows
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.posterior.thresholds import LEAST_PRODUCT_SHARE
-from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.priors.gaussian_base import GaussianProcess
+from numpyro_fspace.priors.tracing import is_traced
 
 __all__ = ["product_doubts", "product_shares"]
 

@@ -13,7 +13,7 @@ from numpyro_fspace.priors.base import as_values
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from numpyro_fspace.priors._cholesky import AnyArray
+    from numpyro_fspace.priors.cholesky import AnyArray
 
 __all__ = ["as_diagonal", "default_nugget"]
 

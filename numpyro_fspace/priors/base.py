@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import as_numbers
-from numpyro_fspace.priors._tracing import is_traced
+from numpyro_fspace.priors.tracing import is_traced
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Key
 
-    from numpyro_fspace.priors._cholesky import AnyArray
+    from numpyro_fspace.priors.cholesky import AnyArray
 
 __all__ = ["FunctionalPrior", "as_inputs", "as_positive", "as_real", "as_values", "check_prior", "deprecated_law"]
 

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import check_sampling, one_line
-from numpyro_fspace.priors._cholesky import Memory, as_columns, as_moments, as_rows, product
 from numpyro_fspace.priors.base import as_inputs, as_values, deprecated_law
+from numpyro_fspace.priors.cholesky import Memory, as_columns, as_moments, as_rows, product
 from numpyro_fspace.priors.gaussian_base import GaussianProcess
 
 if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float, Key
 
-    from numpyro_fspace.priors._cholesky import AnyArray
+    from numpyro_fspace.priors.cholesky import AnyArray
 
 __all__ = ["CalibratedPrior"]
 

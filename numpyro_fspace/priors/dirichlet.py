@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import as_numbers, check_count
-from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.priors.base import as_positive
+from numpyro_fspace.priors.tracing import is_traced
 
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float, Int

@@ -14,11 +14,11 @@ import numpy as np
 
 from numpyro_fspace._checks import check_count, check_key, check_positive, one_line
 from numpyro_fspace._xla import matmul
-from numpyro_fspace.priors._cholesky import KERNEL_CURE, as_columns, warn_of_indefinite
-from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
+from numpyro_fspace.priors.cholesky import KERNEL_CURE, as_columns, warn_of_indefinite
 from numpyro_fspace.priors.gp_prior import GPPrior
 from numpyro_fspace.priors.kernel_params import kernel_and_params
+from numpyro_fspace.priors.tracing import is_traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float, Key
     from tinygp.kernels import Kernel
 
-    from numpyro_fspace.priors._cholesky import AnyArray
+    from numpyro_fspace.priors.cholesky import AnyArray
 
 __all__ = ["GPFit", "fit_gp"]
 

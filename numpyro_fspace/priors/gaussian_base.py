@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import check_sampling, one_line
-from numpyro_fspace.priors._cholesky import (
+from numpyro_fspace.priors._nugget import as_diagonal, default_nugget
+from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values, deprecated_law
+from numpyro_fspace.priors.cholesky import (
     Factor,
     Memory,
     as_columns,
@@ -23,14 +25,12 @@ from numpyro_fspace.priors._cholesky import (
     product,
     warn_of_indefinite,
 )
-from numpyro_fspace.priors._nugget import as_diagonal, default_nugget
-from numpyro_fspace.priors._tracing import at_compile_time, in_default_precision, is_traced
-from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values, deprecated_law
+from numpyro_fspace.priors.tracing import at_compile_time, in_default_precision, is_traced
 
 if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float, Key
 
-    from numpyro_fspace.priors._cholesky import AnyArray
+    from numpyro_fspace.priors.cholesky import AnyArray
 
 __all__ = ["ConditionedGP", "GaussianProcess", "TabulatedGP"]
 

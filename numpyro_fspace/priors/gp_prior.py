@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace.priors._cholesky import checked_variances
-from numpyro_fspace.priors._tracing import at_compile_time, is_traced
 from numpyro_fspace.priors.base import as_real
+from numpyro_fspace.priors.cholesky import checked_variances
 from numpyro_fspace.priors.gaussian_base import GaussianProcess
+from numpyro_fspace.priors.tracing import at_compile_time, is_traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

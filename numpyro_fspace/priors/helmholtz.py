@@ -10,8 +10,8 @@ import numpy as np
 
 from numpyro_fspace._checks import one_line
 from numpyro_fspace._xla import matmul
-from numpyro_fspace.priors._tracing import at_compile_time
 from numpyro_fspace.priors.gp_prior import check_columns
+from numpyro_fspace.priors.tracing import at_compile_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable

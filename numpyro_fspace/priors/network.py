@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, ArrayLike, Float, Key
 
-    from numpyro_fspace.priors._cholesky import AnyArray
+    from numpyro_fspace.priors.cholesky import AnyArray
 
 __all__ = ["NetworkPrior"]
 

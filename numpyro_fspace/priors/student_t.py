@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.scipy.special import betaln, gammaln
 
 from numpyro_fspace._checks import check_sampling
-from numpyro_fspace.priors._tracing import is_traced
 from numpyro_fspace.priors.base import as_inputs, as_positive
 from numpyro_fspace.priors.gp_prior import GPPrior
+from numpyro_fspace.priors.tracing import is_traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float, Key
     from tinygp.kernels import Kernel
 
-    from numpyro_fspace.priors._cholesky import AnyArray
+    from numpyro_fspace.priors.cholesky import AnyArray
     from numpyro_fspace.priors.gaussian_base import GaussianProcess
 
 __all__ = ["StudentTPrior"]

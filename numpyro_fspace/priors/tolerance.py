@@ -12,7 +12,7 @@ from numpyro_fspace.priors.base import as_inputs
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
 
-    from numpyro_fspace.priors._cholesky import AnyArray, Factor
+    from numpyro_fspace.priors.cholesky import AnyArray, Factor
     from numpyro_fspace.priors.gaussian_base import GaussianProcess
 
 __all__ = ["amplitude", "tolerant_factor"]

@@ -19,7 +19,7 @@ from numpyro_fspace.posterior.configurational_temperature import configurational
 from numpyro_fspace.posterior.judged_quantities import judged_draws, quantities_of
 from numpyro_fspace.posterior.prediction_warnings import without_harm
 from numpyro_fspace.posterior.thresholds import MIN_DRAWS, MIN_RUN
-from numpyro_fspace.priors._tracing import is_traced
+from numpyro_fspace.priors.tracing import is_traced
 
 __all__ = ["judge", "judge_numpyro_runs", "warn_of_draws", "warn_of_trouble"]
 

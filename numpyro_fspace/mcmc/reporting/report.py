@@ -31,7 +31,7 @@ from numpyro_fspace.posterior.configurational_temperature import configurational
 from numpyro_fspace.posterior.judged_quantities import quantities_of
 from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.product_priors import product_doubts, product_shares
-from numpyro_fspace.priors._tracing import without_computing
+from numpyro_fspace.priors.tracing import without_computing
 from numpyro_fspace.sgmcmc.integrators import drift, kick
 
 if TYPE_CHECKING:

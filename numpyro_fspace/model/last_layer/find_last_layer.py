@@ -14,8 +14,8 @@ import numpy as np
 from numpyro_fspace._xla import matmul
 from numpyro_fspace.model.programs.cache import content_key, keep
 from numpyro_fspace.model.programs.jaxpr_analysis import constants, depends_on, makes_features, vanishes_with
-from numpyro_fspace.priors._tracing import evaluated, is_traced
 from numpyro_fspace.priors.gp_prior import full_precision
+from numpyro_fspace.priors.tracing import evaluated, is_traced
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float

@@ -21,10 +21,10 @@ from numpyro_fspace.model.last_layer.find_last_layer import LastLayer
 from numpyro_fspace.model.last_layer.prior_mismatch import compare, missing_variance
 from numpyro_fspace.model.networks.weight_priors import FanIn, sample_weights
 from numpyro_fspace.model.programs.cache import keep
-from numpyro_fspace.priors._cholesky import warn_of_indefinite
-from numpyro_fspace.priors._tracing import computed, is_traced
+from numpyro_fspace.priors.cholesky import warn_of_indefinite
 from numpyro_fspace.priors.gp_prior import NO_SHARE
 from numpyro_fspace.priors.tolerance import amplitude
+from numpyro_fspace.priors.tracing import computed, is_traced
 
 __all__ = ["Scales", "find_scales"]
 

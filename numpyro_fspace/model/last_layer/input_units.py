@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.model.functions import some_rows
-from numpyro_fspace.priors._tracing import evaluated
 from numpyro_fspace.priors.gaussian_base import GaussianProcess
+from numpyro_fspace.priors.tracing import evaluated
 
 __all__ = ["lengthscales", "units_of"]
 

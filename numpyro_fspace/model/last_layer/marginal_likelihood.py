@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_fspace._xla import matmul
-from numpyro_fspace.priors._lapack import root_and_inverse
+from numpyro_fspace.priors.lapack import root_and_inverse
 
 __all__ = ["draw_parameters", "log_marginal"]
 

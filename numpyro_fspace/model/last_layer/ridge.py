@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_fspace._xla import matmul
-from numpyro_fspace.priors._lapack import root_and_inverse
+from numpyro_fspace.priors.lapack import root_and_inverse
 
 if TYPE_CHECKING:
     from collections.abc import Callable

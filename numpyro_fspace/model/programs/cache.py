@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace._xla import compiler_options
+from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.data.on_demand import OnDemand
 
-__all__ = ["cached_program", "content_key", "hashable", "keep"]
+__all__ = ["cached_program", "content_key", "hashable", "keep", "options_of_outermost"]
 
 #: Most entries of a cache that ``keep`` fills.
 MAX_KEPT = 200
@@ -67,6 +69,14 @@ def cached_program(programs: dict, static, key, program):
         return programs.setdefault((static, key), program)
     except TypeError:
         return program
+
+
+def options_of_outermost(*, is_quick: bool = False) -> dict | None:
+    """Compiler options of a program; None inside of another program, whose options are those of its parts.
+
+    ``is_quick`` is for a program that takes longer to compile than to run.
+    """
+    return None if is_nested() else compiler_options(is_quick=is_quick)
 
 
 def keep(memory: dict, key, value):

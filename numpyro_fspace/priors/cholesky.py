@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._xla import matmul
-from numpyro_fspace.priors._lapack import cholesky, solve_lower
-from numpyro_fspace.priors._tracing import is_traced
+from numpyro_fspace.priors.lapack import cholesky, solve_lower
+from numpyro_fspace.priors.tracing import is_traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable

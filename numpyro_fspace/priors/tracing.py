@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from jaxtyping import Float
 
-    from numpyro_fspace.priors._cholesky import AnyArray
+    from numpyro_fspace.priors.cholesky import AnyArray
 
 __all__ = [
     "at_compile_time",
