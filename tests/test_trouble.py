@@ -23,7 +23,8 @@ from numpyro_fspace.mcmc.state import with_chains
 from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature, configurational_temperature
 from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics, diagnose
-from numpyro_fspace.posterior.judged_quantities import judged_draws, quantities_of
+from numpyro_fspace.posterior.judged_draws import judged_draws
+from numpyro_fspace.posterior.judged_quantities import quantities_of
 from numpyro_fspace.posterior.model_structure import structure
 from numpyro_fspace.posterior.rhat_ess import standstill
 from numpyro_fspace.posterior.thresholds import MIN_RUN
@@ -565,3 +566,33 @@ def test_a_site_with_at_in_its_name_is_judged_where_it_is_not_finite():
     draws[1, 3, 1] = np.nan
     assert judged_draws({"rate at peak": draws}).names == ("rate at peak[0]", "rate at peak[1]")
     assert judged_draws({"f at permuted rows": draws}).names == ("f at permuted rows[0]",)
+
+
+@pytest.mark.parametrize("declare", [pytest.param("gp_network", marks=pytest.mark.slow), "functional_prior"])
+def test_names_of_judged_values_tell_the_row_of_the_data_and_the_measurement_point(declare):
+    """Of many rows and points only some are judged; ``f[37, 0]`` is the value at row 37 of all, not of those."""
+    rows, places = np.linspace(-1, 1, 250)[:, None], np.linspace(-2, 2, 70)[:, None]
+    prior, points = fs.GPPrior(ExpSquared(1.0)), fs.measurement.fixed(places)
+    net = nn.Dense(1)
+
+    def model(x, y=None):
+        if declare == "gp_network":
+            f = fs.gp_network("f", nn.Sequential([nn.Dense(3), nn.tanh, net]), prior, points, input_shape=(1,))
+        else:
+            f = fs.random_module("f", net, input_shape=(1,))
+            fs.functional_prior("f", f, prior, points)
+        numpyro.sample("y", dist.Normal(f(x).squeeze(-1), 1.0).to_event(1), obs=y)
+
+    drawn = numpyro.infer.Predictive(model, num_samples=12)(KEY, rows)
+    draws = {k: np.reshape(v, (2, 6, *v.shape[1:])) for k, v in drawn.items() if k != "y"}
+    posterior = fs.Posterior(model, {k: v.reshape(12, *v.shape[2:]) for k, v in draws.items()})
+    judged = quantities_of(model, draws, (rows, np.zeros(250, np.float32)), {}).functions
+    at = {"f": rows, "f at measurement points": places}
+    values = {k: np.reshape(fs.predict(posterior, KEY, x)["f"], (2, 6, -1)) for k, x in at.items()}
+    seen = set()
+    for name, found in zip(judged.names, np.moveaxis(judged.draws, -1, 0), strict=True):
+        label, _, place = name.rpartition("[")
+        if label in values:
+            seen.add((label, row := int(place.split(",")[0])))
+            np.testing.assert_allclose(found, values[label][..., row], rtol=1e-4, atol=1e-4)
+    assert {("f", 249), ("f at measurement points", 69)} <= seen and len(seen) == 100 + 30

@@ -24,27 +24,14 @@ from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import counted, is_functional_prior, is_masked, subsampled_plates
 from numpyro_fspace.posterior.arrays import joined
 from numpyro_fspace.posterior.draw_batches import compile_chunk, map_compiled
+from numpyro_fspace.posterior.judged_draws import KINDS, JudgedDraws, judged_draws
 from numpyro_fspace.posterior.model_structure import Structure, likelihood_parameters, structure
 from numpyro_fspace.posterior.thresholds import MIN_RUN
 
-__all__ = ["JudgedDraws", "Quantities", "judged_draws", "quantities_in_predictions", "quantities_of"]
+__all__ = ["Quantities", "quantities_in_predictions", "quantities_of"]
 
 #: The most draws of each chain, evenly spaced, and the most entries of each site.
 MAX_DRAWS, MAX_ENTRIES = 1000, 100
-#: Where functions are judged, as labels say after their names: at the data and away from it.
-KINDS = ("", " at permuted rows", " at measurement points")
-#: The most numbers in all draws of one function or site.
-MAX_NUMBERS = 2**21
-
-
-class JudgedDraws(NamedTuple):
-    """Draws [C, S, P] of P numbers, with their names."""
-
-    draws: np.ndarray
-    names: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return f"JudgedDraws(draws of shape {np.shape(self.draws)})"
 
 
 class Quantities(NamedTuple):
@@ -108,6 +95,7 @@ def quantities_of(
         left_out.append(f"functions (the draws of {', '.join(missing)} were not kept)")
     on_disk = any(isinstance(leaf, OnDemand) for leaf in jax.tree.leaves((args, kwargs)))
     functions: dict = {}
+    numbers: dict = {}
     if names:
         if inputs is None:
             first, last = taken(draws, 0, 0), taken(draws, -1, -1)
@@ -125,6 +113,8 @@ def quantities_of(
         given = args, kwargs, jax.tree.map(jnp.asarray, at)
         found = _by_chain(partial(_function_values, model, num), draws, given, programs, ("functions", num))
         functions = {k: f for name in names for k, f in found.items() if _is_of(k, name)}
+        if inputs is None:
+            numbers = {k: _numbers(k, parts.trace, known, num_points, num_others) for k in functions}
     is_likelihood_judged = parts.needs_likelihood and not missing
     if is_likelihood_judged and on_disk:
         left_out.append("what enters the likelihood (the data are on disk)")
@@ -135,7 +125,7 @@ def quantities_of(
         key = "likelihood", None if rows is None else tuple(rows), roots
         found = _by_chain(partial(_likelihood_values, model, rows, roots), draws, (args, kwargs), programs, key)
         others = others | {k: v for k, v in found.items() if (v != v[:1, :1]).any()}  # a known scale is not judged
-    return Quantities(judged_draws(functions), judged_draws(others, MAX_ENTRIES), tuple(left_out))
+    return Quantities(judged_draws(functions, numbers=numbers), judged_draws(others, MAX_ENTRIES), tuple(left_out))
 
 
 def _without_masked(model, masked: dict, draws, args, kwargs) -> dict:
@@ -190,6 +180,18 @@ def _kinds(known: dict, num_points: int, num_others: int) -> dict:
         "": {k: some_rows(x, num_points) for k, x in known.items()},
         KINDS[1]: {k: _permuted(x, num_others) for k, x in known.items() if _has_columns(x)},
     }
+
+
+def _numbers(label: str, trace, known: dict, num_points: int, num_others: int) -> np.ndarray | None:
+    """Which rows of the data, or which measurement points, a function is judged at; None if they have no numbers."""
+    name = next(k for k in (*known, *trace) if _is_of(label, k))
+    if KINDS[1] in label:
+        return None
+    if KINDS[2] not in label:
+        return some_rows(np.arange(len(known[name])), num_points)
+    site = trace[name]
+    num = site["fn"].points.num_points if is_functional_prior(site) else len(site["points"])
+    return None if num is None else some_rows(np.arange(num), num_others)
 
 
 def _has_columns(x) -> bool:
@@ -265,31 +267,3 @@ def _by_chain(fn, draws, given: tuple, programs: dict, key: tuple) -> dict:
 def _is_of(label: str, name: str) -> bool:
     """Whether a label is that of a function, of a part of its output, or of it at other inputs."""
     return label == name or label.startswith((f"{name}[", f"{name} at "))
-
-
-def judged_draws(draws: dict, most: int | None = None) -> JudgedDraws | None:
-    """Draws [C, S, …] by label as one array, with at most ``most`` points of each label.
-
-    Numbers that are the same in all draws while others move are constants, such as the zeros of a triangular matrix,
-    and are left out. So are values that are not finite away from the data; at the data they show that a chain diverged.
-    """
-    parts, names = [], []
-    for label, values in draws.items():
-        shape = values.shape[2:]
-        flat = np.asarray(values).reshape(*values.shape[:2], -1)
-        if jnp.issubdtype(flat.dtype, jnp.floating) and flat.dtype.kind != "f":  # bfloat16, which NumPy does not know
-            flat = flat.astype(np.float32)
-        if flat.dtype.kind not in "fiu" or not flat.size:
-            continue
-        kept = (flat != flat[:1, :1]).any(axis=(0, 1))  # NaN differs from itself
-        if not kept.any():
-            kept[:] = True
-        if label.endswith(KINDS[1:]):
-            kept &= np.isfinite(flat).all(axis=(0, 1))
-        chosen = some_rows(np.flatnonzero(kept), MAX_NUMBERS // flat[..., 0].size or 1) if kept.any() else []
-        chosen = chosen if most is None or not len(chosen) else some_rows(chosen, most)
-        parts.append(flat[..., chosen])
-        names += [f"{label}[{', '.join(map(str, np.unravel_index(i, shape)))}]" if shape else label for i in chosen]
-    if not names:
-        return None
-    return JudgedDraws(np.concatenate(parts, axis=2), tuple(names))

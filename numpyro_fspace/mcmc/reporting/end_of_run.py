@@ -16,7 +16,8 @@ from numpyro_fspace.mcmc.state import KernelState, with_chains
 from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.handlers import one_at_a_time
 from numpyro_fspace.posterior.configurational_temperature import configurational_temperature
-from numpyro_fspace.posterior.judged_quantities import judged_draws, quantities_of
+from numpyro_fspace.posterior.judged_draws import judged_draws
+from numpyro_fspace.posterior.judged_quantities import quantities_of
 from numpyro_fspace.posterior.prediction_warnings import without_harm
 from numpyro_fspace.posterior.thresholds import MIN_DRAWS, MIN_RUN
 from numpyro_fspace.priors.tracing import is_traced
