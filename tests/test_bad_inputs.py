@@ -661,6 +661,8 @@ CASES = [
     ("functional prior of a dict", lambda: start(fs.fSGHMC(with_site(prior_model(fn=lambda x: {"mean": x[:, 0]}, points=POINTS)))), ValueError,
      r"functional_prior\('f'\): its function must return one array \[M\] or \[M, K\], got {'mean': \(\d+,\)}"),
     ("network of a dict", lambda: start(fs.SGHMC(lambda x: fs.random_module("f", nn.Dense(1), input_shape=1)(x)), {"a": X}), TypeError, r"x is a dict with the keys \['a'\], where one array is needed"),
+    ("predict a model", lambda: fs.predict(linear(POINTS), KEY, X), TypeError, r"got function\. .*prior .*numpyro\.infer\.Predictive\(model"),
+    ("Predictive of a model", lambda: fs.Predictive(linear(POINTS)), TypeError, r"got function\. .*prior .*numpyro\.infer\.Predictive\(model"),
     ("predict no rows", lambda: fs.predict(DRAWS, KEY, X[:0], model=in_rows), ValueError, "argument 0 of predict is empty"),
     ("predict inputs number", lambda: fs.predict(DRAWS, KEY, X, model=linear(POINTS), inputs=5.0), ValueError, r"inputs must be an array \[N, D\]"),
     ("predict inputs None", lambda: fs.predict(DRAWS, KEY, X, model=linear(POINTS), inputs={"f": None}), ValueError,

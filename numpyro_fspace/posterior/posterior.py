@@ -243,8 +243,10 @@ def as_posterior(
     if isinstance(source, Posterior):
         return source if model is None else replace(source, model=model, args=(), kwargs={}, fit={})
     if not isinstance(source, dict):
+        cure = " For draws of a model's prior there is numpyro.infer.Predictive(model, num_samples=...)."
         raise TypeError(
             f"source must be an MCMC object, a Posterior or a dict of posterior draws, got {type(source).__name__}."
+            f"{cure if callable(source) else ''}"
         )
     if model is None:
         raise TypeError("A dict of draws needs the model: pass model=.")
