@@ -137,17 +137,14 @@ def test_points_that_are_the_data_are_seen_once(is_argument, monkeypatch):
 
 @pytest.mark.parametrize(("sizes", "rows"), [((1, 1), 10), ((1, 2), 7)])
 def test_rows_on_several_devices_stay_there(sizes, rows):
-    seen = []
-
-    def density(x):
-        networks: list[Network] = []
-        evaluated(make(at_data, networks=networks), KEY, x)
-        seen.extend(networks[-1].shapes)
-        return x
-
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(sizes, ("chains", "data"))):
-        jax.make_jaxpr(density)(X)
-    assert seen[0] == (rows, 1)
+    networks: list[Network] = []
+    model = make(at_data, fs.measurement.fixed(POINTS), networks=networks)
+    potential = ModelPotential(model, (X, Y), key=jax.random.key(0))
+    potential({"w": W}, KEY)  # computes what a mesh without devices cannot compute
+    axis_types = (jax.sharding.AxisType.Auto,) * 2
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(sizes, ("chains", "data"), axis_types=axis_types)):
+        jax.make_jaxpr(jax.value_and_grad(potential, has_aux=True))({"w": W}, KEY)
+    assert networks[-1].shapes[0] == (rows, 1)
 
 
 def test_who_wants_no_density_of_all_evaluates_no_more_than_was_asked_for():
