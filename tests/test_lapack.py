@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_fspace.priors import lapack as lapack
+from numpyro_fspace.priors import lapack
 
 TWO_PRIORS = """
 import os

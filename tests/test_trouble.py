@@ -596,3 +596,52 @@ def test_names_of_judged_values_tell_the_row_of_the_data_and_the_measurement_poi
             seen.add((label, row := int(place.split(",")[0])))
             np.testing.assert_allclose(found, values[label][..., row], rtol=1e-4, atol=1e-4)
     assert {("f", 249), ("f at measurement points", 69)} <= seen and len(seen) == 100 + 30
+
+
+def places_of(judged, label):
+    """The places in the names of a label."""
+    named = (name.rpartition("[") for name in judged.names)
+    return [tuple(map(int, place.rstrip("]").split(","))) for found, _, place in named if found == label]
+
+
+def test_names_of_judged_values_of_several_functions():
+    """Points of the user's own, and a name that begins with another name and " at "."""
+    day, night = np.linspace(-1, 1, 10)[:, None], np.linspace(-1, 1, 210)[:, None]
+    prior, own = fs.GPPrior(ExpSquared(1.0)), lambda key: jnp.asarray(np.linspace(-2, 2, 70)[:, None])
+
+    def model(day, night):
+        scale = numpyro.sample("scale", dist.Normal().expand([2]).to_event(1))
+        f = fs.functional_prior("f", lambda x: x[:, 0] * scale[0], prior, own)
+        g = fs.functional_prior("f at night", lambda x: x[:, 0] * scale[1], prior, day)
+        numpyro.sample("y", dist.Normal(f(day), 1.0).to_event(1), obs=np.zeros(10))
+        numpyro.sample("z", dist.Normal(g(night), 1.0).to_event(1), obs=np.zeros(210))
+
+    draws = {"scale": np.random.default_rng(0).normal(size=(2, 6, 2))}
+    judged = quantities_of(model, draws, (day, night), {}).functions
+    assert places_of(judged, "f")[-1] == (9,) and len(places_of(judged, "f")) == 10
+    assert places_of(judged, "f at night")[-1] == (209,) and len(places_of(judged, "f at night")) == 100
+    assert places_of(judged, "f at measurement points")[-1] == (69,)
+    assert places_of(judged, "f at night at measurement points")[-1] == (9,)
+
+
+@pytest.mark.parametrize("batch", [None, 20])
+def test_names_of_judged_parameters_of_the_likelihood(batch):
+    """Two networks that are added are judged by their sum, at 100 of 250 rows."""
+
+    def model(x, y=None):
+        f, g = (fs.random_module(name, nn.Dense(2), input_shape=(1,)) for name in "fg")
+        with numpyro.plate("data", 250, subsample_size=batch):
+            rows = numpyro.subsample(x, 1)
+            numpyro.sample("y", dist.Normal(f(rows) + g(rows), 1.0).to_event(1), obs=numpyro.subsample(y, 1))
+
+    x = np.linspace(-1, 1, 250)[:, None]
+    rng = np.random.default_rng(0)
+    kinds = {"kernel": (1, 2), "bias": (2,)}
+    draws = {f"{name}.{k}": rng.normal(size=(2, 6, *s)) for name in "fg" for k, s in kinds.items()}
+    judged = quantities_of(model, draws, (x, np.zeros((250, 2))), {}).others
+    values = sum(x @ draws[f"{name}.kernel"] + draws[f"{name}.bias"][:, :, None] for name in "fg")
+    places = places_of(judged, "y.loc")
+    assert places[-1] == (249, 1)
+    found = np.moveaxis(judged.draws, -1, 0)[[name.startswith("y.loc[") for name in judged.names]]
+    for place, numbers in zip(places, found, strict=True):
+        np.testing.assert_allclose(numbers, values[:, :, *place], rtol=1e-4, atol=1e-4)

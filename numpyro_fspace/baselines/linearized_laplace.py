@@ -40,8 +40,8 @@ def laplace(
     at all data. Λ = -∇² log p(y | f) is the curvature of the likelihood with respect to these values; its negative
     eigenvalues, which occur if the likelihood is not log-concave, are set to 0. Σ0⁻¹ = -∇² log p0(m) is the diagonal
     curvature of the weights' prior. The last term is that of the functional priors, if the model has any: J_M is the
-    derivative at their fixed measurement points, K_M the covariance there, nugget included. If f is linear in w and the
-    noise is Gaussian and known, this is the exact posterior.
+    derivative at their fixed measurement points, K_M the covariance there, nugget included. If f is linear in w, the
+    noise Gaussian and known, and the prior of the weights normal, this is the exact posterior.
 
     Latent values on which no function depends (the noise) stay at the mode, so that their draws are constant. At the
     mode the noise of a wide network may be far too small: give it an informative prior, or fix it. Also fix the scale

@@ -92,14 +92,14 @@ def fit_svgp(
     r"""Train a zero-mean Gaussian process on large data with inducing values u = f(Z) and minibatches.
 
     .. math::
-        \log p(y) &\ge \tfrac{N}{B} \sum_b \Big[\log N(y_b; \mu_b, \sigma^2)
+        \log p(y) &\ge E \tfrac{N}{B} \sum_b \Big[\log N(y_b; \mu_b, \sigma^2)
         - \tfrac{1}{2\sigma^2} \operatorname{var}_q f(x_b)\Big] - \mathrm{KL}(q(v) \,\|\, N(0, I)), \\
         u &= L v, \quad L L^\top = k(Z, Z)
 
-    with q(v) = N(m, R Rᵀ), μ_b = E_q f(x_b) and the noise variance σ². Adam maximizes the bound over the logarithms of
-    kernel parameters and noise, over Z, m and R, in float64 whatever JAX's setting. At the end q takes a natural
-    gradient step of length one on all data, which gives the optimal q for Gaussian noise. Several outputs share kernel,
-    noise and R. Standardize x and y first.
+    with q(v) = N(m, R Rᵀ), μ_b = E_q f(x_b), the noise variance σ², and the mean E over minibatches of B rows. Adam
+    maximizes the bound over the logarithms of kernel parameters and noise, over Z, m and R, in float64 whatever JAX's
+    setting. At the start and at the end q takes a natural gradient step of length one on all data, which gives the
+    optimal q for Gaussian noise. Several outputs share kernel, noise and R. Standardize x and y first.
 
     Args:
         kernel: None means the squared exponential with one lengthscale per input, which starts at median distances and

@@ -27,11 +27,11 @@ class Classifier(ClassifierMixin, NetworkEstimator):
     r"""Bayesian classification with networks whose functions have the distribution of a trained Gaussian process.
 
     ``fit`` standardizes inputs, trains a Gaussian process with a lengthscale per input by marginal likelihood of the
-    classes' indicators on up to 500 rows, and samples the NumPyro model ``estimator.model``: one function of
-    ``fs.gp_network`` for each class, with the Gaussian targets of ``fs.dirichlet_targets``. Probabilities are the
-    softmax of the functions (``fs.estimators.ClassificationModel``). The concentration of these targets and the
-    variance of the process are those with which the exact process best predicts each of up to 500 rows from the others,
-    by the mean log probability of their classes: classes that overlap need a larger concentration than others.
+    classes' indicators on up to 500 rows, and samples the NumPyro model ``estimator.model``: a ``fs.gp_network`` with
+    an output for each class, and the Gaussian targets of ``fs.dirichlet_targets``. Probabilities are the softmax of the
+    functions (``fs.estimators.ClassificationModel``). The concentration of these targets and the variance of the
+    process are those with which the exact process best predicts each of up to 500 rows from the others, by the mean log
+    probability of their classes: classes that overlap need a larger concentration than others.
 
     Args:
         widths: hidden widths of the network.

@@ -99,13 +99,14 @@ class RegressionModel(NetworkModel):
     .. math:: f \sim \text{gp\_network}, \qquad \log \sigma \sim N(\log \sigma_0, 0.3^2), \qquad
               y \sim N(f(x), \sigma^2)
 
-    σ₀ is the noise of the trained Gaussian process. Each of several targets has its own function and noise. If the
-    noise varies with the inputs, a second function g takes the place of σ. Its process has a squared exponential kernel
-    plus the constant 0.3². Because g is smoother than f, at most 100 of the points are used for it:
+    σ₀ is the noise of the trained Gaussian process. Each of several targets has its own output of the network and its
+    own noise. If the noise varies with the inputs, a second function g takes the place of σ. Its process has a squared
+    exponential kernel plus the constant 0.3². Because g is smoother than f, at most 100 of the points are used for it:
 
     .. math:: g \sim \text{gp\_network}, \qquad y \sim N\big(f(x),\, \sigma_0^2 e^{2 g(x)}\big) .
 
-    If all rows are used in each gradient, ``fs.fSGHMC`` integrates out the last layer of f. It samples that of g.
+    If all rows are used in each gradient, ``fs.fSGHMC`` integrates out the last layer of f, unless that has too many
+    weights (``marginalize`` of ``fs.SGHMC``). It samples that of g.
 
     Attributes:
         points: standardized inputs [M, D] at which f has the distribution of its Gaussian process.

@@ -43,15 +43,15 @@ class MCMC(NumPyroMCMC):
     """NumPyro's ``MCMC`` with a progress bar, a check of the draws at the end of ``run``, and checkpoints.
 
     Everything else is NumPyro's. NumPyro's own ``MCMC`` makes the same draws with the kernels of this package: SGLD,
-    SGHMC, MCLMC and their functional forms (fHMC and fMALA are NumPyro's HMC). The first of these kernels that is made
-    replaces ``numpyro.infer.MCMC.run`` by a function that also warns. A run that continues from ``post_warmup_state``
-    may be given other data.
+    SGHMC, MCLMC and their functional forms (fHMC and fMALA are NumPyro's HMC). Creating the first such kernel replaces
+    ``numpyro.infer.MCMC.run``, in the whole process, by a function that also warns. A run that continues from
+    ``post_warmup_state`` may be given other data.
 
     **Progress.** On a terminal or in a notebook the bar shows the rate, the remaining time, step size, potential energy
     and kinetic temperature (means over chains), and for several vectorized chains the largest R-hat of the functions at
     ten inputs (not with ``checkpoint``). Log files get no bar. A run that is interrupted (Ctrl-C) ends within about
-    half a second and keeps the draws so far of one chain or of vectorized ones, and the complete chains (or the
-    unfinished first) of sequential ones. All this holds for the kernels of this package. NumPyro's own loop runs other
+    half a second and keeps all its draws; of sequential chains it keeps the complete ones, or the first chain's draws
+    if none is complete. All this holds for the kernels of this package. NumPyro's own loop runs other
     kernels, parallel chains, and runs that leave out sites (``"~z.w"`` in ``extra_fields``).
 
     **Repeated runs.** Numbers of draws, the kernel's settings and the arguments of ``run`` may change between runs;
@@ -61,13 +61,13 @@ class MCMC(NumPyroMCMC):
     **Warnings.** At its end ``run`` warns, once, of R-hat above 1.05, of fewer than 50 effective draws per chain, of a
     chain that does not move, and of draws that are wider or narrower than the posterior (by the configurational
     temperature, for the kernels of this package; see ``fs.report``). It judges functions at a few inputs and every
-    latent site that is not a weight, in runs of at least 200 draws; where thinning keeps fewer than 100 of a chain, the
-    width alone. In runs of any length, draws that diverged or were rounded, rejections and a high kinetic temperature
-    have warnings of their own.
+    latent site that is not a weight, in runs of at least 200 draws per chain. If thinning keeps fewer than 100 per
+    chain, it judges only the width. In runs of any length, draws that diverged or were rounded, rejections and a high
+    kinetic temperature have warnings of their own.
 
     **Checkpoints.** With ``checkpoint="folder"`` draws and state are written every ``checkpoint_every`` draws. If the
     process is killed, the same call (same kernel, numbers, key and data) continues after the last write and gives the
-    draws of an undisturbed run, bit for bit on the same machine. A finished run is read. A folder that holds another
+    draws of an uninterrupted run, bit for bit on the same machine. A finished run is read. A folder that holds another
     run is refused and not changed; the error names what differs. Kernel, settings, outer handlers, key, data (on disk:
     1000 rows), other arguments, shapes, and the parts of the model's log density at a draw from its prior are compared.
     Checksums of the draws reveal damaged or mixed files, which are refused. Memory holds only the draws since the last

@@ -135,7 +135,7 @@ class fMALA(fHMC):
 
     A leapfrog step of length h from a fresh momentum is the Langevin proposal
     :math:`w - \tfrac{h^2}{2} M^{-1} \nabla U + h\, M^{-1/2} \xi` with mass matrix M and ξ ~ N(0, I), fSGLD's step with
-    ε = h²/2. Target, arguments and errors are those of ``fHMC``, but ``num_steps`` is no argument. Warm-up aims by
+    ε = h²/2. Target, arguments and errors are those of ``fHMC``, without ``num_steps``. Warm-up aims by
     default at an acceptance of 0.574.
 
     References: G. O. Roberts, J. S. Rosenthal (1998), *Optimal scaling of discrete approximations to Langevin

@@ -22,19 +22,20 @@ class MCLMC(SGMCMCKernel):
               du = -\frac{\sqrt P}{P - 1} (I - u u^\top) S^\top \nabla U / T\, dt + \text{noise}, \qquad |u| = 1
 
     Here P is the number of parameters w, and u is a unit vector. The momentum √P u only turns, so the chain keeps its
-    speed. Without a Metropolis test, which would turn it around at each rejection, it has 1.5 to 4.3 times as many
-    effective draws of a network's function per gradient as ``SGHMC`` (`figures <../performance.html>`_).
+    speed. A Metropolis test would reverse it at each rejection. Without a test, chains of a ``gp_network`` had 1.6 and
+    1.9 times as many effective draws of f per gradient as ``SGHMC`` on two tables (`figures <../performance.html>`_).
 
     **Target.** exp(-U/T) as ε → 0, where U is minus the log joint density of the model. It must be known exactly: no
     minibatches, no random points. Second moments are off by O(ε²). Warm-up tunes the step to the acceptance probability
-    that a Metropolis test would have: 0.97 for a hundred parameters and 0.8 for 3700 or more. In the models that were
-    compared with exact results, standard deviations are then up to 3 % too large. ``fs.MCMC`` warns if they are too
-    large by about 10 %, as they may be at a given step size. With ``metropolis=True`` the target is exact.
+    that a Metropolis test would have: 0.97 for a hundred parameters and 0.8 for 3700 or more (with a test: 0.9). In the
+    models that were compared with exact results, standard deviations are then up to 3 % too large. ``fs.MCMC`` warns if
+    they are too large by about 10 %, as they may be at a given step size. With ``metropolis=True`` the target is exact.
 
     Args:
         model: a NumPyro model whose latent sites are continuous, with at least two parameters.
-        step_size: ε, a number; None lets warm-up choose it, at most 1.5√(T/λ) for the largest curvature λ. The mean
-            square of each momentum is 1, as for ``SGHMC`` at T = 1, so that step sizes are comparable.
+        step_size: ε, a number; None lets warm-up choose it, at most 1.5√(T/λ) for the largest curvature λ (less if
+            ``refresh_every`` > 1). The mean square of each momentum is 1, as for ``SGHMC`` at T = 1, so that step sizes
+            are comparable.
         num_steps: gradient steps per draw.
         friction: γ > 0, per unit of time: the direction is forgotten within about 1/(γ ε) steps.
         temperature: T > 0.
@@ -113,9 +114,9 @@ class MCLMC(SGMCMCKernel):
 class fMCLMC(MCLMC):
     r"""Functional MCLMC: ``MCLMC`` on a model with a prior over functions.
 
-    **Target.** exp(-U/T) with -U = log-likelihood + log p0(w) + log P0(f(X_M)) as ε → 0, or exactly with
+    **Target.** exp(-U/T) with -U = log-likelihood + log p0(w) + scale · log P0(f(X_M)) as ε → 0, or exactly with
     ``metropolis=True``. (A ``gp_network`` has no factor P0: its prior is that of its latent sites.) Arguments and
-    errors are those of ``MCLMC``; in addition a model without ``gp_network`` and ``functional_prior`` raises a
+    errors are those of ``MCLMC``; in addition a model with neither ``gp_network`` nor ``functional_prior`` raises a
     ValueError at ``run``.
     """
 

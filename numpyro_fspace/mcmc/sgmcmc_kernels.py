@@ -29,17 +29,17 @@ class SGLD(SGMCMCKernel):
 
     **Target.** exp(-U/T), where U is minus the log joint density of the model in its unconstrained parameters w, and Ũ
     is U or an estimate of it. A Metropolis test, the default where U is known exactly, makes this target exact. Without
-    a test it is the limit ε → 0, and second moments are off by O(ε): in a direction of curvature λ the standard
-    deviation is too large by the factor 1/√(1 - ελ/2). At the step size that warm-up chooses, this factor is 1.05 in
-    the stiffest direction and close to 1 in most others. The minibatch noise that the control variate does not remove
+    a test it is reached only as ε → 0: in a direction of curvature λ in u = S⁻¹w the standard deviation is too large by
+    the factor 1/√(1 - ελ/2). At the step size that warm-up chooses, this factor is at most about 1.05 (1.01 if S is
+    dense) and close to 1 in most directions. The minibatch noise that the control variate does not remove
     widens the draws further. Minibatches come from ``numpyro.plate(..., subsample_size=B)`` and are redrawn at every
     step.
 
     Args:
         model: a NumPyro model whose latent sites are continuous, and outside of plates with minibatches.
-        step_size: ε, a number or an optax schedule of the gradient step. None lets warm-up choose it: 0.2/λ for the
-            largest curvature λ of U as a function of u = S⁻¹w (a quarter of that if S is dense), or at most 0.4/λ with
-            a Metropolis test.
+        step_size: ε, a number or an optax schedule of the gradient step. If None, warm-up takes
+            0.2/λ for the largest curvature λ of U as a function of u = S⁻¹w (a quarter of that if S is dense). With a
+            Metropolis test it tunes ε to an acceptance of 0.9, up to 0.4/λ.
         num_steps: gradient steps per draw. The default, 40, is twice that of ``SGHMC``: SGLD has no momentum.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; the step size is that of u = S⁻¹w. None is ``prior_scale()`` if
@@ -94,22 +94,24 @@ class SGHMC(SGMCMCKernel):
     (one gradient per step), with a persistent momentum or one redrawn at every draw.
 
     **Target.** exp(-U/T), where U is minus the log joint density of the model in its unconstrained parameters w. A
-    Metropolis test, the default where U is known exactly, makes this target exact. Without a test it is the limit ε → 0
-    for every ``num_steps``, and second moments are off by O(ε²). The minibatch noise that the control variate does not
-    remove adds O(ε). ``integrator="euler"`` is the update of the papers; with ``resample_momentum`` its variance tends
-    to L/(L-1) times that of the target as ε → 0, for L = ``num_steps``.
+    Metropolis test, the default where U is known exactly, makes this target exact. Without a test it is reached as
+    ε → 0 for every ``num_steps``, and second moments are off by O(ε²). The minibatch noise that the control variate
+    does not remove adds O(ε). ``integrator="euler"`` is w ← w + εSp, p ← (1 - εγ)p - εSᵀ∇Ũ + √(2γεT) ξ, the update of
+    Wu et al. (2024); with ``resample_momentum`` the variance of w tends to L/(L-1) times the target's as ε → 0, for
+    L = ``num_steps``.
 
     Args:
         model: a NumPyro model whose latent sites are continuous, and outside of plates with minibatches.
         step_size: ε, a number or an optax schedule of the gradient step. None lets warm-up choose it:
             with the default ``refresh_every``, 2, it is 1/√λ for the largest curvature λ of U as a function of u = S⁻¹w
-            (half of that if S is dense), or at most 1.22/√λ with a Metropolis test. Steps from 2/√λ on are unstable.
+            (half of that if S is dense), or, with a Metropolis test, tuned to an acceptance of 0.9, up to 1.22/√λ.
+            Steps from 2/√λ on are unstable.
         num_steps: gradient steps per draw.
         friction: γ > 0, per unit of time. None is 1 if the step size is given. If warm-up chooses the step size, None
-            is 0.3 for gradients without noise, and 1 or more for noisy ones. With ``integrator="baoab"`` up to eight
-            directions with the most noise then get more friction, and less noise from the thermostat, so that their
-            temperature stays near T. All others get so much friction that the noise should raise their temperature by
-            at most 0.3 T, in a mean over directions that is weighted by the variance of the noise.
+            is 0.3 for gradients without noise, and 1 or more for noisy ones. With ``integrator="baoab"`` up to eight of
+            the noisiest directions then get more friction and less noise from the thermostat, so that their temperature
+            stays near T. The friction of all others is raised until the noise should add at most 0.3 T to their
+            temperature, in a mean over directions that is weighted by their noise.
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; the step size is that of u = S⁻¹w. The mass matrix is
             (S Sᵀ)⁻¹. None is ``prior_scale()`` if the step size is given. If warm-up chooses it, None is
@@ -117,9 +119,9 @@ class SGHMC(SGMCMCKernel):
             with a dense block for the values of a ``gp_network`` whose last layer is sampled.
         resample_momentum: whether the momentum p is redrawn from N(0, T I) at every draw.
         refresh_every: k, the steps between the partial refreshes of the momentum (BAOAB); divides ``num_steps``. None
-            is 2, or 1 if ``num_steps`` is odd. Fewer refreshes draw less noise and do not change the order of the
-            error. But an oscillation that turns by half a circle between two of them, at ε√λ = 2 sin(π/2k), is hardly
-            damped. With a step size from warm-up it turns by at most 150 degrees, or 120 without a test.
+            is 2, or 1 if ``num_steps`` is odd. A larger k draws fewer random numbers; the order of the error stays.
+            A direction that turns by π between two refreshes, at ε√λ = 2 sin(π/2k), is hardly damped. Steps from
+            warm-up turn it by at most 5π/6 (without a test 2π/3).
         integrator: ``"baoab"`` or ``"euler"``.
         control_variates: with minibatches, correct each gradient by the minibatch's error at a center where the
             gradient of all N rows is known (``fs.sgmcmc.control_variates``). True renews the center every
@@ -237,15 +239,15 @@ class SGHMC(SGMCMCKernel):
 class fSGLD(SGLD):
     r"""Functional SGLD: ``SGLD`` on a model with a prior over functions.
 
-    With S = I a step is
+    With S = I, without control variates and without a test, a step is
 
     .. math:: w \leftarrow w - \varepsilon \nabla_w\big[-\tfrac{N}{B}\textstyle\sum_b \log p(y_b \mid f(x_b; w))
               - \log P_0(f(X_M; w)) - \log p_0(w)\big] + \sqrt{2\varepsilon T}\, \xi
 
-    **Target.** exp(-U/T) with -U = log-likelihood + log p0(w) + E[log P0(f(X_M))], approached or exact as for ``SGLD``.
-    The weights keep the prior p0 that the model gives them, and E is the mean over random measurement points X_M. (A
-    ``gp_network`` has no factor P0: its prior is that of its latent sites.) Arguments and errors are those of ``SGLD``;
-    in addition a model without ``gp_network`` and ``functional_prior`` raises a ValueError at ``run``.
+    **Target.** exp(-U/T) with -U = log-likelihood + log p0(w) + scale · E[log P0(f(X_M))], approached or exact as for
+    ``SGLD``. The weights keep the prior p0 that the model gives them, and E is the mean over random measurement points
+    X_M. (A ``gp_network`` has no factor P0: its prior is that of its latent sites.) Arguments and errors are those of
+    ``SGLD``; in addition a model with neither ``gp_network`` nor ``functional_prior`` raises a ValueError at ``run``.
 
     Reference: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural networks*,
     eq. 6, algorithm 1.
@@ -257,13 +259,13 @@ class fSGLD(SGLD):
 class fSGHMC(SGHMC):
     r"""Functional SGHMC: ``SGHMC`` on a model with a prior over functions.
 
-    **Target.** exp(-U/T) with -U = log-likelihood + log p0(w) + E[log P0(f(X_M))], approached or exact as for
+    **Target.** exp(-U/T) with -U = log-likelihood + log p0(w) + scale · E[log P0(f(X_M))], approached or exact as for
     ``SGHMC``. The weights keep the prior p0 that the model gives them, and E is the mean over random measurement points
     X_M, which are redrawn at every gradient step. (A ``gp_network`` has no factor P0: its prior is that of its latent
-    sites.) Arguments and errors are those of ``SGHMC``; in addition a model without ``gp_network`` and
-    ``functional_prior`` raises a ValueError at ``run``.
+    sites.) Arguments and errors are those of ``SGHMC``; in addition a model with neither ``gp_network``
+    nor ``functional_prior`` raises a ValueError at ``run``.
 
-    The papers' algorithm is ``fSGHMC(model, integrator="euler", resample_momentum=True, step_size=schedule,
+    The algorithm of the reference is ``fSGHMC(model, integrator="euler", resample_momentum=True, step_size=schedule,
     control_variates=False, preconditioner=fs.preconditioners.identity(), warmup=fs.Warmup(warm_start=0.0))`` for a
     model whose weights have the prior ``fs.model.flat()``.
 

@@ -44,7 +44,8 @@ def functional_prior(
     **Target.** With fixed points the density of the model is p(y | f) · P0(f(X_M))^scale · p0(w), the product of the
     likelihood, the functional prior at X_M and the prior of the weights. With random points the samplers of this
     package draw X_M at each gradient step and target exp(log-likelihood + log p0(w) + scale · E[log P0(f(X_M))]). The
-    last term grows with the number of points M; ``scale`` tempers it. Plates never rescale it.
+    last term grows with the number of points M; ``scale`` tempers it. Plates never rescale it, and NumPyro's
+    ``Predictive`` ignores it.
 
     Args:
         name: name of the site.

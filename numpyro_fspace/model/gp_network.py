@@ -74,37 +74,40 @@ def gp_network(
         S = \Phi A \Phi^\top + \tau^2 I
 
     Here m and k are the mean and the kernel of the process, φ_v are the features with hidden weights v, g is the output
-    if the last layer a is zero, a₀ ~ N(0, A) is that layer's own prior, Φ = φ_v(X_M), and z, e are standard normal.
+    if the last layer a is zero, a₀ ~ N(0, A) is that layer's own prior, Φ = φ_v(X_M), and z, e are standard normal. A
+    is diagonal, proportional to 1/fan-in, and gives f the process's mean variance at X_M.
 
-    **Distribution.** The hidden weights v have the prior of ``fs.fan_in(s)``. For every v, and therefore also after
-    averaging over v, f(X_M) + τe' ~ N(m, k(X_M, X_M) + τ²I), where τe' is the part that the features cannot represent.
-    Between the points the network follows its own prior given its values at the points. This is a generative model
-    without factors, so prior predictive draws, NUTS, SVI, minibatches and the kernels of this package work as for any
-    NumPyro model. In contrast, ``functional_prior`` *multiplies* the prior of all weights by the density of the
+    **Distribution.** The hidden weights v have the prior of ``fs.fan_in(s)``. For every v, f(X_M) = m(X_M) + L z - r
+    with m(X_M) + L z ~ N(m, k(X_M, X_M) + τ²I). The remainder r is noise of about τ and what the features cannot
+    represent. Between the points the network follows its own prior given its values at the points. This is a generative
+    model without factors, so prior predictive draws, NUTS, SVI, minibatches and the kernels of this package work as for
+    any NumPyro model. In contrast, ``functional_prior`` *multiplies* the prior of all weights by the density of the
     process.
 
     **Units.** A network with inputs of shape (D,) receives (x - mean of X_M) / unit. The unit of each input is
     proportional to the lengthscale of the process along it, and scaled such that the points have a mean square of one.
     A network receives x unchanged if it takes integers, or if, before its first weights, it translates its inputs (to
-    standardize them) or computes features of them (sines of the time of year). Let it do so with a mean square of about
-    one.
+    standardize them) or computes features of them (sines of the time of year). Scale such features to a mean square of
+    about one.
 
     **Sites.** There is one site ``"{name}.{path}"`` for each array of hidden weights, and there are three sites with
     standard normal priors: ``"{name}.values"`` z [M, K], the values of the process at the points, whitened by the
-    factor L Lᵀ = k(X_M, X_M) + τ²I; ``"{name}.last_layer"`` A^(-1/2) a₀ [H, K]; and ``"{name}.residual"`` e [M, K].
+    factor L Lᵀ = k(X_M, X_M) + τ²I; ``"{name}.last_layer"`` A^(-1/2) a₀ [H, K]; and ``"{name}.residual"`` e [M, K], for
+    K outputs and H weights of the last layer for each.
 
     Args:
         name: name of the function and prefix of the sites.
         module: a network as for ``random_module`` whose output, [M] or [M, K], is affine in its last layer.
         prior: a Gaussian prior, such as ``fs.GPPrior`` (including one with ``fs.priors.Helmholtz``) or a conditioned
             one. f gets its moments without nugget. It must have as many outputs as the network. If its kernel has
-            random parameters, compiled programs, which sample and predict, use the defaults s = 2, τ = 0.01 and units
-            that are standard deviations of the points; without ``jax.jit`` they depend on the values of the parameters.
+            random parameters, compiled programs (samplers, ``fs.predict``) take hidden_scale=2, tolerance=0.01 and the
+            standard deviations of the points as units; outside of ``jax.jit`` all three depend on the parameters.
         points: X_M, an array [M, D] or fixed points of ``fs.measurement`` (``space_filling``, ``fixed``). With one
             input they should be at most a lengthscale apart; with several inputs use rows of the data.
         input_shape: shape of one input; None means that of a point, (D,).
-        hidden_scale: s. None chooses, from a fixed set of numbers, the s (and τ) for which the network's covariance is
-            closest to that of the process at the points and between them.
+        hidden_scale: s. None chooses it with τ, from a fixed set of numbers: among those for which the network's
+            covariance is nearly closest to that of the process, at the points and between them, the largest τ, and the
+            best s for it.
         tolerance: τ in units of the process's standard deviation at the points; None chooses it in the same way.
         frozen: hidden weights that are fixed numbers, as for ``random_module``, known when the model is compiled (no
             arguments of the model); the last layer must not be among them.
@@ -114,7 +117,7 @@ def gp_network(
         f, a function of x [N, *input_shape] to the network's output [N] or [N, K].
 
     Raises:
-        TypeError: the prior is not Gaussian.
+        TypeError: the prior is not Gaussian; hidden_scale or tolerance is no number.
         ValueError: the points are random, or not known when the model is compiled; points and input_shape differ in
             size; the process has no variance; the output of the network is not affine in its last layer; the last
             layer is frozen; the network computes in less than float32; the numbers of outputs differ; hidden_scale or

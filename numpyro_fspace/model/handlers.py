@@ -1,4 +1,4 @@
-"""Effect handlers that give a model its randomness, the rows of its plates, and replacements of its functions."""
+"""Effect handlers that give a model its randomness, rows of plates and other functions; the lock of a model's runs."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ def to_arviz(
     Groups: ``posterior`` (latent and deterministic sites, and every network's function at probe inputs, so that
     ``az.summary``, ``az.rhat`` and ``az.ess`` judge functions), ``posterior_predictive``, ``log_likelihood`` (of each
     observation, at all rows of the data), ``observed_data``, ``constant_data`` (the model's other arrays and the probe
-    inputs), ``sample_stats`` (``diverging`` and the run's ``extra_fields``). The functional prior is no observation and
+    inputs), ``sample_stats`` (``diverging`` and the run's ``extra_fields``; ``lp`` is minus
+    the potential energy). The functional prior is no observation and
     appears in none of them. In names, '/' becomes '.', because ArviZ 1.x refuses '/'.
 
     Dimensions are named after the plates, as by ``az.from_numpyro``, so that variables of one plate share a dimension.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -9,10 +11,12 @@ import numpy as np
 
 from numpyro_fspace.model.functions import some_rows
 
-__all__ = ["KINDS", "JudgedDraws", "judged_draws"]
+__all__ = ["KINDS", "PLACES", "JudgedDraws", "judged_draws"]
 
 #: Where functions are judged, as labels say after their names: at the data and away from it.
 KINDS = ("", " at permuted rows", " at measurement points")
+#: Ends the label of the places that numbers have in a larger array, among values by label.
+PLACES = " (places)"
 #: The most numbers in all draws of one function or site.
 MAX_NUMBERS = 2**21
 
@@ -27,10 +31,11 @@ class JudgedDraws(NamedTuple):
         return f"JudgedDraws(draws of shape {np.shape(self.draws)})"
 
 
-def judged_draws(draws: dict, most: int | None = None, *, numbers: dict | None = None) -> JudgedDraws | None:
+def judged_draws(draws: dict, most: int | None = None, *, places: Mapping = MappingProxyType({})) -> JudgedDraws | None:
     """Draws [C, S, …] by label as one array, with at most ``most`` points of each label.
 
-    ``numbers`` has, by label, the numbers of the rows of the draws in a larger array, which their names give.
+    Names give the place of each number in its array. If the draws are a part of a larger array, ``places`` has, by
+    label, the place there of each of their rows [N, D].
 
     Numbers that are the same in all draws while others move are constants, such as the zeros of a triangular matrix,
     and are left out. So are values that are not finite away from the data; at the data they show that a chain diverged.
@@ -48,14 +53,13 @@ def judged_draws(draws: dict, most: int | None = None, *, numbers: dict | None =
             kept[:] = True
         if label.endswith(KINDS[1:]):
             kept &= np.isfinite(flat).all(axis=(0, 1))
-        chosen = some_rows(np.flatnonzero(kept), MAX_NUMBERS // flat[..., 0].size or 1) if kept.any() else []
-        chosen = chosen if most is None or not len(chosen) else some_rows(chosen, most)
+        chosen = some_rows(np.flatnonzero(kept), MAX_NUMBERS // flat[..., 0].size or 1)
+        chosen = chosen if most is None else some_rows(chosen, most)
         parts.append(flat[..., chosen])
-        named = (numbers or {}).get(label)
-        for i in chosen:
-            place = [int(k) for k in np.unravel_index(i, shape)]
-            place[:1] = place[:1] if named is None else [int(named[place[0]])]
-            names.append(f"{label}{place}" if shape else label)
+        index = np.stack(np.unravel_index(chosen, shape), axis=1) if shape else np.zeros((len(chosen), 0), int)
+        if label in places:
+            index = np.concatenate([places[label][index[:, 0]], index[:, 1:]], axis=1)
+        names += [f"{label}{place}" if place else label for place in index.tolist()]
     if not names:
         return None
     return JudgedDraws(np.concatenate(parts, axis=2), tuple(names))

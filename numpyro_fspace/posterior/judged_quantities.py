@@ -24,7 +24,7 @@ from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import counted, is_functional_prior, is_masked, subsampled_plates
 from numpyro_fspace.posterior.arrays import joined
 from numpyro_fspace.posterior.draw_batches import compile_chunk, map_compiled
-from numpyro_fspace.posterior.judged_draws import KINDS, JudgedDraws, judged_draws
+from numpyro_fspace.posterior.judged_draws import KINDS, PLACES, JudgedDraws, judged_draws
 from numpyro_fspace.posterior.model_structure import Structure, likelihood_parameters, structure
 from numpyro_fspace.posterior.thresholds import MIN_RUN
 
@@ -95,7 +95,8 @@ def quantities_of(
         left_out.append(f"functions (the draws of {', '.join(missing)} were not kept)")
     on_disk = any(isinstance(leaf, OnDemand) for leaf in jax.tree.leaves((args, kwargs)))
     functions: dict = {}
-    numbers: dict = {}
+    places: dict = {}
+    row_numbers: dict = {}
     if names:
         if inputs is None:
             first, last = taken(draws, 0, 0), taken(draws, -1, -1)
@@ -105,16 +106,15 @@ def quantities_of(
             program = cached_program(programs, static, ("inputs of functions", shapes), {})
             known = {} if on_disk else function_inputs(model, ends, args, kwargs, programs=program)
             at = _kinds({k: np.asarray(x) for k, x in known.items() if k in names}, num_points, num_others)
+            row_numbers = {k: some_rows(np.arange(len(known[k])), num_points) for k in at[""]}
             why = "they are on disk: give inputs=" if on_disk else "its inputs are not known: give inputs="
             left_out += [f"{k} at the data ({why})" for k in names if k not in known]
         else:
             at = {"": inputs if isinstance(inputs, dict) else dict.fromkeys(names, inputs)}
         num = num_others if inputs is None else 0
-        given = args, kwargs, jax.tree.map(jnp.asarray, at)
-        found = _by_chain(partial(_function_values, model, num), draws, given, programs, ("functions", num))
+        given = args, kwargs, jax.tree.map(jnp.asarray, at), row_numbers
+        found, places = _by_chain(partial(_function_values, model, num), draws, given, programs, ("functions", num))
         functions = {k: f for name in names for k, f in found.items() if _is_of(k, name)}
-        if inputs is None:
-            numbers = {k: _numbers(k, parts.trace, known, num_points, num_others) for k in functions}
     is_likelihood_judged = parts.needs_likelihood and not missing
     if is_likelihood_judged and on_disk:
         left_out.append("what enters the likelihood (the data are on disk)")
@@ -123,9 +123,11 @@ def quantities_of(
         rows = some_rows(np.arange(sizes.pop()), num_points) if len(sizes) == 1 else None
         roots = frozenset(parts.networks) - parts.composed
         key = "likelihood", None if rows is None else tuple(rows), roots
-        found = _by_chain(partial(_likelihood_values, model, rows, roots), draws, (args, kwargs), programs, key)
+        found, also = _by_chain(partial(_likelihood_values, model, rows, roots), draws, (args, kwargs), programs, key)
+        places |= also
         others = others | {k: v for k, v in found.items() if (v != v[:1, :1]).any()}  # a known scale is not judged
-    return Quantities(judged_draws(functions, numbers=numbers), judged_draws(others, MAX_ENTRIES), tuple(left_out))
+    judged = judged_draws(functions, places=places), judged_draws(others, MAX_ENTRIES, places=places)
+    return Quantities(*judged, tuple(left_out))
 
 
 def _without_masked(model, masked: dict, draws, args, kwargs) -> dict:
@@ -182,18 +184,6 @@ def _kinds(known: dict, num_points: int, num_others: int) -> dict:
     }
 
 
-def _numbers(label: str, trace, known: dict, num_points: int, num_others: int) -> np.ndarray | None:
-    """Which rows of the data, or which measurement points, a function is judged at; None if they have no numbers."""
-    name = next(k for k in (*known, *trace) if _is_of(label, k))
-    if KINDS[1] in label:
-        return None
-    if KINDS[2] not in label:
-        return some_rows(np.arange(len(known[name])), num_points)
-    site = trace[name]
-    num = site["fn"].points.num_points if is_functional_prior(site) else len(site["points"])
-    return None if num is None else some_rows(np.arange(num), num_others)
-
-
 def _has_columns(x) -> bool:
     return len(x) > 1 and np.size(x[0]) > 1
 
@@ -206,20 +196,33 @@ def _permuted(x, num: int):
 
 
 def _function_values(model, num_points, draw, _, *given) -> dict:
-    """The functions at a draw: at their inputs by kind, and at ``num_points`` measurement points."""
-    args, kwargs, at = given
+    """The functions at a draw: at their inputs by kind, and at ``num_points`` measurement points; and their places.
+
+    Inputs at the data are the ``rows`` of those that the model gives a function.
+    """
+    args, kwargs, at, rows = given
     trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw)
-    at = dict(at)
+    at, numbers = dict(at), {"": rows}
     if num_points:
         points = {k: s["fn"].points(jax.random.key(1)) for k, s in trace.items() if is_functional_prior(s)}
         points |= {k: s["points"] for k, s in trace.items() if s["type"] == "network" and "points" in s}
         at[KINDS[2]] = {k: some_rows(x, num_points) for k, x in points.items()}
+        numbers[KINDS[2]] = {k: some_rows(np.arange(len(x)), num_points) for k, x in points.items()}
     functions = functions_of(trace)
-    return {k + kind: f for kind, inputs in at.items() for k, f in evaluate(functions, inputs).items()}
+    found: dict = {}
+    for kind, name, x in ((kind, name, x) for kind, inputs in at.items() for name, x in inputs.items()):
+        values = {k + kind: f for k, f in evaluate(functions, {name: x}).items()}
+        known = numbers.get(kind, {}).get(name)
+        has_rows = {k: known is not None and f.shape[:1] == known.shape for k, f in values.items()}
+        found |= values | {k + PLACES: known[:, None] for k in values if has_rows[k]}
+    return found
 
 
 def _likelihood_values(model, rows, roots, draw, _, *given) -> dict:
-    """Parameters of the likelihoods at a draw, at the data and where the functions ``roots`` take permuted inputs."""
+    """Parameters of the likelihoods at a draw, at the data and where the functions ``roots`` take permuted inputs.
+
+    ``rows`` are those of the data that are taken, or None for all of them.
+    """
     args, kwargs = given
     found: dict = {}
     kinds: dict = {"": lambda x: x}
@@ -232,8 +235,12 @@ def _likelihood_values(model, rows, roots, draw, _, *given) -> dict:
 
         settings = {"hook": changed, "networks": True, "rows": rows}
         trace = run_model(model, args, kwargs, key=jax.random.key(0), substitute=draw, **settings)
-        values = {k: some_rows(v.ravel(), MAX_ENTRIES) for k, v in likelihood_parameters(trace, draw).items()}
-        found |= {k + kind: v for k, v in values.items()}
+        for k, v in likelihood_parameters(trace, draw).items():
+            some = some_rows(np.arange(v.size), MAX_ENTRIES)
+            places = np.stack(np.unravel_index(some, v.shape), axis=1) if v.ndim else np.zeros((1, 0), int)
+            if rows is not None and v.shape[:1] == rows.shape:
+                places[:, 0] = rows[places[:, 0]]
+            found |= {k + kind: v.ravel()[some], k + kind + PLACES: places}
     return found
 
 
@@ -243,8 +250,10 @@ def _every(draws, step: int) -> dict:
     return {k: v[:, ::-step][:, ::-1] for k, v in draws.items()}
 
 
-def _by_chain(fn, draws, given: tuple, programs: dict, key: tuple) -> dict:
-    """``fn`` at every draw, [C, S, …]. Draws that lie on disk are evaluated a chain at a time.
+def _by_chain(fn, draws, given: tuple, programs: dict, key: tuple) -> tuple[dict, dict]:
+    """``fn`` at every draw, [C, S, …], and the places of its numbers, which are the same at all draws.
+
+    Draws that lie on disk are evaluated a chain at a time.
 
     ``programs`` keeps its program under ``key``, which is to tell it from other functions of the same model.
     """
@@ -259,9 +268,10 @@ def _by_chain(fn, draws, given: tuple, programs: dict, key: tuple) -> dict:
     shape = next(iter(draws.values())).shape[:2]
     if any(isinstance(v, np.memmap) for v in draws.values()):
         parts = [values({k: v[chain] for k, v in draws.items()}) for chain in range(shape[0])]
-        return {k: np.stack([part[k] for part in parts]) for k in parts[0]}
-    found = values(joined(draws))
-    return {k: v.reshape(*shape, *v.shape[1:]) for k, v in found.items()}
+        found = {k: np.stack([part[k] for part in parts]) for k in parts[0]}
+    else:
+        found = {k: v.reshape(*shape, *v.shape[1:]) for k, v in values(joined(draws)).items()}
+    return found, {k.removesuffix(PLACES): found.pop(k)[0, 0] for k in list(found) if k.endswith(PLACES)}
 
 
 def _is_of(label: str, name: str) -> bool:

@@ -47,7 +47,7 @@ def plot_functions(
 
     Args:
         x: inputs of the draws, ``[N]`` or ``[N, D]``, in any order.
-        f_draws: draws of one output of the function, ``[S, N]``, of all chains together.
+        f_draws: draws of one output of the function, ``[S, N]`` or ``[S, N, 1]``, of all chains together.
         x_data: inputs of the training data, ``[M]`` or ``[M, 1]``; one input only.
         y_data: targets at ``x_data``, ``[M]``; with several inputs, targets at ``x``, ``[N]`` (required).
         truth: the true function at ``x``, ``[N]``; one input only.

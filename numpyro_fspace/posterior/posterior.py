@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -36,13 +37,14 @@ class Posterior:
         num_chains: the number of chains, which must divide S; 1 for independent draws.
         args, kwargs: the arguments that the model was fitted to.
         stats: other values by draw, [S, …] each, such as ``diverging``.
-        fit: what was added to the code of the model: ``"params"``, values of ``numpyro.param`` sites, and
-            ``"center"``, where its networks are linearized. None if more was added, which ``fs.save`` cannot write.
+        fit: what rebuilds ``model`` from the user's function: ``"params"``, values of ``numpyro.param`` sites, and
+            ``"center"``, where its networks are linearized. None if that is not enough; ``fs.save`` then refuses.
         functions_at: None, or the inputs of a run that kept functions in place of weights; ``samples`` then holds these
             functions.
 
     Raises:
-        TypeError, ValueError: the draws are empty, traced, no arrays, or have different leading axes.
+        TypeError, ValueError: the draws are empty, traced, no arrays, or have different leading axes; ``num_chains``
+            does not divide S; the model is not callable; another argument has the wrong type.
     """
 
     model: Callable
@@ -246,7 +248,7 @@ def as_posterior(
         cure = " For draws of a model's prior there is numpyro.infer.Predictive(model, num_samples=...)."
         raise TypeError(
             f"source must be an MCMC object, a Posterior or a dict of posterior draws, got {type(source).__name__}."
-            f"{cure if callable(source) else ''}"
+            f"{cure if inspect.isroutine(source) else ''}"
         )
     if model is None:
         raise TypeError("A dict of draws needs the model: pass model=.")

@@ -130,7 +130,7 @@ def predict(
         *args: the model's arguments at the new inputs, without targets (``predict(mcmc, key, x_new)``).
         model: the model; that of ``source`` if None.
         inputs: where functions are evaluated: an array [N, D], or a dict of arrays by name of function. If None, each
-            is evaluated where the model itself first does so (if that is random, at the first array of the arguments).
+            is evaluated where the model first calls it or, if that is random, at the first array argument.
         batch_size: draws evaluated together; chosen to bound memory if None.
         input_batch_size: rows evaluated together. If None, all rows, unless they make an array of more than 2²⁵ numbers
             at one draw, as a thousand images do in a convolutional network. Rows are then evaluated in batches, if the

@@ -20,7 +20,7 @@ __all__ = ["dirichlet_targets"]
 def dirichlet_targets(
     labels: Int[ArrayLike, " N"], num_classes: int, *, concentration: float = 0.01
 ) -> tuple[Float[np.ndarray, "N K"], Float[np.ndarray, "N K"]]:
-    r"""Gaussian targets for logits: the gamma variables of a Dirichlet label, approximated as log-normal.
+    r"""Gaussian targets for logits, which approximate the gamma variables of a Dirichlet distribution as log-normal.
 
     .. math:: \alpha_{nk} = \epsilon + [y_n = k], \quad s^2_{nk} = \log(1 + 1/\alpha_{nk}), \quad
               \tilde y_{nk} = \log \alpha_{nk} - s^2_{nk} / 2

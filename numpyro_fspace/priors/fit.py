@@ -59,7 +59,7 @@ class GPFit:
     def predict(
         self, x_train: Float[ArrayLike, "N D"], y_train: Float[ArrayLike, "N K"], x_test: Float[ArrayLike, "M D"]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of y (noise included) at x_test, [M] or [M, K] each, given the training data.
+        """Mean and variance of y, noise included, at x_test given the training data: [M], or [M, K] of K outputs.
 
         Raises:
             ValueError: ``fit_gp`` was given the noise of each target, so the noise of new targets is unknown.
@@ -96,8 +96,8 @@ def fit_gp(
 
     Args:
         kernel: None means the squared exponential with one lengthscale per input, which starts at median distances and
-            the variance of y. A tinygp kernel starts at its own (positive) parameters; the order of a polynomial, and
-            integers other than tinygp's own real parameters, are held fixed. A function takes a dict of positive
+            the variance of y. A tinygp kernel starts at its own (positive) parameters; a polynomial's order, and
+            integers that are not parameters such as scales, are held fixed. A function takes a dict of positive
             parameters, all of which are trained from their initial values ``params``, and returns a kernel for
             ``GPPrior``.
         x: inputs [N, D].

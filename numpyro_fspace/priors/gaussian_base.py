@@ -152,7 +152,7 @@ class GaussianProcess(ABC):
         *,
         nugget: ArrayLike | None = None,
     ) -> ConditionedGP:
-        """The exact posterior of f given y = f(x) + noise, which is itself a prior.
+        """The exact posterior of f given y = f(x) + noise: GP(m', k') of ``ConditionedGP``, again a prior.
 
         Do not use this posterior as the prior of a network with a likelihood of the same y: the data would count twice.
 

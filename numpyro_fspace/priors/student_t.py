@@ -100,7 +100,7 @@ class StudentTPrior:
         return mean + (draws - mean) / jnp.sqrt(jnp.expand_dims(precision, len(sample_shape)))
 
     def moments(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
-        """Mean and covariance df / (df - 2) · k(x, x), without nugget; infinite if df ≤ 2."""
+        """Mean and covariance df / (df - 2) · k(x, x), without nugget; the covariance is infinite if df ≤ 2."""
         mean, scale = self.gaussian.moments(x)
         factor = self.df / jnp.where(self.df > 2, self.df - 2, 1.0)
         return mean, jnp.where(self.df > 2, factor * scale, jnp.inf)

@@ -117,7 +117,7 @@ class Preconditioner:
 
 
 class identity(Preconditioner):
-    """S = I, as in the papers."""
+    """S = I: no preconditioner."""
 
     def build(self, prior_scale, learned=None):
         return Identity()
@@ -231,8 +231,8 @@ class automatic(rmsprop):
     It is ``dense()`` for models of up to 64 parameters without networks, functional priors, minibatches and random
     numbers of their own. For others it is ``rmsprop()``, but where the last layer of a ``gp_network`` "f" is sampled it
     is ``dense("f.values")``, if there are up to 1000 such values. The data determine the values of the process,
-    whatever the hidden weights are, and some combinations of them much better than others. None is taken to be wider
-    than a priori.
+    whatever the hidden weights are, and some combinations of them much better than others. No direction gets a
+    scale above its prior standard deviation.
     """
 
     def chosen(self, parameters):

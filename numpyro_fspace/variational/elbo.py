@@ -45,8 +45,8 @@ class FunctionalELBO(ELBO):
     b runs over the B rows of a minibatch of the N rows. f_L is the network linearized around the guide's mean m, with
     derivatives J, so that w ~ q = N(m, S) makes it a Gaussian process Q = GP(f(·; m), J S Jᵀ). **The divergence
     replaces the prior of the weights**: for the latent values that a function under a ``functional_prior`` depends on,
-    the prior written in the model is left out, and D(Q‖P0) at the measurement points of the step is used instead. The
-    other latent values θ (the noise, for example) keep their prior.
+    the prior written in the model is left out (``BridgeWasserstein`` uses it), and D(Q‖P0) at the measurement points of
+    the step is used instead. The other latent values θ (the noise, for example) keep their prior.
 
     The model must use the function that ``functional_prior`` returns, because this is the function that is linearized.
 
@@ -65,9 +65,10 @@ class FunctionalELBO(ELBO):
         num_particles: number of draws of the latent values, for expectations without a closed form.
 
     Raises:
-        TypeError: at the first step, the guide is no ``AutoContinuous``, or not normal as the divergence or θ needs.
-        ValueError: at the first step, the model has no functional prior, or a linearized function depends on
-            constrained values.
+        TypeError: the divergence is no function; at the first step, the guide is not ``AutoContinuous``, or not normal
+            where the divergence or θ needs it.
+        ValueError: ``num_particles`` is not positive; at the first step, the model has no functional prior, or a
+            linearized function depends on constrained values.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist

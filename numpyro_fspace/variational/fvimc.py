@@ -88,10 +88,10 @@ class FVIMC:
         num_points: maximum number of distinct measurement points of a T-stage. Random points are gathered from
             several draws if one draw has fewer. The biases b(x) are networks of the inputs and need many points if
             there are several inputs. A T-stage factorizes a matrix whose side is points × outputs.
-        blur: τ ≥ 0. White noise with the share τ of their own mean variances is added to Q and to the draws in a
-            T-stage; 0 is the paper's choice. Q varies in few directions. With τ = 0 the draws in all other directions
-            determine the scale of F, which then widens Q although the draws are narrower. Since Q and the draws get
-            the same share of noise, a linear F that maps one to the other without noise still does so with noise.
+        blur: τ ≥ 0. In a T-stage white noise of τ times their own mean variance is added to Q and to the draws (0 in
+            the paper). Q varies in few directions. With τ = 0 the variance of the draws in all others sets the scale of
+            F, which makes Q too wide. As both get the same share, a linear F that maps one to the other without noise
+            still does so with noise.
         gamma: γ > 0; M γ is added to the variances of Q at M points, as in ``fs.variational.RegularizedKL``, relative
             to the mean variance of Q where that exceeds 1. None means 1e-10 in float64 and 1e-6 in float32.
 
@@ -99,6 +99,7 @@ class FVIMC:
         ValueError, TypeError: an argument has the wrong type or range; or, in ``run``, the model does not have exactly
             one functional prior, has discrete latent values, the guide is not normal, or the covariance of Q at the
             points of a T-stage is numerically singular.
+        FloatingPointError: in ``run``, no bijection gives the draws a finite density.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tinygp

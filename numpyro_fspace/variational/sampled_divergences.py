@@ -34,7 +34,8 @@ class Wasserstein1:
     .. math:: D = \sup_{\|\varphi\|_{Lip} \le 1} E_{f \sim Q}[\varphi(f(X_M))] - E_{g \sim P_0}[\varphi(g(X_M))]
               + v \sum_m |\mathrm{var}_Q f(x_m) - \mathrm{var}_{P_0} f(x_m)|
 
-    In many dimensions the distance alone depends little on the spread, hence the second term (a sum over outputs too).
+    In many dimensions the distance alone depends little on the spread. The second term, also summed over outputs, adds
+    it.
     The prior needs a sampler. The guide may be any continuous guide if all latent values are weights. The maximizer of
     the bound is a posterior of generalized variational inference and not the Bayesian posterior.
 

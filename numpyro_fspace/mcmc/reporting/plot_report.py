@@ -54,13 +54,14 @@ def plot_report(
        the data of the run the curve is too optimistic: give held-out data;
     5. energy: the log likelihood of the same data in the course of each chain, or the potential energy if the run
        kept it (``extra_fields=("potential_energy",)``);
-    6. kinetic temperature of each chain, and configurational temperature, relative to the sampler's (kernels that
-       ``fs.report`` judges).
+    6. kinetic temperature of each chain, and configurational temperature, relative to the sampler's (SGLD, SGHMC,
+       MCLMC and their functional forms).
 
     Args:
         mcmc: an ``MCMC`` object that has run, with any kernel.
         *args: arguments of the model with targets, of held-out data, say; those of the run by default.
-        found: the result of ``fs.report`` if it is known already. None computes it, for the kernels that it judges.
+        found: the result of ``fs.report`` if it is known already. None computes it for SGLD, SGHMC, MCLMC
+            and their functional forms.
         key: random key of the predictions; None is ``jax.random.key(0)``.
         **kwargs: keyword arguments of the model.
 

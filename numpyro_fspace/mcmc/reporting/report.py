@@ -79,14 +79,17 @@ def report(
     γ the friction, a direction in which the variance is v gets the temperature
     :math:`T + \varepsilon v / (2 \gamma)` under SGHMC, and :math:`T + \varepsilon v / 2` under SGLD, to leading order.
     ``noise_share`` takes the mean variance, v = tr V / P, ``weighted_noise_share`` a mean that is weighted by the
-    variances themselves, v = tr V² / tr V. Directions that got a friction of their own in warm-up enter with it.
+    variances themselves, v = tr V² / tr V. A direction with a
+    friction of its own from warm-up is counted with that friction.
 
     Args:
         mcmc: an ``MCMC`` object that has run.
         *args: the arguments of that run; by default those of the last run.
         key: random key of the probes; None is ``jax.random.key(0)``.
         inputs: where f is judged, [N, D], or a dict of them by name of function; None is as above, up to 100 rows of
-            the data and 30 points of each other kind.
+            the data and 30 points of each other kind. ``f[37, 0]`` is the first output at row 37 of ``inputs`` or of
+            what the model passes to f, ``f at measurement points[12, 0]`` that at point 12 (of random points, of those
+            for ``jax.random.key(1)``).
         **kwargs: the keyword arguments of that run.
 
     Returns:

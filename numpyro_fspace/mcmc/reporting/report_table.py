@@ -29,10 +29,12 @@ class Report:
         configurational: the configurational temperature of the draws relative to the sampler's, on average
             (``.mean``) and in the direction that the data determine best (``.leading``), with relative standard errors
             (``.mean_error``, ``.leading_error``): 1 for a distribution that is sampled correctly. None if a fifth of
-            the run's gradients does not pay for eight draws, or the model draws random numbers of its own.
-        acceptance: the mean acceptance probability of the run's Metropolis test or, of MCLMC, of the test that was left
-            out. Of other runs without a test, what a test of one draw's steps (one step for SGLD) would have at the
-            last state of each chain, with minibatch and points frozen.
+            the run's gradients does not pay for eight draws, fewer than eight were kept, the draws of a latent site
+            were not kept, more than a tenth of the gradients are not finite, or the model draws random numbers of its
+            own.
+        acceptance: the mean acceptance probability of the Metropolis test; for MCLMC without a test, what it would be.
+            For other runs without a test: that of testing one draw (SGLD: one step) from the last state of each chain,
+            with minibatch and points fixed.
         noise_share: variance of the stochastic gradient's noise relative to the sampler's own noise, per unit of
             time: the relative excess of temperature that minibatches and random points cause, to leading order, as a
             mean over all directions.

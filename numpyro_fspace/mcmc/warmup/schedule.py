@@ -34,8 +34,9 @@ class Schedule(NamedTuple):
 class Warmup(NamedTuple):
     """Settings of the warm-up.
 
-    Warm-up begins with an optimizer, Adam, which does not move scales such as a noise. Then the sampler runs while step
-    size, preconditioner and friction are chosen. All of them are frozen when warm-up ends.
+    Warm-up begins with an optimizer, Adam, which does not move positive sites, such as a noise, and what determines
+    only the noise. Then the sampler runs while step size, preconditioner and friction are chosen. All of them are
+    frozen when warm-up ends.
 
     Attributes:
         warm_start: fraction of the warm-up draws spent on the optimizer, between 0 and 1; 0 skips it. A step size is
@@ -43,12 +44,11 @@ class Warmup(NamedTuple):
             takes its place and moves all sites.
         learning_rate: Adam's learning rate, in units of the preconditioner's scale (a prior standard deviation). It
             decays to a hundredth of this value.
-        anchored: whether the prior p0 pulls the optimizer to the start w* of the chain and not to the mode of p0.
-            ∇(-log p0)(w) is replaced by its difference from that at w*, which is (w - w*)/σ² for N(0, σ²), and by 0
-            where that would push away from w*, as with heavy tails. At the mode many weights are much smaller than in a
-            typical draw. If their scale is sampled too, it becomes small with them, and a deep network may stay there,
-            with f near zero and a large noise. (For a linear model, with the start drawn from the prior and targets
-            with their noise, the optimum would be a draw from the posterior: "sample then optimize".)
+        anchored: whether the prior p0 pulls the optimizer toward the start w* of the chain instead of the mode of p0.
+            ∇(-log p0)(w) is then replaced by its difference from that at w*, or by 0 where that would push away from
+            w*. Toward the mode, weights shrink; with a sampled scale a deep network may stay at f near zero with a
+            large noise. (For a linear model with noise added to the targets the anchored optimum would be a draw from
+            the posterior: "sample then optimize".)
 
     Example:
         >>> import numpyro_fspace as fs

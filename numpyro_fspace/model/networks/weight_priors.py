@@ -34,7 +34,7 @@ class FanIn:
 
 
 def flat() -> Flat:
-    """The papers' prior of weights, p(w) ∝ 1, which leaves a functional prior as the only prior.
+    """The prior p(w) ∝ 1 of Wu et al. (2024), which leaves a functional prior as the only prior.
 
     It is improper. The distribution of f is then the functional posterior only if w ↦ f is a bijection. Real networks
     have flat directions, along which the weights drift without bound, and f is unconstrained between fixed measurement

@@ -1,4 +1,4 @@
-"""Compiled programs, kept by all that they depend on: keys of arguments by their contents, and the look-up.
+"""Compiled programs, kept by all that they depend on: keys of arguments by their contents, the look-up, and options.
 
 A cache is a dict of the object whose programs it holds. The shapes of arrays are a part of each key that is passed in.
 """
