@@ -59,6 +59,12 @@ def fixed(x: Float[ArrayLike, "M D"]) -> PointSampler:
     Raises:
         TypeError, ValueError: x is not numeric, not [M, D], empty, holds NaN, or holds float64 values whose differences
             are lost in JAX's float32 (for example time in seconds since 1970).
+
+    Example:
+        >>> import jax, numpy as np, numpyro_fspace as fs
+        >>> points = fs.measurement.fixed(np.linspace(0, 1, 3)[:, None])
+        >>> points(jax.random.key(0))[:, 0].tolist()
+        [0.0, 0.5, 1.0]
     """
     return _fixed(x, "x")
 
@@ -72,6 +78,12 @@ def subset(x: Float[ArrayLike, "N D"], num: int) -> PointSampler:
 
     Raises:
         TypeError, ValueError: as for ``fixed``; num is not a positive integer, or larger than N.
+
+    Example:
+        >>> import jax, numpy as np, numpyro_fspace as fs
+        >>> points = fs.measurement.subset(np.linspace(0, 1, 50)[:, None], 10)
+        >>> points(jax.random.key(0)).shape, points.is_random
+        ((10, 1), True)
     """
     check_count(num, "num")
     x = _points(x, "x")
@@ -91,6 +103,11 @@ def uniform(low: float | Float[ArrayLike, " D"], high: float | Float[ArrayLike, 
     Raises:
         TypeError, ValueError: the corners are not numeric, have different shapes, or hold NaN or infinity; low ≥ high;
             num is not a positive integer; JAX's precision does not resolve the box.
+
+    Example:
+        >>> import jax, numpyro_fspace as fs
+        >>> fs.measurement.uniform([-1.0, 0.0], [1.0, 5.0], 20)(jax.random.key(0)).shape
+        (20, 2)
     """
     check_count(num, "num")
     low, high = as_real(low, "low"), as_real(high, "high")
@@ -160,6 +177,11 @@ def perturb(x: Float[ArrayLike, "N D"], scale: float | Float[ArrayLike, " D"], n
     Raises:
         TypeError, ValueError: as for ``fixed``; scale has another shape or is not positive; num is not a positive
             integer.
+
+    Example:
+        >>> import jax, numpy as np, numpyro_fspace as fs
+        >>> fs.measurement.perturb(np.zeros((50, 2)), 0.1, 20)(jax.random.key(0)).shape
+        (20, 2)
     """
     check_count(num, "num")
     x, scale = _points(x, "x"), as_positive(scale, "scale", ndim=1)
@@ -180,6 +202,12 @@ def union(*samplers) -> PointSampler:
     Raises:
         TypeError, ValueError: there are no samplers, their numbers of inputs differ, or one is not what ``as_points``
             takes.
+
+    Example:
+        >>> import numpy as np, numpyro_fspace as fs
+        >>> box = fs.measurement.uniform(-1.0, 1.0, 20)
+        >>> fs.measurement.union(np.zeros((3, 1)), box).num_points
+        23
     """
     members = tuple(as_points(one, f"samplers[{i}]") for i, one in enumerate(samplers))
     if not members:

@@ -45,6 +45,15 @@ class Posterior:
     Raises:
         TypeError, ValueError: the draws are empty, traced, no arrays, or have different leading axes; ``num_chains``
             does not divide S; the model is not callable; another argument has the wrong type.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs
+        >>> def model(x, y=None):
+        ...     slope = numpyro.sample("slope", dist.Normal())
+        ...     numpyro.sample("y", dist.Normal(slope * x, 0.1), obs=y)
+        >>> posterior = fs.Posterior(model, {"slope": jax.numpy.ones(5)})
+        >>> fs.predict(posterior, jax.random.key(0), jax.numpy.ones(3))["y"].shape
+        (5, 3)
     """
 
     model: Callable
@@ -79,7 +88,7 @@ class Posterior:
             >>> import numpyro_fspace as fs  # doctest: +SKIP
             >>> fs.save(mcmc, "run.npz")  # doctest: +SKIP
             >>> # in another process, say
-        >>> posterior = fs.Posterior.load("run.npz", model)  # doctest: +SKIP
+            >>> posterior = fs.Posterior.load("run.npz", model)  # doctest: +SKIP
             >>> f = fs.predict(posterior, jax.random.key(0), x_new)["f"]  # doctest: +SKIP
         """
         if not callable(model):
@@ -116,9 +125,9 @@ class Posterior:
 
         Example:
             >>> import numpyro_fspace as fs  # doctest: +SKIP
-            >>> folder = "runs/diabetes"
-        >>> posterior = fs.Posterior.from_checkpoint(folder, model, x, y)  # doctest: +SKIP
-            >>> f = fs.predict(posterior, jax.random.key(0), x_new)["f"]  # doctest: +SKIP
+            >>> data = x, y  # doctest: +SKIP
+            >>> run = fs.Posterior.from_checkpoint("runs/a", model, *data)  # doctest: +SKIP
+            >>> f = fs.predict(run, jax.random.key(0), x_new)["f"]  # doctest: +SKIP
         """
         files = RunFiles.open(folder)
         if files.run.get("kept") == "functions":

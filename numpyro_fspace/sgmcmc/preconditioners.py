@@ -173,6 +173,11 @@ class dense(Preconditioner):
     Raises:
         TypeError: a name is no string.
         ValueError: at ``run``, the model has no such latent site.
+
+    Example:
+        >>> import numpyro_fspace as fs
+        >>> fs.preconditioners.dense("f.values", "sigma")
+        fs.preconditioners.dense('f.values', 'sigma')
     """
 
     adapts = True
