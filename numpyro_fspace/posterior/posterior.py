@@ -85,11 +85,14 @@ class Posterior:
             TypeError: ``model`` is not a function, or ``path`` is not a path.
 
         Example:
-            >>> import numpyro_fspace as fs  # doctest: +SKIP
-            >>> fs.save(mcmc, "run.npz")  # doctest: +SKIP
-            >>> # in another process, say
-            >>> posterior = fs.Posterior.load("run.npz", model)  # doctest: +SKIP
-            >>> f = fs.predict(posterior, jax.random.key(0), x_new)["f"]  # doctest: +SKIP
+            >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tempfile
+            >>> def model(x, y=None):
+            ...     slope = numpyro.sample("slope", dist.Normal())
+            ...     numpyro.sample("y", dist.Normal(slope * x, 0.1), obs=y)
+            >>> path, x = tempfile.mkdtemp() + "/run.npz", jax.numpy.ones(3)
+            >>> fs.save(fs.Posterior(model, {"slope": jax.numpy.ones(5)}, args=(x,)), path)
+            >>> fs.Posterior.load(path, model).samples["slope"].shape  # in another process, say
+            (5,)
         """
         if not callable(model):
             raise TypeError(f"load needs the model of the posterior, a function, got {type(model).__name__}.")
@@ -124,10 +127,16 @@ class Posterior:
                 functions in place of weights (``functions_at``).
 
         Example:
-            >>> import numpyro_fspace as fs  # doctest: +SKIP
-            >>> data = x, y  # doctest: +SKIP
-            >>> run = fs.Posterior.from_checkpoint("runs/a", model, *data)  # doctest: +SKIP
-            >>> f = fs.predict(run, jax.random.key(0), x_new)["f"]  # doctest: +SKIP
+            >>> import jax, numpyro, numpyro.distributions as dist, numpyro_fspace as fs, tempfile
+            >>> def model(x, y=None):
+            ...     slope = numpyro.sample("slope", dist.Normal())
+            ...     numpyro.sample("y", dist.Normal(slope * x, 0.1), obs=y)
+            >>> folder, x = tempfile.mkdtemp() + "/run", jax.numpy.ones(3)
+            >>> mcmc = fs.MCMC(fs.SGLD(model, step_size=1e-3), num_warmup=0, num_samples=5,
+            ...                checkpoint=folder, progress_bar=False)
+            >>> mcmc.run(jax.random.key(0), x, x)
+            >>> fs.Posterior.from_checkpoint(folder, model, x, x).samples["slope"].shape
+            (5,)
         """
         files = RunFiles.open(folder)
         if files.run.get("kept") == "functions":
