@@ -20,8 +20,9 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
 import jax
 import pytest
 
-#: Without the newer code generator small programs compile faster. XLA ends a process whose XLA_FLAGS it does not know.
-QUICK_FLAGS = "--xla_cpu_use_fusion_emitters=false"
+#: Without the newer code generator, and in one part, small programs compile faster. XLA ends a process whose XLA_FLAGS
+#: it does not know.
+QUICK_FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 
 def is_nightly(config):
@@ -78,9 +79,10 @@ def _names_a_test(config):
 
 
 def pytest_collection_finish(session):
-    """The collector of garbage need not look at all modules again and again."""
+    """The collector of garbage need not look at all modules again and again, nor often at JAX's short-lived objects."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 #: Megabytes that a process may hold, after a module and within it, before the programs compiled so far are dropped.

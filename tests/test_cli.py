@@ -521,7 +521,10 @@ def test_uci_record_beside_the_gp(capsys, data_dir):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")  # 100 draws of warm-up are few
-@pytest.mark.parametrize("method", ["fsghmc", "nuts", "blackjax_mclmc", "fmclmc"])
+@pytest.mark.parametrize(
+    "method",
+    ["nuts", "blackjax_mclmc", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("fsghmc", "fmclmc"))],
+)
 def test_benchmark_of_effective_draws(capsys, data_dir, method):
     status, out, _ = run(capsys, "bench", "ess", "--quick", "--method", method)
     (line,) = [json.loads(text) for text in out.splitlines()]

@@ -16,7 +16,7 @@ from sklearn.datasets import load_diabetes
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import numpyro_fspace as fs
 from numpyro_fspace.__main__ import main
@@ -30,8 +30,35 @@ SMALL = {"widths": (10,), "num_points": 20, "num_warmup": 20, "num_samples": 20,
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # so few draws are doubtful, and say so
 
 
+#: Checks of scikit-learn that fit many times.
+LONG_CHECKS = {
+    "check_classifier_data_not_an_array",
+    "check_classifiers_classes",
+    "check_classifiers_train",
+    "check_dtype_object",
+    "check_estimators_dtypes",
+    "check_estimators_nan_inf",
+    "check_fit_idempotent",
+    "check_pipeline_consistency",
+    "check_regressor_data_not_an_array",
+    "check_regressor_multioutput",
+    "check_regressors_int",
+    "check_regressors_train",
+}
+
+
+def checks():
+    """Each check with its estimator. The long ones are nightly, but for training on ordinary arrays."""
+    for estimator in (fs.Regressor(**SMALL), fs.Classifier(**SMALL)):
+        for instance, check in estimator_checks_generator(estimator):
+            name, settings = check.func.__name__, check.keywords
+            is_long = name in LONG_CHECKS and (bool(settings) or not name.endswith("s_train"))
+            label = "-".join([type(estimator).__name__, name, *map(str, settings.values())])
+            yield pytest.param(instance, check, id=label, marks=[pytest.mark.nightly] * is_long)
+
+
 @pytest.mark.slow
-@parametrize_with_checks([fs.Regressor(**SMALL), fs.Classifier(**SMALL)])
+@pytest.mark.parametrize(("estimator", "check"), list(checks()))
 @pytest.mark.filterwarnings("ignore")
 def test_the_checks_of_scikit_learn(estimator, check):
     check(estimator)

@@ -27,7 +27,9 @@ def draws_by_chain(name, kernel, *, num_warmup, num_samples):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The kinetic temperature:RuntimeWarning")  # warm-ups are short
 @pytest.mark.filterwarnings("ignore:(The draws are doubtful|At these inputs R-hat):RuntimeWarning")  # and draws are few
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name == "convolutions")) for name in CASES]
+)
 def test_converges_under_fsghmc(name):
     num_draws = CASES[name].num_draws
     drawn, mcmc = draws_by_chain(name, "fsghmc", num_warmup=num_draws, num_samples=num_draws)

@@ -501,7 +501,7 @@ def test_posterior_of_fixed_features_is_the_closed_form(name, marginalize):
     assert np.any(np.abs(1.2 * sd - exact_sd) > 4.5 * sd_error + 0.03 * exact_sd)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_posterior_of_a_network_is_that_of_nuts():
     """f(X) and sigma of a network of ten units, marginalized, beside NUTS on all sites."""
 

@@ -236,13 +236,13 @@ def test_a_block_of_two_processes_is_the_inverse_hessian(key):
     position, unravel = ravel_pytree(model.init_params())
     learned = plan.preconditioner.start(position)
     metric = plan.preconditioner.build(jnp.ones_like(position), learned)
-    where = np.concatenate([np.arange(*one) for one in plan.preconditioner.ranges])
-    exact = np.asarray(jax.hessian(lambda w: model(unravel(w), key)[0])(position))[np.ix_(where, where)]
+    values = take(position, plan.preconditioner.ranges)
 
     def energy(values):
         return model(unravel(put(position, plan.preconditioner.ranges, values)), key)[0]
 
-    found = hessian(energy, take(position, plan.preconditioner.ranges), Dense(metric.factor))
+    exact = np.asarray(jax.jit(jax.hessian(energy))(values))
+    found = jax.jit(lambda values: hessian(energy, values, Dense(metric.factor)))(values)
     np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-3 * np.abs(exact).max())
     factor = narrowed(whitened(learned.factor, found), 1.0)
     values, vectors = np.linalg.eigh(exact.astype(float))
@@ -268,27 +268,29 @@ def test_two_processes_in_minibatches_are_sampled_and_continued(key):
     assert np.sqrt(np.mean((mean - jnp.sin(3.0 * x[:, 0])) ** 2)) < 0.2
 
 
-def test_a_state_with_another_matrix_is_refused(key):
-    """Whether the preconditioner was given or is the default."""
-    rows, y = jnp.ones((4, 3)), jnp.ones(4)
+def continued(model, before, after, *args):
+    """A run with one preconditioner, continued with another."""
+    settings = {"num_warmup": 4, "num_samples": 2, "progress_bar": False}
+    first = fs.MCMC(fs.SGHMC(model, num_steps=2, preconditioner=before), **settings)
+    second = fs.MCMC(fs.SGHMC(model, num_steps=2, preconditioner=after), **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first.run(jax.random.key(0), *args)
+        second.post_warmup_state = first.last_state
+        second.run(jax.random.key(0), *args)
 
-    def continued(model, before, after, *args):
-        settings = {"num_warmup": 4, "num_samples": 2, "progress_bar": False}
-        first = fs.MCMC(fs.SGHMC(model, num_steps=2, preconditioner=before), **settings)
-        second = fs.MCMC(fs.SGHMC(model, num_steps=2, preconditioner=after), **settings)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            first.run(key, *args)
-            second.post_warmup_state = first.last_state
-            second.run(key, *args)
 
-    dense, rmsprop = fs.preconditioners.dense, fs.preconditioners.rmsprop
+def test_a_state_with_another_matrix_is_refused():
+    rows, y, dense = jnp.ones((4, 3)), jnp.ones(4), fs.preconditioners.dense
     continued(two_groups, dense("a"), dense("a"), rows, y)
     with pytest.raises(ValueError, match=r"another sampler or preconditioner .*dense\('a'\)\) than .*dense\('b'\)"):
         continued(two_groups, dense("a"), dense("b"), rows, y)
-    counts = jnp.ones(len(POINTS))
+
+
+@pytest.mark.slow
+def test_a_state_with_another_matrix_than_the_default_is_refused():
     with pytest.raises(ValueError, match=r"another .*rmsprop\) than the kernel's .*dense\('f.values'\)"):
-        continued(counts_of_process, rmsprop(), None, POINTS, counts)
+        continued(counts_of_process, fs.preconditioners.rmsprop(), None, POINTS, jnp.ones(len(POINTS)))
 
 
 def test_a_preconditioner_for_a_site_that_is_not_there_is_refused():

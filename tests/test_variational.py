@@ -414,13 +414,15 @@ def test_law_of_a_network_is_that_of_the_guides_draws(x64, guide_kind, num_outpu
     problem = GuidedModel(model, guide, params, KEYS[0], args=(X, Y), kwargs={}, needs_normal=True)
     network = fs.variational.linearize(model, problem.center)
 
-    def values(flat):
-        drawn = fs.predict(jax.tree.map(lambda v: v[None], problem.constrain(flat)), KEYS[1], POINTS, model=network)
-        return drawn["f"].ravel()
+    def values(flats):
+        """f at the points for each row."""
+        drawn = fs.predict(jax.vmap(problem.constrain)(flats), KEYS[1], POINTS, model=network)
+        return drawn["f"].reshape(len(flats), -1)
 
-    start, law = values(problem.loc), problem.normal
+    law = problem.normal
     covariance = np.diag(law.variance) if isinstance(law, dist.Normal) else np.asarray(law.covariance_matrix)
-    jacobian = np.stack([values(problem.loc + unit) - start for unit in np.eye(size)], 1)
+    start, *moved = values(problem.loc + jnp.concatenate([jnp.zeros((1, size)), jnp.eye(size)]))
+    jacobian = np.stack(moved, 1) - start[:, None]
     found = problem.linearized_pushforward("f").root(POINTS).reshape(len(start), -1)
     np.testing.assert_allclose(found @ found.T, jacobian @ covariance @ jacobian.T, rtol=1e-6, atol=1e-12)
     assert not np.allclose(found @ found.T, jacobian @ covariance[::-1, ::-1] @ jacobian.T, rtol=1e-2)

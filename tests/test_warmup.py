@@ -555,7 +555,7 @@ def informed_directions(x, y, batch_size, sd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_directions", [1, 2])
+@pytest.mark.parametrize("num_directions", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_directions_that_the_data_know_have_the_posteriors_sd(num_directions, key):
     """A linear model of 40 weights with the default control variates: a Gaussian law. Friction 1 is too wide."""
     rng = np.random.default_rng(11)

@@ -95,7 +95,8 @@ class Classifier(ClassifierMixin, NetworkEstimator):
         Args:
             X: inputs [N, D].
         """
-        return self.classes_[self.predict_proba(X).argmax(-1)]
+        probabilities = self.predict_proba(X)  # first, because it checks that the estimator is fitted
+        return self.classes_[probabilities.argmax(-1)]
 
     def decompose(self, X) -> Decomposition:
         """Mutual information (epistemic) and expected entropy (aleatoric), [N] in nats; see ``fs.decompose``.

@@ -138,6 +138,8 @@ class fMALA(fHMC):
     ε = h²/2. Target, arguments and errors are those of ``fHMC``, without ``num_steps``. Warm-up aims by
     default at an acceptance of 0.574.
 
+    Example: as for ``fHMC``, with ``fs.fMALA(model)``.
+
     References: G. O. Roberts, J. S. Rosenthal (1998), *Optimal scaling of discrete approximations to Langevin
     diffusions*; Z. Wang et al. (2022), who use it in weight and function space.
     """

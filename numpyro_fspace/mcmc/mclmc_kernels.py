@@ -118,6 +118,8 @@ class fMCLMC(MCLMC):
     ``metropolis=True``. (A ``gp_network`` has no factor P0: its prior is that of its latent sites.) Arguments and
     errors are those of ``MCLMC``; in addition a model with neither ``gp_network`` nor ``functional_prior`` raises a
     ValueError at ``run``.
+
+    Example: as for ``fSGHMC``, with ``fs.fMCLMC(model)``.
     """
 
     needs_functional_prior = True

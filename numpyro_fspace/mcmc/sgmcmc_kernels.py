@@ -249,6 +249,8 @@ class fSGLD(SGLD):
     X_M. (A ``gp_network`` has no factor P0: its prior is that of its latent sites.) Arguments and errors are those of
     ``SGLD``; in addition a model with neither ``gp_network`` nor ``functional_prior`` raises a ValueError at ``run``.
 
+    Example: as for ``fSGHMC``, with ``fs.fSGLD(model)``.
+
     Reference: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural networks*,
     eq. 6, algorithm 1.
     """
@@ -268,6 +270,21 @@ class fSGHMC(SGHMC):
     The algorithm of the reference is ``fSGHMC(model, integrator="euler", resample_momentum=True, step_size=schedule,
     control_variates=False, preconditioner=fs.preconditioners.identity(), warmup=fs.Warmup(warm_start=0.0))`` for a
     model whose weights have the prior ``fs.model.flat()``.
+
+    Example:
+        >>> import flax.linen as nn, jax, jax.numpy as jnp, numpyro, tinygp
+        >>> import numpyro.distributions as dist, numpyro_fspace as fs
+        >>> gp = fs.GPPrior(tinygp.kernels.ExpSquared(0.5))
+        >>> points = fs.measurement.space_filling(-1.0, 1.0, 8)
+        >>> def model(x, y=None):
+        ...     net = nn.Sequential([nn.Dense(30), nn.tanh, nn.Dense(1)])
+        ...     f = fs.gp_network("f", net, gp, points)
+        ...     numpyro.sample("y", dist.Normal(f(x).squeeze(-1), 0.1), obs=y)
+        >>> x = jnp.linspace(-1.0, 1.0, 20)[:, None]
+        >>> mcmc = fs.MCMC(fs.fSGHMC(model), num_warmup=50, num_samples=50, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), x, jnp.sin(4 * x[:, 0]))
+        >>> fs.predict(mcmc, jax.random.key(1), x)["f"].shape
+        (50, 20, 1)
 
     Reference: M. Wu, J. Xuan, J. Lu (2024), *Functional stochastic gradient MCMC for Bayesian neural networks*,
     eq. 9, algorithm 2.
