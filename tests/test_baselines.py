@@ -492,7 +492,8 @@ def test_the_variational_optimum_is_bayesian_linear_regression(loss):
         assert np.ptp([bound(*twin, key) for key in keys]) > 0.05
 
 
-@pytest.mark.parametrize("inside", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", [True, False])
 def test_parameters_of_the_process_are_learned_and_used_in_predictions(inside):
     """A gradient reaches ``numpyro.param`` in ``draw`` or around it; predictions use the learned value."""
     x, y = X.astype(np.float32), 10.0 * Y.astype(np.float32)

@@ -21,17 +21,18 @@ import numpyro_fspace as fs
 from numpyro_fspace.experiments import catalog
 
 ROOT = Path(__file__).parent.parent
-#: Numbers of draws and updates, made small: what is checked is that the calls exist and go together.
+#: Numbers of draws, updates and rows, made small: what is checked is that the calls exist and go together.
 LONG = re.compile(
-    r"""((num_warmup|num_samples|num_updates|num_steps|checkpoint_every)(=|": ))\d+"""
+    r"""((num_warmup|num_samples|num_updates|num_steps|checkpoint_every)(=|": )|subsample_size=(?=100\)))\d+"""
     r"|(?<=jax\.random\.key\(0\), )2000(?=, x)|(?<=f\.reshape\(4, )1000"
 )
 SHORT_STAGES = "num_stages=3, num_updates=10, num_warmup=10, num_samples=10, num_transform_steps=10"
 
 
 def shortened(block):
-    """The block with few draws."""
-    return LONG.sub(lambda match: f"{match[1] or ''}10", block.replace("num_stages=5", SHORT_STAGES))
+    """The block with few draws, small minibatches, and few images as measurement points."""
+    block = block.replace("num_stages=5", SHORT_STAGES).replace("images[:100].reshape(100,", "images[:10].reshape(10,")
+    return LONG.sub(lambda match: f"{match[1] or ''}10", block)
 
 
 def is_finite(names, *of):

@@ -337,7 +337,8 @@ def test_what_it_does_not_do_itself_is_numpyros():
     assert nuts.get_samples()["w"].shape == (10, 2)
 
 
-@pytest.mark.parametrize("batch", [None, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [None, 4])
 def test_keys_of_the_old_style_give_the_same_draws(batch):
     """Ten gradients a draw with either, and the temperature of ten."""
     kernel = fs.fSGHMC(linear(random_points(), batch=batch), num_steps=10)
@@ -668,7 +669,8 @@ def test_more_chains_than_devices_after_a_run_are_run_one_by_one():
     assert mcmc.get_samples(group_by_chain=True)["w"].shape[:2] == (mcmc.num_chains, 6)
 
 
-@pytest.mark.parametrize("closed_over", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("closed_over", [False, True])
 def test_runs_may_be_vectorized_over_keys_and_data(closed_over):
     """Without a warning of buffers that could not be used again, where the model closes over its data too."""
     keys, data = jax.random.split(KEY, 2), np.stack([Y, Y + 5.0])
@@ -803,7 +805,7 @@ def test_draws_of_a_run_before_are_none_of_one_that_failed(press):
     [
         pytest.param("num_samples", 30, marks=pytest.mark.slow),
         pytest.param("num_chains", 3, marks=pytest.mark.slow),
-        ("num_chains", 1),
+        pytest.param("num_chains", 1, marks=pytest.mark.slow),
         ("thinning", 2),
     ],
 )

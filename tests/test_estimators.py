@@ -364,6 +364,7 @@ def classifier():
     return fs.Classifier(**SMALL | {"num_samples": 50}).fit(X, np.array(["a", "b", "c"])[labels]), X, labels
 
 
+@pytest.mark.slow
 def test_probabilities_and_their_decomposition(classifier):
     estimator, X, labels = classifier
     probabilities = estimator.predict_proba(X)
@@ -376,6 +377,7 @@ def test_probabilities_and_their_decomposition(classifier):
     np.testing.assert_allclose(parts.total, stats.entropy(probabilities[:5], axis=1), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_labels_are_drawn_with_their_probabilities(classifier):
     """50 × 100 draws at three rows: a share has a standard error of at most .007."""
     estimator, X, _ = classifier

@@ -37,7 +37,10 @@ def variances(gradient_noise, step_size, variance, refresh_every, resample=False
 
 
 @pytest.mark.parametrize("refresh_every", [1, 2])
-@pytest.mark.parametrize(("step_size", "kick"), [(0.3, 0.02), (0.3, 0.3), (0.1, 0.15)])
+@pytest.mark.parametrize(
+    ("step_size", "kick"),
+    [(0.3, 0.3), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((0.3, 0.02), (0.1, 0.15)))],
+)
 def test_known_noise_leaves_the_law_as_it_is(step_size, kick, refresh_every):
     """``kick`` = ε² v / T: within 7 % (three standard errors); as hot as the formula says without."""
     variance = kick * TEMPERATURE / step_size**2

@@ -196,7 +196,7 @@ def test_the_prior_of_what_is_left_has_the_jacobian_of_constrained_sites():
 # ---- draws of the last layer -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_rows", [8, 5])
+@pytest.mark.parametrize("num_rows", [pytest.param(8, marks=pytest.mark.slow), 5])
 def test_completed_draws_have_the_posterior_given_the_rest_and_do_not_change(num_rows):
     """All white sites of 4000 positions that differ in the last bits only, by χ² against N(m, C) in closed form."""
     x, y = X[:num_rows], Y[:num_rows]
@@ -634,7 +634,8 @@ def test_reports_and_arviz_read_such_a_run(base):
     assert {"f", "sigma"} <= set(tree.posterior)
 
 
-@pytest.mark.parametrize("guide", [pytest.param("AutoNormal", marks=pytest.mark.slow), "mean_field"])
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", ["AutoNormal", "mean_field"])
 def test_variational_inference_takes_the_model_as_it_is(guide):
     guide = AutoNormal(linear) if guide == "AutoNormal" else fs.variational.guides.mean_field(linear)
     svi = SVI(linear, guide, numpyro.optim.Adam(0.02), Trace_ELBO())

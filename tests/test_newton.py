@@ -225,6 +225,7 @@ def of_noise(x, y=None, batch=None):
         )
 
 
+@pytest.mark.slow
 def test_a_block_of_two_processes_is_the_inverse_hessian(key):
     """At the position where it is learned, averaged over minibatches that are all data here, and not wider than 1."""
     x = jnp.linspace(-1.0, 1.0, 40)[:, None]

@@ -135,7 +135,8 @@ def test_nuts_has_all_panels_but_the_temperature():
     assert "no temperature" in panel(figure, "temperature").texts[0].get_text()
 
 
-@pytest.mark.parametrize("kind", ["categorical", pytest.param("bernoulli", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["categorical", "bernoulli"])
 def test_classes_show_accuracy_against_confidence(kind):
     rng = np.random.default_rng(1)
     x = rng.normal(size=(300, 1)).astype(np.float32)
