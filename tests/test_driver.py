@@ -44,7 +44,7 @@ def finished(*args, fields=("potential_energy", "warmup.step_size", "control"), 
 
 @pytest.mark.parametrize(
     "num_chains, thinning, options",
-    [(1, 1, PLAIN), pytest.param(3, 2, {}, marks=pytest.mark.slow), (1, 5, PLAIN)],
+    [(1, 1, PLAIN), pytest.param(3, 2, {}, marks=pytest.mark.slow), pytest.param(1, 5, PLAIN, marks=pytest.mark.slow)],
 )
 def test_draws_are_those_of_numpyros_driver(num_chains, thinning, options):
     """Fields, names inside fields and trees among them too."""
@@ -805,8 +805,8 @@ def test_draws_of_a_run_before_are_none_of_one_that_failed(press):
     [
         pytest.param("num_samples", 30, marks=pytest.mark.slow),
         pytest.param("num_chains", 3, marks=pytest.mark.slow),
-        pytest.param("num_chains", 1, marks=pytest.mark.slow),
-        ("thinning", 2),
+        ("num_chains", 1),
+        pytest.param("thinning", 2, marks=pytest.mark.slow),
     ],
 )
 def test_settings_of_a_vectorized_nuts_may_change_between_runs(name, value):
@@ -916,7 +916,7 @@ def test_hmc_continues_on_data_that_were_changed_in_place():
     assert len(np.unique(mcmc.get_samples()["w"], axis=0)) > 80
 
 
-@pytest.mark.parametrize("kernel", [fs.fHMC, NUTS])
+@pytest.mark.parametrize("kernel", [pytest.param(fs.fHMC, marks=pytest.mark.slow), NUTS])
 def test_hmc_continues_on_other_data(kernel):
     """Its state holds the potential and gradient of the data before, by which every proposal would look worse."""
     mcmc = fs.MCMC(kernel(linear(POINTS)), num_warmup=200, num_samples=300, progress_bar=False)

@@ -223,6 +223,7 @@ def wide(scale=3.0):
     return {"layers_0": {"kernel": scale * rng.normal(size=(1, 60)), "bias": scale * rng.normal(size=60)}}
 
 
+@pytest.mark.slow
 def test_gp_network_with_a_frozen_backbone_keeps_the_prior():
     """Its hidden layer has no sites, its input no units, and f at the points the covariance of the process."""
     frozen = wide()

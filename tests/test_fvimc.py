@@ -344,6 +344,7 @@ def test_draws_that_are_not_finite_are_refused():
 # ---- whole runs ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_stage_is_plain_variational_inference():
     fvimc = run(num_stages=1, num_updates=100)
     guide = fs.variational.guides.mean_field(linear)

@@ -27,6 +27,7 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 from support.compilation import quick_jit
 from support.laws import gaussian_p_values
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.last_layer.find_last_layer import find_last_layer
@@ -134,7 +135,7 @@ PRIORS = {
 }
 
 
-@pytest.mark.parametrize("name", PRIORS)
+@pytest.mark.parametrize("name", some(PRIORS, 3))
 def test_a_narrow_network_has_the_covariance_of_the_formula(key, name):
     """With four features, fewer than points."""
     prior, points, num_outputs = PRIORS[name]

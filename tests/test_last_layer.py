@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from support.tiers import some
 
 from numpyro_fspace.model.last_layer.find_last_layer import find_last_layer
 from numpyro_fspace.model.networks.adapters import read_network
@@ -111,7 +112,7 @@ def find(module, shape=(2,)):
     return find_last_layer("f", read_network("f", module, shape), shape)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", some(NETWORKS, 9))
 def test_layer(name, key):
     """It is the layer used last, and offset plus features times its columns is the network's output."""
     module, paths = NETWORKS[name]

@@ -125,6 +125,7 @@ def test_float64(x64):
     assert scales.share > 0.99 and scales.error_between < 0.05 and scales.tolerance in TOLERANCES
 
 
+@pytest.mark.slow
 def test_random_lengthscale():
     """With a random kernel s and τ are fixed numbers, and the last layer still has the process's size."""
     x, module = grid(15), network(50, nn.relu, num_layers=3)
@@ -179,6 +180,7 @@ def test_the_warning_says_how_far_the_covariance_is_off(width, is_exact):
         assert error - 0.01 < stated[0] < 2.0 * error, (error, stated)
 
 
+@pytest.mark.slow
 def test_the_smallest_summand_is_followed_too():
     """A small season on a large trend: the scales are those of the season alone, and so is the warning."""
     x, trend = grid(40), 30.0 * ExpSquared(2.0)

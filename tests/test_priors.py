@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import tinygp
+from support.tiers import some
 from tinygp.kernels import (
     Cosine,
     Custom,
@@ -688,7 +689,7 @@ TRACED = {
 }
 
 
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize("name", some(TRACED, 3))
 def test_inputs_are_concrete_and_another_argument_is_traced(name):
     """In one program, and its derivative; the inputs are NumPy arrays, which are known in float64."""
     fn, y, noise = TRACED[name], np.asarray(F, np.float32), 0.2

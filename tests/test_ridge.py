@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.compilation import quick_jit
+from support.tiers import some
 
 from numpyro_fspace.model.last_layer.given_features import LastLayerPrior, last_layer_given
 from numpyro_fspace.model.last_layer.marginal_likelihood import log_marginal
@@ -119,7 +120,7 @@ def matrix_of(prior):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", some(SIZES, 2))
 def test_the_last_layer_has_the_covariance_of_its_sites(x64, size, dtype):
     """At the points, with the map B from the sites: Ψ L (Ψ L)ᵀ = ΨB (ΨB)ᵀ, and the mean is G c."""
     center = np.cos(np.arange(size[0]))[:, None]

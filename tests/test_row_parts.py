@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.posterior import draw_batches
@@ -60,7 +61,7 @@ def predict(model, **settings):
     return fs.predict(DRAWS, KEY, X, model=model, inputs=X, **settings)
 
 
-@pytest.mark.parametrize("kind", MIXING)
+@pytest.mark.parametrize("kind", some(MIXING, 5))
 def test_rows_that_are_mixed_are_not_cut(kind, monkeypatch):
     """Asked for, an error; else the values are those of all rows, however little room there is."""
     model = model_of(MIXING[kind])

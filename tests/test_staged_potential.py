@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 import tinygp
 
 import numpyro_fspace as fs
@@ -50,6 +51,7 @@ def primitives(fn, *args):
     return names
 
 
+@pytest.mark.slow
 def test_value_and_gradient_of_a_model_are_unchanged():
     potential = ModelPotential(model, key=KEY)
     z = potential.init_params()

@@ -321,6 +321,7 @@ def test_large_minibatches_are_estimated_without_bias(monkeypatch, likelihood):
     assert np.mean(values) == pytest.approx(exact, rel=0.02)
 
 
+@pytest.mark.slow
 def test_minibatches_are_unbiased():
     def batched(x, y=None):
         return linear(x, y, batch=2)
@@ -428,6 +429,7 @@ def test_law_of_a_network_is_that_of_the_guides_draws(x64, guide_kind, num_outpu
     assert not np.allclose(found @ found.T, jacobian @ covariance[::-1, ::-1] @ jacobian.T, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_linearized_function_is_the_first_order_expansion():
     """At the center it is the function; along a line of weights, its tangent."""
     draws = numpyro.infer.Predictive(network, num_samples=2)(jax.random.key(0), X)

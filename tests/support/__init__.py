@@ -1,1 +1,1 @@
-"""What the statistical tests stand on: analytic targets, exact laws of samplers, broken twins."""
+"""What tests stand on: analytic targets, exact laws of samplers, broken twins, tiers."""
