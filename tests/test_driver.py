@@ -104,7 +104,7 @@ def test_a_second_run_compiles_nothing(points):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_warmup", [0, 1000])
+@pytest.mark.parametrize("num_warmup", [0, 20, 59, 1000])
 def test_a_run_goes_on_in_another_object(num_warmup):
     """Its warm-up is over, however long that of the new object is; the divergences of the first run are not its own."""
     first = finished(options={})
