@@ -20,8 +20,9 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
 import jax
 import pytest
 
-#: Without the newer code generator small programs compile faster. XLA ends a process whose XLA_FLAGS it does not know.
-QUICK_FLAGS = "--xla_cpu_use_fusion_emitters=false"
+#: Without the newer code generator, and in one part, small programs compile faster. XLA ends a process whose XLA_FLAGS
+#: it does not know.
+QUICK_FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 
 def is_nightly(config):

@@ -518,6 +518,15 @@ def test_the_last_look_at_the_rest_of_the_noise_takes_no_friction_away(measured,
     assert not (learned.traces.any() or learned.squares.any() or learned.num)
 
 
+def test_noise_that_lies_along_its_directions_exactly_leaves_none():
+    """The rest of the noise is zero then, not what it was before the directions were known; without draws it stays."""
+    noise = Noise.start(jnp.zeros(3), 1)._replace(basis=jnp.eye(1, 3), rest=jnp.array(5.0))
+    assert noise.renewed(jnp.array(False)).rest == 5.0
+    learned = noise.with_measured(jnp.array([[2.0, 0.0, 0.0], [-4.0, 0.0, 0.0]])).renewed(jnp.array(False))
+    assert learned.rest == 0.0
+    np.testing.assert_array_equal(learned.variances, [10.0])
+
+
 def test_leading_directions_of_noise_are_found_and_measured():
     """Two of 30 directions, variances 40 and 9, the others .01: found to 1 %, measured on other rows to 5 errors."""
     axes = np.linalg.qr(np.random.default_rng(3).normal(size=(30, 30)))[0]

@@ -72,7 +72,8 @@ class Noise(NamedTuple):
     def renewed(self, is_last) -> Noise:
         """This with variances from the sums, which are reset. The last time, the variance of the rest may only rise."""
         trace, squared = self.traces
-        rest = jnp.where(trace > 0, squared / jnp.where(trace > 0, trace, 1.0), self.rest)
+        rest = jnp.where(trace > 0, squared / jnp.where(trace > 0, trace, 1.0), 0.0)  # zero: all is along directions
+        rest = jnp.where(self.num > 0, rest, self.rest)
         rest = jnp.where(is_last, jnp.maximum(rest, self.rest), rest)
         variances = jnp.where(self.num > 0, self.squares / jnp.maximum(self.num, 1), self.variances)
         cleared = jax.tree.map(jnp.zeros_like, self)
