@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import random
 import re
 import subprocess
 import sys
+import time
 import zlib
+from collections import Counter
 from pathlib import Path
 
 if os.environ.get("PYTEST_XDIST_WORKER"):
@@ -46,12 +49,28 @@ def keep_programs(config):
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # most compile in a tenth of a second
 
 
+#: Environment variable: the second since 1970 after which no slow test begins, in all processes of a run.
+DEADLINE = "NUMPYRO_FSPACE_TEST_DEADLINE"
+NO_TIME = "the minutes of --minutes were over"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--minutes",
+        type=float,
+        help="skip slow tests that have not begun after so many minutes, and count them at the end; "
+        "the order of the files differs from run to run",
+    )
+
+
 def pytest_configure(config):
     """Programs are compiled without optimization, here and in processes of tests: most take longer to compile than run.
 
     Not for nightly tests, which run long, nor where the environment says otherwise.
     """
     keep_programs(config)
+    if config.getoption("--minutes") is not None:
+        os.environ.setdefault(DEADLINE, str(time.time() + 60.0 * config.getoption("--minutes")))
     if is_nightly(config):
         return
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
@@ -71,6 +90,23 @@ def pytest_collection_modifyitems(config, items):
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
+    if DEADLINE in os.environ:
+        places = {path: random.Random(f"{path} {os.environ[DEADLINE]}").random() for path in {i.path for i in items}}
+        items.sort(key=lambda item: places[item.path])
+
+
+def pytest_runtest_setup(item):
+    if "slow" in item.keywords and time.time() > float(os.environ.get(DEADLINE, "inf")):
+        pytest.skip(NO_TIME)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What ``--minutes`` left out, by file."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if NO_TIME in str(report.longrepr)]
+    if skipped:
+        terminalreporter.section(f"{len(skipped)} slow tests not begun: {NO_TIME}")
+        for path, number in sorted(Counter(report.nodeid.split("::")[0] for report in skipped).items()):
+            terminalreporter.line(f"{number:4d} {path}")
 
 
 def _names_a_test(config):
