@@ -2,6 +2,7 @@
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,6 +13,7 @@ from numpy.testing import assert_allclose
 from support.tiers import some
 
 import numpyro_fspace as fs
+from numpyro_fspace.model.networks.adapters import read_network
 
 CONVOLUTIONS = (fs.model.conv_general_dilated, lax.conv_general_dilated)
 NUMBERS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
@@ -65,14 +67,34 @@ def test_is_a_product(case):
     assert "conv_general_dilated" not in program
 
 
+def has_convolution(fn, *arrays):
+    """Whether XLA's convolution is in the program of a function."""
+    return "conv_general_dilated[" in str(jax.make_jaxpr(fn)(*arrays)).replace(" ", "").replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("image", "kernel", "numbers"),
+    [
+        ((2, 3, 6, 7), (3, 2, 3, 4), ("NCHW", "HWIO", "NCHW")),
+        ((2, 3, 6, 7), (4, 3, 3, 2), None),
+        ((6, 2, 7, 3), (4, 3, 2, 3), ("HNWC", "OHWI", "CHNW")),
+    ],
+)
+def test_axes_may_have_any_order(image, kernel, numbers):
+    x, weights = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate((image, kernel)))
+    settings = {"window_strides": (1, 2), "padding": "SAME", "dimension_numbers": numbers}
+    ours, theirs = (functools.partial(conv, **settings) for conv in CONVOLUTIONS)
+    assert_allclose(ours(x, weights), theirs(x, weights), rtol=1e-5, atol=1e-5)
+    assert has_convolution(theirs, x, weights)
+    assert has_convolution(ours, x, weights) == (jax.default_backend() != "cpu")
+
+
 @pytest.mark.parametrize(
     ("image", "kernel", "settings"),
     [
         ((2, 6, 6, 3), (3, 3, 1, 6), {"feature_group_count": 3}),
         ((2, 6, 6, 3), (3, 3, 3, 4), {"batch_group_count": 2}),
         ((2, 6, 6, 3), (3, 3, 3, 4), {"lhs_dilation": (2, 2), "padding": ((1, 1), (1, 1))}),
-        ((2, 3, 6, 6), (3, 3, 3, 4), {"dimension_numbers": ("NCHW", "HWIO", "NCHW")}),
-        ((2, 3, 6, 6), (4, 3, 3, 3), {"dimension_numbers": None}),
     ],
 )
 def test_what_is_no_product_is_left_to_jax(image, kernel, settings):
@@ -95,3 +117,70 @@ def test_nnx_layers_take_it():
     x = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
     layers = [nnx.Conv(3, 5, (3, 3), conv_general_dilated=conv, rngs=nnx.Rngs(0)) for conv in CONVOLUTIONS]
     assert_allclose(layers[0](x), layers[1](x), rtol=1e-5, atol=1e-5)
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.max_pool(nn.relu(nn.Conv(4, (3, 3), strides=2)(x)), (2, 2), (2, 2))
+        return nn.Dense(2)(x.reshape(len(x), -1))
+
+
+class Nnx(nnx.Module):
+    def __init__(self):
+        self.layer = nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0))
+        self.last = nnx.Linear(256, 2, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.last(jax.jit(nnx.gelu)(self.layer(x)).reshape(len(x), -1))
+
+
+class Equinox(eqx.Module):
+    layer: eqx.nn.Conv2d
+    last: eqx.nn.Linear
+
+    def __init__(self):
+        self.layer = eqx.nn.Conv2d(8, 4, 3, key=jax.random.key(0))  # the image's first axis is that of its channels
+        self.last = eqx.nn.Linear(24, 2, key=jax.random.key(1))
+
+    def __call__(self, x):
+        return self.last(jnp.tanh(self.layer(x)).ravel())
+
+
+def by_hand(x, kernel):
+    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=NUMBERS[2]).mean((1, 2))
+
+
+PAIR = (lambda key, shape: jax.random.normal(key, (3, 3, 3, 2)), lambda kernel, x: by_hand(x, kernel))
+NETWORKS = {
+    "linen": (Linen, lambda module, x: module.apply(module.init(jax.random.key(0), x), x)),
+    "nnx": (Nnx, lambda module, x: module(x)),
+    "equinox": (Equinox, lambda module, x: jax.vmap(module)(x)),
+    "pair": (lambda: PAIR, lambda module, x: by_hand(x, module[0](jax.random.key(0), None))),
+}
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_networks_take_products_of_themselves(kind):
+    """The same values and gradients as of the module itself, whose program has XLA's convolution."""
+    make, call = NETWORKS[kind]
+    module, x = make(), jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
+    network = read_network("net", module, x.shape[1:])
+    weights = network.weights if network.init is None else network.init(jax.random.key(0))
+    assert_allclose(network.apply(weights, x), call(module, x), rtol=1e-5, atol=1e-5)
+    slopes = [
+        jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))
+        for f in (functools.partial(network.apply, weights), functools.partial(call, module))
+    ]
+    assert_allclose(slopes[0](x), slopes[1](x), rtol=1e-4, atol=1e-5)
+    assert has_convolution(functools.partial(call, module), x)
+    assert has_convolution(network.apply, weights, x) == (jax.default_backend() != "cpu")
+
+
+def test_an_unknown_number_of_rows_and_chains_are_no_matter():
+    network = read_network("net", Linen(), (8, 8, 3))
+    weights = jax.vmap(network.init)(jax.random.split(jax.random.key(0), 3))
+    x = jax.random.normal(jax.random.key(0), (11, 8, 8, 3))
+    together = jax.jit(jax.vmap(network.apply, (0, None)))(weights, x)
+    for i, one in enumerate(together):
+        assert_allclose(one, network.apply({k: w[i] for k, w in weights.items()}, x), rtol=1e-5, atol=1e-5)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import warn
+from numpyro_fspace.model.networks.convolution import with_products
 from numpyro_fspace.model.programs.jaxpr_analysis import depends_on
 
 __all__ = ["Network", "by_path", "read_network"]
@@ -127,7 +128,7 @@ def read_network(name, module, shape, maker: str = "random_module", origin: str 
         x = jax.ShapeDtypeStruct((_ROWS, *shape), jnp.result_type(dtype))
         try:
             network = dataclasses.replace(kind(module, x), takes_integers=dtype is int)
-            outputs = jax.eval_shape(network.apply, network.weights, x)
+            program, outputs = jax.make_jaxpr(network.apply, return_shape=True)(network.weights, x)
             break
         except StatefulError:
             raise
@@ -151,7 +152,7 @@ def read_network(name, module, shape, maker: str = "random_module", origin: str 
             f"{maker}({name!r}): {_ROWS} inputs of input_shape={shape} give an output of shape "
             f"{wrong[0]}; the network must keep the leading axis M. Map a one-input function by jax.vmap."
         )
-    return network
+    return dataclasses.replace(network, apply=with_products(network.apply, program.jaxpr))
 
 
 def _kind_of(name, module, maker):

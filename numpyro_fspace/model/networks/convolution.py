@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun, subjaxprs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from jaxtyping import Array, Float
 
-__all__ = ["conv_general_dilated"]
+__all__ = ["conv_general_dilated", "with_products"]
 
 
 def conv_general_dilated(
@@ -35,7 +38,8 @@ def conv_general_dilated(
 
     On a CPU, XLA's convolutions take several times as long inside a loop (``lax.scan``, and therefore every chain and
     every ``svi.run``) as outside. Here a convolution is one product of two matrices: the patches of the images and the
-    kernel. On other backends, and for grouped, transposed or channels-first convolutions, JAX's own is called.
+    kernel. On other backends, and for grouped or transposed convolutions, JAX's own is called. The networks of
+    ``random_module`` and ``gp_network`` use it of themselves; give it to layers that are called in another way.
 
     Args:
         lhs: images [N, H, W, C] (or with one or three spatial dimensions).
@@ -44,7 +48,8 @@ def conv_general_dilated(
         padding: ``"SAME"``, ``"VALID"``, or the number of pixels added before and after, in each dimension.
         lhs_dilation: dilation of the images; None means none.
         rhs_dilation: dilation of the kernel; None means none.
-        dimension_numbers: the order of axes, as flax's layers pass it. None is JAX's own order, channels first.
+        dimension_numbers: the order of axes, if it is not that above, as flax's layers pass it. None is JAX's own
+            order, channels first.
         feature_group_count: number of groups of channels.
         batch_group_count: number of groups of images.
         precision: precision of the product.
@@ -66,13 +71,14 @@ def conv_general_dilated(
     rank = lhs.ndim - 2
     options: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
     numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
-    last = (0, rank + 1, *range(1, rank + 1))
-    channels_last = numbers == lax.ConvDimensionNumbers(last, (rank + 1, rank, *range(rank)), last)
     dilated = lhs_dilation is not None and any(step != 1 for step in lhs_dilation)
     is_grouped = feature_group_count * batch_group_count != 1
-    if jax.default_backend() != "cpu" or not channels_last or dilated or is_grouped or out_sharding is not None:
+    if jax.default_backend() != "cpu" or dilated or is_grouped or out_sharding is not None:
         form = (lhs_dilation, rhs_dilation, numbers, feature_group_count, batch_group_count)
         return lax.conv_general_dilated(lhs, rhs, window_strides, padding, *form, out_sharding=out_sharding, **options)
+    of_images, of_kernels, of_results = (np.roll(one[1:], -1) for one in numbers)  # axes in space, then of channels
+    lhs = lhs.transpose(numbers.lhs_spec[0], *of_images)
+    rhs = rhs.transpose(*of_kernels, numbers.rhs_spec[0])
     window, holes = rhs.shape[:rank], rhs_dilation or (1,) * rank
     reach = [(size - 1) * hole + 1 for size, hole in zip(window, holes, strict=True)]
     if isinstance(padding, str):
@@ -85,4 +91,44 @@ def conv_general_dilated(
         starts = [at * hole for at, hole in zip(place, holes, strict=True)]
         steps = zip(starts, ends, window_strides, strict=True)
         patches.append(lhs[:, *(slice(start, start + end, stride) for start, end, stride in steps)])
-    return jnp.matmul(jnp.concatenate(patches, -1), rhs.reshape(-1, rhs.shape[-1]), **options)
+    result = jnp.matmul(jnp.concatenate(patches, -1), rhs.reshape(-1, rhs.shape[-1]), **options)
+    return result.transpose(np.argsort([numbers.out_spec[0], *of_results]))
+
+
+def with_products(apply: Callable, program: Jaxpr) -> Callable:
+    """A network's ``apply(weights, x)`` with ``conv_general_dilated`` of this module in place of JAX's.
+
+    Without a convolution in its ``program``, which is that for any number of rows, this is ``apply`` itself.
+    """
+    if jax.default_backend() != "cpu" or not _has_convolution(program):
+        return apply
+
+    def changed(weights, x):
+        program, outputs = jax.make_jaxpr(apply, return_shape=True)(weights, x)
+        values = jaxpr_as_fun(ClosedJaxpr(_changed(program.jaxpr), program.consts))(*jax.tree.leaves((weights, x)))
+        return jax.tree.unflatten(jax.tree.structure(outputs), values)
+
+    return changed
+
+
+def _has_convolution(program) -> bool:
+    """Whether a program, or one that it calls, has a convolution."""
+    is_here = any(equation.primitive is lax.conv_general_dilated_p for equation in program.eqns)
+    return is_here or any(map(_has_convolution, subjaxprs(program)))
+
+
+def _changed(program):
+    """A program with products for its convolutions, but for those within loops, branches and derivatives by hand."""
+
+    def change(equation):
+        params = equation.params
+        if equation.primitive is lax.conv_general_dilated_p:
+            shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+            (call,) = jax.make_jaxpr(jax.jit(functools.partial(conv_general_dilated, **params)))(*shapes).eqns
+            return call.replace(invars=equation.invars, outvars=equation.outvars)
+        if equation.primitive.name in ("jit", "pjit") and _has_convolution(params["jaxpr"].jaxpr):
+            called = ClosedJaxpr(_changed(params["jaxpr"].jaxpr), params["jaxpr"].consts)
+            return equation.replace(params=params | {"jaxpr": called})
+        return equation
+
+    return program.replace(eqns=[change(equation) for equation in program.eqns])
