@@ -9,8 +9,6 @@ import itertools
 import os
 import sys
 
-__all__ = ["main"]
-
 #: Largest number of splits, seeds or repeats.
 MOST = 10**6
 

@@ -15,27 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = [
-    "as_numbers",
-    "check_choice",
-    "check_count",
-    "check_is_model",
-    "check_kernel",
-    "check_key",
-    "check_not_negative",
-    "check_positive",
-    "check_sampling",
-    "check_step_size",
-    "is_sparse",
-    "is_table",
-    "native",
-    "not_numbers",
-    "one_line",
-    "renamed_argument",
-    "shown",
-    "warn",
-]
-
 #: Numbers of a random key that is no typed array: of JAX's threefry and rbg generators.
 RAW_KEY_SIZES = (2, 4)
 #: Arrays of at most so many numbers are shown by their values.

@@ -11,17 +11,6 @@ import numpy as np
 from jax.extend.core import Jaxpr, subjaxprs
 from jax.flatten_util import ravel_pytree
 
-__all__ = [
-    "chains_together",
-    "compiler_options",
-    "flatten",
-    "is_worth_dividing",
-    "largest_array",
-    "matmul",
-    "one_program",
-    "taken",
-]
-
 #: Options with which XLA, if it knows them, compiles in half the time. Loops over arrays then take up to twice as long.
 QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
 #: Options that leave each loop over an array to one thread (products of matrices are divided all the same). They

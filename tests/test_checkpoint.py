@@ -30,11 +30,11 @@ from models import POINTS, X, Y, linear, random_points
 from numpyro.infer import NUTS, init_to_value
 
 import numpyro_fspace as fs
-from numpyro_fspace.mcmc.checkpoint_writer import Checkpoint, _write_state, flat
+from numpyro_fspace.mcmc.checkpoint_writer import Checkpoint, _write_state
 from numpyro_fspace.mcmc.loop import Loop
 from numpyro_fspace.mcmc.run_description import _code_of, describe
 from numpyro_fspace.model.checks.arguments import arguments_of
-from numpyro_fspace.posterior.storage.checkpoint_files import _difference
+from numpyro_fspace.posterior.storage.checkpoint_files import _difference, flat
 from numpyro_fspace.posterior.storage.checkpoint_integrity import sealed
 from numpyro_fspace.posterior.storage.fingerprint import leaves_as_text, other_arguments
 

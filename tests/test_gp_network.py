@@ -328,6 +328,14 @@ def test_tolerances_at_the_limit_are_right_and_smaller_ones_refused(num):
     assert abs(float(draws.var()) - 1.0) < 0.25
 
 
+@pytest.mark.parametrize("is_random", [False, True])
+def test_a_constant_input_is_no_unit(is_random):
+    """The standard deviation of 20 numbers 0.1 is computed as 1.4e-17, in which units no new input may be."""
+    x = np.stack([np.linspace(-1.0, 1.0, 20), np.full(20, 0.1)], -1)
+    to_units = units_of(fs.GPPrior(tinygp.kernels.ExpSquared(1.0)), x, is_random=is_random)
+    assert np.abs(to_units(x + np.array([0.0, 0.5]))[:, 1]).max() < 2.0
+
+
 @pytest.mark.slow
 def test_function_values_need_all_sites_of_the_functions():
     """Those that a draw lacks would come from the prior; sites that no function needs may be missing."""

@@ -187,6 +187,15 @@ def test_the_start_is_in_units_of_the_targets(unit):
     assert 0.2 < float(fit.params["lengthscale"][0]) < 1.0
 
 
+def test_equal_targets_do_not_vary_by_a_rounding_error():
+    """Float64 numbers 0.1 have a computed variance of 1e-34, from which single precision could not start."""
+    x = np.linspace(-1.0, 1.0, 20)[:, None]
+    fits = [fit_gp(None, x, np.full(20, 0.1, dtype), num_steps=20) for dtype in (np.float32, np.float64)]
+    np.testing.assert_allclose(fits[1].losses, fits[0].losses, rtol=1e-4)
+    with pytest.warns(RuntimeWarning, match="y has mean 123 and standard deviation 0,"):
+        fit_gp(None, x, np.full(20, 123.4), num_steps=5)
+
+
 def test_warns_of_targets_far_from_zero():
     x = np.linspace(-1.0, 1.0, 20)[:, None]
     with pytest.warns(RuntimeWarning, match="subtract the mean"):

@@ -13,6 +13,11 @@ from numpyro_fspace.estimators.table import Design, read_design
 ROWS = 30
 
 
+def labels(design):
+    """The names of the inputs."""
+    return [label for column in design.columns for label in column.labels]
+
+
 def written(tmp_path, columns, name="data.csv", separator=","):
     """A file with these columns, lists of text or numbers."""
     lines = [separator.join(columns)]
@@ -40,7 +45,14 @@ def test_numbers_levels_and_dates(tmp_path):
         empty=[""] * ROWS,
     )
     design, x, y = design_of(written(tmp_path, columns))
-    assert design.labels == ["a", "color=blue", "color=green", "color=red", "flag=True", "day"]
+    assert [label for column in design.columns for label in column.labels] == [
+        "a",
+        "color=blue",
+        "color=green",
+        "color=red",
+        "flag=True",
+        "day",
+    ]
     assert not design.is_classes
     np.testing.assert_array_equal(x[1], [1.0, 1.0, 0.0, 0.0, 0.0, 1.0])
     np.testing.assert_array_equal(x[:, -1], np.arange(ROWS))
@@ -286,7 +298,7 @@ def test_targets_that_are_classes(tmp_path):
 
 def test_numbers_as_levels(tmp_path):
     design, *_ = design_of(written(tmp_path, table(region=[10, 2, 3] * 10)), categorical=("region",))
-    assert design.labels == ["a", "region=2", "region=3", "region=10"]
+    assert labels(design) == ["a", "region=2", "region=3", "region=10"]
 
 
 @pytest.mark.parametrize("values", [["p", "q", ""], ["true", "false", ""]])

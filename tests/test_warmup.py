@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import chain_updates
-from numpyro_fspace.mcmc.chain_updates import phases
+from numpyro_fspace.mcmc.loop import phases
 from numpyro_fspace.mcmc.state import Averages
 from numpyro_fspace.mcmc.warmup import step_size, updates
 from numpyro_fspace.mcmc.warmup.friction import MAX_KICK, MAX_NOISE_EXCESS, Noise, friction_for, steadying

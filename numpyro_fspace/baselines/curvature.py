@@ -17,8 +17,6 @@ from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import base_transform
 from numpyro_fspace.model.sites import active_functional_priors, observed_sites
 
-__all__ = ["CurvedModel"]
-
 #: Maximum side of a matrix that is factorized (3 GiB in float64), and maximum number of entries.
 MAX_SIDE = 20_000
 MAX_ENTRIES = MAX_SIDE**2

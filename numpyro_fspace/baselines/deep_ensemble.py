@@ -11,8 +11,6 @@ from numpyro_fspace.baselines.mode import find_modes
 from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.posterior.posterior import Posterior
 
-__all__ = ["ensemble"]
-
 
 @renamed_argument("optimiser", "optimizer")
 def ensemble(

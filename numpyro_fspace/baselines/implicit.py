@@ -14,8 +14,6 @@ from numpyro_fspace.model.inference_engine import current_engine
 from numpyro_fspace.model.networks.random_module import check_name
 from numpyro_fspace.model.sites import note
 
-__all__ = ["implicit_process"]
-
 
 def implicit_process(name: str, draw, num_functions: int, key):
     r"""A random function with the mean and the covariance of S draws of a process, inside a NumPyro model.

@@ -15,8 +15,6 @@ from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.linearized import linearize
 from numpyro_fspace.posterior.posterior import Posterior
 
-__all__ = ["dual", "laplace", "primal"]
-
 
 @renamed_argument("optimiser", "optimizer")
 def laplace(

@@ -10,8 +10,6 @@ from numpyro_fspace.model.checks.model import checked_model
 from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.potential import ModelPotential
 
-__all__ = ["find_modes"]
-
 
 def _checked_latents(model, args, kwargs, init_strategy) -> list[str]:
     """The names of the latent sites; raises for models that the samplers refuse."""

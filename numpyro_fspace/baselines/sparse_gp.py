@@ -16,16 +16,14 @@ from numpyro_fspace._xla import matmul
 from numpyro_fspace.priors.base import as_inputs, as_positive
 from numpyro_fspace.priors.fit import NOISE_FLOOR, as_data
 from numpyro_fspace.priors.gp_prior import check_columns, on_rows
-from numpyro_fspace.priors.kernel_params import kernel_and_params
+from numpyro_fspace.priors.kernel_params import kernel_and_params, spreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jaxtyping import Array, ArrayLike, Float, Key
 
-__all__ = ["SVGPFit", "fit_svgp"]
-
-#: Variance added to that of the inducing values, relative to it.
+#: Variance added to the inducing values, relative to their mean variance.
 JITTER = 1e-8
 #: Number of rows of the data evaluated together.
 CHUNK = 4096
@@ -151,8 +149,8 @@ def fit_svgp(
     def kernel_fn(values):
         return on_rows(given_fn(values))
 
-    spread = np.where(np.ptp(x, 0) > 0, x.std(0), 1.0)
-    bound = _Bound(kernel_fn, NOISE_FLOOR * float(y.var() or 1.0), spread)
+    spread = spreads(x)
+    bound = _Bound(kernel_fn, NOISE_FLOOR * float(spreads(y.ravel()) ** 2), spread)
     logs = {"kernel": params, "noise": as_positive(noise_variance, "noise_variance")}
     with jax.enable_x64(True):
         state = {

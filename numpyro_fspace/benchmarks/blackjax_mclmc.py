@@ -12,8 +12,6 @@ from numpyro.infer.util import initialize_model
 
 from numpyro_fspace.model import init_to_network
 
-__all__ = ["microcanonical"]
-
 #: Shares of all steps that BlackJAX's tuner spends on the step size, on the variances and on the length: in total half.
 TUNING = {"frac_tune1": 0.3, "frac_tune2": 0.3, "frac_tune3": 0.3}
 #: Gradients of a step of BlackJAX's default integrator.

@@ -41,8 +41,6 @@ from numpyro_fspace.posterior import Predictive
 from numpyro_fspace.priors import GPPrior
 from numpyro_fspace.sgmcmc.preconditioners import identity
 
-__all__ = ["DEVICE_PARTS", "bench_device"]
-
 #: Sizes of the problems whose steps are timed, with the number of draws of a run.
 STEPS = {"1d": 50, "boston": 50, "protein64": 50, "mnist": 50, "million": 20}
 #: Networks for images: shape of an image, number of training images, draws of a run.

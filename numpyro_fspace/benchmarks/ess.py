@@ -21,8 +21,6 @@ from numpyro_fspace.posterior import Posterior, predict
 from numpyro_fspace.posterior.diagnostics import function_diagnostics
 from numpyro_fspace.sgmcmc.preconditioners import identity
 
-__all__ = ["ESS_DATASETS", "ESS_METHODS", "bench_ess"]
-
 ESS_METHODS = (*SAMPLERS, "fsgld_paper", "nuts", "blackjax_mclmc", "blackjax_adjusted_mclmc")
 ESS_DATASETS = ("boston", "yacht", "energy", "concrete")
 NUM_NUTS = (200, 200)

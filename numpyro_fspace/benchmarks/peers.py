@@ -20,8 +20,6 @@ import optax
 from numpyro_fspace.benchmarks.problems import NUM_STEPS, STEP_SIZE, Size, likelihood, network, params, sampler
 from numpyro_fspace.experiments.methods import KERNELS
 
-__all__ = ["contenders", "num_draws", "peer"]
-
 #: Gradient steps of a transition of SGHMC, BlackJAX's default.
 NUM_INTEGRATION_STEPS = 10
 

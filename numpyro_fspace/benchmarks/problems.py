@@ -24,21 +24,6 @@ from numpyro_fspace.model import fan_in, functional_prior, random_module
 from numpyro_fspace.priors import GPPrior
 from numpyro_fspace.sgmcmc.preconditioners import identity
 
-__all__ = [
-    "NUM_STEPS",
-    "SIZES",
-    "STEP_SIZE",
-    "Size",
-    "data",
-    "fixed_kernel",
-    "likelihood",
-    "model",
-    "network",
-    "params",
-    "sampler",
-    "turns",
-]
-
 STEP_SIZE = 1e-7
 #: Gradient steps between kept draws.
 NUM_STEPS = 40

@@ -18,8 +18,6 @@ from numpyro_fspace.benchmarks.problems import NUM_STEPS, SIZES, clock, compiled
 from numpyro_fspace.mcmc import SGHMC, fSGHMC
 from numpyro_fspace.model import OnDemand
 
-__all__ = ["NUM_CHAINS", "NUM_ROWS", "bench_chains", "bench_memory", "bench_rows", "bench_start"]
-
 #: Numbers of vectorized chains in ``bench_chains``.
 NUM_CHAINS = (1, 64, 1024, 4096)
 #: Numbers of rows of the data sets of ``bench_rows``.

@@ -8,8 +8,6 @@ from numpyro_fspace.benchmarks.peers import contenders, num_draws
 from numpyro_fspace.benchmarks.problems import NUM_STEPS, SIZES, data, fixed_kernel, params, sampler, turns
 from numpyro_fspace.experiments.methods import KERNELS
 
-__all__ = ["bench_loop", "bench_steps", "scanned"]
-
 
 def bench_steps(size: str, repeat: int = 0, *, quick: bool = False) -> dict:
     """One record: microseconds of a gradient step, median over seven rounds, and seconds of the first run.

@@ -13,8 +13,6 @@ from numpyro_fspace.benchmarks.problems import turns
 from numpyro_fspace.experiments.regression import Config, build_model, known_gp
 from numpyro_fspace.variational import FunctionalELBO, mean_field
 
-__all__ = ["bench_svi"]
-
 
 def bench_svi(repeat: int = 0, *, quick: bool = False) -> dict:
     """One record: the time of a step of GFSVI and that of a mean-field step, measured alternately.

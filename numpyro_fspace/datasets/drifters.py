@@ -24,8 +24,9 @@ def build_drifters(parts: Sequence[bytes]) -> bytes:
     """Content of an npz file: positions and velocities ``train_pos train_vel test_pos test_vel``, and ``test_shape``.
 
     Args:
-        parts: two tables as text, of the drifters and of the grid, with a heading and the columns number, longitude,
-            latitude, eastward and northward velocity; the sixth of the grid begins with its size along both axes.
+        parts: two tables as text, of the drifters and of the grid, each with a heading and the columns number,
+            longitude, latitude, eastward and northward velocity. The table of the grid has a sixth column, which begins
+            with the numbers of latitudes and of longitudes.
 
     Raises:
         ValueError: if a table has other columns, or the size of the grid differs from the stated one.

@@ -23,8 +23,6 @@ from numpyro_fspace.mcmc import MCMC, fSGHMC, fSGLD
 from numpyro_fspace.posterior import Posterior, Predictive
 from numpyro_fspace.priors import GPFit, GPPrior, fit_gp, median_start
 
-__all__ = ["NetworkEstimator", "train_gp", "validated"]
-
 METHODS: dict[str, Callable] = {"fsghmc": fSGHMC, "fsgld": fSGLD}
 #: Rows on which the Gaussian process is trained at most, its steps of Adam and their rate.
 MAX_TRAINING, GP_STEPS, GP_RATE = 500, 200, 0.1

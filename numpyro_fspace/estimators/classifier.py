@@ -17,8 +17,6 @@ from numpyro_fspace.estimators.network_model import ClassificationModel
 from numpyro_fspace.posterior.uncertainty_decomposition import Decomposition, of_classes
 from numpyro_fspace.priors import GPFit, GPPrior, dirichlet_targets
 
-__all__ = ["Classifier"]
-
 #: What is tried for the variance of the process and for ε, and draws of the logits of each row.
 VARIANCES, CONCENTRATIONS, NUM_NORMALS = (1.0, 3.0, 10.0), (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003), 50
 

@@ -27,8 +27,6 @@ from numpyro_fspace.estimators.table import MIN_ROWS, Design, read_design
 from numpyro_fspace.mcmc import report
 from numpyro_fspace.posterior import to_arviz
 
-__all__ = ["fit_table", "predict_table"]
-
 QUANTILES = (0.05, 0.5, 0.95)
 #: Packages of the extra ``examples`` that are loaded only after the network has been sampled.
 LATER = ("arviz", "h5netcdf", "matplotlib")

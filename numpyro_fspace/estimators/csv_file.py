@@ -10,8 +10,6 @@ import pandas as pd
 
 from numpyro_fspace.estimators.parse_columns import with_decimal_points
 
-__all__ = ["read_csv"]
-
 
 def read_csv(
     path: str | Path, decimal: str = ".", *, numbers: Sequence[str] | None = None, text: Sequence[str] = ()

@@ -9,14 +9,12 @@ from numpyro_fspace.estimators.base import NetworkEstimator
 from numpyro_fspace.estimators.classifier import Classifier
 from numpyro_fspace.estimators.table import Design
 
-__all__ = ["partial_dependence_figure", "predicted_observed_figure"]
-
-#: Inputs that are shown, places of each, and rows over which is averaged.
+#: Maximum number of inputs that are shown, number of values of each, and maximum number of rows averaged over.
 MAX_INPUTS, NUM_PLACES, NUM_ROWS = 6, 15, 40
 
 
 def predicted_observed_figure(estimator: NetworkEstimator, x, y):
-    """Observed targets over predicted ones with 90 % intervals; of classes shares over probabilities."""
+    """Observed against predicted targets with 90 % intervals; for classes, a reliability diagram."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 5))
@@ -39,7 +37,7 @@ def predicted_observed_figure(estimator: NetworkEstimator, x, y):
 def partial_dependence_figure(estimator: NetworkEstimator, design: Design, x):
     """The mean prediction over some rows as one input changes, with 90 % bands of its posterior.
 
-    Shown are the inputs with the shortest lengthscales of the trained process, in units of their spread.
+    It shows the inputs whose lengthscales in the trained process are the shortest relative to their spread.
     """
     from matplotlib.figure import Figure
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-__all__ = ["KERNELS", "ard_kernel", "by_products"]
-
 #: Kernels by name; inputs are in units of their lengthscales.
 KERNELS = ("squared_exponential", "matern52")
 

@@ -17,9 +17,6 @@ from numpyro_fspace.estimators.gp_kernels import ard_kernel
 from numpyro_fspace.model import gp_network
 from numpyro_fspace.priors import GPPrior, dirichlet_targets
 
-__all__ = ["ClassificationModel", "NetworkModel", "RegressionModel"]
-
-
 #: Standard deviation of log σ around log σ₀, and most points of the noise's function.
 LOG_NOISE_SD, NUM_NOISE_POINTS = 0.3, 100
 

@@ -10,19 +10,6 @@ import numpy as np
 import pandas as pd
 from pandas.tseries.api import guess_datetime_format
 
-__all__ = [
-    "MOSTLY",
-    "as_dates",
-    "as_finite",
-    "as_numbers",
-    "as_text",
-    "check_decimal_commas",
-    "check_numbers",
-    "date_format",
-    "numerically",
-    "with_decimal_points",
-]
-
 #: A text column of which this share are numbers (or dates) is one of numbers (or dates) with errors.
 MOSTLY = 0.5
 #: Numbers with a decimal comma or none, perhaps with points between thousands; with a decimal point; with commas

@@ -15,8 +15,6 @@ from numpyro_fspace.estimators.network_model import RegressionModel
 from numpyro_fspace.estimators.varying_noise import fit_noise
 from numpyro_fspace.posterior.uncertainty_decomposition import Decomposition
 
-__all__ = ["Regressor"]
-
 #: Halvings of the interval that holds a quantile.
 NUM_HALVINGS = 40
 NOISES = ("auto", "constant", "varying")
@@ -129,7 +127,7 @@ class Regressor(RegressorMixin, NetworkEstimator):
         Returns:
             The mean [N] or [N, K]; with ``return_std`` the mean and the standard deviation.
         """
-        parts = self._parts(X)
+        parts = self.decompose(X)
         return (parts.mean, np.sqrt(parts.total)) if return_std else parts.mean
 
     def decompose(self, X) -> Decomposition:
@@ -138,9 +136,6 @@ class Regressor(RegressorMixin, NetworkEstimator):
         Args:
             X: inputs [N, D].
         """
-        return self._parts(X)
-
-    def _parts(self, X) -> Decomposition:
         f, sigma = self._mean_and_noise(X)
         square = self.y_scale_**2
         aleatoric = square * (sigma**2).mean(0)

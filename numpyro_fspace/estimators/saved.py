@@ -14,8 +14,6 @@ from numpyro_fspace.estimators.network_model import ClassificationModel, Network
 from numpyro_fspace.estimators.regressor import Regressor
 from numpyro_fspace.posterior import Posterior, save
 
-__all__ = ["load_estimator", "save_estimator"]
-
 SETTINGS, DRAWS, FORMAT = "estimator.json", "posterior.npz", 2
 UNITS = ("x_mean_", "x_scale_", "y_mean_", "y_scale_", "classes_", "n_features_in_")
 

@@ -12,15 +12,13 @@ from numpyro_fspace import metrics
 from numpyro_fspace.estimators.classifier import Classifier
 from numpyro_fspace.estimators.regressor import Regressor
 
-__all__ = ["classification_scores", "regression_scores", "text_table"]
-
-#: Rows on which the exact process is conditioned at most.
+#: Maximum number of rows on which the exact process is conditioned.
 MAX_CONDITIONING = 2000
 LEVEL = 0.9
 
 
 def regression_scores(estimator: Regressor, train: tuple, test: tuple) -> dict[str, dict[str, float]]:
-    """By method and name of score, in units of y, on the test rows.
+    """Scores on the test rows, in units of y: ``{method: {score: value}}``.
 
     Args:
         estimator: fitted to the training rows.
@@ -53,13 +51,8 @@ def _exact_process(estimator, train, test):
 
 
 def _gaussian_scores(y, mean, sd):
-    z = ndtri(0.5 + LEVEL / 2)
-    return {
-        "RMSE": metrics.rmse(y, mean),
-        "lpd": metrics.gaussian_lpd(y, mean, sd**2),
-        "coverage90": float((np.abs(y - mean) <= z * sd).mean()),
-        "width90": float(2 * z * sd.mean()),
-    }
+    reach = ndtri(0.5 + LEVEL / 2) * sd
+    return _scores(y, mean, mean - reach, mean + reach, lpd=metrics.gaussian_lpd(y, mean, sd**2))
 
 
 def _boosting(train, test):
@@ -76,7 +69,7 @@ def _boosting(train, test):
 
 
 def _scores(y, mean, low, high, *, lpd: float) -> dict[str, float]:
-    """The scores of a mean and an interval, beside a log density that is known."""
+    """The scores of a mean and an interval, and a given log density."""
     return {
         "RMSE": metrics.rmse(y, mean),
         "lpd": lpd,
@@ -86,7 +79,7 @@ def _scores(y, mean, low, high, *, lpd: float) -> dict[str, float]:
 
 
 def classification_scores(estimator: Classifier, train: tuple, test: tuple) -> dict[str, dict[str, float]]:
-    """By method and name of score, on the test rows, whose classes are all among the training rows'.
+    """Scores on the test rows, ``{method: {score: value}}``. All their classes must occur among the training rows.
 
     Args:
         estimator: fitted to the training rows.

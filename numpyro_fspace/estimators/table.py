@@ -20,8 +20,6 @@ from numpyro_fspace.estimators.parse_columns import (
     numerically,
 )
 
-__all__ = ["Column", "Design", "read_design"]
-
 #: Most levels of a text column that is one-hot, and least rows that a fit needs.
 MAX_LEVELS, MIN_ROWS = 20, 20
 #: Names of a first column that may be the number of the row.
@@ -81,11 +79,6 @@ class Design:
     columns: tuple[Column, ...]
     is_classes: bool
     said: list[str] = field(default_factory=list, compare=False)
-
-    @property
-    def labels(self) -> list[str]:
-        """The names of the inputs."""
-        return [label for column in self.columns for label in column.labels]
 
     @property
     def numbers(self) -> list[str]:

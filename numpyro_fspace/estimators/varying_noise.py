@@ -19,17 +19,14 @@ step of Adam in the logarithms of the kernels' parameters.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from numpyro_fspace._checks import one_line
 from numpyro_fspace.estimators.gp_kernels import by_products
-
-__all__ = ["NoiseFit", "fit_noise"]
 
 #: Steps of Adam, their rate, and the part of the way to the fixed point that Λ goes with each.
 NUM_STEPS, RATE, PART = 150, 0.1, 0.3
@@ -38,8 +35,7 @@ LENGTHSCALE, VARIANCE, SPREAD = 2.0, 1.0, 1.0
 JITTER = 1e-8
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class NoiseFit:
+class NoiseFit(NamedTuple):
     """Two trained processes, of the mean and of the logarithm of the noise's standard deviation.
 
     Attributes:
@@ -53,8 +49,6 @@ class NoiseFit:
     noise_params: dict[str, np.ndarray]
     noise: float
     gain: float
-
-    __repr__ = one_line
 
 
 def fit_noise(kernel: str, params: dict, noise_variance: float, x, y) -> NoiseFit:

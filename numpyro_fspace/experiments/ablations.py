@@ -14,8 +14,6 @@ from numpyro_fspace.experiments.catalog import Experiment, Job, parse_setting
 from numpyro_fspace.experiments.figures import with_curves
 from numpyro_fspace.experiments.uci import UCIConfig
 
-__all__ = ["EXPERIMENT"]
-
 #: The runs are shorter than those of ``fspace run uci``, because there are many.
 CONFIG = replace(uci.CONFIG, num_chains=2, num_warmup=500, num_samples=500)
 SAMPLERS = ("fsghmc", "fsgld")

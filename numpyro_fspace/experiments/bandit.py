@@ -34,8 +34,6 @@ from numpyro_fspace.experiments.bandit_problem import (
 from numpyro_fspace.experiments.catalog import Experiment, Job
 from numpyro_fspace.priors import GPPrior
 
-__all__ = ["EXPERIMENT"]
-
 #: Number of points of a curve of regrets.
 NUM_CHECKPOINTS = 100
 

@@ -23,8 +23,6 @@ from numpyro_fspace.mcmc import SGHMC, Warmup
 from numpyro_fspace.model import fan_in, function_values, functional_prior, init_to_network, random_module
 from numpyro_fspace.variational import FunctionalELBO, RegularizedKL, SpectralSteinKL, mean_field
 
-__all__ = ["METHODS", "Agent", "build_agent", "build_model"]
-
 #: Divergences of the variational methods; None means NumPyro's bound, with the KL to the prior of the weights.
 DIVERGENCES = {"bbb": None, "gfsvi": RegularizedKL(), "fbnn": SpectralSteinKL()}
 #: Methods without uncertainty, with their share of random actions.

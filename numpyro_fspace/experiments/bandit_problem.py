@@ -18,8 +18,6 @@ from numpyro_fspace.experiments.catalog import Settings
 from numpyro_fspace.experiments.networks import check_activation
 from numpyro_fspace.priors import fit_gp
 
-__all__ = ["BAD", "EAT", "GOOD", "PATTERNS", "REJECT", "Buffer", "Config", "expected_regret", "pretrain"]
-
 #: Actions; reward of eating a mushroom without and with harm.
 REJECT, EAT = 0, 1
 GOOD, BAD = 5.0, -35.0

@@ -13,8 +13,6 @@ from numpyro_fspace.experiments.function_posterior import convergence
 from numpyro_fspace.experiments.methods import METHODS, fit
 from numpyro_fspace.experiments.regression import Config, known_gp
 
-__all__ = ["EXPERIMENT"]
-
 NOISE = 0.5
 LENGTHSCALE, NUGGET = 0.3, 0.01
 #: The network is wider than the process, its inputs are in units of the lengthscale, and the noise is known.

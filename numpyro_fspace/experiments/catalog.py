@@ -15,18 +15,6 @@ from numpyro_fspace.experiments.records import record, run_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "NAMES",
-    "Experiment",
-    "Job",
-    "Settings",
-    "find",
-    "jobs",
-    "parse_setting",
-    "published",
-    "run",
-]
-
 #: Experiments, by the names of their modules.
 NAMES = (
     "extrapolation",

@@ -23,8 +23,6 @@ from numpyro_fspace.experiments.networks import hidden_layers
 from numpyro_fspace.experiments.regression import Config, noisy_model, random_functions
 from numpyro_fspace.priors import GPFit, GPPrior, fit_gp
 
-__all__ = ["EXPERIMENT", "circle"]
-
 #: The first year that is held out.
 CUT = 1985.0
 #: Initial parameters of the marginal likelihood: variances of standardized values, lengthscales in years.

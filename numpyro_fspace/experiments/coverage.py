@@ -19,8 +19,6 @@ from numpyro_fspace.experiments.function_posterior import convergence, run_chain
 from numpyro_fspace.experiments.methods import FUNCTIONAL, METHODS, SAMPLERS, driver, fit, sampler
 from numpyro_fspace.experiments.regression import Config, build_model, known_gp
 
-__all__ = ["EXPERIMENT", "CoverageConfig"]
-
 
 @dataclass(frozen=True)
 class CoverageConfig(Config):

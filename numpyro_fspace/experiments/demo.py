@@ -23,8 +23,6 @@ from numpyro_fspace.posterior import plot_functions, predict, to_arviz
 from numpyro_fspace.posterior.diagnostics import function_diagnostics
 from numpyro_fspace.priors import GPPrior
 
-__all__ = ["run_demo"]
-
 #: Two years of weeks are seen, the third is held out.
 FIRST, CUT, LAST = 1995.0, 1997.0, 1998.0
 #: Standard deviation of the noise in units of that of the values seen.

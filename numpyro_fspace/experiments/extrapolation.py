@@ -14,8 +14,6 @@ from numpyro_fspace.experiments.methods import METHODS
 from numpyro_fspace.experiments.one_dimension import COLUMNS, Problem, judge, panel
 from numpyro_fspace.experiments.regression import Config, known_gp
 
-__all__ = ["EXPERIMENT"]
-
 NOISE = 0.5
 #: The papers' network with known noise (as for the exact GP). The prior of the weights is so wide that the functional
 #: prior dominates; the nugget allows for the wiggles of a network with wide weights.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["panels", "with_curves"]
-
 #: Panels in a row if there are few, and if there are more than ``MANY``; size of a panel in inches.
 NUM_COLUMNS, MANY, NUM_COLUMNS_MANY, PANEL = 3, 9, 4, (4.2, 2.8)
 

@@ -14,16 +14,6 @@ from numpyro_fspace.mcmc import MCMC, Report, report
 from numpyro_fspace.posterior import predict
 from numpyro_fspace.posterior.diagnostics import function_diagnostics
 
-__all__ = [
-    "Z90",
-    "FunctionPosterior",
-    "convergence",
-    "density_scores",
-    "one_output",
-    "run_chains",
-    "scores",
-]
-
 #: Half-width of the central 90 % interval of a standard normal.
 Z90 = 1.6448536269514722
 #: Maximum number of test inputs in the report of a run.

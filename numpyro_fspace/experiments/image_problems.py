@@ -14,8 +14,6 @@ from numpyro_fspace import measurement
 from numpyro_fspace.datasets import load_images
 from numpyro_fspace.priors import GPFit, GPPrior, dirichlet_targets, fit_gp
 
-__all__ = ["ANGLES", "NUM_CLASSES", "OOD_SETS", "POINTS", "Problem", "measurement_points", "prepare", "rotate_images"]
-
 NUM_CLASSES = 10
 #: Out-of-distribution sets of each set: the first is scored, the second only by ``kmnist_auc``.
 OOD_SETS = {

@@ -25,8 +25,6 @@ from numpyro_fspace.experiments.networks import DTYPES, NETWORKS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENT", "Config", "classifier"]
-
 #: Number of measurement points of a variational method, which needs the Jacobian there (GFSVI's number).
 NUM_VARIATIONAL = 10
 #: How several chains are run.

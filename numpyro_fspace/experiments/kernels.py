@@ -14,8 +14,6 @@ from numpyro_fspace.experiments.methods import METHODS
 from numpyro_fspace.experiments.one_dimension import COLUMNS, Problem, judge, panel
 from numpyro_fspace.experiments.regression import Config, known_gp
 
-__all__ = ["EXPERIMENT"]
-
 #: Unit variance; the sine has period 1.
 KERNELS = {
     "rbf": lambda kernels: kernels.ExpSquared(0.25),

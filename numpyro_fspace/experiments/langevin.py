@@ -17,8 +17,6 @@ from numpyro_fspace.experiments.langevin_dynamics import NOISE, data, function_d
 from numpyro_fspace.experiments.network_priors import SCORES, Architecture, gaussian_score, infinite_kernels
 from numpyro_fspace.experiments.networks import check_activation
 
-__all__ = ["EXPERIMENT", "LangevinConfig"]
-
 WIDTHS = (20, 50, 100, 200, 500)
 #: Number of data and layers by the name of a data set.
 PROBLEMS = {"n3_depth2": (3, 2), "n3_depth3": (3, 3), "n7_depth2": (7, 2), "n7_depth3": (7, 3)}

@@ -17,8 +17,6 @@ from numpyro import handlers
 from numpyro_fspace.experiments.network_priors import BIAS, Architecture, root
 from numpyro_fspace.model import fan_in, random_module
 
-__all__ = ["NOISE", "Dynamics", "data", "function_dynamics", "simulate", "weight_dynamics"]
-
 #: Variance of the noise of the observations.
 NOISE = 0.01
 #: Number of weights, in millions, of the chains that run together.

@@ -35,20 +35,6 @@ from numpyro_fspace.variational import (
     svi_posterior,
 )
 
-__all__ = [
-    "EXACT_DENSITY",
-    "FUNCTIONAL",
-    "KERNELS",
-    "METHODS",
-    "SAMPLERS",
-    "VARIATIONAL",
-    "VARIATIONAL_NUGGET",
-    "driver",
-    "fit",
-    "sampler",
-    "works_by_draws",
-]
-
 KERNELS = {"sgld": SGLD, "sghmc": SGHMC, "fsgld": fSGLD, "fsghmc": fSGHMC}
 SAMPLERS = KERNELS | {"mclmc": MCLMC, "fmclmc": fMCLMC}
 #: Methods that sample a model with the functional prior, and those whose density must be known exactly, so that the

@@ -13,17 +13,6 @@ import numpy as np
 
 from numpyro_fspace.variational import spectral_stein_score
 
-__all__ = [
-    "BIAS",
-    "SCORES",
-    "Architecture",
-    "gaussian_score",
-    "infinite_kernels",
-    "mixture_score",
-    "root",
-    "spectral_score",
-]
-
 #: Variance of a bias.
 BIAS = 0.1
 #: Number of nodes and largest node of the trapezoidal rule for normal expectations; variance added to a kernel matrix,

@@ -13,8 +13,6 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-__all__ = ["DTYPES", "NETWORKS", "check_activation", "hidden_layers"]
-
 #: Types in which a classifier can compute.
 DTYPES = ("float32", "bfloat16")
 #: Number of groups of group norm.

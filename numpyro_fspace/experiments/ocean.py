@@ -27,8 +27,6 @@ from numpyro_fspace.priors import GPFit, GPPrior, Helmholtz, fit_gp
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENT", "velocity_network"]
-
 #: Initial parameters of the marginal likelihood: variances of the two parts of the velocity in (m/s)², lengthscales in
 #: degrees, variance of the noise.
 START = {"potential": 0.01, "potential_scale": 1.0, "stream": 0.03, "stream_scale": 1.0}

@@ -16,8 +16,6 @@ from numpyro_fspace.experiments.regression import Config
 from numpyro_fspace.model.measurement import PointSampler
 from numpyro_fspace.priors import GPFit, GPPrior
 
-__all__ = ["COLUMNS", "Problem", "judge", "panel"]
-
 #: Number of measurement points of an exact prior, which are spread evenly over the grid.
 NUM_EXACT = 60
 #: Number of draws in a picture.

@@ -18,8 +18,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["KEYS", "check", "distinct", "read", "record", "run_of", "write"]
-
 #: The keys of every record, in order.
 KEYS = (
     "experiment",

@@ -24,8 +24,6 @@ from numpyro_fspace.mcmc import Warmup
 from numpyro_fspace.model import fan_in, functional_prior, gp_network, random_module
 from numpyro_fspace.priors import CalibratedPrior, GPFit, GPPrior, NetworkPrior
 
-__all__ = ["Config", "build_model", "known_gp", "noisy_model", "random_functions", "training_points"]
-
 #: Preconditioners without arguments.
 PRECONDITIONERS = ("automatic", "identity", "prior_scale", "rmsprop")
 #: Number of random networks for each measurement point, in the Gaussian approximation of a network's prior.

@@ -14,8 +14,6 @@ from numpyro_fspace.experiments.catalog import Job, find, jobs, run
 from numpyro_fspace.experiments.records import check, read, write
 from numpyro_fspace.experiments.tables import table
 
-__all__ = ["PLAN", "Request", "planned", "provenance", "reproduce"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Request:

@@ -12,8 +12,6 @@ import numpy as np
 from numpyro_fspace.experiments.catalog import Experiment, find
 from numpyro_fspace.experiments.records import distinct
 
-__all__ = ["METHOD_NAMES", "labels", "readable", "table"]
-
 #: Settings by which the rows of a data set are chosen. Published figures are of their defaults.
 PROTOCOL = ("train_share", "num_train", "num_test")
 #: What tables of pages and pictures call methods.

@@ -15,8 +15,6 @@ from numpyro_fspace.experiments.catalog import Experiment, Job, published
 from numpyro_fspace.experiments.methods import METHODS
 from numpyro_fspace.experiments.uci import UCIConfig
 
-__all__ = ["EXPERIMENT", "ood_rows"]
-
 
 def run(job: Job[UCIConfig]) -> dict:
     """A method of ``fspace run uci`` on a split, evaluated at the test inputs and at as many out-of-distribution rows.

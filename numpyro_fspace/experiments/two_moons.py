@@ -20,8 +20,6 @@ from numpyro_fspace.experiments.networks import hidden_layers
 from numpyro_fspace.experiments.regression import Config, random_functions
 from numpyro_fspace.priors import GPPrior, dirichlet_targets, fit_gp
 
-__all__ = ["EXPERIMENT"]
-
 #: Number of classes, of test points, and of points of the plane along an axis.
 NUM_CLASSES, NUM_TEST, NUM_GRID = 2, 1000, 60
 #: Corners of the plane, and the distance from all data beyond which a point counts as far.

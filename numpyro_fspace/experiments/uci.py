@@ -21,8 +21,6 @@ from numpyro_fspace.experiments.regression import Config, training_points
 from numpyro_fspace.model.measurement import PointSampler
 from numpyro_fspace.priors import GPFit, GPPrior, fit_gp, median_start
 
-__all__ = ["CONFIG", "EXPERIMENT", "UCIConfig", "fit_split", "prepare", "results"]
-
 #: Kernels with unit variance of inputs in units of their lengthscales.
 UNIT_KERNELS = {
     "rbf": lambda kernels: kernels.ExpSquared(),

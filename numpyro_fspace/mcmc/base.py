@@ -31,8 +31,6 @@ from numpyro_fspace.model.programs.cache import cached_program, content_key, opt
 from numpyro_fspace.priors.tracing import is_traced
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner, automatic, prior_scale
 
-__all__ = ["SGMCMCKernel"]
-
 
 class SGMCMCKernel(MCMCKernel):
     """The base class of the kernels: the potential of the model, warm-up, chains, NumPyro's protocol.

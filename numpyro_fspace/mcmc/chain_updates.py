@@ -1,28 +1,23 @@
-"""One chain of a kernel: its start, the updates that the phases of a run consist of, and these phases.
+"""One chain of a kernel: its start, and the updates that the phases of a run consist of.
 
 ``draw_and_learn`` and ``sample``, and ``warm_start`` and ``calibrate`` of ``warmup/updates.py``, take the target, the
-number of a draw and the state before it, and return the updated state. ``phases`` says which of them makes which
-draws, each in a program of its own; ``draw`` is all of them in one program, for a driver that knows nothing of phases.
+number of a draw and the state before it, and return the updated state. ``phases`` of ``loop.py`` says which of them
+makes which draws, each in a program of its own; ``draw`` is all of them in one program, for a driver that knows nothing
+of phases.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from numpyro_fspace.mcmc.plan import Plan
 from numpyro_fspace.mcmc.state import Averages, DrawInfo, KernelState
 from numpyro_fspace.mcmc.target import Target
 from numpyro_fspace.mcmc.warmup.friction import friction_for
 from numpyro_fspace.mcmc.warmup.state import WarmupState
 from numpyro_fspace.mcmc.warmup.updates import after_draw, calibrate, judged, warm_start
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate
-
-__all__ = ["draw", "draw_and_learn", "phases", "sample", "start"]
 
 
 def start(target: Target, key, init_params) -> KernelState:
@@ -129,42 +124,3 @@ def _averaged(old, info, begins, is_adapting, temperature):
         num_averaged=num,
         num_diverging=jnp.where(is_adapting, 0, old.num_diverging + info.is_diverging),
     )
-
-
-class Phase(NamedTuple):
-    """A part of a run that one program makes.
-
-    Attributes:
-        update: a function such as ``draw_and_learn``.
-        start, stop: its draws; a calibration makes none, and precedes draw ``start``.
-        keeps: whether the program is that of the sampling phase, whose draws are kept.
-    """
-
-    update: Callable
-    start: int
-    stop: int
-    keeps: bool
-
-    @property
-    def num_updates(self) -> int:
-        """Number of updates."""
-        return max(1, self.stop - self.start)
-
-
-def phases(plan: Plan, start: int, stop: int) -> Iterator[Phase]:
-    """The phases of the draws ``start`` to ``stop`` - 1, in their order.
-
-    Burn-in that needs no measurements of its own is made by the program of the sampling phase.
-    """
-    warm, end = plan.schedule.num_optimizing, plan.num_warmup
-    if start < min(stop, warm):
-        yield Phase(warm_start, start, min(stop, warm), keeps=False)
-    start = max(start, warm)
-    limits = {*plan.interruptions, end, stop}
-    for limit in sorted(draw for draw in limits if start <= draw <= stop):
-        if start < limit:
-            update = sample if start >= end and plan.measures else draw_and_learn
-            yield Phase(update, start, limit, keeps=start >= end or not plan.measures)
-        if limit in plan.interruptions and limit < stop:
-            yield Phase(calibrate, limit, limit, keeps=False)
-        start = limit

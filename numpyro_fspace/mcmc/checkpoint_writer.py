@@ -30,8 +30,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Checkpoint", "flat", "plain_fields"]
-
 #: First bytes of the text that a process writes to the lock file that it holds.
 OWNER = b"process "
 
@@ -149,14 +147,6 @@ class Checkpoint(RunFiles):
                 "intact, and the same call continues from there",
                 str(self.directory),
             ) from error
-
-
-def flat(states: dict) -> dict:
-    """Fields of a state by name; a field that is a dict has the names of its sites after a slash."""
-    parts = {
-        k: {f"{k}/{site}": a for site, a in v.items()} if isinstance(v, dict) else {k: v} for k, v in states.items()
-    }
-    return {name: value for part in parts.values() for name, value in part.items()}
 
 
 def plain_fields(states: dict) -> dict:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
     from jaxtyping import Array, ArrayLike, Float, Key
 
-__all__ = ["MCMC"]
-
 
 class MCMC(NumPyroMCMC):
     """NumPyro's ``MCMC`` with a progress bar, a check of the draws at the end of ``run``, and checkpoints.

@@ -20,17 +20,6 @@ from numpyro_fspace.posterior.storage.checkpoint_files import folder_of
 from numpyro_fspace.priors.base import as_real
 from numpyro_fspace.priors.tracing import is_traced
 
-__all__ = [
-    "check_left_out",
-    "check_options",
-    "check_run",
-    "check_settings",
-    "checked_inputs",
-    "foreign_kernel",
-    "is_warmup",
-    "uses_own_loop",
-]
-
 
 def check_settings(sampler, num_warmup, num_samples, *, num_chains, thinning, chain_method, postprocess_fn):
     """``sampler`` must be a kernel, the numbers of draws and chains whole numbers in their range, and so on.

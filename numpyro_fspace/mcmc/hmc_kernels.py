@@ -17,8 +17,6 @@ from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.sites import subsampled_plates
 
-__all__ = ["fHMC", "fMALA"]
-
 
 class fHMC(HMC):
     r"""Hamiltonian Monte Carlo on a functional posterior, with all rows of the data and fixed measurement points.

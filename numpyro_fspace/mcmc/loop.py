@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpyro.util import nested_attrgetter
 
 from numpyro_fspace._xla import compiler_options, one_program
-from numpyro_fspace.mcmc.chain_updates import phases
+from numpyro_fspace.mcmc.chain_updates import draw_and_learn, sample
+from numpyro_fspace.mcmc.plan import Plan
 from numpyro_fspace.mcmc.state import KernelState, with_axis
-from numpyro_fspace.mcmc.warmup.updates import warm_start
+from numpyro_fspace.mcmc.warmup.updates import calibrate, warm_start
 from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.data.on_demand import OnDemand
 from numpyro_fspace.model.functions import function_inputs, function_values, some_rows
@@ -23,12 +25,44 @@ from numpyro_fspace.model.joint_evaluation import assume_rows_of_points
 from numpyro_fspace.model.programs.jaxpr_analysis import depends_on
 from numpyro_fspace.model.sharding import CHAINS
 
-__all__ = ["Loop", "started"]
-
 #: Number of inputs at which the bar judges functions.
 NUM_PROBES = 10
 #: How arrays are spread over the devices of a mesh: not, by their axis of chains, or by that axis of their slots.
 ALL, EACH, BY_CHAIN = PartitionSpec(), PartitionSpec(CHAINS), PartitionSpec(None, CHAINS)
+
+
+class Phase(NamedTuple):
+    """A part of a run that one program makes.
+
+    Attributes:
+        update: a function such as ``draw_and_learn``.
+        start, stop: its draws; a calibration makes none, and precedes draw ``start``.
+        keeps: whether the program is that of the sampling phase, whose draws are kept.
+    """
+
+    update: Callable
+    start: int
+    stop: int
+    keeps: bool
+
+
+def phases(plan: Plan, start: int, stop: int) -> Iterator[Phase]:
+    """The phases of the draws ``start`` to ``stop`` - 1, in their order.
+
+    Burn-in that needs no measurements of its own is made by the program of the sampling phase.
+    """
+    warm, end = plan.schedule.num_optimizing, plan.num_warmup
+    if start < min(stop, warm):
+        yield Phase(warm_start, start, min(stop, warm), keeps=False)
+    start = max(start, warm)
+    limits = {*plan.interruptions, end, stop}
+    for limit in sorted(draw for draw in limits if start <= draw <= stop):
+        if start < limit:
+            update = sample if start >= end and plan.measures else draw_and_learn
+            yield Phase(update, start, limit, keeps=start >= end or not plan.measures)
+        if limit in plan.interruptions and limit < stop:
+            yield Phase(calibrate, limit, limit, keeps=False)
+        start = limit
 
 
 class Loop:
@@ -77,7 +111,7 @@ class Loop:
             if phase.keeps:
                 state, draws = program(state, draws, phase.start - offset, phase.stop - offset, first, arrays, inputs)
             else:
-                state = program(state, phase.num_updates, arrays)
+                state = program(state, max(1, phase.stop - phase.start), arrays)
         return state, draws
 
     def by_chain(self, draws, num: int) -> dict:

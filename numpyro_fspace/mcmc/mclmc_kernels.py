@@ -12,8 +12,6 @@ from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.sgmcmc.preconditioners import Preconditioner
 from numpyro_fspace.sgmcmc.shared import check_refreshes
 
-__all__ = ["MCLMC", "fMCLMC"]
-
 
 class MCLMC(SGMCMCKernel):
     r"""Microcanonical Langevin Monte Carlo for a NumPyro model without minibatches and random measurement points.

@@ -10,8 +10,6 @@ import numpy as np
 from numpyro_fspace.model.data.arguments import split_arrays, with_rows
 from numpyro_fspace.model.programs.cache import content_key
 
-__all__ = ["NumPyroArguments"]
-
 
 class NumPyroArguments:
     """The arguments of the last run of a driver by NumPyro's loop, which tells arrays by their identity.

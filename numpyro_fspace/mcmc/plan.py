@@ -22,8 +22,6 @@ from numpyro_fspace.model.joint_evaluation import rows_found
 from numpyro_fspace.model.programs.cache import cached_program, content_key
 from numpyro_fspace.model.scale_sites import scale_sites
 
-__all__ = ["Plan", "make_plan"]
-
 #: Friction by default for gradients without noise, which no friction has to balance.
 EXACT_FRICTION = 0.3
 
@@ -34,7 +32,7 @@ class Plan:
     """Everything that a run depends on besides the chain's state and the arrays in the model's arguments.
 
     It is part of the type of a state, as the shapes of its arrays are, so that JAX does not use a program that was
-    compiled for another plan. A state that was pickled keeps ``num_warmup`` alone of it.
+    compiled for another plan. A pickled state keeps only its ``num_warmup``.
 
     Attributes:
         num_warmup: draws of warm-up.

@@ -14,8 +14,6 @@ from tqdm.auto import tqdm
 from numpyro_fspace.mcmc.state import KernelState
 from numpyro_fspace.posterior.rhat_ess import convergence
 
-__all__ = ["Interruption", "Progress", "is_watched"]
-
 #: Seconds that a part should take; least number of draws of each chain for which R-hat is shown.
 INTERVAL, MIN_DRAWS = 0.5, 20
 

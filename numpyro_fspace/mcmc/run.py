@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace.mcmc.base import SGMCMCKernel
-from numpyro_fspace.mcmc.checkpoint_writer import Checkpoint, flat, plain_fields
+from numpyro_fspace.mcmc.checkpoint_writer import Checkpoint, plain_fields
 from numpyro_fspace.mcmc.loop import started
 from numpyro_fspace.mcmc.progress import Interruption, Progress, is_watched
 from numpyro_fspace.mcmc.start_checks import check_start, warn_of_another_model
 from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.sharding import CHAINS, gathered, place
-
-__all__ = ["Run"]
+from numpyro_fspace.posterior.storage.checkpoint_files import flat
 
 
 class Run:

@@ -18,8 +18,6 @@ from numpyro_fspace.model.checks.arguments import arguments_of
 from numpyro_fspace.posterior.storage.fingerprint import fingerprint, leaves_as_text, text_of
 from numpyro_fspace.posterior.storage.model_check import PRIOR_DRAW, prior_density
 
-__all__ = ["describe"]
-
 
 def describe(mcmc, key, fields, init_params, *, args, kwargs) -> dict:
     """A description of a run of ``mcmc``. A checkpoint with another description belongs to another run."""

@@ -13,8 +13,6 @@ from numpyro_fspace.sgmcmc import mclmc, sghmc, sgld
 from numpyro_fspace.sgmcmc.gradient_noise import GradientNoise
 from numpyro_fspace.sgmcmc.shared import Dynamics
 
-__all__ = ["Hamiltonian", "Langevin", "Microcanonical", "Sampler"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler(ABC):

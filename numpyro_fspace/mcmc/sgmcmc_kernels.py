@@ -18,8 +18,6 @@ from numpyro_fspace.sgmcmc.preconditioners import Preconditioner
 from numpyro_fspace.sgmcmc.sghmc import INTEGRATORS
 from numpyro_fspace.sgmcmc.shared import check_refreshes
 
-__all__ = ["SGHMC", "SGLD", "fSGHMC", "fSGLD"]
-
 
 class SGLD(SGMCMCKernel):
     r"""Stochastic-gradient Langevin dynamics for a NumPyro model.
@@ -115,8 +113,9 @@ class SGHMC(SGMCMCKernel):
         temperature: T > 0.
         preconditioner: S, from ``fs.preconditioners``; the step size is that of u = S⁻¹w. The mass matrix is
             (S Sᵀ)⁻¹. None is ``prior_scale()`` if the step size is given. If warm-up chooses it, None is
-            ``automatic()``: ``dense()`` for up to 64 parameters without networks and minibatches, else ``rmsprop()``,
-            with a dense block for the values of a ``gp_network`` whose last layer is sampled.
+            ``automatic()``: ``dense()`` for models of up to 64 parameters without networks, functional priors and
+            minibatches, else ``rmsprop()``, with a dense block for the values of a ``gp_network`` whose last layer is
+            sampled.
         resample_momentum: whether the momentum p is redrawn from N(0, T I) at every draw.
         refresh_every: k, the steps between the partial refreshes of the momentum (BAOAB); divides ``num_steps``. None
             is 2, or 1 if ``num_steps`` is odd. A larger k draws fewer random numbers; the order of the error stays.

@@ -18,8 +18,6 @@ from numpyro.infer.hmc import HMCState
 from numpyro_fspace._checks import as_numbers, warn
 from numpyro_fspace.model._numpyro import is_forward_mode, is_nested
 
-__all__ = ["at_data", "check_start", "checked_init_params", "continued", "warn_of_another_model"]
-
 #: Without a warning of another model: least acceptance probability of the first draw, and changes of the potential in
 #: units of the root of the number of parameters plus this share of it (rounding, or an estimate of a run without test).
 MIN_FIRST_ACCEPT_PROB, MIN_CHANGE, MIN_SHARE = 0.01, 1.0, 0.001

@@ -12,8 +12,6 @@ from numpyro_fspace.mcmc.plan import Plan
 from numpyro_fspace.mcmc.warmup.state import WarmupState
 from numpyro_fspace.sgmcmc.control_variates import ControlVariate
 
-__all__ = ["Averages", "DrawInfo", "KernelState", "with_axis", "with_chains"]
-
 
 class DrawInfo(NamedTuple):
     """The report of the last draw.

@@ -14,8 +14,6 @@ from numpyro_fspace.sgmcmc.control_variates import ControlVariate, with_control_
 from numpyro_fspace.sgmcmc.gradient_noise import GradientNoise
 from numpyro_fspace.sgmcmc.shared import Dynamics
 
-__all__ = ["Target"]
-
 
 class Target:
     """A model and the plan of a run, which is all that a chain needs besides its state.

@@ -19,18 +19,6 @@ except ImportError as error:
         f"{numpyro.__version__} ({error}). Install another version: pip install 'numpyro>=0.22,<0.23'."
     ) from error
 
-__all__ = [
-    "MEMBERS",
-    "active_handlers",
-    "flat_to_sites",
-    "is_forward_mode",
-    "is_nested",
-    "is_unconstraining",
-    "mask_of",
-    "parts_of",
-    "plate_rows",
-]
-
 
 #: Private attributes by class.
 MEMBERS = {

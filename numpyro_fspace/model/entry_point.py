@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 
-__all__ = ["entry_point", "loading_errors"]
-
 logger = logging.getLogger("jax._src.callback")
 #: Errors that occurred while compiled programs loaded rows of data on disk, newest last.
 loading_errors: list[Exception] = []

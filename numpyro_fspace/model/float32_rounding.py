@@ -5,8 +5,6 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-__all__ = ["lost_to_rounding"]
-
 
 def lost_to_rounding(array: np.ndarray) -> str | None:
     """A message if JAX's float32 would lose the differences in an array; None if it does not, or JAX uses float64."""

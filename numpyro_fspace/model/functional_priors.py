@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from numpyro_fspace.model.measurement import PointSampler
     from numpyro_fspace.priors import FunctionalPrior
 
-__all__ = ["draw_points", "functional_prior"]
-
 
 def functional_prior(
     name: str,

@@ -16,16 +16,6 @@ from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior
 from numpyro_fspace.priors.tracing import is_traced
 
-__all__ = [
-    "check_has_functions",
-    "evaluate",
-    "function_inputs",
-    "function_values",
-    "functions_of",
-    "some_rows",
-    "widened",
-]
-
 
 def functions_of(trace) -> dict:
     """The functions of a trace, by the names of their ``functional_prior`` or ``random_module``."""

@@ -3,14 +3,15 @@ r"""``gp_network``: a network whose values at given points have the distribution
 A network that is linear in its last layer is :math:`g(x) + \varphi_v(x)^\top a` with features φ_v of the hidden weights
 v. Given v everything is Gaussian, so the last layer can be drawn such that the network has the distribution of a
 Gaussian process of mean zero at the points X_M for every v, up to what the features cannot span there
-(``last_layer/given_features.py``): draw a₀ from the last layer's own prior and f̃ from the process, with τ² added to its
-variances, and correct a₀ by the ridge regression of the difference,
+(``last_layer/given_features.py``): draw a₀ from the last layer's own prior and f̃ from the process, and correct a₀ by
+the ridge regression of the difference,
 
-.. math:: a = a_0 + A \Phi^\top S^{-1} (\tilde f - g - \Phi a_0 - \tau e), \qquad S = \Phi A \Phi^\top + \tau^2 I,
+.. math:: a = a_0 + A \Phi^\top S_\tau^{-1} (\tilde f + \tau e_1 - g - \Phi a_0 - \tau e),
+    \qquad S_\tau = \Phi A \Phi^\top + \tau^2 I,
 
-with Φ = φ_v(X_M), a₀ ~ N(0, A), e ~ N(0, I). Then g + Φa + r has the distribution of f̃, exactly, for every v, where
-the residual r = f̃ - g - Φa is what the features do not make: noise of about τ and the part that they cannot span. The
-mean of a process with another mean is added to the network.
+with Φ = φ_v(X_M), a₀ ~ N(0, A), and e, e₁ ~ N(0, I). Then g + Φa + r has the distribution of f̃ + τe₁, exactly, for
+every v, where the residual r = f̃ + τe₁ - g - Φa is what the features leave out: noise of about τ, and the part that
+they cannot span. If the process has a mean, it is added to the network.
 """
 
 from __future__ import annotations
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
 
     from numpyro_fspace.model.measurement import PointSampler
-
-__all__ = ["gp_network"]
 
 
 #: The smallest tolerance, in units of the rounding error and for each √M. The condition number of the ridge regression
@@ -105,9 +104,9 @@ def gp_network(
         points: X_M, an array [M, D] or fixed points of ``fs.measurement`` (``space_filling``, ``fixed``). With one
             input they should be at most a lengthscale apart; with several inputs use rows of the data.
         input_shape: shape of one input; None means that of a point, (D,).
-        hidden_scale: s. None chooses it with τ, from a fixed set of numbers: among those for which the network's
-            covariance is nearly closest to that of the process, at the points and between them, the largest τ, and the
-            best s for it.
+        hidden_scale: s. None chooses s and τ together, from a fixed set of pairs. Of the pairs whose error of the
+            covariance, at the points and between them, is nearly the smallest, it takes those with the largest τ, and
+            of these the pair with the smallest error.
         tolerance: τ in units of the process's standard deviation at the points; None chooses it in the same way.
         frozen: hidden weights that are fixed numbers, as for ``random_module``, known when the model is compiled (no
             arguments of the model); the last layer must not be among them.

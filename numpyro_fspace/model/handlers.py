@@ -16,20 +16,6 @@ from numpyro_fspace.model.data.minibatches import minibatch
 from numpyro_fspace.model.data.on_demand import OnDemand
 from numpyro_fspace.model.sites import is_functional_prior
 
-__all__ = [
-    "fresh_draws",
-    "full_plates",
-    "function_hook",
-    "given_last_layers",
-    "given_rows",
-    "one_at_a_time",
-    "own_keys",
-    "parts_of_plates",
-    "convert_observation",
-    "without_data",
-]
-
-
 _LOCK = threading.RLock()
 
 

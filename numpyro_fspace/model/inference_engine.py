@@ -31,8 +31,6 @@ from numpyro.primitives import plate
 from numpyro_fspace.model._numpyro import active_handlers, is_unconstraining
 from numpyro_fspace.model.handlers import fresh_draws, function_hook
 
-__all__ = ["Engine", "current_engine"]
-
 
 class Engine(NamedTuple):
     """The properties of the engine on which functions and functional priors depend.

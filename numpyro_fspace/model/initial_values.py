@@ -14,8 +14,6 @@ from numpyro.infer import init_to_median
 from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.model.sites import latent_sites
 
-__all__ = ["checked_starts", "init_to_network"]
-
 
 def init_to_network(site: dict | None = None):
     """Start networks from their own initializers and all other sites from their prior medians.

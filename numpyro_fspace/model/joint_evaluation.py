@@ -19,8 +19,6 @@ from numpyro_fspace.model.networks.random_module import InputsError, numbers, po
 from numpyro_fspace.model.sites import is_functional_prior
 from numpyro_fspace.priors.tracing import is_traced
 
-__all__ = ["Found", "OnePass", "matching_rows", "assume_rows_of_points", "rows_found"]
-
 
 class Found(NamedTuple):
     """Which points are rows of the data, found by a pass in which both were concrete.

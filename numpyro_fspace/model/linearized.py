@@ -14,8 +14,6 @@ from numpyro_fspace.model.programs.jaxpr_analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import is_functional_prior
 
-__all__ = ["function_of", "linearize"]
-
 
 def function_of(model, name: str, args, kwargs, values: dict):
     """The function that ``model`` declares as ``functional_prior(name, …)`` or network, given its latent ``values``.

@@ -1,7 +1,7 @@
 """Samplers of the measurement points X_M, at which a functional prior evaluates a network.
 
-A point sampler is a function from a key to points [M, D]. Samplers draw random points anew at each gradient step.
-They target exp(log-likelihood + log p0(w) + E log P0(f(X_M))), which depends on M and on the distribution of the
+A point sampler is a function from a key to points [M, D]. Kernels draw random points anew at each gradient step. Their
+target is then exp(log-likelihood + log p0(w) + E log P0(f(X_M))), which depends on M and on the distribution of the
 points. With fixed points the target is likelihood · p0(w) · P0(f(X_M)). (p0 is the prior of the weights w, and P0 the
 functional prior.)
 

@@ -17,19 +17,6 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, Float, Int, Key
 
-__all__ = [
-    "BasePointSampler",
-    "Fixed",
-    "Own",
-    "Perturb",
-    "PointSampler",
-    "Subset",
-    "Uniform",
-    "Union",
-    "check_num_inputs",
-    "concatenated",
-]
-
 
 @runtime_checkable
 class PointSampler(Protocol):

@@ -39,8 +39,6 @@ from numpyro_fspace.model.sites import (
 )
 from numpyro_fspace.sgmcmc.preconditioners import Parameters
 
-__all__ = ["ModelPotential"]
-
 #: Number of rows (or size of a minibatch, if that is larger) that are evaluated together in passes over all data.
 MAX_ROWS = 2048
 

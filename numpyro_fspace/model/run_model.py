@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, ArrayLike, Int, Key
 
-__all__ = ["run_model"]
-
 
 def run_model(
     model: Callable,

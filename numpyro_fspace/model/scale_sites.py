@@ -15,8 +15,6 @@ from numpyro_fspace.model.sites import (
     parameters_of,
 )
 
-__all__ = ["scale_sites"]
-
 
 def scale_sites(potential) -> list[str]:
     """The latent sites that are positive, or that determine scales of observations and no location.

@@ -6,8 +6,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["CHAINS", "check_mesh", "gathered", "place", "with_devices_of"]
-
 #: Name of the mesh axis over which chains are sharded.
 CHAINS = "chains"
 

@@ -8,8 +8,6 @@ from numpyro.distributions import biject_to, constraints, transforms
 
 from numpyro_fspace.model.sites import base_distribution
 
-__all__ = ["base_transform", "has_dynamic_support", "is_positive", "prior_scale"]
-
 #: Number of prior draws from which a scale without a closed form is estimated.
 NUM_SCALE_DRAWS = 200
 

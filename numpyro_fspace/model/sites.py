@@ -11,26 +11,6 @@ from numpyro.primitives import apply_stack
 
 from numpyro_fspace.model._numpyro import active_handlers, mask_of
 
-__all__ = [
-    "FunctionalPriorSite",
-    "active_functional_priors",
-    "base_distribution",
-    "counted",
-    "has_point_mass",
-    "is_drawable",
-    "is_functional_prior",
-    "is_masked",
-    "last_layer",
-    "latent_sites",
-    "module_weights",
-    "note",
-    "observed_sites",
-    "parameters_of",
-    "subsampled_plates",
-    "weights_of",
-    "zeros_if_not_drawable",
-]
-
 
 class FunctionalPriorSite(dist.Distribution):
     """The distribution of a ``functional_prior`` site: an empty value whose log density is the prior's.

@@ -10,8 +10,6 @@ import numpy as np
 
 from numpyro_fspace._xla import one_program
 
-__all__ = ["is_key", "joined", "like", "named_arrays", "plain"]
-
 
 def is_key(leaf) -> bool:
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Site", "are_equal", "check_dims", "check_names", "clean", "datasets"]
-
 #: The axes before those of a variable: those of draws, and none in the groups of data.
 DRAWS = ("chain", "draw")
 AXES = {"observed_data": (), "constant_data": ()}

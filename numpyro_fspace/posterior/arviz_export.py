@@ -31,8 +31,6 @@ from numpyro_fspace.posterior.prediction_warnings import warn_of_nan
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-__all__ = ["observations", "to_arviz"]
-
 
 @entry_point
 def to_arviz(

@@ -24,8 +24,6 @@ from numpyro_fspace.model.sites import (
 )
 from numpyro_fspace.posterior.posterior import Posterior
 
-__all__ = ["check_complete"]
-
 
 def check_complete(posterior: Posterior, args, kwargs, inputs, from_prior=()):
     """Refuse draws that lack latent values of the model, which would silently come from the prior.

@@ -27,8 +27,6 @@ from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import has_dynamic_support
 from numpyro_fspace.posterior.arrays import like, plain
 
-__all__ = ["ConfigurationalTemperature", "configurational_temperature", "unconstrained"]
-
 #: Draws at which the gradient is taken: the most, as many as the share should afford, and the fewest.
 MAX_DRAWS, MIN_DRAWS, FEWEST_DRAWS = 256, 20, 8
 #: Share of the gradient steps of the run that ``MIN_DRAWS`` draws may cost, where the given share affords fewer.

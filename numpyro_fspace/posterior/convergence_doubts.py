@@ -11,8 +11,6 @@ import numpy as np
 from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics
 from numpyro_fspace.posterior.thresholds import CHANCE_SHARE, ESS_LIMIT, RHAT_LIMIT, STANDSTILL_SHARE
 
-__all__ = ["Doubt", "convergence_doubts"]
-
 
 class Doubt(NamedTuple):
     """A reason to doubt the draws.

@@ -13,8 +13,6 @@ from numpyro_fspace._xla import largest_array
 from numpyro_fspace.model.data.arguments import split_arrays
 from numpyro_fspace.model.programs.cache import options_of_outermost
 
-__all__ = ["compile_chunk", "map_compiled", "map_draws", "most_at_once", "share_equal"]
-
 #: Numbers in the largest array that draws evaluated together may make: 2²⁵ (128 MiB in float32).
 CHUNK = 2**25
 

@@ -39,8 +39,6 @@ from numpyro_fspace.posterior.model_structure import Structure, structure
 from numpyro_fspace.posterior.posterior import Posterior
 from numpyro_fspace.posterior.row_independence import Evaluation, Probe, find_axes, take_rows
 
-__all__ = ["Evaluator", "as_arrays", "deterministic_draws", "function_draws", "is_output", "log_likelihood"]
-
 #: Up to so many rows at all draws together, a program takes longer to compile than to run.
 MAX_QUICK = 2**20
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from numpyro_fspace.model.functions import some_rows
 
-__all__ = ["KINDS", "PLACES", "JudgedDraws", "judged_draws"]
-
 #: Where functions are judged, as labels say after their names: at the data and away from it.
 KINDS = ("", " at permuted rows", " at measurement points")
 #: Ends the label of the places that numbers have in a larger array, among values by label.
@@ -26,9 +24,6 @@ class JudgedDraws(NamedTuple):
 
     draws: np.ndarray
     names: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return f"JudgedDraws(draws of shape {np.shape(self.draws)})"
 
 
 def judged_draws(draws: dict, most: int | None = None, *, places: Mapping = MappingProxyType({})) -> JudgedDraws | None:

@@ -28,8 +28,6 @@ from numpyro_fspace.posterior.judged_draws import KINDS, PLACES, JudgedDraws, ju
 from numpyro_fspace.posterior.model_structure import Structure, likelihood_parameters, structure
 from numpyro_fspace.posterior.thresholds import MIN_RUN
 
-__all__ = ["Quantities", "quantities_in_predictions", "quantities_of"]
-
 #: The most draws of each chain, evenly spaced, and the most entries of each site.
 MAX_DRAWS, MAX_ENTRIES = 1000, 100
 

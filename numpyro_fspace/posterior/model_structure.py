@@ -15,8 +15,6 @@ from numpyro_fspace.model.programs.jaxpr_analysis import depends_on, sources
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.sites import base_distribution, is_functional_prior, module_weights, parameters_of
 
-__all__ = ["Structure", "likelihood_parameters", "structure"]
-
 
 class Structure(NamedTuple):
     """What can be read off a model's program.
@@ -35,9 +33,6 @@ class Structure(NamedTuple):
     composed: set
     weights: set
     by_hand: set
-
-    def __repr__(self) -> str:
-        return f"Structure(direct={self.direct}, composed={self.composed}, weights={self.weights})"
 
     @property
     def priors(self) -> list:

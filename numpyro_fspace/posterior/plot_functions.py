@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.priors import GaussianProcess
 
-__all__ = ["plot_functions", "pyplot"]
-
 # Okabe and Ito's colors, told apart under the common kinds of color blindness.
 _BLUE, _SKY, _ORANGE, _BLACK = "#0072B2", "#56B4E9", "#D55E00", "#000000"
 

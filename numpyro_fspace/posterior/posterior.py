@@ -24,8 +24,6 @@ from numpyro_fspace.posterior.storage.checkpoint_files import RunFiles
 from numpyro_fspace.posterior.storage.model_check import warn_of_another_model, warn_of_another_prior
 from numpyro_fspace.posterior.storage.posterior_file import read_archive
 
-__all__ = ["Posterior", "as_posterior"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Posterior:

@@ -13,8 +13,6 @@ from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import diagnose
 from numpyro_fspace.posterior.judged_quantities import quantities_in_predictions
 
-__all__ = ["warn_of_nan", "warn_of_predictions", "without_harm"]
-
 
 def warn_of_nan(predictions: dict, samples: dict):
     """Warn of predictions that are NaN, and say whether it is the posterior draws [S, …] that are."""

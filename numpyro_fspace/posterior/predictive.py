@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from jaxtyping import Array, ArrayLike, Float, Key
     from numpyro.infer import MCMC
 
-__all__ = ["Predictive", "predict"]
-
 
 class Predictive:
     """Draws of functions and observations, as ``fs.predict``, compiled once for all calls with inputs of one shape.

@@ -17,8 +17,6 @@ from numpyro_fspace.posterior.thresholds import LEAST_PRODUCT_SHARE
 from numpyro_fspace.priors.gaussian_base import GaussianProcess
 from numpyro_fspace.priors.tracing import is_traced
 
-__all__ = ["product_doubts", "product_shares"]
-
 #: Draws of the network, and points, at most, at which they are compared with the process.
 NUM_DRAWS, NUM_POINTS = 400, 50
 

@@ -13,8 +13,6 @@ import numpy as np
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["convergence", "standstill"]
-
 
 def convergence(x: Float[np.ndarray, "P C S"]) -> Float[np.ndarray, "4 P"]:
     """R-hat, bulk and tail effective sample size, and the mean's standard error, of each point's chains.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, Key
 
-__all__ = ["Evaluation", "Probe", "find_axes", "take_rows"]
-
 #: Evaluations of rows in programs of different sizes agree if they differ, on average over rows, by less than these
 #: shares of the spread of the values and of their size.
 SPREAD, SIZE = 1e-2, 1e-5

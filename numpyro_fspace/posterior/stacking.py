@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import logsumexp
 
 from numpyro_fspace._checks import is_table
 from numpyro_fspace.model.entry_point import entry_point
@@ -18,8 +19,6 @@ from numpyro_fspace.posterior.posterior import Posterior, as_posterior
 if TYPE_CHECKING:
     from jaxtyping import Float
     from numpyro.infer import MCMC
-
-__all__ = ["Stacking", "stack_chains"]
 
 #: A larger Pareto shape makes the leave-one-out density of a point unreliable.
 PARETO_LIMIT = 0.7
@@ -137,7 +136,8 @@ def stack_chains(source: MCMC | Posterior, *args: Any, **kwargs: Any) -> Stackin
     points = np.stack([densities for densities, _ in found])
     unreliable = np.array([np.mean(shapes > PARETO_LIMIT) for _, shapes in found])
     weights = _stacked(points)
-    as_equal, stacked = (_mixed(points, w) for w in (np.full(num_chains, 1 / num_chains), weights))
+    equal = np.full(num_chains, 1 / num_chains)
+    as_equal, stacked = (logsumexp(points, 0, b=w[:, None]) for w in (equal, weights))  # of mixtures of the chains
     rows = _rows(weights, num_draws)
     drawn = replace(posterior, samples={k: v[rows] for k, v in posterior.samples.items()}, num_chains=1, stats={})
     return Stacking(
@@ -166,8 +166,6 @@ def _rows_of(given) -> list[set[bytes]]:
 
 def _mean_densities(chain: Float[np.ndarray, "S N"]) -> tuple[np.ndarray, np.ndarray]:
     """Logs of the mean densities of the points over a chain, [N], and zeros in place of Pareto shapes, [N]."""
-    from scipy.special import logsumexp
-
     return logsumexp(chain, axis=0) - np.log(len(chain)), np.zeros(chain.shape[1])
 
 
@@ -189,12 +187,6 @@ def _loo(chain: Float[np.ndarray, "S N"]) -> tuple[np.ndarray, np.ndarray]:
         found = az.loo(data, pointwise=True, reff=1.0, **scale)
     densities = found.elpd_i if is_new else found.loo_i
     return np.asarray(densities).ravel(), np.asarray(found.pareto_k).ravel()
-
-
-def _mixed(points, weights) -> Float[np.ndarray, " N"]:
-    """Log densities of the points under the mixture of the chains."""
-    largest = points.max(0)
-    return largest + np.log(weights @ np.exp(points - largest))
 
 
 def _stacked(points: Float[np.ndarray, "C N"]) -> Float[np.ndarray, " C"]:

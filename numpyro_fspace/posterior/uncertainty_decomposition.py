@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.infer import MCMC
+from scipy.special import entr
 
 from numpyro_fspace._checks import check_count, one_line
 from numpyro_fspace.model.checks.arguments import checked_arguments
@@ -24,8 +25,6 @@ from numpyro_fspace.posterior.function_draws import Evaluator, is_output
 from numpyro_fspace.posterior.posterior import Posterior, as_posterior
 from numpyro_fspace.posterior.prediction_warnings import warn_of_predictions
 from numpyro_fspace.posterior.row_independence import Evaluation
-
-__all__ = ["Decomposition", "decompose", "of_classes"]
 
 CATEGORICAL = (dist.CategoricalProbs, dist.CategoricalLogits)
 BERNOULLI = (dist.BernoulliProbs, dist.BernoulliLogits)
@@ -143,14 +142,9 @@ def decompose(
 
 def of_classes(probabilities) -> Decomposition:
     """The parts of the entropy, of draws of probabilities [S, …, K]."""
-    mean = probabilities.mean(0, dtype=float)
-    expected = _entropy(probabilities).mean(0, dtype=float)
-    return Decomposition("entropy", mean, np.maximum(_entropy(mean) - expected, 0.0), expected)
-
-
-def _entropy(probabilities) -> np.ndarray:
-    p = np.asarray(probabilities, float)
-    return -np.sum(p * np.log(np.where(p > 0, p, 1.0)), -1)
+    p = np.maximum(np.asarray(probabilities, float), 0.0)  # 1 - p may be a negative rounding error
+    mean, expected = p.mean(0), entr(p).sum(-1).mean(0)
+    return Decomposition("entropy", mean, np.maximum(entr(mean).sum(-1) - expected, 0.0), expected)
 
 
 class _Moments(Evaluator):

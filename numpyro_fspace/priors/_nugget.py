@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace._checks import warn
 from numpyro_fspace.priors.base import as_values
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
     from numpyro_fspace.priors.cholesky import AnyArray
-
-__all__ = ["as_diagonal", "default_nugget"]
 
 #: The default nugget, relative to the mean variance of the smallest summand of the kernel.
 RELATIVE_NUGGET = 1e-2
@@ -31,12 +29,10 @@ def default_nugget(share: Float[AnyArray, " B"], covariance: Float[AnyArray, "B 
         covariance: covariance blocks.
     """
     if isinstance(share, np.ndarray) and np.any(share < 0.1 * SMALLEST_SHARE):
-        warnings.warn(
+        warn(
             f"A summand of the kernel has the share {share.min():.1g} of the variance at the points, and the default "
             f"nugget ({RELATIVE_NUGGET * SMALLEST_SHARE:.0e} of the variance) hides much of it. Pass nugget= with a "
-            "hundredth of the summand's variance, or remove the summand.",
-            RuntimeWarning,
-            stacklevel=2,
+            "hundredth of the summand's variance, or remove the summand."
         )
     xp = np if isinstance(share, np.ndarray) and isinstance(covariance, np.ndarray) else jnp
     variance = covariance.diagonal(axis1=-2, axis2=-1).mean(-1)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.priors.cholesky import AnyArray
 
-__all__ = ["FunctionalPrior", "as_inputs", "as_positive", "as_real", "as_values", "check_prior", "deprecated_law"]
-
 #: Advice for complex numbers.
 REAL_CURE = "pass np.abs(a), or np.stack([a.real, a.imag], -1)"
 

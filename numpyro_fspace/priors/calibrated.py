@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.priors.cholesky import AnyArray
 
-__all__ = ["CalibratedPrior"]
-
 
 class _Basis(NamedTuple):
     """Coordinates v = Vᵀ (f - m) in which the prior is N(0, I) and the base N(β, diag(g)).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_fspace._checks import warn
 from numpyro_fspace._xla import matmul
 from numpyro_fspace.priors.lapack import cholesky, solve_lower
 from numpyro_fspace.priors.tracing import is_traced
@@ -23,20 +23,6 @@ if TYPE_CHECKING:
 
     #: Concrete values are NumPy arrays (float64), traced values are JAX arrays.
     AnyArray: TypeAlias = np.ndarray | Array
-
-__all__ = [
-    "KERNEL_CURE",
-    "Factor",
-    "Memory",
-    "as_columns",
-    "as_moments",
-    "as_rows",
-    "checked_finite",
-    "checked_variances",
-    "factorize",
-    "product",
-    "warn_of_indefinite",
-]
 
 CACHE_SIZE = 8
 #: Advice for a covariance with negative eigenvalues.
@@ -186,11 +172,9 @@ def warn_of_indefinite(covariance: AnyArray) -> None:
             np.linalg.cholesky(block + INDEFINITE * np.trace(block) * np.eye(size))
         except np.linalg.LinAlgError:
             smallest, largest = np.linalg.eigvalsh(block)[[0, -1]]
-            warnings.warn(
+            warn(
                 f"The kernel is not a covariance: at {size} points its matrix has the eigenvalue {smallest:.2g} (the "
-                f"largest is {largest:.2g}), which the nugget or the noise hides. Please {KERNEL_CURE}.",
-                RuntimeWarning,
-                stacklevel=3,
+                f"largest is {largest:.2g}), which the nugget or the noise hides. Please {KERNEL_CURE}."
             )
             return
 

@@ -14,8 +14,6 @@ from numpyro_fspace.priors.tracing import is_traced
 if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float, Int
 
-__all__ = ["dirichlet_targets"]
-
 
 def dirichlet_targets(
     labels: Int[ArrayLike, " N"], num_classes: int, *, concentration: float = 0.01

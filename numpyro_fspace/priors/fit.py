@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._checks import check_count, check_key, check_positive, one_line
+from numpyro_fspace._checks import check_count, check_key, check_positive, one_line, warn
 from numpyro_fspace._xla import matmul
 from numpyro_fspace.priors.base import as_inputs, as_positive, as_real, as_values
 from numpyro_fspace.priors.cholesky import KERNEL_CURE, as_columns, warn_of_indefinite
 from numpyro_fspace.priors.gp_prior import GPPrior
-from numpyro_fspace.priors.kernel_params import kernel_and_params
+from numpyro_fspace.priors.kernel_params import kernel_and_params, spreads
 from numpyro_fspace.priors.tracing import is_traced
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from tinygp.kernels import Kernel
 
     from numpyro_fspace.priors.cholesky import AnyArray
-
-__all__ = ["GPFit", "fit_gp"]
 
 NOISE_FLOOR = 1e-6
 STEPS_PER_UPDATE = 20
@@ -132,20 +129,17 @@ def fit_gp(
     for number, name in ((num_steps, "num_steps"), (max_points, "max_points")):
         check_count(number, name)
     check_positive(learning_rate, "learning_rate")
-    spreads = [float(column.std() or 1.0) for column in y.T]
-    far = [abs(float(column.mean())) / spread for column, spread in zip(y.T, spreads, strict=True)]
-    if max(far) > FAR_FROM_ZERO:
+    varies, sd = np.ptp(y, 0) > 0, spreads(y)
+    far = np.abs(y.mean(0)) / sd
+    if far.max() > FAR_FROM_ZERO:
         worst = int(np.argmax(far))
         column = f"column {worst} of y" if len(far) > 1 else "y"
-        warnings.warn(
-            f"fit_gp: {column} has mean {y[:, worst].mean():.3g} and standard deviation {spreads[worst]:.3g}, but the "
-            "process has mean zero: subtract the mean.",
-            RuntimeWarning,
-            stacklevel=2,
+        warn(
+            f"fit_gp: {column} has mean {y[:, worst].mean():.3g} and standard deviation "
+            f"{varies[worst] * sd[worst]:.3g}, but the process has mean zero: subtract the mean."
         )
     if noise_variance is None:
-        varying = [spread for spread, column in zip(spreads, y.T, strict=True) if column.std()]
-        noise_variance = 0.1 * float(np.mean([spread**2 for spread in varying or spreads]))
+        noise_variance = 0.1 * float(np.mean(sd[varies] ** 2) if varies.any() else 1.0)
     noise = np.asarray(as_positive(noise_variance, "noise_variance", ndim=2), float)
     is_known = noise.ndim > 0
     if is_known:
@@ -165,7 +159,7 @@ def fit_gp(
 
     kernel_fn, params, held = kernel_and_params(kernel, params, x, y)
     start = {"kernel": params} if is_known else {"kernel": params, "noise": noise}
-    floor = NOISE_FLOOR * float(y.var() or 1.0)
+    floor = NOISE_FLOOR * float(spreads(y.ravel()) ** 2)
 
     def loss(logs):
         values = jax.tree.map(jnp.exp, logs)
@@ -189,12 +183,10 @@ def fit_gp(
         )
     best = int(np.nanargmin(losses))
     if not np.isfinite(losses[-1]):
-        warnings.warn(
+        warn(
             f"fit_gp: the marginal likelihood is not finite from step {int(np.argmin(np.isfinite(losses)))} of "
             f"{num_steps} on, and the kernel is hardly trained: {KERNEL_CURE}. Or pass a kernel that is differentiable "
-            "in all its parameters, a larger noise_variance or a smaller learning_rate.",
-            RuntimeWarning,
-            stacklevel=2,
+            "in all its parameters, a larger noise_variance or a smaller learning_rate."
         )
     values = jax.tree.map(lambda steps: np.exp(steps[best]), path)
     prior = GPPrior(kernel_fn(values["kernel"]), num_outputs=num_outputs)

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.priors.cholesky import AnyArray
 
-__all__ = ["ConditionedGP", "GaussianProcess", "TabulatedGP"]
-
 #: Maximum number of entries of a table of covariances: 32 MiB in float32.
 MAX_TABLE = 2**23
 

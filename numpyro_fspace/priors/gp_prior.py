@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from jaxtyping import ArrayLike, Float
     from tinygp.kernels import Kernel
 
-__all__ = ["GPPrior", "on_rows"]
-
 
 #: Kernels multiply matrices too, which a GPU does in reduced precision by default.
 full_precision = jax.default_matmul_precision("highest")

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, Float
 
-__all__ = ["Helmholtz"]
-
 #: rot Ψ = ROTATION grad Ψ.
 ROTATION = ((0.0, 1.0), (-1.0, 0.0))
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from tinygp.kernels import Kernel
 
-__all__ = ["kernel_and_params", "median_start"]
-
 #: A variance or lengthscale below this number, or above its inverse, is near the limits of single precision.
 SMALLEST = 1e-30
 #: Maximum number of inputs whose distances determine the initial lengthscale.
@@ -96,6 +94,11 @@ def _squared_exponential(params: dict) -> Kernel:
     return params["variance"] * unit
 
 
+def spreads(columns) -> np.ndarray:
+    """Standard deviations of columns [N, ...]; 1 for constant ones, whose computed value may be a rounding error."""
+    return np.where(np.ptp(columns, 0) > 0, np.std(columns, 0), 1.0)
+
+
 def median_start(x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
     """Initial parameters of ``fit_gp``: ``"variance"``, that of the targets y, and ``"lengthscale"`` [D].
 
@@ -103,13 +106,13 @@ def median_start(x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
     of them) whose columns are divided by their standard deviations. A ``ValueError`` is raised if a parameter is close
     to the limits of single precision.
     """
-    spread = np.where(np.ptp(x, 0) > 0, x.std(0), 1.0)  # the sd of a constant may be a rounding error
+    spread = spreads(x)
     scaled = (x / spread)[:: -(-len(x) // MAX_POINTS)]
     squares = np.sum(scaled**2, axis=1)
     distances = squares[:, None] + squares - 2 * scaled @ scaled.T
     apart = distances[np.triu_indices(len(scaled), 1)]
     median = np.sqrt(max(np.median(apart), 0.0)) if len(apart) else 0.0
-    start = {"variance": np.asarray(y.var() or 1.0), "lengthscale": spread * (median or 1.0)}
+    start = {"variance": spreads(y.ravel()) ** 2, "lengthscale": spread * (median or 1.0)}
     for data, (name, value) in zip("yx", start.items(), strict=True):
         if np.min(value) < SMALLEST or np.max(value) > 1.0 / SMALLEST:
             raise ValueError(

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, Float
 
-__all__ = ["cholesky", "root_and_inverse", "solve_lower", "triangular_root"]
-
 
 def batches_may_deadlock() -> bool:
     """Whether this version of jaxlib may deadlock in batches of matrices."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.priors.cholesky import AnyArray
 
-__all__ = ["NetworkPrior"]
-
 #: Number of functions evaluated together when the Gaussian approximation is fitted.
 MAX_TOGETHER = 250
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from numpyro_fspace.priors.cholesky import AnyArray
     from numpyro_fspace.priors.gaussian_base import GaussianProcess
 
-__all__ = ["StudentTPrior"]
-
 
 class StudentTPrior:
     """The Student-t process prior f ~ TP(df, m, k): heavier tails than a Gaussian process, with the same geometry.

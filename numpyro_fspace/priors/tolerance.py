@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from numpyro_fspace.priors.cholesky import AnyArray, Factor
     from numpyro_fspace.priors.gaussian_base import GaussianProcess
 
-__all__ = ["amplitude", "tolerant_factor"]
-
 
 def amplitude(prior: GaussianProcess, x: Float[ArrayLike, "M D"]) -> Float[AnyArray, " K"]:
     """The root of the mean variance of each output at x, without nugget; the same for outputs that share a kernel."""

@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.priors.cholesky import AnyArray
 
-__all__ = [
-    "at_compile_time",
-    "computed",
-    "evaluated",
-    "in_default_precision",
-    "is_traced",
-    "without_computing",
-]
-
 
 def is_traced(value) -> bool:
     """Whether an array, or any leaf of a pytree, is abstract: an argument of jit, grad or vmap."""

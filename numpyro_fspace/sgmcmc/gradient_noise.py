@@ -27,8 +27,6 @@ import jax.numpy as jnp
 
 from numpyro_fspace._xla import matmul
 
-__all__ = ["GradientNoise"]
-
 #: g: friction along a direction of the noise, over the friction that would balance this noise alone.
 FRICTION_RATIO = 16.0
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-__all__ = ["add", "drift", "euler_maruyama", "kick", "ornstein_uhlenbeck"]
-
 
 def add(x, factor, y):
     """x + factor · y, leaf by leaf."""

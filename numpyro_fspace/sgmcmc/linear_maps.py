@@ -10,8 +10,6 @@ import jax.numpy as jnp
 
 from numpyro_fspace._xla import matmul
 
-__all__ = ["MAX_WIDTH", "Dense", "Diagonal", "Identity", "PartlyDense", "narrowed", "put", "take", "whitened"]
-
 #: Largest width, in prior scales, that a dense preconditioner assigns to a direction.
 MAX_WIDTH = 1e8
 #: Smallest ratio of an eigenvalue of a Hessian to the largest one that float32 resolves.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-__all__ = ["accept", "rejecting_infinite"]
-
 
 def rejecting_infinite(gradient_fn):
     """The gradient of ``staged_gradient``, with U = ∞ and gradient 0 wherever U is infinite, so that tests reject.

@@ -21,8 +21,6 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from scipy.special import ndtri
 
-__all__ = ["normal_like", "normals", "threefry"]
-
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 NUM_ROUNDS = 13
 #: Bits of a word that choose a normal.

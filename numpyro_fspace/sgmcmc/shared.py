@@ -16,22 +16,6 @@ import jax.numpy as jnp
 from numpyro_fspace.sgmcmc.preconditioners import Identity
 from numpyro_fspace.sgmcmc.random_normals import normals
 
-__all__ = [
-    "Dynamics",
-    "Info",
-    "as_position",
-    "as_sampling_algorithm",
-    "check_refreshes",
-    "dot",
-    "finite",
-    "scan_with_draws",
-    "select",
-    "size_and_dtype",
-    "squared_norm",
-    "step_size_at",
-]
-
-
 #: Gradient steps whose draws are made together.
 MAX_STEPS = 10
 

@@ -15,8 +15,6 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
-__all__ = ["Staged", "stage", "staged_gradient"]
-
 #: Largest size of an array in the first stage. Larger arrays, and what depends on them, are left to the second.
 MAX_NUMBERS = 2**15
 

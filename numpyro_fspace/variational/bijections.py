@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, Float, Key
 
-__all__ = ["Bijection", "Fitted", "Linear", "Sigmoid", "Tanh", "as_bijections"]
-
 #: |t| beyond which tanh(t) is continued by its tangent. At this point tanh is within 2e-6 of ±1.
 TAIL = 7.0
 #: tanh and its derivative at ``TAIL``.

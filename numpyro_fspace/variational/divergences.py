@@ -17,11 +17,10 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_fspace._checks import check_positive
 from numpyro_fspace._xla import matmul
+from numpyro_fspace.model.last_layer.ridge import gram
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
-
-__all__ = ["PushforwardKL", "RegularizedKL", "Wasserstein2", "regularized_kl"]
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class PushforwardKL:
         flat = self.prior_scale * jnp.swapaxes(jacobian, 0, 1).reshape(num_outputs * num_points, -1)
         difference = jnp.einsum("mkp,p->km", jacobian, pushforward.loc, precision="highest").reshape(-1, 1)
         root = jnp.swapaxes(pushforward.root(x), 0, 1).reshape(num_outputs * num_points, 1, -1)
-        covariance = gram(flat)
+        covariance = gram(flat.T)
         unit = jax.lax.stop_gradient(jnp.diagonal(covariance).mean()) if self.gamma is None else 1.0
         jitter = num_points * default_gamma(self.gamma, flat.dtype) * unit
         return regularized_kl(difference, root, covariance[None], jitter)
@@ -154,15 +153,6 @@ def default_gamma(gamma: float | None, dtype) -> float:
     return 1e-10 if dtype == jnp.float64 else 1e-6
 
 
-@jax.custom_vjp
-def gram(rows: Float[Array, "M P"]) -> Float[Array, "M M"]:
-    """A Aᵀ, with a gradient that takes one product with A. The gradient of ``A @ A.T`` takes two."""
-    return matmul(rows, rows.T)
-
-
-gram.defvjp(lambda rows: (gram(rows), rows), lambda rows, g: (matmul(g + g.T, rows),))
-
-
 def regularized_kl(
     difference: Float[Array, "M K"], root: Float[Array, "M K R"], covariance: Float[Array, "K M M"], jitter: float
 ) -> Float[Array, ""]:
@@ -179,7 +169,7 @@ def regularized_kl(
     factor = jnp.linalg.cholesky(covariance + jitter * eye)
     whitener = solve_triangular(factor, jnp.broadcast_to(eye, factor.shape), lower=True)
     white_difference = jnp.einsum("kmn,nk->km", whitener, difference, precision="highest")
-    whole = gram(jnp.swapaxes(root, 0, 1).reshape(num_outputs * num_points, -1))
+    whole = gram(jnp.swapaxes(root, 0, 1).reshape(num_outputs * num_points, -1).T)
     whole += jitter * jnp.eye(len(whole), dtype=whole.dtype)
     blocks = jnp.einsum("kmkn->kmn", whole.reshape(num_outputs, num_points, num_outputs, num_points))
     trace = jnp.sum(matmul(whitener.mT, whitener) * blocks)

@@ -33,8 +33,6 @@ from numpyro_fspace.variational.pushforward import (
     mean_and_spread,
 )
 
-__all__ = ["FunctionalELBO", "GuidedModel"]
-
 
 class FunctionalELBO(ELBO):
     r"""The evidence lower bound in function space, a loss for ``numpyro.infer.SVI``.

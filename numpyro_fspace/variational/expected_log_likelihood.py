@@ -12,8 +12,6 @@ from numpyro_fspace.model.programs.jaxpr_analysis import depends_on
 from numpyro_fspace.model.sites import base_distribution, counted, observed_sites
 from numpyro_fspace.variational.pushforward import as_normal
 
-__all__ = ["at_draw", "integrated"]
-
 #: Largest number of entries of a Jacobian at a minibatch (values of the function times weights). If it is exceeded,
 #: variances in the Gaussian likelihood are estimated without bias from ``NUM_DRAWS`` draws of the linearized network.
 MAX_ENTRIES, NUM_DRAWS = 2**21, 8

@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.variational.bijections import Fitted
 
-__all__ = [
-    "FVIMCResult",
-    "MStage",
-    "StageELBO",
-    "VStage",
-    "check_model_and_guide",
-    "sample_functions",
-]
-
 
 class VStage(NamedTuple):
     """Result of a V-stage.

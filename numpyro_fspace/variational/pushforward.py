@@ -18,8 +18,6 @@ from numpyro_fspace._xla import matmul
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Key
 
-__all__ = ["LinearizedPushforward", "SampledPushforward", "as_normal", "entropy", "mean_and_spread"]
-
 
 @dataclass(frozen=True, eq=False)
 class LinearizedPushforward:

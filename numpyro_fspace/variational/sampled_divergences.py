@@ -20,8 +20,6 @@ from numpyro_fspace._xla import matmul
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Key
 
-__all__ = ["BridgeWasserstein", "SpectralSteinKL", "Wasserstein1", "spectral_stein_score", "wasserstein1"]
-
 
 #: Weight of the penalty on gradients of the critic longer than one; learning rate of its Adam optimizer.
 CRITIC_PENALTY, CRITIC_RATE = 10.0, 0.005

@@ -23,8 +23,6 @@ from numpyro_fspace.posterior.function_draws import deterministic_draws
 from numpyro_fspace.posterior.posterior import Posterior
 from numpyro_fspace.variational.elbo import FunctionalELBO
 
-__all__ = ["posterior_of", "svi_posterior"]
-
 
 def svi_posterior(svi, params: dict, key, *args: Any, num_samples: int = 1000, **kwargs: Any) -> Posterior:
     """Draws from a guide that NumPyro's ``SVI`` has fitted.

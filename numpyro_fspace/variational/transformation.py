@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, Float, Key
 
-__all__ = ["TStage", "compose", "fit_transformation", "gaussian_at", "log_density"]
-
 
 class TStage(NamedTuple):
     """Result of a T-stage.

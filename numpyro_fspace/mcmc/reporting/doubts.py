@@ -27,8 +27,6 @@ from numpyro_fspace.posterior.thresholds import (
     kinetic_margin,
 )
 
-__all__ = ["advice", "sampler_doubts", "temperature_doubts"]
-
 
 def advice(
     report: Report, *, convergence: list[Doubt], sampler: list[str], shortfall_sd: float, is_tested: bool

@@ -22,8 +22,6 @@ from numpyro_fspace.posterior.prediction_warnings import without_harm
 from numpyro_fspace.posterior.thresholds import MIN_DRAWS, MIN_RUN
 from numpyro_fspace.priors.tracing import is_traced
 
-__all__ = ["judge", "judge_numpyro_runs", "warn_of_draws", "warn_of_trouble"]
-
 #: Rows of the data, and points of each other kind, at which its functions are judged.
 NUM_POINTS, NUM_OTHERS = 30, 15
 #: The share of the run's gradient steps that its configurational temperature may cost.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_report"]
-
 #: Draws of each chain whose likelihood is shown, and draws of all chains that make the calibration curve.
 NUM_ENERGIES, NUM_PREDICTIONS = 100, 400
 #: Levels of central intervals, bins of ranks, and the most classes of a site that is taken for one of classes.

@@ -18,8 +18,6 @@ from numpyro_fspace.posterior.posterior import as_posterior
 from numpyro_fspace.posterior.product_priors import product_doubts, product_shares
 from numpyro_fspace.posterior.rhat_ess import standstill
 
-__all__ = ["convergence_of", "diagnosed", "report_of_draws"]
-
 #: What helps where longer runs do not.
 STACK = " Chains that stay apart can be weighted by their predictions: fs.diagnostics.stack_chains(mcmc)."
 

@@ -10,8 +10,6 @@ import numpy as np
 from numpyro_fspace.posterior.configurational_temperature import ConfigurationalTemperature
 from numpyro_fspace.posterior.diagnostics import FunctionDiagnostics
 
-__all__ = ["Report"]
-
 
 @dataclass(frozen=True, repr=False)
 class Report:

@@ -14,8 +14,6 @@ from numpyro_fspace.posterior.function_draws import function_draws
 from numpyro_fspace.posterior.model_structure import structure
 from numpyro_fspace.posterior.posterior import as_posterior
 
-__all__ = ["print_functions"]
-
 #: Inputs of each function that are shown.
 NUM_ROWS = 5
 

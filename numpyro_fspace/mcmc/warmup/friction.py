@@ -1,4 +1,8 @@
-"""Friction for the noise of gradients: leading directions of the noise, its variance, and the friction for it."""
+"""Friction for the noise of gradients: leading directions of the noise, its variance, and the friction for it.
+
+``sgmcmc/gradient_noise.py`` applies the friction along these directions, and ``mcmc/plan.py`` has that of gradients
+without noise.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_fspace._xla import matmul
-
-__all__ = ["NUM_DIRECTIONS", "NUM_GRADIENTS", "Noise", "differences_of", "friction_for", "noise_variances", "steadying"]
 
 #: Excess temperature that noise outside its leading directions may cause; friction is raised to keep it.
 MAX_NOISE_EXCESS = 0.3

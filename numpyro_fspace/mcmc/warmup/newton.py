@@ -21,8 +21,6 @@ import numpy as np
 from numpyro_fspace._xla import matmul
 from numpyro_fspace.sgmcmc.linear_maps import Dense, whitened
 
-__all__ = ["approach", "hessian"]
-
 #: Least number of steps of a warm start.
 NUM_STEPS = 100
 #: Pairs of draws in the means, and pairs at which the Hessian is computed.

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 
 from numpyro_fspace.sgmcmc.shared import select
 
-__all__ = ["adam", "descend", "drawn_to"]
-
 
 def adam(num_updates: int, learning_rate: float = 0.01):
     """Adam with a learning rate that decays to a hundredth over ``num_updates`` updates by a cosine."""

@@ -8,8 +8,6 @@ import numpy as np
 
 from numpyro_fspace._checks import check_positive
 
-__all__ = ["Schedule", "Warmup"]
-
 
 class Schedule(NamedTuple):
     """The schedule of a warm-up, by the numbers of its draws from 0.

@@ -12,8 +12,6 @@ from numpyro_fspace.mcmc.warmup.optimizer import adam
 from numpyro_fspace.mcmc.warmup.step_size import StepSize
 from numpyro_fspace.sgmcmc.preconditioners import Learned
 
-__all__ = ["Squares", "WarmupState"]
-
 
 class Squares(NamedTuple):
     """Sums for the preconditioner: squared gradients (or Hessians) since the last calibration.

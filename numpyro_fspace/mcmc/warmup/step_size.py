@@ -16,22 +16,6 @@ import jax.numpy as jnp
 
 from numpyro_fspace.posterior.thresholds import KINETIC_LIMIT, kinetic_margin
 
-__all__ = [
-    "NUM_POWER_ITERATIONS",
-    "StepSize",
-    "calibrated",
-    "cooled",
-    "cooling",
-    "is_hot",
-    "langevin_step",
-    "largest_curvature",
-    "leapfrog_step",
-    "shortening",
-    "target_accept_prob",
-    "tuning",
-    "usable",
-]
-
 NUM_POWER_ITERATIONS = 40
 #: How far differences of gradients go, in posterior standard deviations.
 REACH = 0.3

@@ -21,8 +21,6 @@ from numpyro_fspace.mcmc.warmup.state import Squares
 from numpyro_fspace.sgmcmc.linear_maps import Dense, narrowed, whitened
 from numpyro_fspace.sgmcmc.shared import select, squared_norm
 
-__all__ = ["after_draw", "calibrate", "judged", "warm_start"]
-
 #: Largest number of minibatches in the Hessian of a preconditioner's dense block.
 MAX_BATCHES = 8
 

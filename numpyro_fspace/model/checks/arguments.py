@@ -20,8 +20,6 @@ from numpyro_fspace.model.data.arguments import with_rows
 from numpyro_fspace.model.float32_rounding import lost_to_rounding
 from numpyro_fspace.model.handlers import full_plates
 
-__all__ = ["arguments_of", "check_masks", "checked_arguments", "known_values", "named_leaves", "not_finite"]
-
 
 def _is_concrete_array(x) -> bool:
     return isinstance(x, np.ndarray | jax.Array) and not isinstance(x, jax.core.Tracer)
@@ -84,7 +82,7 @@ def checked_arguments(args: tuple, kwargs: dict, of: str = "run", *, model=None)
 
 
 def _describe_plate(error) -> str | None:
-    """What to write if a site has all rows of a plate with minibatches, where NumPyro fails; None for other errors."""
+    """The message for an error of NumPyro about a site that has all rows of a subsampled plate; None for others."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code is plate.process_message.__code__ and isinstance(error, ValueError):
             inner, site = frame.f_locals["self"], frame.f_locals["msg"]
@@ -157,8 +155,9 @@ def _describe_read_values(model, args, kwargs, of) -> str:
         )
     ids = {id(leaf): name for name, leaf in named_leaves(args, kwargs)}
     names = list(dict.fromkeys(ids[id(leaves[i])] for i in [i for i in arrays if fails([i])] or arrays))
+    its = "their" if len(names) > 1 else "its"
     return (
-        f"{' and '.join(names)} of {of}: the model reads its values, as in int(x.max()), "
+        f"{' and '.join(names)} of {of}: the model reads {its} values, as in int(x.max()), "
         "len(np.unique(x)), x[x > 0] or if x.sum() > 0. In a compiled program arrays among the arguments are traced, "
         "and their values are not known. Compute such numbers outside of the model and pass them as Python numbers, or "
         "bind the array to the model, functools.partial(model, x=np.asarray(x))."

@@ -14,8 +14,6 @@ from jax.lax import GatherScatterMode
 from numpyro_fspace._checks import native, warn
 from numpyro_fspace.model.programs.jaxpr_analysis import inlined
 
-__all__ = ["NUM_PARTS", "PlateRows", "check_indices", "has_negatives", "plates_of"]
-
 #: Minibatches are checked at up to this number of places in the data, plus one.
 NUM_PARTS = 1000
 

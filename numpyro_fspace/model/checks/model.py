@@ -15,8 +15,6 @@ from numpyro_fspace.model.handlers import parts_of_plates
 from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.potential import ModelPotential
 
-__all__ = ["check_gradient", "check_plates", "checked_model"]
-
 
 @contextmanager
 def checked_model(model, args: tuple, kwargs: dict, init_strategy=init_to_network, *, plates: bool = True):

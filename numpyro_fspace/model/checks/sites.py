@@ -23,17 +23,6 @@ from numpyro_fspace.model.sites import (
     subsampled_plates,
 )
 
-__all__ = [
-    "all_rows",
-    "check_modules",
-    "check_likelihood",
-    "check_observations",
-    "check_sites",
-    "check_unseeded",
-    "check_unsubstituted",
-    "warn_of_unknown",
-]
-
 
 def check_unseeded(model):
     """Raise a ValueError for a model that is wrapped in ``seed``, which would fix its random numbers."""

@@ -13,8 +13,6 @@ from numpyro.primitives import Messenger
 from numpyro_fspace._checks import native, shown
 from numpyro_fspace.model.programs.cache import content_key, hashable
 
-__all__ = ["check_model", "describe", "split_arrays", "structure_of", "with_rows"]
-
 
 def split_arrays(tree):
     """``(arrays, static, join)``: the arrays of ``tree``, the rest of it, and the function that joins them.

@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["ModelOfRows", "minibatch"]
-
 
 def minibatch(key, size: int, batch_size: int, *, name: str = "plate"):
     """``batch_size`` distinct indices below ``size``, one from each of ``batch_size`` strata, in O(batch_size).

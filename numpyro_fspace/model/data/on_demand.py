@@ -19,8 +19,6 @@ from numpyro_fspace.model.float32_rounding import lost_to_rounding
 if TYPE_CHECKING:
     from jaxtyping import Array, Int
 
-__all__ = ["OnDemand"]
-
 #: Maximum number of (evenly spaced) rows, and of numbers in them, from which the precision of a source is judged.
 MAX_ROWS, MAX_NUMBERS = 1000, 2**20
 

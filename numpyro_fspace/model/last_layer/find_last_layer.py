@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.model.networks.adapters import Network
 
-__all__ = ["LastLayer", "find_last_layer"]
-
 #: Two outputs that should be equal may differ by this amount, relative to the largest.
 TOLERANCE = 1e-4
 #: Number of inputs at which a network is examined, and the seed of the weights.

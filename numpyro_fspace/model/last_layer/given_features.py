@@ -14,8 +14,6 @@ from numpyro_fspace.model.last_layer.ridge import Orthonormal, ridge_solver
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-__all__ = ["LastLayerPrior", "last_layer_given", "location_and_roots"]
-
 
 def last_layer_given(features, tau, center, *, last_layer, values, residual):
     """b = b₀ + G (c + W z - Ψ b₀ - τ e), the calibrated last layer.

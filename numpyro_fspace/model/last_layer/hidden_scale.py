@@ -2,7 +2,8 @@
 
 Given its hidden weights, a network under ``gp_network`` is a Gaussian process whose covariance is known in closed form.
 It is compared with the declared covariance at the points, half-way to their nearest neighbors, and half-way between
-random pairs of them. The scale of the hidden weights and the tolerance with the smallest error are chosen.
+random pairs of them. Of the scales of the hidden weights and tolerances whose error is nearly the smallest, those with
+the largest tolerance are chosen, and of these the scale with the smallest error.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ from numpyro_fspace.model.networks.weight_priors import FanIn, sample_weights
 from numpyro_fspace.model.programs.cache import keep
 from numpyro_fspace.priors.cholesky import warn_of_indefinite
 from numpyro_fspace.priors.gp_prior import NO_SHARE
+from numpyro_fspace.priors.kernel_params import spreads
 from numpyro_fspace.priors.tolerance import amplitude
 from numpyro_fspace.priors.tracing import computed, is_traced
-
-__all__ = ["Scales", "find_scales"]
 
 #: Candidates.
 HIDDEN_SCALES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.5, 8.0, 11.0, 16.0, 22.0)
@@ -190,10 +190,9 @@ def _places(x, rng, *, only_points=False):
     some = x[np.sort(rng.permutation(len(x))[:NUM_PLACES])]
     if only_points or len(x) == 1:
         return some, x[:0], x[:0]
-    width = x.std(0)
-    unit = x / np.where(width > 0, width, 1.0)
-    near = []
-    for one in some / np.where(width > 0, width, 1.0):
+    width = spreads(x)
+    unit, near = x / width, []
+    for one in some / width:
         distance = np.sum((unit - one) ** 2, -1)
         near.append(x[np.argmin(np.where(distance > 0, distance, np.inf))])
     pairs = x[rng.integers(0, len(x), (2, NUM_PLACES))]

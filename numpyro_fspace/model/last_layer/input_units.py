@@ -8,9 +8,8 @@ import numpy as np
 
 from numpyro_fspace.model.functions import some_rows
 from numpyro_fspace.priors.gaussian_base import GaussianProcess
+from numpyro_fspace.priors.kernel_params import spreads
 from numpyro_fspace.priors.tracing import evaluated
-
-__all__ = ["lengthscales", "units_of"]
 
 #: The correlation at a distance of one lengthscale, which is that of the squared exponential kernel.
 CORRELATION = float(np.exp(-0.5))
@@ -33,8 +32,7 @@ def units_of(prior: GaussianProcess, x, *, is_random: bool):
         is_random: whether the kernel has random parameters.
     """
     x = np.asarray(x, np.float64)
-    center, unit = x.mean(0), x.std(0)
-    unit = np.where(unit > 0, unit, 1.0)
+    center, unit = x.mean(0), spreads(x)
     if not is_random:
         unit = prior._memory.once(("lengthscales", x), lambda: lengthscales(prior, x))
         size = np.sqrt(np.mean(((x - center) / unit) ** 2))

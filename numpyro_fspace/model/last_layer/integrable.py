@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from numpyro.distributions import biject_to
 from numpyro.distributions.util import is_identically_one
 
 from numpyro_fspace.model.checks.sites import check_observations
@@ -17,8 +14,6 @@ from numpyro_fspace.model.programs.jaxpr_analysis import depends_on
 from numpyro_fspace.model.run_model import run_model
 from numpyro_fspace.model.site_transforms import has_dynamic_support
 from numpyro_fspace.model.sites import base_distribution, is_functional_prior, is_masked, latent_sites, observed_sites
-
-__all__ = ["find_block", "last_layers", "normal_observations", "num_observations", "sites_of"]
 
 #: Maximum numbers of weights of all last layers together, and of weights times observations.
 MAX_PARAMETERS, MAX_ENTRIES = 512, 2**22
@@ -36,11 +31,11 @@ def find_block(potential: ModelPotential, least: int = 1) -> tuple[tuple[str, ..
     why = _why_no_last_layer(potential, sizes)
     if why is not None:
         return (), why
-    num = num_observations(trace)
+    num, start = num_observations(trace), jax.eval_shape(potential.init_params)
 
     def why_not(names):
         block = tuple(site for name in names for site in sites_of(name))
-        num_left = sum(_num_parameters(trace[k]) for k in potential.latents if k not in block)
+        num_left = sum(values.size for k, values in start.items() if k not in block)
         if num_left < least:
             return f"it would leave too few parameters ({num_left})" if num_left else "there is no other site to sample"
         if not all(_is_standard(trace[k]) for k in block):
@@ -56,11 +51,6 @@ def find_block(potential: ModelPotential, least: int = 1) -> tuple[tuple[str, ..
         for name in sizes if len(sizes) > 1 else ():
             names += [name] if why_not([*names, name]) is None else []
     return tuple(site for name in names for site in sites_of(name)), None if names else why
-
-
-def _num_parameters(site) -> int:
-    """The number of unconstrained values of a site."""
-    return math.prod(biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"])))
 
 
 def _why_no_last_layer(potential, sizes) -> str | None:

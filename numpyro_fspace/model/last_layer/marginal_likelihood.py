@@ -17,8 +17,6 @@ import jax.numpy as jnp
 from numpyro_fspace._xla import matmul
 from numpyro_fspace.priors.lapack import root_and_inverse
 
-__all__ = ["draw_parameters", "log_marginal"]
-
 #: Refinement steps of each solution, because the error of one by R alone grows with cond(R)².
 NUM_REFINEMENTS = 2
 #: Log densities below minus this number are replaced by minus infinity.

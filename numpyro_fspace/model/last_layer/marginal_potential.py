@@ -27,8 +27,6 @@ from numpyro_fspace.model.last_layer.marginal_likelihood import draw_parameters,
 from numpyro_fspace.model.potential import ModelPotential
 from numpyro_fspace.model.run_model import run_model
 
-__all__ = ["MarginalPotential"]
-
 
 class MarginalPotential(ModelPotential):
     """The potential of the remaining sites when last layers are integrated out, those of ``block`` (``find_block``)."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["compare", "missing_variance"]
-
 
 def compare(features, parts, num_points, num_same, taus) -> np.ndarray:
     """``(share, error at the points, error between them)`` of each tolerance.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, ArrayLike, Float
 
-__all__ = ["Orthonormal", "ridge_solver"]
-
 
 @jax.custom_jvp
 def gram(matrix: Float[Array, "M H"]) -> Float[Array, "H H"]:

@@ -16,8 +16,6 @@ from numpyro_fspace._checks import warn
 from numpyro_fspace.model.networks.convolution import with_products
 from numpyro_fspace.model.programs.jaxpr_analysis import depends_on
 
-__all__ = ["Network", "by_path", "read_network"]
-
 #: Number of rows of the inputs on which a network is tried, chosen to differ from usual sizes of networks.
 _ROWS = 7
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from jaxtyping import Array, Float
 
-__all__ = ["conv_general_dilated", "with_products"]
-
 
 def conv_general_dilated(
     lhs: Float[Array, ...],
@@ -39,7 +37,7 @@ def conv_general_dilated(
     On a CPU, XLA's convolutions take several times as long inside a loop (``lax.scan``, and therefore every chain and
     every ``svi.run``) as outside. Here a convolution is one product of two matrices: the patches of the images and the
     kernel. On other backends, and for grouped or transposed convolutions, JAX's own is called. The networks of
-    ``random_module`` and ``gp_network`` use it of themselves; give it to layers that are called in another way.
+    ``random_module`` and ``gp_network`` use it automatically; pass it to layers that are called elsewhere.
 
     Args:
         lhs: images [N, H, W, C] (or with one or three spatial dimensions).

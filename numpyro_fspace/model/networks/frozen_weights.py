@@ -16,8 +16,6 @@ from numpyro_fspace._checks import as_numbers, warn
 from numpyro_fspace.model.functions import widened
 from numpyro_fspace.model.networks.adapters import Network, by_path
 
-__all__ = ["freeze", "read_safetensors", "weights_by_path"]
-
 
 def weights_by_path(source: Any) -> dict:
     """The weights of a trained network by path, in the form of ``random_module``'s ``frozen`` and ``prior``.

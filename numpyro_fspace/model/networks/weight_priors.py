@@ -18,8 +18,6 @@ from numpyro_fspace._checks import check_positive
 from numpyro_fspace.model.networks.adapters import Network
 from numpyro_fspace.model.sites import base_distribution
 
-__all__ = ["FanIn", "Flat", "fan_in", "flat", "prior_of_each", "sample_array", "sample_weights"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Flat:

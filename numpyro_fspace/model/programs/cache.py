@@ -16,8 +16,6 @@ from numpyro_fspace._xla import compiler_options
 from numpyro_fspace.model._numpyro import is_nested
 from numpyro_fspace.model.data.on_demand import OnDemand
 
-__all__ = ["cached_program", "content_key", "hashable", "keep", "options_of_outermost"]
-
 #: Most entries of a cache that ``keep`` fills.
 MAX_KEPT = 200
 

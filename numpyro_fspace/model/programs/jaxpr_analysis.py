@@ -12,8 +12,6 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.interpreters.partial_eval import dce_jaxpr
 
-__all__ = ["Step", "constants", "depends_on", "inlined", "makes_features", "sources", "vanishes_with"]
-
 
 def depends_on(fn, values: dict) -> set:
     """Names of the ``values`` on which the program of ``fn(values)`` depends; possibly too many, never too few."""

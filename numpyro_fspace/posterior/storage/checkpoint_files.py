@@ -30,8 +30,6 @@ from numpyro_fspace.posterior.storage.checkpoint_integrity import FORMAT, blocks
 from numpyro_fspace.posterior.storage.fingerprint import HASHED
 from numpyro_fspace.posterior.storage.model_check import PRIOR_DRAW
 
-__all__ = ["RunFiles", "folder_of"]
-
 #: What a state file holds beside the leaves of the state.
 COUNTS = ("num_kept", "num_made", "run", "checks")
 
@@ -103,8 +101,8 @@ class RunFiles:
                     f"checkpoint={str(self.directory)!r} holds arrays of something else; give another directory."
                 )
             return
-        (run, self._mark), mine = read_run(path), _flat_json(json.loads(json.dumps(self.run)))
-        found = _flat_json({name: value for name, value in run.items() if name in self.run})
+        (run, self._mark), mine = read_run(path), flat(json.loads(json.dumps(self.run)), ".")
+        found = flat({name: value for name, value in run.items() if name in self.run}, ".")
         names = [name for name in {**mine, **found} if found.get(name) != mine.get(name)]
         # Other arguments change the model's density too.
         names = [k for k in names if not k.startswith(f"inputs.{PRIOR_DRAW}")] or names
@@ -215,7 +213,9 @@ def _difference(name, old, new) -> str:
     return f"{name} has other values" if old == new else f"{name} was {old} and is {new}"
 
 
-def _flat_json(values: dict, prefix: str = "") -> dict:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
-    parts = (_flat_json(v, f"{prefix}{k}.") if isinstance(v, dict) else {f"{prefix}{k}": v} for k, v in values.items())
-    return {name: value for part in parts for name, value in part.items()}
+def flat(values: dict, between: str = "/", before: str = "") -> dict:
+    """``{"a": {"b": 1}}`` as ``{"a/b": 1}``, for another ``between`` with that."""
+    found: dict = {}
+    for k, v in values.items():
+        found |= flat(v, between, f"{before}{k}{between}") if isinstance(v, dict) else {f"{before}{k}": v}
+    return found

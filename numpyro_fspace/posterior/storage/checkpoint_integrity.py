@@ -13,8 +13,6 @@ import secrets
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["FORMAT", "blocks", "damaged", "hash_of", "read_run", "read_state", "sealed", "write_whole"]
-
 FORMAT = 8
 #: Bytes that are read at a time where a whole file is checked.
 BLOCK = 2**20

@@ -16,8 +16,6 @@ from numpyro_fspace.model.data.on_demand import OnDemand
 from numpyro_fspace.model.functions import some_rows
 from numpyro_fspace.posterior.arrays import is_key, plain
 
-__all__ = ["HASHED", "fingerprint", "leaves_as_text", "other_arguments", "text_of"]
-
 #: Separates what kind of value an input has from the hash of its values.
 HASHED = ", SHA-256 "
 

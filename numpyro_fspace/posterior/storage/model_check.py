@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from numpyro_fspace.posterior.posterior import Posterior
 
-__all__ = ["PRIOR_DRAW", "log_densities", "prior_density", "warn_of_another_model", "warn_of_another_prior"]
-
 #: What a checkpoint knows its model by.
 PRIOR_DRAW = "the model's log density at a draw from its prior"
 #: Log densities may differ by as much between devices and versions of JAX, relative to 1 and to their own size.

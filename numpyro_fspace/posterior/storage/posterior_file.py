@@ -20,8 +20,6 @@ import numpy as np
 from numpyro_fspace.posterior.arrays import is_key, plain
 from numpyro_fspace.posterior.storage.checkpoint_integrity import write_whole
 
-__all__ = ["read_archive", "write_archive"]
-
 FORMAT = 2
 
 

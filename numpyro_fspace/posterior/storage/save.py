@@ -11,8 +11,6 @@ from numpyro_fspace.posterior.posterior import Posterior, as_posterior
 from numpyro_fspace.posterior.storage.model_check import log_densities
 from numpyro_fspace.posterior.storage.posterior_file import write_archive
 
-__all__ = ["save"]
-
 
 def save(source: NumPyroMCMC | Posterior, path: str | Path, *, arguments: bool = True) -> None:
     """Write a posterior to one file, which ``fs.Posterior.load(path, model)`` reads, in another process too.
