@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
 import flax.linen as nn
 import jax
@@ -869,6 +870,51 @@ LINE = np.linspace(-1.0, 1.0, 30)
 )
 def test_observations_of_other_kinds_are_taken(y):
     assert mean_of(slope, LINE, y) == pytest.approx(0.7, abs=0.05)
+
+
+def test_a_series_is_an_observation_whose_noise_is_unknown():
+    """The scale of the noise is looked for in the program of the model, whose values are arrays."""
+
+    def noisy(x, y=None):
+        sd = numpyro.sample("sd", dist.HalfNormal(1.0))
+        numpyro.sample("y", dist.Normal(numpyro.sample("slope", dist.Normal()) * x, sd), obs=y)
+
+    y = 0.7 * LINE + 0.1 * np.sin(50.0 * LINE)
+    means = [mean_of(noisy, LINE, one, site="slope") for one in (y, pd.Series(y, index=np.arange(30)[::-1]))]
+    assert means[0] == pytest.approx(means[1], rel=1e-4) and means[0] == pytest.approx(0.7, abs=0.1)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, pd.DataFrame])
+def test_errors_of_checks_do_not_blame_a_table(kind):
+    """The same errors as with an array."""
+
+    def of_table(x, y):
+        slopes = numpyro.sample("slope", dist.Normal().expand([2]).to_event(1))
+        numpyro.sample("y", dist.Poisson(jnp.exp(jnp.asarray(x) @ slopes)), obs=y)
+
+    x = kind(np.ones((4, 2)))
+    with pytest.raises(ValueError, match=r"The observation 'y' has shape \(4, 1\)"):
+        mean_of(of_table, x, np.ones((4, 1)))
+    with pytest.raises(ValueError, match="The observation 'y' holds 4 values that its likelihood gives no density"):
+        mean_of(of_table, x, np.full(4, 0.5))
+
+
+def test_columns_in_another_order_give_a_warning():
+    def of_table(x):
+        slopes = numpyro.sample("slope", dist.Normal().expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(jnp.asarray(x) @ slopes, 0.1))
+
+    table = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+    posterior = fs.Posterior(of_table, {"slope": np.ones((3, 2), np.float32)}, args=(table,))
+    key = jax.random.key(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fs.predict(posterior, key, table)
+        fs.predict(posterior, key, table.to_numpy()[:1])
+    with pytest.warns(RuntimeWarning, match=r"has the columns \['b', 'a'\].*in the order \['a', 'b'\]"):
+        fs.predict(posterior, key, table[["b", "a"]])
+    with pytest.warns(RuntimeWarning, match="rename them"):
+        fs.decompose(posterior, table.rename(columns={"b": "c"}))
 
 
 def test_a_table_that_the_model_cannot_compute_with_is_named():

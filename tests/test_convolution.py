@@ -177,6 +177,32 @@ def test_networks_take_products_of_themselves(kind):
     assert has_convolution(network.apply, weights, x) == (jax.default_backend() != "cpu")
 
 
+def test_networks_run_without_jit():
+    network, x = read_network("net", Linen(), (8, 8, 3)), jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
+    weights = network.init(jax.random.key(0))
+    with jax.disable_jit():
+        eagerly = network.apply(weights, x)
+    assert_allclose(eagerly, network.apply(weights, x), rtol=1e-5, atol=1e-5)
+
+
+def test_many_patches_and_empty_results_are_left_to_jax():
+    """A window of 5³ and 128 images of 16³ would take gigabytes."""
+    kernel, numbers = jax.ShapeDtypeStruct((5, 5, 5, 16, 16), float), NUMBERS[3]
+    conv = functools.partial(CONVOLUTIONS[0], window_strides=(1, 1, 1), padding="SAME", dimension_numbers=numbers)
+    assert has_convolution(conv, jax.ShapeDtypeStruct((128, 16, 16, 16, 16), float), kernel)
+    arrays, ours, theirs = both((2, 6), (4, 3), padding="VALID")
+    assert ours(*arrays).shape == theirs(*arrays).shape == (2, 0, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "kernel", [jnp.ones((3, 3, 2, 4)), jnp.ones((3, 3, 3, 4), jnp.bfloat16)], ids=["channels", "type"]
+)
+def test_what_jax_refuses_is_refused(kernel):
+    for conv in CONVOLUTIONS:
+        with pytest.raises((TypeError, ValueError), match="conv_general_dilated"):
+            conv(jnp.ones((2, 8, 8, 3)), kernel, (1, 1), "SAME", dimension_numbers=NUMBERS[2])
+
+
 def test_an_unknown_number_of_rows_and_chains_are_no_matter():
     network = read_network("net", Linen(), (8, 8, 3))
     weights = jax.vmap(network.init)(jax.random.split(jax.random.key(0), 3))

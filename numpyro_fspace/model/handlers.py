@@ -122,6 +122,7 @@ class given_rows(Messenger):
         self.rows = rows
 
     def process_message(self, msg):
+        convert_observation(msg)
         if msg["type"] == "plate" and msg["value"] is None:  # NumPyro gives the plates without minibatches their rows
             rows = self.rows(*msg["args"]) if callable(self.rows) else self.rows
             msg["args"], msg["value"] = (msg["args"][0], len(rows)), rows
@@ -132,10 +133,6 @@ class full_plates(given_rows):
 
     def __init__(self, fn=None):
         super().__init__(fn, lambda size, batch: jnp.arange(size))
-
-    def process_message(self, msg):
-        convert_observation(msg)
-        super().process_message(msg)
 
 
 def parts_of_plates(fn, part, num_parts: int):
@@ -163,6 +160,13 @@ class without_data(Messenger):
         is_jacobian = msg["name"].startswith("_") and msg["name"].endswith("_log_det")  # NumPyro adds this factor
         if not is_jacobian:
             msg["fn"] = msg["fn"].mask(False)
+
+
+class array_observations(Messenger):
+    """Runs a model with its observations as arrays."""
+
+    def process_message(self, msg):
+        convert_observation(msg)
 
 
 def convert_observation(msg):

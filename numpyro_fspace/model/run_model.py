@@ -11,8 +11,8 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_fspace.model.data.arguments import check_model, describe, with_rows
+from numpyro_fspace.model.handlers import array_observations, function_hook, given_rows
 from numpyro_fspace.model.handlers import full_plates as with_full_plates
-from numpyro_fspace.model.handlers import function_hook, given_rows
 from numpyro_fspace.model.sites import base_distribution, zeros_if_not_drawable
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def run_model(
         model = given_rows(model, rows if callable(rows) else jnp.asarray(rows))
     elif full_plates:
         model = with_full_plates(model)
+    else:
+        model = array_observations(model)
     if key is not None:
         model = handlers.seed(model, key)
     if callable(substitute):  # outside of ``seed``, because init strategies draw with the keys of sites

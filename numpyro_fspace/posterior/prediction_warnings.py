@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_fspace._checks import warn
+from numpyro_fspace.model.checks.arguments import arguments_of
 from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import diagnose
 from numpyro_fspace.posterior.judged_quantities import quantities_in_predictions
@@ -36,6 +37,19 @@ def _where(test: Callable, values) -> np.ndarray:
     """Where a test of floating-point numbers holds, ``np.isnan`` say; nowhere among values of other types."""
     array = np.asarray(values)
     return test(array) if jnp.issubdtype(array.dtype, jnp.inexact) else np.zeros(len(array), bool)
+
+
+def warn_of_columns(posterior, args: tuple, kwargs: dict):
+    """Warn of a table among the arguments whose columns have other names, or another order, than in the run."""
+    known = arguments_of(posterior.args, posterior.kwargs)
+    for name, table in arguments_of(args, kwargs).items():
+        old, new = (list(getattr(one, "columns", ())) for one in (known.get(name), table))
+        if len(old) == len(new) and old != new:
+            cure = f"pass the table with columns in the order {old}" if set(old) == set(new) else "rename them"
+            warn(
+                f"{name} has the columns {new}, and that of the run has {old}. A network takes columns by their place: "
+                f"{cure}, or pass arrays."
+            )
 
 
 def warn_of_predictions(predictions: dict, num_chains: int, find_structure):

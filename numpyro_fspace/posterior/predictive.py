@@ -12,7 +12,7 @@ from numpyro_fspace.model.checks.arguments import checked_arguments, known_value
 from numpyro_fspace.model.entry_point import entry_point
 from numpyro_fspace.posterior.function_draws import Evaluator
 from numpyro_fspace.posterior.posterior import Posterior, as_posterior
-from numpyro_fspace.posterior.prediction_warnings import warn_of_nan, warn_of_predictions
+from numpyro_fspace.posterior.prediction_warnings import warn_of_columns, warn_of_nan, warn_of_predictions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,6 +89,7 @@ class Predictive:
         check_key(key, "key", single=True)
         evaluator, inputs = self._evaluator, self._inputs
         posterior, given = evaluator.posterior, {} if inputs is None else {"inputs": inputs}
+        warn_of_columns(posterior, args, kwargs)
         known = known_values(posterior.model, args, kwargs, "predict")
         with checked_arguments(args, kwargs | given, "predict") as trouble, known:
             draws = evaluator.draws(key, (args, kwargs), inputs, **self._sizes)

@@ -23,7 +23,7 @@ from numpyro_fspace.posterior.arrays import is_key
 from numpyro_fspace.posterior.completeness import check_complete
 from numpyro_fspace.posterior.function_draws import Evaluator, is_output
 from numpyro_fspace.posterior.posterior import Posterior, as_posterior
-from numpyro_fspace.posterior.prediction_warnings import warn_of_predictions
+from numpyro_fspace.posterior.prediction_warnings import warn_of_columns, warn_of_predictions
 from numpyro_fspace.posterior.row_independence import Evaluation
 
 CATEGORICAL = (dist.CategoricalProbs, dist.CategoricalLogits)
@@ -121,6 +121,7 @@ def decompose(
     posterior = evaluator.posterior
     if args and is_key(args[0]):
         raise TypeError("decompose takes no random key, as nothing is drawn: decompose(mcmc, x_new).")
+    warn_of_columns(posterior, args, kwargs)
     sizes = {"batch_size": batch_size, "input_batch_size": input_batch_size}
     with checked_arguments(args, kwargs, "decompose", model=posterior.model):
         evaluator.check_known(args, kwargs)

@@ -59,7 +59,7 @@ def checked_arguments(args: tuple, kwargs: dict, of: str = "run", *, model=None)
                     f"{name} of {of} is empty (shape {leaf.shape}), and the model fails with it "
                     f"({type(error).__name__}: {error})."
                 ) from error
-            if is_table(leaf) or is_sparse(leaf):
+            if is_sparse(leaf) or (is_table(leaf) and (not_numbers(np.asarray(leaf)) or not _is_of_package(error))):
                 raise TypeError(f"{name} of {of} {_describe_table(leaf)} ({type(error).__name__}: {error})") from error
             if np.iscomplexobj(leaf):
                 raise TypeError(
@@ -79,6 +79,12 @@ def checked_arguments(args: tuple, kwargs: dict, of: str = "run", *, model=None)
         if isinstance(error, AssertionError) and not str(error):
             raise ValueError(_describe_assertion(error)) from error
         raise
+
+
+def _is_of_package(error) -> bool:
+    """Whether a check of this package raised an error by itself; its message then says what is wrong."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return error.__cause__ is None and frame.f_globals.get("__name__", "").startswith("numpyro_fspace.")
 
 
 def _describe_plate(error) -> str | None:

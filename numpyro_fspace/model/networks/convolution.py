@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from jaxtyping import Array, Float
+
+#: Largest number of numbers in the patches of a convolution that is computed as a product.
+MAX_PATCHES = 2**27
 
 
 def conv_general_dilated(
@@ -36,8 +40,9 @@ def conv_general_dilated(
 
     On a CPU, XLA's convolutions take several times as long inside a loop (``lax.scan``, and therefore every chain and
     every ``svi.run``) as outside. Here a convolution is one product of two matrices: the patches of the images and the
-    kernel. On other backends, and for grouped or transposed convolutions, JAX's own is called. The networks of
-    ``random_module`` and ``gp_network`` use it automatically; pass it to layers that are called elsewhere.
+    kernel. On other backends, for grouped or transposed convolutions, and if the patches would hold more than
+    ``MAX_PATCHES`` numbers, JAX's own is called. The networks of ``random_module`` and ``gp_network`` use it
+    automatically; pass it to layers that are called elsewhere.
 
     Args:
         lhs: images [N, H, W, C] (or with one or three spatial dimensions).
@@ -67,13 +72,17 @@ def conv_general_dilated(
         (5, 28, 28, 16)
     """
     rank = lhs.ndim - 2
-    options: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
     numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
     dilated = lhs_dilation is not None and any(step != 1 for step in lhs_dilation)
     is_grouped = feature_group_count * batch_group_count != 1
-    if jax.default_backend() != "cpu" or dilated or is_grouped or out_sharding is not None:
-        form = (lhs_dilation, rhs_dilation, numbers, feature_group_count, batch_group_count)
-        return lax.conv_general_dilated(lhs, rhs, window_strides, padding, *form, out_sharding=out_sharding, **options)
+    form = (lhs_dilation, rhs_dilation, numbers, feature_group_count, batch_group_count)
+    settings = (window_strides, padding, *form, precision, preferred_element_type)
+    jax_convolution = functools.partial(lax.conv_general_dilated, lhs, rhs, *settings, out_sharding=out_sharding)
+    shape = jax.eval_shape(jax_convolution).shape  # an error for arrays that do not fit
+    num_numbers = math.prod(shape) * rhs.size // max(1, shape[numbers.out_spec[1]]) ** 2  # of all patches
+    is_product = not dilated and not is_grouped and out_sharding is None and 0 < num_numbers <= MAX_PATCHES
+    if jax.default_backend() != "cpu" or not is_product:
+        return jax_convolution()
     of_images, of_kernels, of_results = (np.roll(one[1:], -1) for one in numbers)  # axes in space, then of channels
     lhs = lhs.transpose(numbers.lhs_spec[0], *of_images)
     rhs = rhs.transpose(*of_kernels, numbers.rhs_spec[0])
@@ -89,7 +98,9 @@ def conv_general_dilated(
         starts = [at * hole for at, hole in zip(place, holes, strict=True)]
         steps = zip(starts, ends, window_strides, strict=True)
         patches.append(lhs[:, *(slice(start, start + end, stride) for start, end, stride in steps)])
-    result = jnp.matmul(jnp.concatenate(patches, -1), rhs.reshape(-1, rhs.shape[-1]), **options)
+    kernel = rhs.reshape(-1, rhs.shape[-1])
+    both = {"precision": precision, "preferred_element_type": preferred_element_type}
+    result = jnp.matmul(jnp.concatenate(patches, -1), kernel, **both)
     return result.transpose(np.argsort([numbers.out_spec[0], *of_results]))
 
 
@@ -122,7 +133,8 @@ def _changed(program):
         params = equation.params
         if equation.primitive is lax.conv_general_dilated_p:
             shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
-            (call,) = jax.make_jaxpr(jax.jit(functools.partial(conv_general_dilated, **params)))(*shapes).eqns
+            with jax.disable_jit(False):  # which would put the equations here in place of one call
+                (call,) = jax.make_jaxpr(jax.jit(functools.partial(conv_general_dilated, **params)))(*shapes).eqns
             return call.replace(invars=equation.invars, outvars=equation.outvars)
         if equation.primitive.name in ("jit", "pjit") and _has_convolution(params["jaxpr"].jaxpr):
             called = ClosedJaxpr(_changed(params["jaxpr"].jaxpr), params["jaxpr"].consts)
