@@ -127,7 +127,7 @@ class Regressor(RegressorMixin, NetworkEstimator):
         Returns:
             The mean [N] or [N, K]; with ``return_std`` the mean and the standard deviation.
         """
-        parts = self.decompose(X)
+        parts = self._parts(X)
         return (parts.mean, np.sqrt(parts.total)) if return_std else parts.mean
 
     def decompose(self, X) -> Decomposition:
@@ -136,6 +136,9 @@ class Regressor(RegressorMixin, NetworkEstimator):
         Args:
             X: inputs [N, D].
         """
+        return self._parts(X)
+
+    def _parts(self, X) -> Decomposition:  # for predict too, which an overridden decompose must not change
         f, sigma = self._mean_and_noise(X)
         square = self.y_scale_**2
         aleatoric = square * (sigma**2).mean(0)
