@@ -13,6 +13,7 @@ import scipy.special
 import scipy.stats
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
+from support.tiers import some
 from tinygp.kernels import ExpSquared
 
 import numpyro_fspace as fs
@@ -300,7 +301,7 @@ CALLED_OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", some(SCORES, 5))
 def test_a_score_is_a_number_or_an_error(name):
     """Of arguments of any kind, half of them of the right shapes: most of those without NaN and infinities count."""
     first, second, (low, high) = SCORES[name]
