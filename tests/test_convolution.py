@@ -187,9 +187,9 @@ def test_networks_run_without_jit():
 
 def test_many_patches_and_empty_results_are_left_to_jax():
     """A window of 5³ and 128 images of 16³ would take gigabytes."""
-    kernel, numbers = jax.ShapeDtypeStruct((5, 5, 5, 16, 16), float), NUMBERS[3]
+    kernel, numbers = jax.ShapeDtypeStruct((5, 5, 5, 16, 16), jnp.float32), NUMBERS[3]
     conv = functools.partial(CONVOLUTIONS[0], window_strides=(1, 1, 1), padding="SAME", dimension_numbers=numbers)
-    assert has_convolution(conv, jax.ShapeDtypeStruct((128, 16, 16, 16, 16), float), kernel)
+    assert has_convolution(conv, jax.ShapeDtypeStruct((128, 16, 16, 16, 16), jnp.float32), kernel)
     arrays, ours, theirs = both((2, 6), (4, 3), padding="VALID")
     assert ours(*arrays).shape == theirs(*arrays).shape == (2, 0, 4, 4)
 
