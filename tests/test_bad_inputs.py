@@ -899,6 +899,17 @@ def test_errors_of_checks_do_not_blame_a_table(kind):
         mean_of(of_table, x, np.full(4, 0.5))
 
 
+def test_a_plate_of_another_size_than_its_rows_is_named():
+    def of_ten(x, y=None):
+        slope = numpyro.sample("slope", dist.Normal())
+        with numpyro.plate("rows", 10):
+            numpyro.sample("y", dist.Normal(slope * x, 0.1), obs=y)
+
+    posterior = fs.Posterior(of_ten, {"slope": np.ones(3, np.float32)}, args=(LINE[:10],))
+    with pytest.raises(ValueError, match=r"'y' has the shape \(4,\) inside of the plate 'rows' of size 10.*x\.shape"):
+        fs.predict(posterior, jax.random.key(0), LINE[:4])
+
+
 def test_columns_in_another_order_give_a_warning():
     def of_table(x):
         slopes = numpyro.sample("slope", dist.Normal().expand([2]).to_event(1))

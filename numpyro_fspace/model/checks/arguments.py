@@ -88,13 +88,18 @@ def _is_of_package(error) -> bool:
 
 
 def _describe_plate(error) -> str | None:
-    """The message for an error of NumPyro about a site that has all rows of a subsampled plate; None for others."""
+    """The message for an error of NumPyro about a site whose rows are not those of a plate; None for others."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code is plate.process_message.__code__ and isinstance(error, ValueError):
             inner, site = frame.f_locals["self"], frame.f_locals["msg"]
             shape = getattr(site.get("fn"), "batch_shape", ())
             if inner.subsample_size < inner.size in shape:
                 return all_rows(inner.name, inner.size, inner.subsample_size, f"the site {site['name']!r}", shape)
+            if "Incompatible shapes" in str(error) and inner.size == inner.subsample_size:
+                return (
+                    f"The site {site['name']!r} has the shape {shape} inside of the plate {inner.name!r} of size "
+                    f"{inner.size}. Give the plate the size of its data, numpyro.plate({inner.name!r}, x.shape[0])."
+                )
     return None
 
 
