@@ -24,6 +24,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+import pandas
 import pytest
 from flax import linen as nn
 from models import POINTS, X, Y, linear, random_points
@@ -316,8 +317,6 @@ def test_from_checkpoint_warns_of_other_arguments_however_they_are_given(first_r
 
 
 def test_only_what_is_certainly_another_argument_is_named():
-    pandas = pytest.importorskip("pandas")
-
     def model(x, *others, noise=1.0):
         pass
 
@@ -477,7 +476,6 @@ def test_points_of_other_places_are_other_arguments(make):
 @pytest.mark.parametrize("kind", ["on demand", "table"])
 def test_other_data_behind_the_same_words_are_refused(tmp_path, kind):
     """What says of itself only its shape, or its first and last rows."""
-    pandas = pytest.importorskip("pandas")
 
     def model(y):
         w = numpyro.sample("w", dist.Normal())

@@ -14,6 +14,8 @@ import tinygp
 from flax import nnx
 from numpyro import handlers
 from numpyro.infer import Predictive
+from safetensors.flax import save_file as save_of_jax
+from safetensors.numpy import save_file
 
 import numpyro_fspace as fs
 
@@ -350,11 +352,10 @@ def to_flax(name, array):
 @pytest.fixture
 def torch_file(tmp_path):
     """A file, and the arrays in it."""
-    safetensors = pytest.importorskip("safetensors.numpy")
     rng = np.random.default_rng(1)
     shapes = {"0.weight": (3, 2, 2, 2), "0.bias": (3,), "3.weight": (2, 48), "3.bias": (2,), "steps": (1,)}
     weights = {k: rng.normal(size=shape).astype(np.float32) for k, shape in shapes.items()}
-    safetensors.save_file(weights, tmp_path / "network.safetensors")
+    save_file(weights, tmp_path / "network.safetensors")
     return tmp_path / "network.safetensors", weights
 
 
@@ -384,8 +385,7 @@ def test_mistakes_of_a_conversion_are_named(torch_file, tmp_path):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_becomes_float32(tmp_path, dtype):
-    of_flax = pytest.importorskip("safetensors.flax")
-    of_flax.save_file({"w": jnp.asarray([1.5, -2.0], dtype)}, tmp_path / "half.safetensors")
+    save_of_jax({"w": jnp.asarray([1.5, -2.0], dtype)}, tmp_path / "half.safetensors")
     found = fs.model.read_safetensors(tmp_path / "half.safetensors", lambda name, array: (name, array))
     assert found["w"].dtype == np.float32
     np.testing.assert_array_equal(found["w"], [1.5, -2.0])

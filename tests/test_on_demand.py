@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas
 import pytest
 from flax import linen as nn
 
@@ -192,7 +193,6 @@ def test_every_type_of_real_numbers_is_read_right(dtype):
 
 
 def test_sources_whose_rows_are_others_are_refused():
-    pandas = pytest.importorskip("pandas")
     for source in (pandas.Series([1.0, 2.0], index=[1, 0]), np.ma.masked_less(np.arange(3.0), 1.0)):
         with pytest.raises(TypeError, match="by label or masked"):
             fs.OnDemand(source)

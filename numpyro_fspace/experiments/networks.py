@@ -13,6 +13,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from numpyro_fspace.model import conv_general_dilated
+
+#: For what calls these networks itself, such as the SGD of ``fspace bench device``.
+Conv = functools.partial(nn.Conv, conv_general_dilated=conv_general_dilated)
 #: Types in which a classifier can compute.
 DTYPES = ("float32", "bfloat16")
 #: Number of groups of group norm.
@@ -54,7 +58,7 @@ def cnn(shape, num_classes, config):
     def flat(x):
         return x.reshape(len(x), -1)
 
-    convolutions = [nn.Conv(channels, (3, 3), dtype=config.dtype) for channels in (16, 32, 64)]
+    convolutions = [Conv(channels, (3, 3), dtype=config.dtype) for channels in (16, 32, 64)]
     first, second, third = ([convolution, activation] for convolution in convolutions)
     head = [flat, nn.Dense(128, dtype=config.dtype), activation, _logits(num_classes)]
     return nn.Sequential([image, *first, pool, *second, pool, *third, *head])
@@ -67,7 +71,7 @@ def resnet18(shape, num_classes, config):
     could have a prior.
     """
     activation = getattr(jax.nn, config.activation)
-    conv = functools.partial(nn.Conv, use_bias=False, dtype=config.dtype)
+    conv = functools.partial(Conv, use_bias=False, dtype=config.dtype)
     norm = functools.partial(nn.GroupNorm, NUM_GROUPS, dtype=config.dtype)
 
     class Block(nn.Module):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_fspace._checks import warn
+from numpyro_fspace._checks import is_table, warn
 from numpyro_fspace.model.checks.arguments import arguments_of
 from numpyro_fspace.posterior.convergence_doubts import convergence_doubts
 from numpyro_fspace.posterior.diagnostics import diagnose
@@ -43,7 +43,7 @@ def warn_of_columns(posterior, args: tuple, kwargs: dict):
     """Warn of a table among the arguments whose columns have other names, or another order, than in the run."""
     known = arguments_of(posterior.args, posterior.kwargs)
     for name, table in arguments_of(args, kwargs).items():
-        old, new = (list(getattr(one, "columns", ())) for one in (known.get(name), table))
+        old, new = (list(getattr(one, "columns", ())) if is_table(one) else [] for one in (known.get(name), table))
         if len(old) == len(new) and old != new:
             cure = f"pass the table with columns in the order {old}" if set(old) == set(new) else "rename them"
             warn(
