@@ -75,6 +75,7 @@ def test_parts_of_the_warm_up_that_are_taken_away():
         kernel(preconditioner="adam")
 
 
+@pytest.mark.slow
 def test_rows_and_points(data_dir):
     whole = uci.prepare("yacht", 0, 0, 0)
     few = uci.prepare("yacht", 0, 0, 0, num_train=50, num_points=10)

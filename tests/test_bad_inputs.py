@@ -694,7 +694,22 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("call, error, message", [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+#: Mistakes that take a second or more to be found.
+LONG = {
+    "gp_network, linen, points of 1 number each",
+    "gp_network, linen, points of 3 numbers each",
+    "gp_network, embedding of reals",
+    "network NaN at the start",
+    "start NaN",
+    "to_arviz coords of keys",
+}
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [pytest.param(*case[1:], marks=pytest.mark.slow) if case[0] in LONG else case[1:] for case in CASES],
+    ids=[case[0] for case in CASES],
+)
 def test_mistakes_are_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
@@ -767,6 +782,7 @@ def test_a_likelihood_need_not_know_its_support():
     start(fs.SGHMC(model), jnp.ones(3))
 
 
+@pytest.mark.slow
 def test_what_is_masked_may_be_outside_the_support():
     def model(x, y):
         with numpyro.handlers.mask(mask=y >= 0):
@@ -872,6 +888,7 @@ def test_observations_of_other_kinds_are_taken(y):
     assert mean_of(slope, LINE, y) == pytest.approx(0.7, abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_series_is_an_observation_whose_noise_is_unknown():
     """The scale of the noise is looked for in the program of the model, whose values are arrays."""
 
@@ -935,7 +952,9 @@ def test_a_table_that_the_model_cannot_compute_with_is_named():
         mean_of(slope, LINE, pd.Series(pd.date_range("2020-01-01", periods=30)))
 
 
-@pytest.mark.parametrize("kernel", [fs.fHMC, fs.fMALA, NUTS])
+@pytest.mark.parametrize(
+    "kernel", [pytest.param(fs.fHMC, marks=pytest.mark.slow), fs.fMALA, pytest.param(NUTS, marks=pytest.mark.slow)]
+)
 def test_kernels_with_a_metropolis_test_take_rows_of_numpy_arrays(kernel):
     def model(x, y):
         if kernel is not NUTS:
@@ -1052,6 +1071,7 @@ def test_observations_that_would_count_twice_are_refused(law, y):
         start_model(model, np.ones(y, np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some([list, tuple], 1))
 def test_observations_may_be_a_list(kind):
     assert mean_of(slope, LINE, kind(0.7 * LINE)) == pytest.approx(0.7, abs=0.05)

@@ -16,6 +16,7 @@ from models import Independent
 from numpyro import handlers
 from numpyro.infer import SVI, RenyiELBO, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.baselines import curvature, ensemble, fit_svgp, implicit_process, laplace
@@ -105,7 +106,7 @@ def precision_of(found):
     return found.prior_precision(), rows.T @ rows
 
 
-@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("batch", some([None, 2], 1))
 @pytest.mark.parametrize("points, scale", [(None, 1.0), (POINTS, 1.0), (POINTS, 0.3)])
 def test_precision_is_exact_where_the_model_is_linear(points, scale, batch):
     """All data count, whatever the minibatch; the functional prior is a factor."""
@@ -166,7 +167,7 @@ class Columns(Independent):
         return super().log_prob(x, f[:, 0])
 
 
-@pytest.mark.parametrize("points", [None, POINTS])
+@pytest.mark.parametrize("points", some([None, POINTS], 1))
 def test_draws_of_f_have_the_exact_posterior(points):
     """End to end with minibatches: mean and covariance of f at a grid, and a twin without weight prior is rejected."""
     model = bound(linear, points=points, batch=3)
@@ -298,6 +299,7 @@ class Untouched:
     update = init
 
 
+@pytest.mark.slow
 def test_weights_where_the_curvature_of_their_prior_vanishes_are_not_coupled():
     """There rounding exceeds a thousandth of next to nothing."""
 
@@ -404,6 +406,7 @@ def test_members_are_modes_that_differ():
     assert fs.to_arviz(members)["posterior"]["net"].shape == (1, 3, 5, 1)
 
 
+@pytest.mark.slow
 def test_a_deterministic_site_may_be_anything():
     def logarithm(x, y=None):
         f = fs.random_module("net", tiny(), input_shape=1)
@@ -601,6 +604,7 @@ def test_few_inducing_points_bound_the_evidence():
     assert fit.params["lengthscale"][1] > 2.0 * fit.params["lengthscale"][0], "the second input says nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [0.0, 0.1])  # the standard deviation of equal numbers may be a rounding error
 def test_a_constant_column_has_no_say_in_the_sparse_process(value):
     x, y = smooth_data(30)
@@ -666,6 +670,7 @@ def test_a_density_that_is_never_finite_is_named():
             fit(model, jax.random.key(0), x, y, num_updates=20, **settings)
 
 
+@pytest.mark.slow
 def test_laplace_refuses_data_that_reach_a_function_by_latent_values():
     """Their part of the curvature would be left out. Latent values without data below them stay at the mode."""
 

@@ -9,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import tinygp
+from support.tiers import some
 
 import numpyro_fspace as fs
 
@@ -55,12 +56,13 @@ def test_wide_weights_give_the_prior_itself():
     assert np.allclose(covariance, wanted[1], atol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_plain_product_does_not():
     assert not np.allclose(law_of_f(GP)[1], GP.marginal(X)[1], rtol=0.02)
 
 
 @pytest.mark.parametrize("sd", [0.01, 0.2, 0.5, 3.0])
-@pytest.mark.parametrize("num_weights", [3, 9])
+@pytest.mark.parametrize("num_weights", some([3, 9], 1))
 def test_law_is_that_of_base_and_ratio_together(sd, num_weights):
     """Also where the network is narrower than the prior, or cannot move at all (three weights, six points)."""
     features = FEATURES[:, :num_weights]

@@ -29,6 +29,7 @@ import pytest
 from flax import linen as nn
 from models import POINTS, X, Y, linear, random_points
 from numpyro.infer import NUTS, init_to_value
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc.checkpoint_writer import Checkpoint, _write_state
@@ -142,7 +143,14 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize(
-    ("after", "moment"), [(0, "before"), (2, "after"), (3, "between"), (5, "before"), (6, "between")]
+    ("after", "moment"),
+    [
+        (0, "before"),
+        pytest.param(2, "after", marks=pytest.mark.slow),
+        (3, "between"),
+        pytest.param(5, "before", marks=pytest.mark.slow),
+        (6, "between"),
+    ],
 )
 def test_a_stopped_run_ends_as_the_undisturbed_one(tmp_path, monkeypatch, undisturbed, after, moment):
     """Stopped at a write of warm-up or of sampling: before it, between draws and state, or after it."""
@@ -228,6 +236,7 @@ def test_draws_stay_on_disk(folder, undisturbed):
     assert is_mapped(fs.to_arviz(found, log_lik=False)["posterior"]["w"].values)
 
 
+@pytest.mark.slow
 def test_keys_and_bytes_survive(tmp_path):
     """Fields that are keys, empty, or of a type that NumPy's files do not know."""
     mcmc = driver(tmp_path / "run", kernel=fs.SGLD(linear(POINTS), step_size=0.01))
@@ -409,6 +418,7 @@ def test_schedules_and_settings_that_are_the_same_go_on(first_run):
     np.testing.assert_array_equal(scaled_run(folder), draws)
 
 
+@pytest.mark.slow
 def test_functions_in_place_of_weights_are_no_posterior(tmp_path):
     def model(x, y=None):
         f = fs.random_module("f", nn.Dense(1), input_shape=x.shape[-1])
@@ -473,7 +483,7 @@ def test_points_of_other_places_are_other_arguments(make):
     assert one == same and one != other
 
 
-@pytest.mark.parametrize("kind", ["on demand", "table"])
+@pytest.mark.parametrize("kind", some(["table", "on demand"], 1))
 def test_other_data_behind_the_same_words_are_refused(tmp_path, kind):
     """What says of itself only its shape, or its first and last rows."""
 
@@ -590,6 +600,7 @@ def test_a_damaged_checkpoint_ends_the_call(folder):
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 def test_a_file_cut_anywhere_is_refused(folder, undisturbed):
     """At some 100 lengths of every file but its own."""
     state, described = undisturbed.last_state, Checkpoint.open(folder).run
@@ -799,11 +810,11 @@ def failing(real, calls, *, first):
     [
         (np, "savez", 5, lambda file, **_: file.write(b"some bytes")),  # within the file of the state
         (Checkpoint, "_put", 5, lambda files, name, start, values: PUT(files, name, start, values[:1])),  # of draws
-        (os, "fsync", 1, lambda *_: None),  # the first file
-        (os, "fsync", 3, lambda *_: None),  # files of draws, still empty
-        (os, "fsync", 12, lambda *_: None),
-        (os, "replace", 2, lambda *_: None),
-        (os, "replace", 8, lambda *_: None),
+        pytest.param(os, "fsync", 1, lambda *_: None, marks=pytest.mark.slow),  # the first file
+        pytest.param(os, "fsync", 3, lambda *_: None, marks=pytest.mark.slow),  # files of draws, still empty
+        pytest.param(os, "fsync", 12, lambda *_: None, marks=pytest.mark.slow),
+        pytest.param(os, "replace", 2, lambda *_: None, marks=pytest.mark.slow),
+        pytest.param(os, "replace", 8, lambda *_: None, marks=pytest.mark.slow),
     ],
 )
 def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch, undisturbed, where, name, calls, first):
@@ -900,6 +911,7 @@ def test_a_read_only_folder(undisturbed):
 # ---- two at once ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_at_once(tmp_path, monkeypatch, undisturbed):
     """The second is refused while the first writes, and may read; when the first has ended it goes on."""
     save, second, texts = Checkpoint.save, driver(tmp_path), []

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from support.tiers import some
 
 from numpyro_fspace.__main__ import main
 from numpyro_fspace.benchmarks import scale
@@ -296,6 +297,7 @@ def test_six_writers_at_once_lose_nothing(tmp_path):
         assert [line["seed"] for line in mine] == list(range(60)) and {line["text"] for line in mine} == {name * 3000}
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_whole_records(tmp_path):
     """Or one that was cut short, which the next one takes away."""
     path = tmp_path / "records.jsonl"
@@ -350,7 +352,7 @@ class Started(Exception):
     """The chains of a run have started."""
 
 
-@pytest.mark.parametrize("method", methods.SAMPLERS)
+@pytest.mark.parametrize("method", some(methods.SAMPLERS, 2))
 def test_every_sampler_gets_a_model_that_it_can_sample(monkeypatch, method):
     """A functional one needs a functional prior, a microcanonical one fixed measurement points."""
 
@@ -553,6 +555,7 @@ def test_benchmark_of_steps(capsys):
     assert line["faster_than_peers"]["sgld"] == pytest.approx(fastest / line["us"]["sgld"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_outputs", [1, 3])
 def test_other_libraries_run_on_values_and_classes(num_outputs):
     """Including those that are not installed everywhere."""
@@ -564,6 +567,7 @@ def test_other_libraries_run_on_values_and_classes(num_outputs):
             run_once(jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_benchmarks_compile_afresh(tmp_path):
     """No program of a benchmark comes from the persistent cache, or is left there; what comes after it is."""
     code = """if True:

@@ -129,6 +129,7 @@ def test_full_gradient_in_parts(monkeypatch, max_rows):
     assert np.allclose(found, full_gradient(W), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_full_gradient_of_two_plates():
     def two(x, y):
         w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))

@@ -253,9 +253,9 @@ def test_http_failures_keep_nothing(cache, server, path, reason):
     ("path", "reason"),
     [
         ("endless", "more than 1000000 bytes"),
-        ("huge", "more than 1000000 bytes"),
+        pytest.param("huge", "more than 1000000 bytes", marks=pytest.mark.slow),
         ("drops", "TimeoutError: more than 1 seconds"),
-        ("dripping", "TimeoutError: more than 1 seconds"),
+        pytest.param("dripping", "TimeoutError: more than 1 seconds", marks=pytest.mark.slow),
     ],
 )
 def test_downloads_are_bounded_in_size_and_in_time_altogether(cache, server, monkeypatch, tmp_path, path, reason):
@@ -901,6 +901,7 @@ def test_diabetes_without_scikit_learn(monkeypatch):
         datasets.load_diabetes()
 
 
+@pytest.mark.slow
 def test_import_reads_nothing_and_needs_no_optional_package():
     program = (
         "import sys; sys.modules.update(sklearn=None, pandas=None); import urllib.request; "

@@ -113,6 +113,7 @@ def test_several_observed_sites_need_a_name():
     )
 
 
+@pytest.mark.slow
 def test_batches_of_rows_give_the_same():
     from flax import linen as nn
 

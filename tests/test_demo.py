@@ -64,6 +64,7 @@ def test_a_quick_demo_does_not_alarm(data_dir, tmp_path, capsys):
     assert (tmp_path / "demo" / "co2.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_command_line_leaves_the_number_of_devices_open():
     """``fspace demo`` and ``fspace fit`` ask for a device for each chain, which is too late once JAX has started."""
     code = """

@@ -13,6 +13,7 @@ import tinygp
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoBNAFNormal, AutoIAFNormal, AutoMultivariateNormal
 from scipy.linalg import sqrtm
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.variational.pushforward import LinearizedPushforward, SampledPushforward
@@ -163,7 +164,7 @@ def test_bad_arguments_are_refused(kwargs, error):
 # ---- Wasserstein2 --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_points", [50, 500])
+@pytest.mark.parametrize("num_points", some([50, 500], 1))
 def test_the_distance_to_the_prior_itself_is_that_of_the_nugget(num_points):
     """In float32, where eigenvalues of a Gram matrix keep half of the digits: M roots of them add up to a distance."""
     x, nugget = jnp.linspace(-1.0, 1.0, num_points)[:, None], 1e-3
@@ -187,7 +188,7 @@ def gaussian_w2(mean_q, cov_q, mean_p, cov_p):
     return np.sum((mean_q - mean_p) ** 2) + np.trace(cov_q + cov_p) - 2 * cross
 
 
-@pytest.mark.parametrize("num_points", [2, 3, 7])
+@pytest.mark.parametrize("num_points", some([2, 3, 7], 1))
 def test_wasserstein_is_the_closed_form(num_points, x64):
     """Also where the network's law is degenerate: three weights, seven points."""
     points = jnp.linspace(-1.0, 1.0, num_points)[:, None]
@@ -196,6 +197,7 @@ def test_wasserstein_is_the_closed_form(num_points, x64):
     assert np.isclose(found, gaussian_w2(phi @ LOC, (phi * SD**2) @ phi.T, *GP.marginal(points)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_wasserstein_of_two_outputs_is_the_sum(x64):
     double = fs.GPPrior(tinygp.kernels.ExpSquared(0.7), nugget=0.1, mean=0.2, num_outputs=2)
     both = LinearizedPushforward(
@@ -208,6 +210,7 @@ def test_wasserstein_of_two_outputs_is_the_sum(x64):
     assert np.isclose(fs.variational.Wasserstein2()(both, double, POINTS), total)
 
 
+@pytest.mark.slow
 def test_wasserstein_has_a_gradient_where_the_law_is_degenerate():
     points = jnp.linspace(-1.0, 1.0, 20)[:, None]
 
@@ -269,6 +272,7 @@ def test_equal_laws_are_at_no_distance():
     assert abs(estimate(0.0, 1.0, 1.0, dims=10, num_steps=50)) < 0.15
 
 
+@pytest.mark.slow
 def test_scale_in_many_dimensions():
     """W1 between N(0, I) and N(0, 4 I) in D dimensions is E|z| ≈ √D."""
     assert 0.8 * np.sqrt(40) < estimate(0.0, 1.0, 2.0, dims=40, num_steps=20, num_draws=400) < np.sqrt(40)

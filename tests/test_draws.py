@@ -33,6 +33,7 @@ def exported():
     return {k: v.values.reshape(-1, *v.shape[2:]) for k, v in posterior.data_vars.items()}
 
 
+@pytest.mark.slow
 def test_a_default_export_is_no_posterior(exported):
     assert set(exported) == {"net", "sigma"}
     for use in (
@@ -209,6 +210,7 @@ def test_a_hidden_weight_is_refused():
         run(fs.SGHMC(handlers.block(network, hide=["net.kernel"]), step_size=0.01))
 
 
+@pytest.mark.slow
 def test_block_may_hide_what_is_no_latent_value():
     draws = {"a": np.ones(3, np.float32), "b": np.ones(3, np.float32)}
     for names, left in ((["y"], {"ratio"}), (["ratio"], {"y"}), (["y", "ratio"], set())):

@@ -16,6 +16,7 @@ import numpyro.distributions as dist
 import pytest
 from models import POINTS, X, Y, linear, random_points
 from numpyro.infer import NUTS
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc.progress import Progress
@@ -83,7 +84,9 @@ def test_what_is_not_kept_is_not_computed():
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("points", [None, random_points()], ids=["plain", "functional"])
+@pytest.mark.parametrize(
+    "points", [None, pytest.param(random_points(), marks=pytest.mark.slow)], ids=["plain", "functional"]
+)
 def test_a_second_run_compiles_nothing(points):
     """Neither the sampler nor the check of the draws, whatever the key and the numbers in the data."""
     kernel = fs.SGHMC if points is None else fs.fSGHMC
@@ -131,6 +134,7 @@ def test_runs_after_one_warm_up_are_alike():
     np.testing.assert_allclose(draws[1], draws[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_heat_of_a_warm_up_is_no_draw_s():
     """Far from where it will be, a short warm-up ends hot, which the run that follows may no longer be."""
     mcmc = make(num_warmup=4)
@@ -159,8 +163,8 @@ def rooted(x, y=None):
     numpyro.sample("y", dist.Normal(x @ w, 0.1).to_event(1), obs=y)
 
 
-@pytest.mark.parametrize("warm_start", [0.0, 0.3])
-@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("warm_start", some([0.0, 0.3], 1))
+@pytest.mark.parametrize("on_disk", some([False, True], 1))
 def test_a_start_without_a_density_is_refused(warm_start, on_disk, tmp_path):
     """At the first draw: two of three chains could not move; and the site that is to blame is named."""
     kernel = fs.SGHMC(rooted, step_size=0.01, warmup=fs.Warmup(warm_start=warm_start))
@@ -176,6 +180,7 @@ def test_a_start_without_a_density_is_refused(warm_start, on_disk, tmp_path):
     assert mcmc.get_samples()["w"].shape == (30, 2)
 
 
+@pytest.mark.slow
 def test_a_run_cannot_go_on_without_a_step_size():
     other = make(options={})
     other.post_warmup_state = finished(options=PLAIN).last_state
@@ -204,6 +209,7 @@ def test_one_draw_of_burn_in_finds_a_step_size(num_warmup):
     assert np.all(mcmc.last_state.warmup.step_size > 0)
 
 
+@pytest.mark.slow
 def test_constants_in_float64_are_no_loss():
     """What float32 cannot hold exactly is lost only where it is much of a column's spread."""
 
@@ -237,6 +243,7 @@ def test_a_run_that_goes_on_is_numpyros_and_compiles_nothing(num_chains):
     assert all(program._cache_size() == 1 for program in loop._programs.values())
 
 
+@pytest.mark.slow
 def test_after_warmup_alone_there_are_no_draws():
     mcmc = make()
     mcmc.warmup(KEY, X, Y)
@@ -250,6 +257,7 @@ def test_a_warm_start_that_takes_all_is_refused(warmup):
         finished(options={"warmup": warmup})
 
 
+@pytest.mark.slow
 def test_a_number_in_an_array_does_not_compile_anew():
     def model(x, y=None, noise=1.0):
         w = numpyro.sample("w", dist.Normal(0.0, 1.0))
@@ -291,12 +299,14 @@ def test_the_bar_says_what_the_chains_do(watched, capsys, monkeypatch, num_chain
     np.testing.assert_allclose(mcmc.get_samples()["w"], plain.get_samples()["w"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_logs_are_silent(capsys):
     with_bar().run(KEY, X, Y)
     captured = capsys.readouterr()
     assert captured.err == captured.out == ""
 
 
+@pytest.mark.slow
 def test_draws_of_an_interrupted_run_are_kept(watched, monkeypatch, capsys):
     """Ctrl-C in the 60th draw of sampling, thinned by two: thirty draws are there, those of the whole run."""
     update, parts = Progress.update, []
@@ -376,6 +386,7 @@ def test_settings_that_keep_all_sites_say_so():
         mcmc.run(KEY, X, Y, extra_fields=("~z.w",))
 
 
+@pytest.mark.slow
 def test_initial_values_may_be_integers_and_have_an_axis_of_chains():
     given = {"w": np.array([[1, 2], [3, 4]])}
     mcmc = make(num_warmup=0, num_samples=1, options=PLAIN | {"step_size": 1e-12})
@@ -386,6 +397,7 @@ def test_initial_values_may_be_integers_and_have_an_axis_of_chains():
             make().run(KEY, X, Y, init_params={"w": np.zeros(shape)})
 
 
+@pytest.mark.slow
 def test_a_flag_and_a_number_are_not_the_same_argument():
     """True == 1, and a model may tell them apart."""
 
@@ -429,6 +441,7 @@ def test_values_of_arrays_that_a_model_reads_are_explained():
     assert isinstance(raised.value.__cause__, jax.errors.ConcretizationTypeError)
 
 
+@pytest.mark.slow
 def test_a_key_among_the_arguments():
     def model(y, key):
         w = numpyro.sample("w", dist.Normal())
@@ -442,7 +455,7 @@ def test_a_key_among_the_arguments():
 
 # ---- what programs are compiled for --------------------------------------------------------------------------
 
-DRIVERS = pytest.mark.parametrize("cls", [fs.MCMC, numpyro.infer.MCMC])
+DRIVERS = pytest.mark.parametrize("cls", some([fs.MCMC, numpyro.infer.MCMC], 1))
 
 
 def level(x=None, y=None, sd=1.0):
@@ -603,6 +616,7 @@ def test_an_object_among_the_arguments_may_change():
     assert_equal(drawn(mcmc, data), drawn(small(), y=Y + 5.0))
 
 
+@pytest.mark.slow
 def test_zeros_of_either_sign_are_not_the_same_argument():
     mcmc = small(model=lambda shift: level(y=Y + 5.0 * np.copysign(1.0, shift)))
     means = [drawn(mcmc, zero)["m"].mean() for zero in (0.0, -0.0)]
@@ -721,7 +735,7 @@ def interrupted(mcmc):
     return mcmc.get_samples(group_by_chain=True)["m"]
 
 
-@pytest.mark.parametrize("thinning", [1, 2])
+@pytest.mark.parametrize("thinning", some([1, 2], 1))
 def test_ctrl_c_keeps_the_draws_without_a_bar(press, thinning):
     whole = drawn(small(num_samples=20, thinning=thinning), y=Y)["m"]
     press(11)
@@ -800,6 +814,7 @@ def test_draws_of_a_run_before_are_none_of_one_that_failed(press):
         fs.predict(mcmc, KEY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, value",
     [
@@ -832,6 +847,7 @@ def test_an_unknown_chain_method_is_refused():
         mcmc.run(KEY, X, Y)
 
 
+@pytest.mark.slow
 def test_a_state_of_nuts_has_its_own_number_of_chains():
     def mu(y):
         numpyro.sample("y", dist.Normal(numpyro.sample("mu", dist.Normal(0.0, 5.0)), 1.0), obs=y)
@@ -877,6 +893,7 @@ def grouped(group, y=None):
     numpyro.sample("y", dist.Normal(w[np.asarray(group)], 0.5).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 def test_a_state_of_data_with_other_sizes_is_refused():
     """NumPyro would broadcast it."""
     settings = {"num_warmup": 5, "num_samples": 5, "progress_bar": False}
@@ -906,6 +923,7 @@ def test_a_run_that_goes_on_in_a_driver_with_a_longer_warm_up_has_draws():
 # ---- runs that continue on other data ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hmc_continues_on_data_that_were_changed_in_place():
     y = np.array(Y)
     mcmc = fs.MCMC(NUTS(linear(POINTS)), num_warmup=100, num_samples=100, progress_bar=False)
@@ -930,6 +948,7 @@ def test_hmc_continues_on_other_data(kernel):
     np.testing.assert_allclose(draws.mean(0), expected.mean(0), atol=0.5 * expected.std(0).max())
 
 
+@pytest.mark.slow
 def test_hmc_of_much_data_continues_on_other_data():
     """A change of the energy by a hundred is far more than rounding, however large the energy is."""
 
@@ -961,6 +980,7 @@ def test_hmc_continues_a_model_that_draws_its_parameters(num_chains):
     assert mcmc.get_samples()["mean"].shape == (20 * num_chains,)
 
 
+@pytest.mark.slow
 def test_hmc_continues_in_another_object_on_other_data():
     first, second = (fs.MCMC(NUTS(level), num_warmup=100, num_samples=200, progress_bar=False) for _ in range(2))
     drawn(first, y=Y)
@@ -1021,6 +1041,7 @@ def test_a_state_of_another_model_is_named(kernel, chains):
     assert any("another model or data, warm up again" in str(one.message) for one in found)
 
 
+@pytest.mark.slow
 @DRIVERS
 def test_a_run_inside_of_jit_leaves_the_warm_up(cls):
     mcmc, plain = small(cls), small(cls)
@@ -1032,7 +1053,9 @@ def test_a_run_inside_of_jit_leaves_the_warm_up(cls):
     assert_equal(drawn(mcmc, y=Y), drawn(plain, y=Y))
 
 
-@pytest.mark.parametrize("wrong", [{"num": 3}, {"init_params": {"q": 1.0}}], ids=["argument", "start"])
+@pytest.mark.parametrize(
+    "wrong", [{"num": 3}, pytest.param({"init_params": {"q": 1.0}}, marks=pytest.mark.slow)], ids=["argument", "start"]
+)
 def test_a_refused_call_keeps_the_draws_before(wrong):
     mcmc = small()
     draws = drawn(mcmc, y=Y)
@@ -1053,6 +1076,7 @@ def test_an_array_of_one_key_is_one_key(key):
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.slow
 def test_a_traced_temperature_is_none_of_the_models_arguments():
     """Of a model without data but one observation, at a quarter of the temperature half the standard deviation."""
 
@@ -1074,7 +1098,7 @@ def test_an_integrator_that_would_ignore_the_data_is_refused():
 @pytest.mark.parametrize(
     "other",
     [
-        lambda: fs.SGLD(level, step_size=0.01),
+        pytest.param(lambda: fs.SGLD(level, step_size=0.01), marks=pytest.mark.slow),
         lambda: fs.SGHMC(level, step_size=0.01, preconditioner=fs.preconditioners.rmsprop()),
     ],
     ids=["sampler", "preconditioner"],
@@ -1095,7 +1119,7 @@ def test_initial_values_beside_a_state_are_said_to_be_left_out():
         mcmc.run(KEY, y=Y, init_params={"m": 1.0})
 
 
-@pytest.mark.parametrize("chain_method", ["sequential", "vectorized"])
+@pytest.mark.parametrize("chain_method", some(["vectorized", "sequential"], 1))
 def test_initial_values_may_be_lists(chain_method):
     mcmc = make(num_warmup=0, num_samples=1, chain_method=chain_method, options=PLAIN | {"step_size": 1e-12})
     mcmc.run(KEY, X, Y, init_params={"w": [[1.0, 2.0], [3.0, 4.0]]})

@@ -17,6 +17,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils.estimator_checks import estimator_checks_generator
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.__main__ import main
@@ -73,6 +74,7 @@ def test_scikit_learn_is_imported_when_an_estimator_is_used():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.slow
 def test_estimators_without_scikit_learn_say_what_to_install():
     code = "import sys; sys.modules['sklearn'] = None; import numpyro_fspace as fs; fs.Regressor"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -152,7 +154,7 @@ def test_a_row_is_predicted_the_same_beside_any_others(regressor, line):
     np.testing.assert_allclose(regressor.predict(X)[:60], regressor.predict(line[0]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("store", ["pickle", "folder"])
+@pytest.mark.parametrize("store", some(["pickle", "folder"], 1))
 def test_a_stored_estimator_predicts_the_same(regressor, line, store, tmp_path):
     if store == "pickle":
         again = pickle.loads(pickle.dumps(regressor))
@@ -283,6 +285,7 @@ def test_constant_noise_stays_constant(noisy):
         fs.Regressor(noise="same").fit(X, y)
 
 
+@pytest.mark.slow
 def test_the_bound_is_the_evidence_where_the_noise_hardly_varies(x64):
     """With a variance of 1e-8 of g it is log N(y; 0, K + s²I) in closed form; with more it stays below a Monte Carlo
     estimate of the evidence over 4000 draws of g."""

@@ -16,6 +16,7 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 from safetensors.flax import save_file as save_of_jax
 from safetensors.numpy import save_file
+from support.tiers import some
 
 import numpyro_fspace as fs
 
@@ -64,7 +65,7 @@ def trained(kind):
     return network, network, jax.vmap(network)
 
 
-KINDS = pytest.mark.parametrize("kind", ["linen", "nnx", "equinox"])
+KINDS = pytest.mark.parametrize("kind", some(["linen", "nnx", "equinox"], 1))
 
 
 def body(kind):
@@ -164,6 +165,7 @@ def test_priors_and_starts_are_of_the_other_weights():
         trace_of(make_model(network, frozen, prior=prior | {"body.bias": dist.Normal()}), X)
 
 
+@pytest.mark.slow
 def test_frozen_weights_may_be_an_argument_of_the_model():
     """Then they are no constants of the compiled programs."""
     network, frozen = body("linen")
@@ -262,6 +264,7 @@ def test_gp_network_with_a_frozen_backbone_is_sampled(noise):
     assert np.mean((f.mean(0) - Y) ** 2) < 0.02
 
 
+@pytest.mark.slow
 def test_the_warning_about_frozen_features_does_not_ask_to_widen_them():
     narrow = fs.GPPrior(tinygp.kernels.ExpSquared(0.05))
     with pytest.warns(RuntimeWarning, match="features make .*Frozen layers keep .*larger lengthscale") as found:

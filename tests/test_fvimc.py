@@ -15,6 +15,7 @@ import tinygp
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoDelta, AutoIAFNormal, AutoMultivariateNormal
 from scipy.stats import kstest, multivariate_normal
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.variational.bijections import Fitted, Linear, Tanh
@@ -284,7 +285,7 @@ def transformation(draws, candidates, previous=(), *, law=None, **settings):
     return fit_transformation(jax.random.key(1), candidates, law, GRID, draws, previous=previous, **settings)
 
 
-@pytest.mark.parametrize("blur", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("blur", some([0.0, 0.1, 1.0], 1))
 def test_a_linear_transformation_is_found_again(blur):
     """With noise on both laws too, which then carry the same share of it."""
     _, f = base()
@@ -324,6 +325,7 @@ def test_squashed_draws_choose_tanh_and_reach_the_true_density():
     assert stage.nll["tanh"] == pytest.approx(truth, abs=0.6)
 
 
+@pytest.mark.slow
 def test_draws_on_top_of_an_earlier_bijection():
     """The inverse runs through a bounded one underneath."""
     law, f = base()
@@ -460,6 +462,7 @@ def test_divergences_by_draws_run():
     assert np.all(np.isfinite(fvimc.result.stages[0].losses))
 
 
+@pytest.mark.slow
 def test_arviz_reads_it():
     data = fs.to_arviz(fitted_by_hand().posterior(jax.random.key(0), 10))
     assert data["posterior"]["f"].shape == (1, 10, 5) and "y" in data["log_likelihood"].data_vars
@@ -515,8 +518,14 @@ def test_bad_arguments(settings, error, message):
         (without_prior, fs.variational.guides.mean_field, ValueError, r"functional_prior.*declares 0"),
         (discrete, fs.variational.guides.mean_field, ValueError, "'k' is discrete"),
         (with_param, fs.variational.guides.mean_field, ValueError, "param site 'scale'"),
-        (linear, AutoIAFNormal, TypeError, r"AutoIAFNormal.*posterior is normal.*guides.mean_field"),
-        (linear, AutoDelta, TypeError, r"AutoDelta.*guides.mean_field"),
+        pytest.param(
+            linear,
+            AutoIAFNormal,
+            TypeError,
+            r"AutoIAFNormal.*posterior is normal.*guides.mean_field",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(linear, AutoDelta, TypeError, r"AutoDelta.*guides.mean_field", marks=pytest.mark.slow),
     ],
 )
 def test_bad_models_and_guides(model, guide, error, message, monkeypatch):

@@ -135,7 +135,7 @@ PRIORS = {
 }
 
 
-@pytest.mark.parametrize("name", some(PRIORS, 3))
+@pytest.mark.parametrize("name", some(PRIORS, 2))
 def test_a_narrow_network_has_the_covariance_of_the_formula(key, name):
     """With four features, fewer than points."""
     prior, points, num_outputs = PRIORS[name]
@@ -145,7 +145,7 @@ def test_a_narrow_network_has_the_covariance_of_the_formula(key, name):
     np.testing.assert_allclose(jacobian @ jacobian.T, of_f, atol=3e-6 * np.abs(total).max())
 
 
-@pytest.mark.parametrize("name", PRIORS)
+@pytest.mark.parametrize("name", some(PRIORS, 3))
 def test_values_of_a_wide_network_have_the_covariance_of_the_process(key, name):
     """For every v: the smallest singular value of the features is many times τ."""
     prior, points, num_outputs = PRIORS[name]
@@ -167,7 +167,7 @@ def test_prior_draws_have_the_distribution_of_the_process():
     assert min(gaussian_p_values(0.97 * draws[..., 0], mean, covariance).values()) < 1e-4
 
 
-@pytest.mark.parametrize("width", [3, 40])
+@pytest.mark.parametrize("width", some([3, 40], 1))
 def test_what_the_features_leave_goes_into_the_residual(key, width):
     """f(X_M) + τe' with e' = e + τS⁻¹(f̃ - Φa₀ - τe), the residual after the correction, has covariance K + τ²I."""
     net, tau = network(width), SCALES["tolerance"]
@@ -190,7 +190,7 @@ TWINS = {
 }
 
 
-@pytest.mark.parametrize("twin", [*TWINS, "e left out"])
+@pytest.mark.parametrize("twin", some([*TWINS, "e left out"], 1))
 def test_broken_twins_have_another_covariance(key, monkeypatch, twin):
     """By at least a thousandth, a hundred times what the true one may be off."""
 
@@ -222,7 +222,15 @@ def test_the_mean_of_the_process_is_added_to_the_network(key, mean):
     np.testing.assert_allclose(values(fs.GPPrior(SMOOTH, mean=mean)) - values(GP), expected, atol=2e-3)
 
 
-@pytest.mark.parametrize("scale", [np.float32(0.6), np.float64(0.6), np.array(0.6)], ids=["f32", "f64", "array"])
+@pytest.mark.parametrize(
+    "scale",
+    [
+        pytest.param(np.float32(0.6), marks=pytest.mark.slow),
+        np.float64(0.6),
+        pytest.param(np.array(0.6), marks=pytest.mark.slow),
+    ],
+    ids=["f32", "f64", "array"],
+)
 def test_a_kernel_of_numpy_numbers_is_known_in_a_compiled_model(key, scale):
     """Made inside the model, under jit, it has the scales and units that it has outside."""
 
@@ -248,7 +256,7 @@ def test_constants_of_a_nested_program_are_part_of_the_network(key):
     assert layers[0].program == layers[1].program != layers[2].program
 
 
-@pytest.mark.parametrize("domain", [jnp.log, jnp.sqrt])
+@pytest.mark.parametrize("domain", some([jnp.sqrt, jnp.log], 1))
 def test_a_network_of_positive_inputs_is_examined_at_its_points(key, domain):
     points, num = np.linspace(0.5, 2.0, 6, dtype=np.float32)[:, None], 400
     net = nn.Sequential([domain, nn.Dense(50), nn.tanh, nn.Dense(1)])
@@ -259,6 +267,7 @@ def test_a_network_of_positive_inputs_is_examined_at_its_points(key, domain):
     np.testing.assert_allclose(variance, 1.0, atol=5 * np.sqrt(2 / num))
 
 
+@pytest.mark.slow
 def test_a_network_with_features_of_its_own_gets_its_inputs_unchanged():
     """A function of the time of year has the period of a year, and a prior of this period at its points."""
     prior = fs.GPPrior(tinygp.kernels.ExpSineSquared(scale=1.0, gamma=1.0))
@@ -312,7 +321,7 @@ def test_function_values_of_a_sampled_lengthscale_are_those_of_predictions():
     np.testing.assert_allclose(values, predicted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("num", [12, 60])
+@pytest.mark.parametrize("num", some([12, 60], 1))
 def test_tolerances_at_the_limit_are_right_and_smaller_ones_refused(num):
     """In float32 the ridge regression of M points has a condition number of √M/τ."""
     points = np.linspace(-1.0, 1.0, num, dtype=np.float32)[:, None]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.tiers import some
 
 from numpyro_fspace.sgmcmc import sghmc
 from numpyro_fspace.sgmcmc.gradient_noise import FRICTION_RATIO, GradientNoise
@@ -36,7 +37,7 @@ def variances(gradient_noise, step_size, variance, refresh_every, resample=False
     return (np.asarray(run(jax.random.split(jax.random.key(3), NUM_CHAINS))) @ axes.T).var(0) / TEMPERATURE
 
 
-@pytest.mark.parametrize("refresh_every", [1, 2])
+@pytest.mark.parametrize("refresh_every", some([1, 2], 1))
 @pytest.mark.parametrize(
     ("step_size", "kick"),
     [(0.3, 0.3), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((0.3, 0.02), (0.1, 0.15)))],

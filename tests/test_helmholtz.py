@@ -104,7 +104,7 @@ def test_samples_follow_the_law(key):
     assert np.abs(scatter - np.eye(12)).max() < 6 * np.sqrt(2 / 4000)
 
 
-@pytest.mark.parametrize("noise", [0.1, np.linspace(0.05, 0.3, 12).reshape(6, 2)])
+@pytest.mark.parametrize("noise", [0.1, pytest.param(np.linspace(0.05, 0.3, 12).reshape(6, 2), marks=pytest.mark.slow)])
 def test_condition_is_brute_force(noise):
     new = RNG.normal(size=(3, 2))
     total = covariance() + np.diag(np.broadcast_to(noise, (6, 2)).ravel())
@@ -164,6 +164,7 @@ def gaussian_kl(mean_q, cov_q, mean_p, cov_p):
     return 0.5 * (np.trace(inverse @ cov_q) + difference @ inverse @ difference - len(mean_q) + log_det)
 
 
+@pytest.mark.slow
 def test_divergences_take_the_outputs_together(x64):
     weights, sd, gamma = jnp.array([0.3, -0.2, 0.5, 1.0]), jnp.array([0.2, 0.4, 0.1, 0.3]), 1e-3
     x = jnp.asarray(X[:4])
@@ -195,6 +196,7 @@ def test_a_custom_matrix_kernel():
     np.testing.assert_allclose(gp.log_prob(X, F), value, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_calibrated_to_a_dependent_law():
     """Random linear fields f = W x: where the base is the wider law, the ratio of the two Gaussians, brute force."""
     x, f = X[:2], F[:2]

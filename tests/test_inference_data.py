@@ -85,6 +85,7 @@ def test_arviz_works_on_it(data):
     assert np.isfinite(np.asarray(az.rhat(data, var_names=["f"])["f"])).all()
 
 
+@pytest.mark.slow
 def test_a_model_without_arguments():
     def model():
         w = numpyro.sample("w", dist.Normal(0.0, 1.0))
@@ -121,6 +122,7 @@ def unit_kernel(x1, x2):
     return 1.0 + x1 @ x2.T
 
 
+@pytest.mark.slow
 def test_weights_are_hidden_unless_asked_for(network_run):
     """Functions stand for the weights. Names with a slash, which ArviZ 1.x refuses, have a dot."""
     functions = {"net", "prior.f", "noise"}
@@ -370,6 +372,7 @@ def pinned(prior=None, **data):
     return handlers.condition(model, data=data) if data else model
 
 
+@pytest.mark.slow
 def test_a_weight_under_condition_is_no_data():
     mcmc = run_on(pinned(**{"net.bias": jnp.array([0.3])}))
     assert set(mcmc.get_samples()) == {"net.kernel"}
@@ -381,6 +384,7 @@ def test_a_weight_under_condition_is_no_data():
     np.testing.assert_allclose(values["net"][..., 0], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.array([0.3]), 0.3, np.array([0.3], np.float16)], ids=["array", "number", "half"])
 def test_a_weight_with_a_delta_prior_stays_where_it_is(value):
     mcmc = run_on(pinned({"kernel": dist.Normal(), "bias": dist.Delta(value)}))

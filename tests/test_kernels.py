@@ -24,6 +24,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC as NumPyroMCMC
 from numpyro.infer import init_to_value
 from numpyro.infer.util import log_density
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc.loop import started
@@ -187,6 +188,7 @@ def test_a_run_can_be_continued():
     assert int(second.last_state.i) == 12 and int(second.last_state.count) == 24
 
 
+@pytest.mark.slow
 def test_warmup_alone_then_run():
     """Calibration included; the draws of the warm-up can be kept."""
     made = sghmc(step_size=None, warmup=None)
@@ -237,6 +239,7 @@ def test_get_constrain_fn():
     np.testing.assert_allclose([values["scale"], values["twice"]], [np.exp(-1.0), 2 * np.exp(-1.0)], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_init_params_are_where_chains_start():
     """With steps of 1e-6 the draws are still there, each chain at its own place."""
     start = jnp.array([[3.0, -4.0], [5.0, 6.0]])
@@ -293,7 +296,10 @@ SLOWEST = {(1, True): 0.2, (2, True): 0.25, (3, True): 0.4, (6, True): 0.65}
 SLOWEST |= {(1, False): 0.03, (2, False): 0.03, (3, False): 0.1, (6, False): 0.3}
 
 
-@pytest.mark.parametrize(("every", "metropolis"), SLOWEST)
+@pytest.mark.parametrize(
+    ("every", "metropolis"),
+    [one if one in {(2, True), (1, False)} else pytest.param(*one, marks=pytest.mark.slow) for one in SLOWEST],
+)
 def test_every_mode_is_damped(every, metropolis):
     """At the friction of exact or noisy gradients and steps that warm-up may choose; not where a mode resonates."""
     kernel, friction = fs.SGHMC(linear(), num_steps=24, refresh_every=every), 0.3 if metropolis else 1.0
@@ -328,7 +334,7 @@ def test_a_single_mean_is_not_tuned_into_a_resonance():
 # ---- randomness ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", some(KERNELS, 1))
 def test_every_step_has_its_own_minibatch_and_points(kernel):
     """A model that tells which rows and points it was given: none comes twice in 5 draws of 2 steps."""
     rows, points = [], []
@@ -356,7 +362,12 @@ def test_every_step_has_its_own_minibatch_and_points(kernel):
 
 @pytest.mark.parametrize(
     ("integrator", "resample", "every"),
-    [("baoab", False, 2), ("baoab", True, 1), ("euler", True, 1), ("euler", False, 1)],
+    [
+        ("baoab", False, 2),
+        pytest.param("baoab", True, 1, marks=pytest.mark.slow),
+        ("euler", True, 1),
+        pytest.param("euler", False, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_draw_is_the_algorithm_s(integrator, resample, every):
     """Each setting reaches its place: one draw from the same key is that of ``fs.sgmcmc.sghmc`` with these numbers."""
@@ -405,7 +416,7 @@ def test_temperature_scales_the_noise():
     assert np.abs(noise[0]).max() < 6 * np.sqrt(0.02)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", some(KERNELS, 1))
 def test_schedules_are_read_at_every_gradient_step(kernel):
     """The last of the two steps of draw i has step size s(2 i + 1), warm-up counted."""
     mcmc = run(KERNELS[kernel](step_size=SCHEDULE), extra_fields=("step_size", "count"))
@@ -430,7 +441,7 @@ def test_warm_start_moves_and_can_be_switched_off():
     assert energy[1] < 0.5 * energy[0]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", some(KERNELS, 1))
 def test_the_step_size_fits_the_curvature_and_freezes(kernel):
     """λ is the largest eigenvalue of S (I + ΦᵀΦ/σ² + Φ_MᵀΦ_M/s²) S; warm-up may shorten the step, not lengthen it."""
     features, at_points = (np.stack([np.ones(len(x)), x[:, 0]], 1) for x in (X, POINTS))
@@ -479,7 +490,7 @@ def cliff(x, y=None):
     numpyro.sample("y", dist.Normal(w[0] + w[1] * x[:, 0], NOISE).to_event(1), obs=y)
 
 
-@pytest.mark.parametrize("kernel", [fs.SGHMC, fs.SGLD])
+@pytest.mark.parametrize("kernel", some([fs.SGLD, fs.SGHMC], 1))
 def test_divergences_keep_the_last_good_state_and_are_reported(kernel):
     """Steps of size 3 leave the disc at once: every draw is the start, and who ran or uses the run is told once."""
     settings = {"refresh_every": 1} if kernel is fs.SGHMC else {}
@@ -540,9 +551,9 @@ def test_a_step_to_a_pole_of_the_density_is_rejected_and_no_divergence(sampler):
     ("settings", "batch", "bytes_per_weight"),
     [
         ({}, 16, (76, 64)),
-        ({"friction": 50.0}, 16, (44, 32)),
-        ({"step_size": 1e-3, "control_variates": False}, 16, (28, 16)),
-        ({}, 64, (36, 24)),
+        pytest.param({"friction": 50.0}, 16, (44, 32), marks=pytest.mark.slow),
+        pytest.param({"step_size": 1e-3, "control_variates": False}, 16, (28, 16), marks=pytest.mark.slow),
+        pytest.param({}, 64, (36, 24), marks=pytest.mark.slow),
     ],
 )
 def test_memory_of_a_chain_is_that_of_the_documentation(settings, batch, bytes_per_weight):

@@ -66,6 +66,7 @@ def test_a_prior_that_tells_weights_apart_breaks_the_symmetry(key):
     assert np.abs(free - reflected).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_the_law_of_functions_is_that_of_one_cone(key):
     """Chains that start in different cones have the law of f that quadrature over a single cone gives."""
     grid = np.linspace(1e-3, 8.0, 600)
@@ -126,6 +127,7 @@ def test_erf_has_a_closed_form(monkeypatch):
     np.testing.assert_allclose(network_priors.infinite_kernels(AT, 2, "erf")[1], exact, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_mixture_is_the_law_of_random_networks(key):
     """Of width 3, far from Gaussian: ∇ log p against finite differences of a density estimated from as many others."""
     values = np.array([[0.3, 0.1, -0.2, 0.0], [-1.5, -0.4, 0.8, 0.3]])

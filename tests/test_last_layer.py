@@ -112,7 +112,7 @@ def find(module, shape=(2,)):
     return find_last_layer("f", read_network("f", module, shape), shape)
 
 
-@pytest.mark.parametrize("name", some(NETWORKS, 9))
+@pytest.mark.parametrize("name", some(NETWORKS, 5))
 def test_layer(name, key):
     """It is the layer used last, and offset plus features times its columns is the network's output."""
     module, paths = NETWORKS[name]
@@ -161,7 +161,9 @@ def in_place(self, x):
     return nn.Dense(1)(hidden(x.at[:, 0].multiply(2.0)))
 
 
-@pytest.mark.parametrize("module", [Embedded(KEY), Module(in_place)], ids=["embedding", "in place"])
+@pytest.mark.parametrize(
+    "module", [pytest.param(Embedded(KEY), marks=pytest.mark.slow), Module(in_place)], ids=["embedding", "in place"]
+)
 def test_networks_that_need_arrays_of_jax(module):
     """Their programs index by tracers and call methods of arrays that NumPy's lack."""
     network = read_network("f", module, (2,))
@@ -300,7 +302,7 @@ def test_a_network_that_makes_features_of_its_inputs_is_told_apart(name):
         (lambda module, x: nn.Dense(1)(hidden(x)) + jnp.sin(x[:, :1]), True),  # beside the network
         (lambda module, x: nn.Dense(1)(hidden(nn.LayerNorm()(x))), True),
         (skip, False),
-        (attention, False),
+        pytest.param(attention, False, marks=pytest.mark.slow),
     ],
 )
 def test_features_beside_and_before_layers(fn, expected):

@@ -18,6 +18,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from support.compilation import quick_jit
 from support.laws import gaussian_p_values
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.last_layer.integrable import find_block
@@ -283,7 +284,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", some(REFUSED, 7))
 def test_marginalize_true_says_why_it_cannot_and_none_does_not(kind):
     y = np.arange(8) if kind == "Poisson" else np.abs(Y) + 0.1
     kernel = fs.fSGHMC(of_kind(kind), marginalize=True)
@@ -616,6 +617,7 @@ def test_continued_runs_and_new_data(base):
     equal(one, run(data=shifted))
 
 
+@pytest.mark.slow
 def test_functions_are_kept_and_predicted_saved_and_reported(base, tmp_path):
     values = run(functions_at=X).get_samples()["f"]
     predicted = fs.predict(base, jax.random.key(0), X)
@@ -627,6 +629,7 @@ def test_functions_are_kept_and_predicted_saved_and_reported(base, tmp_path):
     assert draws.shape == (12, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_reports_and_arviz_read_such_a_run(base):
     assert "f" in str(fs.report(base, X, Y))

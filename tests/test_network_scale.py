@@ -14,6 +14,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.infer import Predictive
+from support.tiers import some
 from tinygp.kernels import Exp, ExpSineSquared, ExpSquared, Matern32
 
 import numpyro_fspace as fs
@@ -83,6 +84,7 @@ def test_last_layer_scale():
     assert abs(variance - 1.0) < 0.15
 
 
+@pytest.mark.slow
 def test_rougher_kernels_take_larger_scales():
     chosen = [scales_of(network(50), fs.GPPrior(ExpSquared(scale)), grid(20)).hidden for scale in (1.5, 0.3, 0.1)]
     assert chosen == sorted(chosen) and chosen[0] < chosen[-1]
@@ -95,6 +97,7 @@ def test_given_scales_are_kept():
     assert scales.tolerance == 0.02
 
 
+@pytest.mark.slow
 def test_searched_once(monkeypatch):
     """One search for a network, a covariance and points, also for a prior that is built anew at each trace."""
     searches = []
@@ -120,6 +123,7 @@ def test_deterministic(monkeypatch):
     assert scales_of(network(12), fs.GPPrior(ExpSquared(0.5)), grid(10)) == first
 
 
+@pytest.mark.slow
 def test_float64(x64):
     scales = scales_of(network(50), fs.GPPrior(ExpSquared(0.5)), grid(15))
     assert scales.share > 0.99 and scales.error_between < 0.05 and scales.tolerance in TOLERANCES
@@ -207,7 +211,7 @@ MANY = {
 }
 
 
-@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("name", some(sorted(MANY), 1))
 def test_every_output_is_followed(name):
     """The worst part of all outputs counts, as if it were the only one."""
     module, x = network(50), grid(40)
@@ -218,7 +222,9 @@ def test_every_output_is_followed(name):
     np.testing.assert_allclose([both.share, both.error], [worst.share, worst.error], rtol=0.1)
 
 
-@pytest.mark.parametrize(("kernel", "missing"), [(Exp(0.25), 0.078), (Matern32(0.25), 0.001)])
+@pytest.mark.parametrize(
+    ("kernel", "missing"), [pytest.param(Exp(0.25), 0.078, marks=pytest.mark.slow), (Matern32(0.25), 0.001)]
+)
 def test_what_a_smooth_network_lacks_of_a_rough_process(kernel, missing):
     """Half-way between points h apart an Ornstein-Uhlenbeck process has the variance tanh(h / 2 l) given its values
     there; of the places that are compared half are such, and so are half of the rest, the others being points."""
@@ -237,7 +243,7 @@ def test_sparse_points_warn():
         scales_of(network(50), fs.GPPrior(ExpSquared(0.1)), grid(5))
 
 
-@pytest.mark.parametrize("act", [nn.relu, jnp.sin, nn.gelu, nn.silu])
+@pytest.mark.parametrize("act", some([nn.relu, jnp.sin, nn.gelu, nn.silu], 1))
 def test_activations(act):
     """A kernel of a middling lengthscale is followed by every usual activation, without a warning."""
     with warnings.catch_warnings():
@@ -256,6 +262,7 @@ def test_features_without_size():
         scales_of(nn.Sequential([lambda x: 0 * x, nn.Dense(1, use_bias=False)]), fs.GPPrior(ExpSquared(0.5)), grid(4))
 
 
+@pytest.mark.slow
 def test_warning_names_the_caller():
     """The warning points to the line of the model."""
 

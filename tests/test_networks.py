@@ -16,6 +16,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, init_to_median, init_to_value
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import initialize_model, log_density
+from support.tiers import some
 
 from numpyro_fspace.model.initial_values import init_to_network
 from numpyro_fspace.model.networks.adapters import read_network
@@ -254,7 +255,7 @@ EXPECTED = {  # path: (mean, standard deviation) of the default prior
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("scale", [None, 3.0])
+@pytest.mark.parametrize("scale", some([None, 3.0], 1))
 def test_fan_in_prior_by_sampling(kind, scale):
     prior = None if scale is None else fan_in(scale)
     model = make_model(KINDS[kind](), prior=prior)
@@ -465,6 +466,7 @@ def test_positive_weights_start_at_the_prior_median():
     assert np.all(kernel > 0.0) and 0.02 < np.median(kernel) < 0.15
 
 
+@pytest.mark.slow
 def test_init_to_network_falls_back_to_the_median():
     def model():
         numpyro.sample("a", dist.Gamma(2.0, 3.0))
@@ -478,6 +480,7 @@ def test_init_to_network_falls_back_to_the_median():
         np.testing.assert_array_equal(starts[0]["b"], starts[1]["b"])
 
 
+@pytest.mark.slow
 def test_initialize_model_takes_the_strategy():
     def starts(strategy):
         model = make_model(pair(), prior=flat())
@@ -524,6 +527,7 @@ def test_gradients_of_vectorized_chains(network):
         np.testing.assert_allclose(both[name][1], second, rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_svi_with_a_mean_field_guide():
     model = make_model(pair())
     svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), Trace_ELBO())
@@ -706,6 +710,7 @@ def test_calls_in_the_wrong_place_are_refused():
         run(model)
 
 
+@pytest.mark.slow
 def test_norm_layers_of_equinox_are_known_by_their_kind():
     """Built inside a compiled model their values are not known; the prior is the same."""
 

@@ -281,6 +281,7 @@ def continued(model, before, after, *args):
         second.run(jax.random.key(0), *args)
 
 
+@pytest.mark.slow
 def test_a_state_with_another_matrix_is_refused():
     rows, y, dense = jnp.ones((4, 3)), jnp.ones(4), fs.preconditioners.dense
     continued(two_groups, dense("a"), dense("a"), rows, y)

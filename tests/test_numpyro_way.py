@@ -59,13 +59,14 @@ def network_run():
 # ---- warnings at the end of a run --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cls", [numpyro.infer.MCMC, fs.MCMC])
+@pytest.mark.parametrize("cls", [pytest.param(numpyro.infer.MCMC, marks=pytest.mark.slow), fs.MCMC])
 def test_both_drivers_warn_of_chains_that_have_not_met(cls):
     with pytest.warns(RuntimeWarning, match="The draws are doubtful: R-hat of w") as caught:
         stuck(cls)
     assert [w.filename for w in caught if "doubtful" in str(w.message)] == [__file__]
 
 
+@pytest.mark.slow
 def test_numpyros_driver_stays_quiet_where_ours_does():
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -78,6 +79,7 @@ def test_numpyros_driver_stays_quiet_where_ours_does():
             mcmc.run(KEY, X, Y)  # which goes on from there
 
 
+@pytest.mark.slow
 def test_other_kernels_of_numpyros_driver_are_not_judged():
     fs.SGLD(linear())  # from here on runs are watched
     mcmc = numpyro.infer.MCMC(NUTS(linear(), max_tree_depth=1), num_warmup=2, num_samples=210, progress_bar=False)
@@ -86,6 +88,7 @@ def test_other_kernels_of_numpyros_driver_are_not_judged():
         mcmc.run(KEY, X, Y)
 
 
+@pytest.mark.slow
 def test_an_import_leaves_numpyro_alone():
     code = (
         "import numpyro.infer as i; run = i.MCMC.run; import numpyro_fspace as fs; assert i.MCMC.run is run;"
@@ -97,6 +100,7 @@ def test_an_import_leaves_numpyro_alone():
 # ---- az.from_numpyro ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [numpyro.infer.MCMC, fs.MCMC])
 def test_arviz_of_minibatches_is_told_of_to_arviz(network_run, cls):
     with pytest.raises(ValueError, match=r"fs\.to_arviz\(mcmc\).*log_likelihood=False"):
@@ -105,6 +109,7 @@ def test_arviz_of_minibatches_is_told_of_to_arviz(network_run, cls):
     assert fs.to_arviz(network_run[cls])["log_likelihood"]["y"].shape == (1, 6, len(X))
 
 
+@pytest.mark.slow
 def test_other_errors_of_the_model_stay(network_run):
     with pytest.raises(TypeError, match="argument"):
         network_run[fs.MCMC].sampler.model()
@@ -118,6 +123,7 @@ def rows(printed: str) -> list:
     return [line.split()[0] for line in printed.splitlines() if line.strip() and " at " not in line]
 
 
+@pytest.mark.slow
 def test_the_summary_shows_functions_and_sites(network_run, capsys):
     mcmc = network_run[fs.MCMC]
     mcmc.print_summary()
@@ -238,6 +244,7 @@ def test_arguments_that_nuts_cannot_take_are_named(x, y, message):
         mcmc.run(KEY, x, y)
 
 
+@pytest.mark.slow
 def test_what_the_model_reads_itself_is_left_to_it():
     def model(table, y=None):
         w = numpyro.sample("w", dist.Normal(0.0, 1.0))

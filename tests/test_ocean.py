@@ -34,6 +34,7 @@ def jacobian(network, weights, x):
     return np.asarray(jax.vmap(jax.jacfwd(lambda at: network[1](weights, at[None])[0]))(x))
 
 
+@pytest.mark.slow
 def test_network_is_gradient_and_rotation(network, x64):
     """Without its potential the field has no divergence, without its stream function no curl; both together add."""
     x = jnp.asarray(np.random.default_rng(0).uniform((-91, 24), (-84, 27.5), (20, 2)))

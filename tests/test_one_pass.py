@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 import pytest
 import tinygp
 from numpyro.infer.util import log_density, log_likelihood
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.inference_engine import current_engine
@@ -90,7 +91,7 @@ def in_two_passes(monkeypatch):
     monkeypatch.setattr("numpyro_fspace.model.functional_priors.current_engine", engine)
 
 
-@pytest.mark.parametrize("use", [at_data, twice, row_by_row, vectorized, in_float16, in_numpy, nowhere])
+@pytest.mark.parametrize("use", some([at_data, twice, row_by_row, vectorized, in_float16, in_numpy, nowhere], 3))
 @pytest.mark.parametrize("points", [POINTS, fs.measurement.uniform(-2.0, 2.0, 4)], ids=["fixed", "random"])
 @pytest.mark.parametrize("num_priors", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_density_and_its_gradient_are_those_of_two_passes(use, points, num_priors, monkeypatch):
@@ -190,7 +191,7 @@ pooled = pytest.mark.parametrize(
 
 
 @pooled
-@pytest.mark.parametrize("num_priors", [1, 2])
+@pytest.mark.parametrize("num_priors", some([1, 2], 1))
 def test_points_among_the_data_cost_no_pass(points, num_others, num_priors, monkeypatch):
     networks: list[Network] = []
     found = evaluated(make(at_data, points, num_priors, networks), KEY)
@@ -238,6 +239,7 @@ def test_a_run_knows_which_of_its_data_the_points_are(points, num_others, monkey
         np.testing.assert_allclose(found[name], draws_of(apart, x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_data_in_another_order_use_the_same_program():
     mcmc = driver(make(at_data, X[ROWS]))
     for x in (X, X[::-1], jnp.roll(X, 2)):

@@ -73,6 +73,7 @@ def test_traces_and_ranks_are_of_the_worst_quantity(plain, many):
     np.testing.assert_allclose(ess, np.minimum(found.sites.ess_bulk, found.sites.ess_tail))
 
 
+@pytest.mark.slow
 def test_the_trace_of_a_chain_apart_has_ranks_of_its_own(many):
     kernel = fs.SGLD(linear(), step_size=1e-9, num_steps=1, warmup=fs.Warmup(warm_start=0.0))
     mcmc = fs.MCMC(kernel, num_warmup=1, num_samples=100, num_chains=2, chain_method="vectorized", progress_bar=False)

@@ -154,6 +154,7 @@ def test_a_new_figure_is_made_with_the_legend_beside_it(draws):
     plt.close(ax.figure)
 
 
+@pytest.mark.slow
 def test_import_leaves_matplotlib_alone():
     code = "import sys; import numpyro_fspace.posterior.plot_functions; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 import pytest
 import tinygp
 from numpyro import handlers
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.handlers import fresh_draws
@@ -45,7 +46,7 @@ PRIORS = {
 }
 
 
-@pytest.mark.parametrize("name", PRIORS)
+@pytest.mark.parametrize("name", some(PRIORS, 4))
 def test_a_table_says_what_the_prior_says(name, key):
     prior, rows = PRIORS[name], np.array([3, 17, 4, 29, 0])
     f = jax.random.normal(key, (5,) if prior.num_outputs is None else (5, prior.num_outputs))
@@ -67,8 +68,11 @@ def model(prior, points, x, y):
     "points",
     [
         fs.measurement.subset(POOL, 7),
-        fs.measurement.union(fs.measurement.subset(POOL[:9], 3), POOL[20:24]),
-        fs.measurement.union(POOL[:2], fs.measurement.union(POOL[4:6], fs.measurement.subset(POOL[9:], 3))),
+        pytest.param(fs.measurement.union(fs.measurement.subset(POOL[:9], 3), POOL[20:24]), marks=pytest.mark.slow),
+        pytest.param(
+            fs.measurement.union(POOL[:2], fs.measurement.union(POOL[4:6], fs.measurement.subset(POOL[9:], 3))),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["subset", "union", "union of unions"],
 )

@@ -66,6 +66,7 @@ def test_guides_that_are_plain_functions():
     np.testing.assert_allclose(posterior.samples["w"], np.full(5, params["loc"]), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_arviz_reads_it():
     data = fs.to_arviz(fitted(fs.FunctionalELBO())[2])
     assert set(data["constant_data"].data_vars) == {"x", "probe_inputs"}

@@ -35,6 +35,7 @@ def energy_by_scipy(w=W):
     return likelihood, -scipy.stats.norm.logpdf(w).sum()
 
 
+@pytest.mark.slow
 def test_a_distribution_that_is_no_tree_of_jax():
     """tinygp's, of which JAX cannot list the arrays, with random hyperparameters."""
     x, y = np.linspace(0.0, 1.0, 6), np.sin(np.arange(6.0))
@@ -259,7 +260,11 @@ def of_both(x):
         (lambda x: 0.0 * x, []),
         (lambda x: numpyro.sample("log_sd", dist.Normal()) + 0.0 * x, ["log_sd"]),
         (of_both, ["spread", "slope"]),
-        (of_network, ["g.layers_0.bias", "g.layers_0.kernel", "g.last_layer", "g.values", "g.residual"]),
+        pytest.param(
+            of_network,
+            ["g.layers_0.bias", "g.layers_0.kernel", "g.last_layer", "g.values", "g.residual"],
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["constant", "one number", "hierarchical", "network"],
 )
@@ -312,6 +317,7 @@ def test_values_of_sites_that_a_model_lacks_are_named():
         )
 
 
+@pytest.mark.slow
 def test_a_start_that_is_rounded_to_the_boundary_is_moved_inside():
     """The median of Gamma(.001, .001) is 1e-301, which float32 rounds to zero: log t would be minus infinity."""
 

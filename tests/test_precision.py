@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 import pytest
 import tinygp
 from jax.extend.core import subjaxprs
+from support.tiers import some
 
 import numpyro_fspace as fs
 
@@ -86,7 +87,7 @@ def test_priors_multiply_in_full_precision(name):
 
 
 @pytest.mark.parametrize("preconditioner", [fs.preconditioners.dense, fs.preconditioners.rmsprop])
-@pytest.mark.parametrize("batch_size", [None, 5])
+@pytest.mark.parametrize("batch_size", some([None, 5], 1))
 def test_dynamics_multiply_in_full_precision(preconditioner, batch_size):
     """The model has no product of its own, so that all are those of warm-up, of the sampler and of its prior."""
     prior, points = fs.GPPrior(tinygp.kernels.ExpSquared(0.5)), fs.measurement.uniform(-1.0, 1.0, 4)
@@ -105,7 +106,9 @@ def test_dynamics_multiply_in_full_precision(preconditioner, batch_size):
 
 
 @pytest.mark.filterwarnings("ignore:gp_network.*between the points:RuntimeWarning")  # six points in six dimensions
-@pytest.mark.parametrize("convolution", [fs.model.conv_general_dilated, jax.lax.conv_general_dilated])
+@pytest.mark.parametrize(
+    "convolution", [fs.model.conv_general_dilated, pytest.param(jax.lax.conv_general_dilated, marks=pytest.mark.slow)]
+)
 def test_networks_with_an_exact_prior_multiply_in_full_precision(convolution):
     """Their last layers can be so large that rounded features would move the values at the points."""
 

@@ -88,6 +88,7 @@ def test_batches_of_inputs_share_a_program():
     assert sorted(traced) == [4, 4, 40, 40, 40, 40, 40]
 
 
+@pytest.mark.slow
 def test_batches_of_inputs_cut_data_on_disk_too():
     """An ``OnDemand`` is cut with the arrays, and no array takes another's place."""
 
@@ -105,6 +106,7 @@ def test_batches_of_inputs_cut_data_on_disk_too():
         np.testing.assert_allclose(values["mean"], LINES + offset, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_is_as_long_as_a_batch_is_not_doubled():
     """Inputs, and a site, of as many numbers as a batch of other inputs has rows."""
     x = np.ones((4, 2), np.float32)
@@ -305,6 +307,7 @@ def test_weights_that_were_not_kept_are_not_drawn_from_the_prior():
         fs.predict(mcmc, KEY, NEW)
 
 
+@pytest.mark.slow
 def test_keys_among_the_fields_are_no_hindrance():
     mcmc = run(fs.SGLD(linear(POINTS), step_size=0.01), extra_fields=("rng_key",))
     assert set(fs.predict(mcmc, KEY, NEW)) == {"f", "y"}
@@ -510,7 +513,16 @@ def counted():
     return model, runs
 
 
-@pytest.mark.parametrize("settings", [{}, {"inputs": 0.1 * NEW}, {"batch_size": 40}, {"input_batch_size": 2}], ids=list)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"inputs": 0.1 * NEW},
+        pytest.param({"batch_size": 40}, marks=pytest.mark.slow),
+        pytest.param({"input_batch_size": 2}, marks=pytest.mark.slow),
+    ],
+    ids=list,
+)
 def test_predictive_gives_the_numbers_of_predict_and_traces_the_model_once(settings):
     model, runs = counted()
     chains = {"w": np.random.default_rng(0).normal(size=(500, 2)).astype(np.float32)}  # judged, as there are two chains
@@ -596,6 +608,7 @@ def test_functions_of_16_bits_are_judged():
         fs.predict(fs.Posterior(half(jnp.bfloat16), draws), KEY, NEW)
 
 
+@pytest.mark.slow
 def test_functions_kept_in_place_of_weights_have_32_bits():
     kernel = fs.SGHMC(half(jnp.bfloat16), step_size=0.01, num_steps=2)
     mcmc = run(kernel, num_samples=10, functions_at=NEW, chain_method="vectorized")
@@ -613,6 +626,7 @@ def test_rows_that_do_not_exist_are_named_at_every_call():
         predictive(KEY, np.array([5, 7, 9]))
 
 
+@pytest.mark.slow
 def test_latent_inputs_are_no_inputs_of_predictions_of_a_single_draw():
     """f is then evaluated at the first array among the arguments, as it is for several draws."""
 

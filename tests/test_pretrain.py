@@ -112,6 +112,7 @@ def test_a_constant_column_has_a_lengthscale_of_one_and_no_say():
     assert 0.1 < fits[1].params["lengthscale"][1] < 10.0
 
 
+@pytest.mark.slow
 def test_noiseless_and_constant_targets_do_not_break():
     """The noise floor keeps the factorization alive, and a constant target has a scale of one."""
     for y in (np.sin(X[:, 0]), np.zeros(60)):
@@ -187,6 +188,7 @@ def test_the_start_is_in_units_of_the_targets(unit):
     assert 0.2 < float(fit.params["lengthscale"][0]) < 1.0
 
 
+@pytest.mark.slow
 def test_equal_targets_do_not_vary_by_a_rounding_error():
     """Float64 numbers 0.1 have a computed variance of 1e-34, from which single precision could not start."""
     x = np.linspace(-1.0, 1.0, 20)[:, None]

@@ -17,6 +17,7 @@ from numpyro import handlers
 from numpyro.infer import HMC, MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO, log_likelihood
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
 from numpyro.infer.util import log_density
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.model.data.minibatches import minibatch
@@ -68,7 +69,7 @@ def test_mask_removes_it():
     assert density(handlers.mask(linear(POINTS), mask=False)) == 0.0
 
 
-@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("counts", some([True, False], 1))
 def test_a_mask_that_is_an_array_leaves_it_what_it_is(counts):
     def model(x, y=None):
         w = numpyro.sample("w", dist.Normal().expand([2]).to_event(1))
@@ -199,6 +200,7 @@ class TestNotListed:
         values = log_likelihood(model, DRAWS, X, Y)
         assert set(values) == {"y"} and values["y"].shape == (3, 8)
 
+    @pytest.mark.slow
     def test_arviz(self, points):
         mcmc = run(fs.fSGHMC(linear(points), num_steps=5, step_size=0.05))
         data = az.from_numpyro(mcmc, log_likelihood=True)

@@ -240,6 +240,7 @@ def test_scores_of_log_densities(log_lik):
     assert fs.metrics.gibbs_score(log_lik) <= fs.metrics.lpd(log_lik) + 1e-9
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(logits=arrays((8, 3), 20.0), labels=hnp.arrays(np.int64, (8,), elements=st.integers(0, 2)))
 def test_scores_of_classes(logits, labels):
@@ -255,6 +256,7 @@ def test_scores_of_classes(logits, labels):
     np.testing.assert_allclose(fs.metrics.entropy(probs), scipy.stats.entropy(probs, axis=1), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(inside=arrays((5,), 3.0), outside=arrays((6,), 3.0))
 def test_area_under_the_curve(inside, outside):
@@ -301,7 +303,7 @@ CALLED_OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("name", some(SCORES, 5))
+@pytest.mark.parametrize("name", some(SCORES, 2))
 def test_a_score_is_a_number_or_an_error(name):
     """Of arguments of any kind, half of them of the right shapes: most of those without NaN and infinities count."""
     first, second, (low, high) = SCORES[name]

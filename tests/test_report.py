@@ -88,9 +88,21 @@ def test_names_chains_that_have_not_met(data):
     [
         ({"key": 0}, TypeError, "key must be a random key.*got 0"),
         ({"inputs": np.full((2, 3), np.nan)}, ValueError, "inputs holds NaN"),
-        ({"inputs": "a"}, TypeError, "inputs must be an array of real numbers, got str"),
-        ({"inputs": np.ma.masked_less(np.eye(3), 1.0)}, TypeError, "inputs must be .*mask would be lost"),
-        ({"y": np.ma.masked_less(np.ones(NUM_DATA), 2.0)}, TypeError, "argument 'y' of report is a masked array"),
+        pytest.param(
+            {"inputs": "a"}, TypeError, "inputs must be an array of real numbers, got str", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"inputs": np.ma.masked_less(np.eye(3), 1.0)},
+            TypeError,
+            "inputs must be .*mask would be lost",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"y": np.ma.masked_less(np.ones(NUM_DATA), 2.0)},
+            TypeError,
+            "argument 'y' of report is a masked array",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_mistakes_are_named(data, given, error, message):

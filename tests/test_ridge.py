@@ -76,6 +76,7 @@ def test_derivatives_are_those_of_the_closed_form(x64, size):
         np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * np.abs(b).max())
 
 
+@pytest.mark.slow
 def test_gradients_of_a_sampled_last_layer_in_float32_beside_float64(x64):
     """Of the density of data near a network's own values, in its hidden weights: to 1 % at τ = 0.001.
 
@@ -120,7 +121,7 @@ def matrix_of(prior):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("size", some(SIZES, 2))
+@pytest.mark.parametrize("size", some(SIZES, 1))
 def test_the_last_layer_has_the_covariance_of_its_sites(x64, size, dtype):
     """At the points, with the map B from the sites: Ψ L (Ψ L)ᵀ = ΨB (ΨB)ᵀ, and the mean is G c."""
     center = np.cos(np.arange(size[0]))[:, None]
@@ -133,6 +134,7 @@ def test_the_last_layer_has_the_covariance_of_its_sites(x64, size, dtype):
         np.testing.assert_allclose(psi @ factor @ (psi @ factor).T, b @ b.T, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_dependent_outputs_share_one_factor(x64):
     """A joint covariance of all values of two outputs, with correlations between them."""
     (num_points, num_features), tau = (7, 4), 0.1
@@ -161,7 +163,7 @@ def two_outputs(kind):
     return psi, roots, tau
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, 1))
 def test_derivatives_of_the_distribution_are_those_of_the_closed_form(x64, kind):
     """First and second ones of a function of the mean and the covariance, in Ψ, τ, the roots and the center."""
     psi, roots, tau = two_outputs(kind)
@@ -196,6 +198,7 @@ def test_derivatives_of_the_distribution_are_those_of_the_closed_form(x64, kind)
         np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * np.abs(b).max())
 
 
+@pytest.mark.slow
 def test_derivatives_in_float32_beside_float64(x64):
     """Of the marginal density of data, at a condition number of 1e5: to 2 % of the largest."""
     size, tau = (20, 16), 0.001
@@ -216,7 +219,7 @@ def test_derivatives_in_float32_beside_float64(x64):
         np.testing.assert_allclose(a, b, atol=0.02 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, 1))
 def test_latents_are_white_and_give_the_last_layer(x64, kind):
     """With white c they are white, and the model's formula gives them the last layer that c gives."""
     psi, roots, tau = two_outputs(kind)

@@ -61,7 +61,7 @@ def predict(model, **settings):
     return fs.predict(DRAWS, KEY, X, model=model, inputs=X, **settings)
 
 
-@pytest.mark.parametrize("kind", some(MIXING, 5))
+@pytest.mark.parametrize("kind", some(MIXING, 2))
 def test_rows_that_are_mixed_are_not_cut(kind, monkeypatch):
     """Asked for, an error; else the values are those of all rows, however little room there is."""
     model = model_of(MIXING[kind])
@@ -73,7 +73,7 @@ def test_rows_that_are_mixed_are_not_cut(kind, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*are NaN in 2 of 2 draws:RuntimeWarning")
-@pytest.mark.parametrize("kind", ALONE)
+@pytest.mark.parametrize("kind", some(ALONE, 2))
 def test_rows_that_stand_alone_are_cut(kind):
     model = model_of(ALONE[kind])
     np.testing.assert_allclose(predict(model, input_batch_size=5)["mean"], predict(model)["mean"], rtol=1e-5, atol=1e-6)
@@ -81,16 +81,16 @@ def test_rows_that_stand_alone_are_cut(kind):
 
 LAWS = {
     "normal": (lambda m: dist.Normal(m, 1.0).to_event(1), True),
+    "a random walk": (lambda m: dist.GaussianRandomWalk(0.1, len(m)), False),
+    "a spread of all rows": (lambda m: dist.Normal(m, m.std()), False),
     "counts": (lambda m: dist.Poisson(jnp.exp(m)), True),
     "two numbers a row": (lambda m: dist.MultivariateNormal(jnp.stack([m, m], -1), jnp.eye(2)), True),
     "the same law for all": (lambda m: dist.Gamma(2.0).expand(m.shape).to_event(1), True),
     "correlated rows": (lambda m: dist.MultivariateNormal(m, 0.5 * jnp.eye(len(m)) + 0.5), False),
-    "a random walk": (lambda m: dist.GaussianRandomWalk(0.1, len(m)), False),
-    "a spread of all rows": (lambda m: dist.Normal(m, m.std()), False),
 }
 
 
-@pytest.mark.parametrize("kind", LAWS)
+@pytest.mark.parametrize("kind", some(LAWS, 3))
 def test_what_is_drawn_must_be_independent_between_rows(kind):
     law, is_alone = LAWS[kind]
     model = model_of(ALONE["a product"], law)
@@ -112,7 +112,7 @@ def shared_noise(x, y=None):
     numpyro.sample("y", dist.Normal(x @ w + 10.0 * jax.random.normal(numpyro.prng_key()), 0.1), obs=y)
 
 
-@pytest.mark.parametrize("model", [shared_effect, shared_noise])
+@pytest.mark.parametrize("model", some([shared_effect, shared_noise], 1))
 def test_parts_do_not_draw_apart_what_rows_share(model, monkeypatch):
     settings = {"from_prior": ["shift"] if model is shared_effect else []}
     with pytest.raises(ValueError, match=r"'y'\] cannot be put together"):

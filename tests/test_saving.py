@@ -183,6 +183,7 @@ def test_another_likelihood_is_told_beside_many_weights(changes, part, tmp_path)
         fs.Posterior.load(tmp_path / "p.npz", of_many_weights(**changes))
 
 
+@pytest.mark.slow
 def test_sites_of_any_name_are_known_again(tmp_path):
     def model(x, y=None):
         w = numpyro.sample("w'", dist.Normal())

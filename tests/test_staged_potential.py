@@ -71,6 +71,7 @@ def test_factors_and_random_numbers_lie_in_the_first_stage():
     assert not any("tanh" in one for one in first)
 
 
+@pytest.mark.slow
 def test_the_gradient_at_a_center_lies_in_the_first_stage():
     """A control variate's gradient depends on the minibatch, but not on where the chain is."""
     potential = ModelPotential(model, key=KEY)

@@ -56,8 +56,8 @@ def posterior(x, y, noise, extra=0.0):
     return precision, np.linalg.solve(precision, x.T @ np.asarray(y, np.float64) / noise**2)
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.0, 1.5])
-@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("factor", [0.5, 1.0, pytest.param(1.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batch", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_temperature_is_that_of_the_draws(factor, batch):
     precision, mean = posterior(np.concatenate([np.ones_like(X), X], 1), Y, NOISE)
     found = temperature(linear(batch=batch), {"w": gaussian(precision, mean, (4, 300), factor)}, X, Y)
@@ -66,6 +66,7 @@ def test_temperature_is_that_of_the_draws(factor, batch):
     assert abs(np.log(found.leading / factor)) < 4 * found.leading_error
 
 
+@pytest.mark.slow
 def test_temperature_at_random_points_is_that_of_their_mean():
     """Points uniform on [-2, 2], f there N(x, sd²): the mean log prior is quadratic. Their noise is no heat."""
     sd, num = 0.1, 3
@@ -98,7 +99,7 @@ def test_temperature_of_sites_of_any_support():
     assert found.mean_error < 0.15 and abs(np.log(found.mean)) < 4 * found.mean_error
 
 
-@pytest.mark.parametrize("shape", [(4, 300), (1, 1200)])
+@pytest.mark.parametrize("shape", [pytest.param((4, 300), marks=pytest.mark.slow), (1, 1200)])
 def test_temperature_names_one_hot_direction_of_a_hundred(shape):
     rng = np.random.default_rng(0)
     direction = np.ones(100) / 10.0
@@ -122,6 +123,7 @@ def test_temperature_names_one_hot_direction_of_a_hundred(shape):
     assert "in the direction that the data determine best" in line
 
 
+@pytest.mark.slow
 def test_temperature_of_one_chain_that_moves_slowly_in_many_directions():
     """Oscillators which still know in the second half of the draws where they were in the first; all is right."""
     num, size = 300, 1000
@@ -145,6 +147,7 @@ def test_temperature_of_one_chain_that_moves_slowly_in_many_directions():
     assert doubts.temperature_doubts(found) == []
 
 
+@pytest.mark.slow
 def test_temperature_costs_no_more_than_it_may():
     kernel = fs.SGHMC(linear(), step_size=0.1, num_steps=2)
     mcmc = fs.MCMC(kernel, num_warmup=0, num_samples=1, progress_bar=False)
@@ -231,7 +234,7 @@ def test_a_run_with_too_long_a_step_warns():
         run(kernel, data=data, num_warmup=50, num_samples=400, num_chains=4, chain_method="vectorized")
 
 
-@pytest.mark.parametrize("num_chains", [1, 2])
+@pytest.mark.parametrize("num_chains", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_frozen_run_warns(num_chains):
     settings = {"num_chains": num_chains, "chain_method": "vectorized", "num_warmup": 1, "num_samples": 400}
     kernel = fs.SGLD(linear(), step_size=1e-20, num_steps=1, warmup=fs.Warmup(warm_start=0.0))
@@ -240,7 +243,7 @@ def test_a_frozen_run_warns(num_chains):
     run(kernel, **settings | {"num_samples": 150})  # a trial, which is not judged
 
 
-@pytest.mark.parametrize("num_chains", [1, 2])
+@pytest.mark.parametrize("num_chains", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_nuts_whose_chains_differ_warns(num_chains):
     """Two modes far apart: chains that start in one stay there."""
 
@@ -291,6 +294,7 @@ def test_predictions_of_fewer_rows_than_a_minibatch_are_quiet(num):
         assert fs.predict(posterior, KEY, X[:num])["y"].shape == (2 * MIN_RUN, num)
 
 
+@pytest.mark.slow
 def test_a_further_run_on_other_data_compiles_no_judgment_anew(caplog):
     x = np.random.default_rng(0).normal(size=(2, 30, 2)).astype(np.float32)
     mcmc = fs.MCMC(fs.SGLD(one_network, step_size=1e-3), num_warmup=0, num_samples=MIN_RUN, progress_bar=False)
@@ -433,6 +437,7 @@ def test_arrays_that_are_taken_for_weights_are_named():
     assert judged.others is None and judged.left_out == ("weights (units can be exchanged, with a, b)",)
 
 
+@pytest.mark.slow
 def test_entries_that_are_fixed_by_construction_are_not_frozen():
     def model(y=None):
         numpyro.sample("root", dist.LKJCholesky(3, 1.0))
@@ -466,6 +471,7 @@ def test_names_few_effective_draws(num_draws, start):
     assert len(lines) == (start is not None) and all(line.text.startswith(start) for line in lines)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_judgement_costs_no_run(monkeypatch):
     monkeypatch.setattr(end_of_run, "quantities_of", lambda *_, **__: 1 / 0)
     with pytest.warns(RuntimeWarning, match="could not be judged: ZeroDivisionError"):
@@ -552,6 +558,7 @@ def test_minibatches_and_composed_networks_are_judged_by_rows():
     np.testing.assert_allclose(judged.others.draws[..., :40], f, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_warnings_point_to_the_line_that_ran_the_sampler():
     mcmc = fs.MCMC(fs.SGHMC(linear(), step_size=1e-6), num_warmup=0, num_samples=200, progress_bar=False)
     with pytest.warns(RuntimeWarning, match="The draws are doubtful") as caught:
@@ -559,6 +566,7 @@ def test_warnings_point_to_the_line_that_ran_the_sampler():
     assert {one.filename for one in caught} == {__file__}
 
 
+@pytest.mark.slow
 def test_a_site_with_at_in_its_name_is_judged_where_it_is_not_finite():
     """Only functions away from the data are excused."""
     draws = np.ones((2, 50, 2), np.float32)

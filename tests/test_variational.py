@@ -22,6 +22,7 @@ from numpyro.infer.autoguide import (
     AutoMultivariateNormal,
     AutoNormal,
 )
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.variational import divergences
@@ -239,7 +240,7 @@ def expected_log_likelihood(model, key=KEYS[0], num_particles=1, **changes):
         lambda f: dist.Normal(jnp.flip(2.0 * f) + 1.0, SIGMA),
         lambda f: dist.Normal(jnp.exp(f), SIGMA),
         lambda f: dist.Normal(f, jnp.exp(0.3 * f)),
-        lambda f: dist.StudentT(4.0, f, SIGMA),
+        pytest.param(lambda f: dist.StudentT(4.0, f, SIGMA), marks=pytest.mark.slow),
     ],
     ids=["normal", "affine", "non-linear mean", "function in the scale", "not normal"],
 )
@@ -292,6 +293,7 @@ def test_other_latent_values_in_the_likelihood(monkeypatch, model):
         assert value == pytest.approx(drawn, rel=0.02), make.__name__
 
 
+@pytest.mark.slow
 def test_only_affine_normal_means_are_integrated():
     """The closed form does not depend on the key, draws do."""
 
@@ -447,6 +449,7 @@ def test_linearized_function_is_the_first_order_expansion():
     assert np.abs(at(1.0, linear_model) - at(1.0, network)).max() > 0.05
 
 
+@pytest.mark.slow
 def test_a_linearized_network_of_two_outputs_has_two():
     class Two(nn.Module):
         @nn.compact
@@ -471,6 +474,7 @@ def test_a_linearized_network_of_two_outputs_has_two():
     assert np.abs(linear - parts(model, center)).max(1).min() > 1e-4
 
 
+@pytest.mark.slow
 def test_supports_that_depend_on_other_sites_are_those_of_the_guide():
     """The bound constrains flat values as the guide does, whatever the guide's first trace had."""
 
@@ -554,9 +558,13 @@ def student(x, y=None):
     [
         (without_prior, fs.variational.guides.mean_field, ValueError, "no functional_prior"),
         (constrained, fs.variational.guides.mean_field, ValueError, r"\['w'\]"),
-        (student, fs.variational.guides.mean_field, TypeError, "needs a Gaussian prior"),
-        (linear, AutoDelta, TypeError, "fs.variational.guides.mean_field"),
-        (linear, AutoLaplaceApproximation, TypeError, "fs.variational.guides.mean_field"),
+        pytest.param(
+            student, fs.variational.guides.mean_field, TypeError, "needs a Gaussian prior", marks=pytest.mark.slow
+        ),
+        pytest.param(linear, AutoDelta, TypeError, "fs.variational.guides.mean_field", marks=pytest.mark.slow),
+        pytest.param(
+            linear, AutoLaplaceApproximation, TypeError, "fs.variational.guides.mean_field", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_models_and_guides_that_cannot_be_used(model, guide, error, message):
@@ -607,7 +615,7 @@ def scoped(inner):
     return model, [names[0], f"a.{names[1]}"]
 
 
-@pytest.mark.parametrize("inner", [True, False])
+@pytest.mark.parametrize("inner", some([False, True], 1))
 def test_functions_go_by_their_names_in_scopes(inner):
     """Each function is linearized by itself, and Laplace's law is the same under other names."""
     model, (first, second) = scoped(inner)
@@ -752,6 +760,7 @@ def test_latent_values_below_a_linearized_function_follow_it(x64):
     assert abs(np.mean(seen) - right) < 5 * np.std(seen) / np.sqrt(len(keys))
 
 
+@pytest.mark.slow
 def test_draws_have_the_deterministic_sites_of_the_linearized_model():
     """And the static arguments of SVI are those of the posterior."""
     guide = fs.variational.guides.mean_field(below, init_scale=0.7)
@@ -773,6 +782,7 @@ def fitted(model, guide, *args, loss=None, num_steps=1):
     return svi, svi.run(jax.random.key(0), num_steps, *args, progress_bar=False).params
 
 
+@pytest.mark.slow
 def test_deterministic_sites_follow_parameters_and_have_all_rows():
     """Guides compute them with the parameters and the minibatch at their start."""
 
@@ -789,6 +799,7 @@ def test_deterministic_sites_follow_parameters_and_have_all_rows():
     np.testing.assert_allclose(posterior.samples["mean"], right, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_draws_have_the_supports_of_their_data():
     """One guide for several data sets, under the bound that maps its values by the data of the step."""
 
@@ -818,6 +829,7 @@ def test_parts_of_a_list_of_guides_are_independent():
     assert set(draws) == {"a", "b"} and abs(np.corrcoef(draws["a"], draws["b"])[0, 1]) < 0.12
 
 
+@pytest.mark.slow
 def test_a_list_of_guides_has_all_rows_of_a_minibatch():
     def model(x, y=None):
         a = numpyro.sample("a", dist.Normal())
@@ -924,12 +936,14 @@ def test_what_no_observation_depends_on_leaves_the_closed_form():
     assert float(by_draws) == pytest.approx(float(expected_log_likelihood(linear)), rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_fit_without_data_is_refused():
     svi = SVI(linear, fs.variational.guides.mean_field(linear), optax.adam(0.05), fs.FunctionalELBO())
     with pytest.raises(ValueError, match="no observed site"):
         svi.run(jax.random.key(0), 10, X, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_deterministic_sites_that_new_arguments_lack_are_left_out():
     """The residuals, which are those of data; without arguments all."""
 

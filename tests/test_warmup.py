@@ -15,6 +15,7 @@ import pytest
 import tinygp
 from flax import linen as nn
 from jax.flatten_util import ravel_pytree
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.mcmc import chain_updates
@@ -127,6 +128,7 @@ def test_few_parameters_fluctuate_more():
     assert shortening(jnp.array(2.0), 1e6, 0.0, jnp.array(False), 8000) < 1.0
 
 
+@pytest.mark.slow
 def test_a_chain_that_comes_to_where_its_step_is_too_long_is_warned_of(key):
     """A step at 2.02 of the frequency, the limit being 2, gains energy slowly: the first draw is finite, and hot."""
 
@@ -200,6 +202,7 @@ def cliff(y=None):
     numpyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_undone_draws_have_no_temperature():
     kernel = fs.SGHMC(cliff, step_size=0.3, warmup=fs.Warmup(warm_start=0.0))
@@ -256,7 +259,7 @@ def regression(x, y=None):
     numpyro.sample("y", dist.Normal(f(x), 0.3).to_event(1), obs=y)
 
 
-@pytest.mark.parametrize("anchored", [False, True])
+@pytest.mark.parametrize("anchored", some([True, False], 1))
 def test_an_anchored_warm_start_is_drawn_to_where_it_began(key, anchored):
     """To the optimum of likelihood, functional prior and |w - w*|²/2σ²; not anchored, to the posterior's mode."""
     x, y, start = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([0.5, 1.5, 2.0]), jnp.array([3.0, 0.7])
@@ -272,6 +275,7 @@ def test_an_anchored_warm_start_is_drawn_to_where_it_began(key, anchored):
     np.testing.assert_allclose(state.z["w"], [first, towards[1]], atol=2e-3)
 
 
+@pytest.mark.slow
 def test_an_anchor_never_pushes_away(key):
     """-log p of a Cauchy is not convex: less its tangent at w*, it falls without end on the other side of the hump."""
 
@@ -410,6 +414,7 @@ def test_a_fixed_step_size_keeps_its_units():
     assert fs.SGHMC(two_scales).preconditioner.adapts
 
 
+@pytest.mark.slow
 def test_asked_for_it_rmsprop_learns_with_a_fixed_step_size(key):
     kernel = fs.SGLD(two_scales, step_size=1e-5, preconditioner=fs.preconditioners.rmsprop())
     last = run_states(kernel, 40, 45, key)[-1]
@@ -417,6 +422,7 @@ def test_asked_for_it_rmsprop_learns_with_a_fixed_step_size(key):
     np.testing.assert_allclose(last.step_size, 1e-5)
 
 
+@pytest.mark.slow
 def test_heat_left_in_the_momentum_does_not_shrink_the_step_without_end(key):
     """Warm-up once shortened the step for old heat, and so could lose it only more slowly: 1e-3 became 1e-27."""
     kernel = fs.SGHMC(wide, friction=1e-4, warmup=fs.Warmup(warm_start=0.0))
@@ -455,6 +461,7 @@ def test_relaxation_from_a_bad_start_keeps_the_step(key):
     assert float(state.warmup.step_size) > 0.5 * found
 
 
+@pytest.mark.slow
 def test_a_steadily_hot_sgld_shortens_its_step(key):
     """Its potential does not rise any more, as it has risen before; nor does it fall, which would explain the heat."""
 

@@ -95,7 +95,8 @@ def test_the_largest_array_is_found_in_what_a_program_calls():
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a CPU's threads")
 @pytest.mark.parametrize(
-    ("num_rows", "num_chains", "is_divided"), [(20, 1, False), (20, 2000, True), (20_000, 1, True)]
+    ("num_rows", "num_chains", "is_divided"),
+    [(20, 1, False), pytest.param(20, 2000, True, marks=pytest.mark.slow), (20_000, 1, True)],
 )
 @pytest.mark.filterwarnings("ignore:The Metropolis test accepts")  # the step is none for so many rows
 def test_only_large_arrays_are_divided_among_threads(num_rows, num_chains, is_divided):

@@ -50,8 +50,10 @@ def p_value(module, step_size, key, *, num_transitions=NUM_TRANSITIONS, **settin
 ALGORITHMS = [
     pytest.param(sgld, 0.35, {}, id="sgld"),
     pytest.param(sghmc, 0.8, {}, id="sghmc"),
-    pytest.param(sghmc, 0.8, {"refresh_every": 2}, id="sghmc refreshed at every other step"),
-    pytest.param(sghmc, 0.8, {"resample_momentum": True, "refresh_every": 4}, id="sghmc resampled"),
+    pytest.param(sghmc, 0.8, {"refresh_every": 2}, marks=pytest.mark.slow, id="sghmc refreshed at every other step"),
+    pytest.param(
+        sghmc, 0.8, {"resample_momentum": True, "refresh_every": 4}, marks=pytest.mark.slow, id="sghmc resampled"
+    ),
 ]
 
 
@@ -69,7 +71,7 @@ def test_the_same_step_without_the_test_is_seen_to_be_wrong(key, module, step_si
     assert accept_prob == 1.0
 
 
-@pytest.mark.parametrize("module", [sgld, sghmc])
+@pytest.mark.parametrize("module", some([sgld, sghmc], 1))
 @pytest.mark.parametrize("factor", some([0.0, 2.0, 0.5], 1), ids=["accepts all", "twice the ratio", "half the ratio"])
 def test_a_wrong_ratio_is_seen(key, module, factor):
     right = module.accept
@@ -85,7 +87,7 @@ def test_a_momentum_that_is_not_reversed_after_a_rejection_is_seen(key):
     assert p < 1e-6
 
 
-@pytest.mark.parametrize("module", [sgld, sghmc])
+@pytest.mark.parametrize("module", some([sgld, sghmc], 1))
 def test_what_lies_outside_the_support_is_never_returned(key, module):
     def simplex(w, key):
         return jnp.where((w.min() > 0) & (w.sum() < 1), 0.0, jnp.inf)
@@ -108,7 +110,7 @@ def test_what_lies_outside_the_support_is_never_returned(key, module):
                 assert diverging.any()
 
 
-@pytest.mark.parametrize("module", [sgld, sghmc])
+@pytest.mark.parametrize("module", some([sgld, sghmc], 1))
 def test_a_gradient_that_is_nan_where_the_density_is_finite_is_reported(key, module):
     @jax.custom_jvp
     def square(w):

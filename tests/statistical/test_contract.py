@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.compilation import quick_jit
+from support.tiers import some
 
 from numpyro_fspace.sgmcmc import mclmc, sghmc, sgld
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal, Identity
@@ -51,6 +52,7 @@ def test_no_key_is_used_twice_and_nothing_is_compiled_twice(key, name):
     assert all(leaf.shape == () for leaf in jax.tree.leaves(info))
 
 
+@pytest.mark.slow
 def test_a_kernel_and_its_form_for_blackjax_have_the_documented_defaults(key):
     potential, start, key_init = (lambda w, k: 0.5 * jnp.sum(w**2)), jnp.ones(3), jax.random.fold_in(key, 1)
     for module, settings in (
@@ -77,7 +79,7 @@ def test_the_checker_of_keys_sees_a_reused_key(key):
         quick_jit(algorithm.step)(key, algorithm.init(tree()))
 
 
-@pytest.mark.parametrize("name", ["sgld", "baoab, resampled"])
+@pytest.mark.parametrize("name", some(["sgld", "baoab, resampled"], 1))
 def test_scan_and_vmap_agree_with_single_steps(key, name):
     algorithm = make(name, noisy)
     key_init, *keys = jax.random.split(key, 4)

@@ -20,6 +20,7 @@ from support.broken import HEALTHY, Faults, broken, noise_from_the_potentials_ke
 from support.compilation import quick_jit
 from support.laws import Settings, gaussian_p_values
 from support.targets import LIKE, correlated_gaussian, gaussian_terms
+from support.tiers import some
 
 from numpyro_fspace.sgmcmc import sghmc, sgld
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal
@@ -73,7 +74,7 @@ def exact_law(name):
     return a @ STATE[: len(a)] + c, b @ b.T
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", some(SETTINGS, 2))
 def test_one_transition(key, name):
     mean, covariance = exact_law(name)
     keys, run = jax.random.split(key, NUM_KEYS), program(name)

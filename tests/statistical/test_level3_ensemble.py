@@ -19,6 +19,7 @@ from support.broken import HEALTHY, Faults, broken
 from support.compilation import quick_jit
 from support.laws import Settings, gaussian_p_values
 from support.targets import LIKE, correlated_gaussian, gaussian_terms
+from support.tiers import some
 
 from numpyro_fspace.sgmcmc import sghmc, sgld
 from numpyro_fspace.sgmcmc.preconditioners import Diagonal
@@ -83,7 +84,7 @@ def exact_law(name):
     return mean[:3], covariance[:3, :3]
 
 
-@pytest.mark.parametrize("name", ["sgld", "baoab"])
+@pytest.mark.parametrize("name", some(["sgld", "baoab"], 1))
 def test_ensemble_under_a_schedule(key, name):
     mean, covariance = exact_law(name)
     keys, last = jax.random.split(key, NUM_CHAINS), ensemble(name)

@@ -15,6 +15,7 @@ import scipy.integrate
 import scipy.stats
 import tinygp
 from support.compilation import quick_jit
+from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.sgmcmc import mclmc
@@ -116,13 +117,14 @@ def p_value(key, *, step_size=0.9, num_transitions=4, **settings):
     return min(1.0, len(tests) * min(tests)), float(accept_prob.mean())
 
 
-@pytest.mark.parametrize("settings", [{}, {"refresh_every": 2}, {"friction": 0.1}], ids=str)
+@pytest.mark.parametrize("settings", some([{}, {"refresh_every": 2}, {"friction": 0.1}], 1), ids=str)
 def test_the_distribution_is_exact_at_a_long_step(key, settings):
     p, accept_prob = p_value(key, metropolis=True, **settings)
     assert p > 1e-4
     assert 0.1 < accept_prob < 0.95
 
 
+@pytest.mark.slow
 def test_the_same_step_without_the_test_is_seen_to_be_wrong(key):
     p, accept_prob = p_value(key)
     assert p < 1e-6
@@ -138,6 +140,7 @@ def test_a_wrong_ratio_is_seen(key, factor):
     assert p < 1e-6
 
 
+@pytest.mark.slow
 def test_work_that_is_left_out_is_seen(key):
     right = mclmc.turn
     with mock.patch.object(mclmc, "turn", lambda *given: (right(*given)[0], jnp.zeros(()))):
