@@ -140,7 +140,6 @@ def test_a_wrong_ratio_is_seen(key, factor):
     assert p < 1e-6
 
 
-@pytest.mark.slow
 def test_work_that_is_left_out_is_seen(key):
     right = mclmc.turn
     with mock.patch.object(mclmc, "turn", lambda *given: (right(*given)[0], jnp.zeros(()))):
