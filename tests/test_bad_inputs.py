@@ -952,9 +952,8 @@ def test_a_table_that_the_model_cannot_compute_with_is_named():
         mean_of(slope, LINE, pd.Series(pd.date_range("2020-01-01", periods=30)))
 
 
-@pytest.mark.parametrize(
-    "kernel", [pytest.param(fs.fHMC, marks=pytest.mark.slow), fs.fMALA, pytest.param(NUTS, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [fs.fHMC, fs.fMALA, NUTS])
 def test_kernels_with_a_metropolis_test_take_rows_of_numpy_arrays(kernel):
     def model(x, y):
         if kernel is not NUTS:

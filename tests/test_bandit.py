@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import scipy.stats
 from numpyro import handlers
-from support.tiers import some
 
 from numpyro_fspace.__main__ import main
 from numpyro_fspace.datasets.files import DATA_ENV
@@ -71,7 +70,8 @@ def toy(num, capacity=16, batch_size=4):
     return x, model, buffer
 
 
-@pytest.mark.parametrize("num", some([5, 21, 0, 1, 16], 2))
+@pytest.mark.slow
+@pytest.mark.parametrize("num", [0, 1, 5, 16, 21])
 def test_likelihood_is_that_of_what_the_buffer_holds(num):
     """On average over minibatches; the 21st interaction has taken the place of the fifth."""
     x, model, buffer = toy(num)

@@ -137,6 +137,7 @@ def test_it_finds_the_exact_mean_with_any_guide(guide):
     assert np.all(np.abs(w.mean(0) - mean) < 0.5 * sd)
 
 
+@pytest.mark.slow
 def test_a_prior_that_is_not_gaussian():
     prior = fs.priors.StudentTPrior(tinygp.kernels.ExpSquared(0.7), df=4.0, nugget=0.1)
 

@@ -372,6 +372,7 @@ def test_temperature_of_a_run_that_goes_on_is_its_own():
         assert float(second.last_state.mean_temperature) == pytest.approx(own, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_state_of_other_chains_is_refused():
     first, second = make(num_chains=2), make(num_chains=1)
     first.warmup(KEY, X, Y)
@@ -934,7 +935,8 @@ def test_hmc_continues_on_data_that_were_changed_in_place():
     assert len(np.unique(mcmc.get_samples()["w"], axis=0)) > 80
 
 
-@pytest.mark.parametrize("kernel", [pytest.param(fs.fHMC, marks=pytest.mark.slow), NUTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [fs.fHMC, NUTS])
 def test_hmc_continues_on_other_data(kernel):
     """Its state holds the potential and gradient of the data before, by which every proposal would look worse."""
     mcmc = fs.MCMC(kernel(linear(POINTS)), num_warmup=200, num_samples=300, progress_bar=False)
@@ -1119,7 +1121,8 @@ def test_initial_values_beside_a_state_are_said_to_be_left_out():
         mcmc.run(KEY, y=Y, init_params={"m": 1.0})
 
 
-@pytest.mark.parametrize("chain_method", some(["vectorized", "sequential"], 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("chain_method", ["sequential", "vectorized"])
 def test_initial_values_may_be_lists(chain_method):
     mcmc = make(num_warmup=0, num_samples=1, chain_method=chain_method, options=PLAIN | {"step_size": 1e-12})
     mcmc.run(KEY, X, Y, init_params={"w": [[1.0, 2.0], [3.0, 4.0]]})

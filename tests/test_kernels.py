@@ -456,6 +456,7 @@ def test_the_step_size_fits_the_curvature_and_freezes(kernel):
     assert 0.4 * stable < steps[0] < 1.01 * stable
 
 
+@pytest.mark.slow
 def test_a_model_s_own_length_scale_is_sampled():
     """Constrained sites come back constrained, deterministic ones are kept, those of a minibatch are not."""
     from tinygp.kernels import ExpSquared

@@ -154,6 +154,7 @@ def test_the_mixture_is_the_law_of_random_networks(key):
         assert (np.abs(slopes - mean) < 6.0 * np.sqrt(7.0) * sd + 1e-3).all()
 
 
+@pytest.mark.slow
 def test_scores_of_a_wide_network_are_those_of_the_process(key):
     kernel = network_priors.infinite_kernels(AT, 2, "tanh")[0]
     values = np.random.default_rng(0).normal(size=(50, 4)) @ np.linalg.cholesky(kernel).T

@@ -106,9 +106,8 @@ def test_dynamics_multiply_in_full_precision(preconditioner, batch_size):
 
 
 @pytest.mark.filterwarnings("ignore:gp_network.*between the points:RuntimeWarning")  # six points in six dimensions
-@pytest.mark.parametrize(
-    "convolution", [fs.model.conv_general_dilated, pytest.param(jax.lax.conv_general_dilated, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("convolution", [fs.model.conv_general_dilated, jax.lax.conv_general_dilated])
 def test_networks_with_an_exact_prior_multiply_in_full_precision(convolution):
     """Their last layers can be so large that rounded features would move the values at the points."""
 

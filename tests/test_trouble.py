@@ -243,7 +243,8 @@ def test_a_frozen_run_warns(num_chains):
     run(kernel, **settings | {"num_samples": 150})  # a trial, which is not judged
 
 
-@pytest.mark.parametrize("num_chains", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_chains", [1, 2])
 def test_nuts_whose_chains_differ_warns(num_chains):
     """Two modes far apart: chains that start in one stay there."""
 

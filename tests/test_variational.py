@@ -22,7 +22,6 @@ from numpyro.infer.autoguide import (
     AutoMultivariateNormal,
     AutoNormal,
 )
-from support.tiers import some
 
 import numpyro_fspace as fs
 from numpyro_fspace.variational import divergences
@@ -615,7 +614,8 @@ def scoped(inner):
     return model, [names[0], f"a.{names[1]}"]
 
 
-@pytest.mark.parametrize("inner", some([False, True], 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", [False, True])
 def test_functions_go_by_their_names_in_scopes(inner):
     """Each function is linearized by itself, and Laplace's law is the same under other names."""
     model, (first, second) = scoped(inner)
