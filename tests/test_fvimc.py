@@ -462,7 +462,6 @@ def test_divergences_by_draws_run():
     assert np.all(np.isfinite(fvimc.result.stages[0].losses))
 
 
-@pytest.mark.slow
 def test_arviz_reads_it():
     data = fs.to_arviz(fitted_by_hand().posterior(jax.random.key(0), 10))
     assert data["posterior"]["f"].shape == (1, 10, 5) and "y" in data["log_likelihood"].data_vars

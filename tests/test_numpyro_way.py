@@ -285,7 +285,6 @@ def test_numbers_of_draws_and_chains_are_checked_at_once(settings, message):
         fs.MCMC(fs.SGHMC(linear()), **settings)
 
 
-@pytest.mark.slow
 def test_the_summary_counts_the_rows_that_it_shows(capsys):
     def model(x, y=None):
         f = fs.random_module("net", nn.Dense(1), input_shape=1)
