@@ -23,10 +23,14 @@ TESTS = {
     "model/potential.py": "test_potential test_control_variates statistical/test_contract test_kernels test_driver",
     "model/site_transforms.py": "test_potential test_networks test_warmup test_report",
     "model/initial_values.py": "test_potential test_bad_inputs test_driver",
-    "priors": "test_priors test_pretrain test_helmholtz test_calibrated test_lapack test_pools test_properties "
-    "test_bad_inputs",
+    "priors": "test_reprs test_priors test_pretrain test_helmholtz test_calibrated test_lapack test_pools "
+    "test_properties test_bad_inputs",
     "metrics": "test_metrics test_langevin test_bad_inputs",
 }
+#: The tests of a mutant: those of the default tier first, because most mutants fail one of them.
+TIERS = "not slow and not nightly", "slow and not nightly"
+#: What pytest returns if it has selected no tests.
+NO_TESTS = 5
 SWAPS = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -130,12 +134,23 @@ def tests_of(path):
     return TESTS[max(keys, key=len)].split()
 
 
+def fails(tier, tests, folder, timeout):
+    """Whether one of the tests fails, or they take longer than ``timeout`` seconds."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", tier, *tests]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    try:
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return True
+    return done.returncode not in (0, NO_TESTS)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, help="of the package; all that have tests here if none")
     parser.add_argument("--num", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for the tests of a mutant")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for the tests of a mutant in a tier")
     options = parser.parse_args()
     chosen = options.files or [f for key in TESTS for f in sorted((PACKAGE / key).rglob("*.py")) or [PACKAGE / key]]
     found = [place for path in chosen for place in places(path)]
@@ -149,31 +164,10 @@ def main():
             (copy / path).write_text(source)
             own_first = sorted(tests_of(path), key=lambda name: path.stem not in name)
             tests = [f"tests/{name}.py" for name in own_first]
-            command = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-x",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "-m",
-                "not nightly",
-                *tests,
-            ]
-            try:
-                code = subprocess.run(
-                    command,
-                    cwd=copy,
-                    env=os.environ | {"PYTHONPATH": str(copy)},
-                    capture_output=True,
-                    timeout=options.timeout,
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = 1
+            is_killed = any(fails(tier, tests, copy, options.timeout) for tier in TIERS)
             shutil.copy(path, copy / path)
-            killed += code != 0
-            print(f"{killed}/{count} {'killed  ' if code else 'SURVIVED'} {path}:{line}: {before}", flush=True)
+            killed += is_killed
+            print(f"{killed}/{count} {'killed  ' if is_killed else 'SURVIVED'} {path}:{line}: {before}", flush=True)
     print(f"{killed} of {len(drawn)} mutants killed, drawn from {len(found)} places in {len(chosen)} files")
 
 

@@ -80,6 +80,24 @@ def test_values_and_derivatives_are_those_of_jax(problem, monkeypatch, transform
         assert np.abs(one_by_one).max() > 0.1
 
 
+def test_root_and_inverse_have_the_derivatives_of_the_cholesky_factor(key, x64):
+    matrix, change, *weights = jax.random.normal(key, (4, 7, 4))
+    of_root, of_inverse = (part[:4] for part in weights)
+
+    def by_qr(matrix):
+        root, inverse = lapack.root_and_inverse(matrix)
+        return jnp.sum(of_root * root**2), jnp.sum(of_inverse * inverse**2)
+
+    def by_cholesky(matrix):
+        root = jnp.linalg.cholesky(matrix.T @ matrix).T
+        return jnp.sum(of_root * root**2), jnp.sum(of_inverse * jnp.linalg.inv(root) ** 2)
+
+    for function in (jax.jacrev, lambda f: lambda a: jax.jvp(jax.jacrev(f), (a,), (change,))):
+        expected, found = jax.tree.leaves(function(by_cholesky)(matrix)), jax.tree.leaves(function(by_qr)(matrix))
+        for one, two in zip(expected, found, strict=True):
+            np.testing.assert_allclose(two, one, rtol=1e-8, atol=1e-8 * np.abs(one).max())
+
+
 def test_one_matrix_at_a_time(monkeypatch):
     """No batch of matrices is left in the program of several chains."""
     monkeypatch.setattr(lapack, "batches_may_deadlock", lambda: True)

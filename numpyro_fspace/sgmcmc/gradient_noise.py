@@ -44,7 +44,7 @@ class GradientNoise(NamedTuple):
 
     def friction(self, step_size, friction, temperature):
         """γ along each direction, [R]."""
-        return jnp.maximum(friction, 0.5 * FRICTION_RATIO * step_size * self.variances / temperature)
+        return jnp.maximum(friction, self._least_friction(step_size, temperature))
 
     def damped(self, rows, step_size, friction, temperature):
         """Rows [G, P] of gradients, scaled along the directions by √(γ / γ_q).
@@ -62,10 +62,14 @@ class GradientNoise(NamedTuple):
         """
         kicks = num_kicks * step_size**2 * self.variances
         decay = jnp.where(jnp.isinf(friction), jnp.inf, friction * step_size)
-        along = jnp.maximum(decay, 0.5 * FRICTION_RATIO * kicks / temperature)
+        along = jnp.maximum(decay, num_kicks * step_size * self._least_friction(step_size, temperature))
         keep = jnp.exp(-along)
         share = keep + (1.0 - keep) ** 2 * (4 * num_kicks**2 - 1) / (12 * num_kicks**2)
         fresh = jnp.sqrt(jnp.maximum(-temperature * jnp.expm1(-2.0 * along) - share * kicks, 0.0))
         keep -= jnp.exp(-decay)
         fresh -= jnp.sqrt(-temperature * jnp.expm1(-2.0 * decay))
         return matmul(keep * matmul(self.basis, momentum) + fresh * matmul(self.basis, noise), self.basis)
+
+    def _least_friction(self, step_size, temperature):
+        """``FRICTION_RATIO`` times the friction that balances the noise along each direction, [R]."""
+        return FRICTION_RATIO * 0.5 * step_size * self.variances / temperature
