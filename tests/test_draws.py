@@ -47,6 +47,7 @@ def test_a_default_export_is_no_posterior(exported):
             use()
 
 
+@pytest.mark.slow
 def test_an_export_with_weights_is_one():
     mcmc = run(fs.SGHMC(network, step_size=0.01))
     posterior = fs.to_arviz(mcmc, weights=True, log_lik=False)["posterior"]

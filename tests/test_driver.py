@@ -561,6 +561,7 @@ def test_numbers_of_draws_may_be_changed_between_runs():
         mcmc.run(KEY, y=Y)
 
 
+@pytest.mark.slow
 @DRIVERS
 def test_effect_handlers_around_a_run_belong_to_it(cls):
     mcmc = small(cls)

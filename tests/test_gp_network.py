@@ -305,6 +305,7 @@ def test_a_network_that_standardizes_its_inputs_gets_them_unchanged():
     assert np.abs(np.cov(values.T) - covariance).max() < 0.15
 
 
+@pytest.mark.slow
 def test_function_values_of_a_sampled_lengthscale_are_those_of_predictions():
     """Runs compile the model before its lengthscale has a value; the function of a known one has other scales."""
     x, net = np.linspace(-1.0, 1.0, 12)[:, None], network(20)

@@ -334,7 +334,8 @@ def test_a_single_mean_is_not_tuned_into_a_resonance():
 # ---- randomness ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", some(KERNELS, 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_every_step_has_its_own_minibatch_and_points(kernel):
     """A model that tells which rows and points it was given: none comes twice in 5 draws of 2 steps."""
     rows, points = [], []

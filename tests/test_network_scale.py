@@ -67,6 +67,7 @@ def test_compare(num_features):
         np.testing.assert_allclose(row, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_last_layer_scale():
     """With the scale of the last layer its mean variance at the points is the process's."""
     x = grid(15)

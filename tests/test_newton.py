@@ -184,6 +184,7 @@ def two_groups(rows, y):
     numpyro.sample("of_b", dist.Normal(b, 1.0), obs=jnp.ones(70))
 
 
+@pytest.mark.slow
 def test_named_sites_get_a_matrix_and_the_others_a_diagonal():
     """S Sᵀ is the inverse Hessian of "a", the rest that of rmsprop, and the draws have their closed form."""
     rng = np.random.default_rng(0)

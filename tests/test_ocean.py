@@ -105,6 +105,7 @@ def run(tmp_path, *arguments):
     return path
 
 
+@pytest.mark.slow
 def test_exact_gp_is_the_published_one(data_dir, tmp_path):
     """Table 3 says a mean squared error of .013 and an expected log-likelihood of .507 (with a minus sign)."""
     (line,) = read(run(tmp_path, "--method", "gp"))

@@ -60,6 +60,7 @@ def test_value_and_gradient_of_a_model_are_unchanged():
         same(staged, potential, z, jax.random.key(i))
 
 
+@pytest.mark.slow
 def test_factors_and_random_numbers_lie_in_the_first_stage():
     potential = ModelPotential(model, key=KEY)
     z = potential.init_params()

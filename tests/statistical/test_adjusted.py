@@ -187,6 +187,7 @@ def test_a_test_that_makes_no_sense_is_refused(settings, arguments, reason):
         run(fs.SGHMC(precision, metropolis=True, **settings), jnp.ones(8), **arguments)
 
 
+@pytest.mark.slow
 def test_a_step_that_the_test_rejects_is_warned_of():
     with pytest.warns(RuntimeWarning, match=r"accepts only \d+ % of the moves"):
         run(fs.SGLD(precision, step_size=3.0, num_steps=4), jnp.ones(8))
