@@ -241,7 +241,7 @@ def of_kind(kind):
     def model(x, y=None):
         f = gp()
         if kind == "functional prior":
-            f = fs.functional_prior("prior", f, GP, POINTS)
+            f = fs.functional_prior("prior", f, fs.priors.StudentTPrior(tinygp.kernels.ExpSquared(0.5), df=4.0), POINTS)
         if kind == "dependent site":
             numpyro.sample("other", dist.Normal(jnp.mean(f(x)), 1.0))
         if kind == "factor":
@@ -280,7 +280,7 @@ REFUSED = {
     "both scales": "depends on a function",
     "dependent site": "depends on a function",
     "minibatch": "minibatches",
-    "functional prior": "functional_prior",
+    "functional prior": "the functional prior 'prior' is not a plain Gaussian process",
 }
 
 

@@ -109,8 +109,9 @@ def model(problem: Size, *, functional: bool):
 
 
 def fixed_kernel(kernel, problem: Size):
-    """A kernel of this package with a fixed step size, without warm start and control variates."""
+    """A kernel of this package with a fixed step size, without warm start and control variates, for all weights."""
     fixed = {"preconditioner": identity(), "warmup": Warmup(warm_start=0.0), "control_variates": False}
+    fixed["marginalize"] = False
     target = model(problem, functional=kernel.needs_functional_prior)
     return kernel(target, step_size=STEP_SIZE, num_steps=NUM_STEPS, **fixed)
 

@@ -52,12 +52,13 @@ class SGLD(SGMCMCKernel):
         metropolis: whether a Metropolis test accepts or rejects each gradient step (MALA), which makes exp(-U/T) the
             exact target. None tests if U is known exactly (no minibatches, no random measurement points, no random
             numbers in the model) and the step size is not a schedule. True raises an error otherwise.
-        marginalize: whether the last layers of ``fs.gp_network`` are integrated out. The chain then samples the
-            marginal density of all other sites, and each draw that is kept gets an exact draw of the last layers. None
-            does so where it can: no minibatches, no ``functional_prior``, Normal likelihoods whose means are affine in
-            the function and whose scales do not depend on it, T = 1, and R ≤ 512 last-layer weights with R · N ≤ 2²²
-            for N observations. Of several functions it takes those for which this holds. True raises an error if there
-            are none. ``init_params`` may leave the sites of these layers out.
+        marginalize: whether the last layers of networks are integrated out. The chain then samples the marginal
+            density of all other sites, and each draw that is kept gets an exact draw of the last layers. None does so
+            where it can: no minibatches, no random points, Normal likelihoods whose means are affine in the last layer
+            and whose scales do not depend on it, functional priors that are Gaussian processes or calibrated, T = 1,
+            and R ≤ 512 last-layer weights with Normal priors, R · N ≤ 2²² for N observations and values at measurement
+            points. Of several networks it takes those for which this holds. True raises an error if there are none.
+            ``init_params`` may leave the sites of these layers out.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts sampling at the initial values.
         init_strategy: where chains start; by default networks at their own initial values, other sites at prior
             medians.
@@ -131,12 +132,13 @@ class SGHMC(SGMCMCKernel):
             exact target. None tests if U is known exactly (no minibatches, no random measurement points, no random
             numbers in the model), the step size is not a schedule and the integrator is ``"baoab"``. True raises an
             error otherwise.
-        marginalize: whether the last layers of ``fs.gp_network`` are integrated out. The chain then samples the
-            marginal density of all other sites, and each draw that is kept gets an exact draw of the last layers. None
-            does so where it can: no minibatches, no ``functional_prior``, Normal likelihoods whose means are affine in
-            the function and whose scales do not depend on it, T = 1, and R ≤ 512 last-layer weights with R · N ≤ 2²²
-            for N observations. Of several functions it takes those for which this holds. True raises an error if there
-            are none. ``init_params`` may leave the sites of these layers out.
+        marginalize: whether the last layers of networks are integrated out. The chain then samples the marginal
+            density of all other sites, and each draw that is kept gets an exact draw of the last layers. None does so
+            where it can: no minibatches, no random points, Normal likelihoods whose means are affine in the last layer
+            and whose scales do not depend on it, functional priors that are Gaussian processes or calibrated, T = 1,
+            and R ≤ 512 last-layer weights with Normal priors, R · N ≤ 2²² for N observations and values at measurement
+            points. Of several networks it takes those for which this holds. True raises an error if there are none.
+            ``init_params`` may leave the sites of these layers out.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts sampling at the initial values.
         init_strategy: where chains start; by default networks at their own initial values, other sites at prior
             medians.

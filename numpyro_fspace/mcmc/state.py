@@ -19,7 +19,8 @@ class DrawInfo(NamedTuple):
     Attributes:
         potential_energy: U at the draw, an estimate if there are minibatches or random points. After warm-up, that of a
             draw that was undone is U where it ended. Before the first draw it is infinite, or U where the chain starts.
-        log_functional_prior: Σ scale · log P0(f(X_M)) at the same place.
+        log_functional_prior: Σ scale · log P0(f(X_M)) at the same place; 0 if a last layer is integrated out, since U
+            is then an integral over functions.
         gradient_norm: Euclidean norm of the last gradient of U.
         temperature: mean kinetic temperature of the draw (see ``fs.sgmcmc.Info``).
         step_size: the step size used last.

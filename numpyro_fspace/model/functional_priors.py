@@ -17,6 +17,7 @@ from numpyro_fspace.model.joint_evaluation import OnePass
 from numpyro_fspace.model.measurement import as_points
 from numpyro_fspace.model.sites import FunctionalPriorSite, note
 from numpyro_fspace.priors import check_prior
+from numpyro_fspace.priors.base import has_residuals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +122,13 @@ def functional_prior(
             )
         return scale * jnp.asarray(log_prob)
 
-    _factor(name, FunctionalPriorSite(fn, prior, points, x, log_factor, scale, one_pass), engine)
+    def residuals():
+        r, constant = at_points.residuals(where, one_pass.values())
+        return jnp.sqrt(scale) * r, scale * constant
+
+    is_quadratic = has_residuals(at_points)
+    site = FunctionalPriorSite(fn, prior, points, x, log_factor, scale, one_pass, residuals if is_quadratic else None)
+    _factor(name, site, engine)
     return one_pass if engine.visits_data else fn
 
 

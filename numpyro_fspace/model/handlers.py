@@ -14,7 +14,7 @@ from numpyro.primitives import Messenger
 from numpyro_fspace._checks import as_numbers
 from numpyro_fspace.model.data.minibatches import minibatch
 from numpyro_fspace.model.data.on_demand import OnDemand
-from numpyro_fspace.model.sites import is_functional_prior
+from numpyro_fspace.model.sites import base_distribution, is_functional_prior
 
 _LOCK = threading.RLock()
 
@@ -107,6 +107,24 @@ class given_last_layers(Messenger):
             part = self.white[start : start + distribution.size]
             self.given[msg["name"]] = distribution, part
             msg["value"] = distribution.last_layer(part)
+
+
+class given_standardized(Messenger):
+    """Runs a model with some latent sites of normal priors N(m, s²) at the values m + s w.
+
+    Args:
+        fn: the model.
+        white: w in the shape of each site, by name.
+    """
+
+    def __init__(self, fn, white):
+        super().__init__(fn)
+        self.white = white
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["value"] is None and msg["name"] in self.white:
+            normal = base_distribution(msg["fn"])
+            msg["value"] = normal.loc + normal.scale * self.white[msg["name"]]
 
 
 class given_rows(Messenger):

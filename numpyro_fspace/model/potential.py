@@ -84,6 +84,12 @@ class ModelPotential:
         warn_of_unknown(self.model, trace, self._init_strategy)
         return trace, fresh.num_own_keys > 0, fresh.has_random_points
 
+    def run(self, values, model=None) -> dict:
+        """The trace of a run with these values of latent sites, in which functional priors have their density."""
+        model = fresh_draws(self.model if model is None else model, self._key_fresh)
+        settings = {"key": self._key_init, "substitute": values, "full_plates": False, "density": True}
+        return run_model(model, self.args, self.kwargs, **settings)
+
     def _initial_run(self):
         """``(trace, handler)`` of the model run with initial values."""
         fresh = fresh_draws(self.model, self._key_fresh)

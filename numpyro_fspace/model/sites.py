@@ -25,16 +25,18 @@ class FunctionalPriorSite(dist.Distribution):
             does not need it).
         scale: the factor on the log prior.
         one_pass: the function that is evaluated at x and at the data together, if there is one.
+        residuals: computes r, affine in fn(x), and a constant c with ``log_factor`` = c - rᵀ r / 2; None unless the
+            prior has them, and of a masked site.
     """
 
     support = constraints.real_vector
     pytree_aux_fields = ("fn", "prior", "points", "x", "one_pass")
     pytree_data_fields = ("scale",)
-    _log_factor = None  # of a site that was rebuilt from its fields
+    _log_factor = residuals = None  # of a site that was rebuilt from its fields
 
-    def __init__(self, fn, prior, points, x=None, log_factor=None, scale=1.0, one_pass=None):
+    def __init__(self, fn, prior, points, x=None, log_factor=None, scale=1.0, one_pass=None, residuals=None):
         self.fn, self.prior, self.points, self.x, self.scale = fn, prior, points, x, scale
-        self._log_factor, self.one_pass = log_factor, one_pass
+        self._log_factor, self.one_pass, self.residuals = log_factor, one_pass, residuals
         super().__init__(batch_shape=(), event_shape=(0,), validate_args=False)
 
     @property
@@ -146,6 +148,13 @@ def weights_of(trace) -> tuple[str, ...]:
     names = ours + module_weights(trace)
     replaced = tuple(f"{k}_" for k in names if k in trace and trace[k]["type"] == "deterministic")
     return names + tuple(k for k in trace if k.startswith(replaced) and k not in names)
+
+
+def weights_by_network(trace) -> dict[str, tuple[str, ...]]:
+    """The latent weights of each ``random_module`` and ``gp_network``, by name, in the order of the program."""
+    weights, latent = weights_of(trace), latent_sites(trace)
+    networks = [k for k, s in trace.items() if s["type"] == "network"]
+    return {name: tuple(k for k in latent if k in weights and k.startswith(f"{name}.")) for name in networks}
 
 
 def module_weights(trace) -> tuple[str, ...]:

@@ -27,6 +27,10 @@ class FunctionalPrior(Protocol):
 
     Any object with these two methods is a prior; there is no base class to inherit from. Values have the shape that the
     function under the prior returns: [M, K] for K outputs, or [M] for a single one.
+
+    A prior whose ``log_prob(x, f)`` is c - rᵀ r / 2, with r affine in f, may define a third method beside it,
+    ``residuals(x, f)``, which returns r [n] and the constant c. The kernels can then integrate a network's last layer
+    out.
     """
 
     def log_prob(self, x: Float[Array, "M D"], f: Float[Array, "M K"]) -> Float[Array, ""]:
@@ -56,6 +60,12 @@ def check_prior(prior) -> FunctionalPrior:
     if missing:
         raise TypeError(f"{type(prior).__name__} is not a prior: it lacks the methods {', '.join(missing)}.")
     return prior
+
+
+def has_residuals(prior) -> bool:
+    """Whether a prior has a method ``residuals`` that belongs to its ``log_prob``, not to one that is overridden."""
+    defining = [vars(kind) for kind in type(prior).__mro__ if {"log_prob", "residuals"} & vars(kind).keys()]
+    return bool(defining) and "residuals" in defining[0] and "log_prob" not in vars(prior)
 
 
 def as_real(value, name: str) -> AnyArray:

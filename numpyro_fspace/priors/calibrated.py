@@ -111,14 +111,33 @@ class CalibratedPrior:
             x: measurement points [M, D].
             f: the function's values there, [M] (or [M, 1]), or [M, K] if the prior has ``num_outputs``.
         """
+        v, shift, variance = self._coordinates(x, f)
+        wide = jnp.maximum(variance, 1.0)
+        ratio = jnp.log(wide) + (v - shift) ** 2 / wide - v**2
+        return 0.5 * jnp.where(variance > 1.0, ratio, 0.0).sum()
+
+    def residuals(
+        self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]
+    ) -> tuple[Float[Array, " n"], Float[Array, ""]]:
+        """r, which is affine in f, and a constant c, with ``log_prob(x, f)`` = c - rᵀ r / 2.
+
+        In a wide direction, g > 1, they are √(1 - 1/g) (v + β/(g - 1)) and (log g + β²/(g - 1)) / 2, else 0.
+        """
+        v, shift, variance = self._coordinates(x, f)
+        is_wide = variance > 1.0
+        wide = jnp.where(is_wide, variance, 2.0)
+        r = jnp.where(is_wide, jnp.sqrt(1.0 - 1.0 / wide) * (v + shift / (wide - 1.0)), 0.0)
+        constant = 0.5 * jnp.where(is_wide, jnp.log(wide) + shift**2 / (wide - 1.0), 0.0)
+        return r.ravel(), constant.sum()
+
+    def _coordinates(self, x, f):
+        """``(v, β, g)`` of values f at x, as columns."""
         x = as_inputs(x)
         f = jnp.asarray(as_values(f, len(x), self.num_outputs, "f"))
         basis = self._basis(x)
         to, shift, variance = (jnp.asarray(part, f.dtype) for part in (basis.to, basis.shift, basis.variance))
         v = product(to.swapaxes(-1, -2), as_columns(f - jnp.asarray(basis.mean, f.dtype), to.shape))
-        wide = jnp.maximum(variance, 1.0)
-        ratio = jnp.log(wide) + (v - shift) ** 2 / wide - v**2
-        return 0.5 * jnp.where(variance > 1.0, ratio, 0.0).sum()
+        return v, shift, jnp.broadcast_to(variance, v.shape)
 
     def marginal(self, x: Float[ArrayLike, "M D"]) -> tuple[Float[AnyArray, "M K"], Float[AnyArray, "K M M"]]:
         """Mean and covariance of f(x) under the base times the ratio, in the form of ``GPPrior.marginal``."""

@@ -183,23 +183,24 @@ class GaussianProcess(ABC):
         """Raise a ValueError if k(x, x) + nugget · I is concrete and has no Cholesky factor."""
         self._factor(as_inputs(x))
 
-    def whitened_square(
-        self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"], noise: Float[ArrayLike, "*shape"] | None = None
-    ) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
-        """(f - m)ᵀ Σ⁻¹ (f - m) and log |Σ| / 2 by output (dependent ones: together), Σ = k(x, x) + nugget (noise) I."""
+    def residuals(self, x, f) -> tuple[Float[Array, " n"], Float[Array, ""]]:
+        """r, which is affine in f, and a constant c, with ``log_prob(x, f)`` = c - rᵀ r / 2."""
+        white, half_log_det = self.whitened(x, f)
+        return white.ravel(), -half_log_det.sum() - 0.5 * math.log(2 * math.pi) * white.size
+
+    def whitened(self, x, f, noise=None):
+        """L⁻¹ (f - m) as columns, and log |Σ| / 2 of each, with Σ = k(x, x) + nugget (or noise) I = L Lᵀ."""
         x = as_inputs(x)
         f = as_values(f, len(x), self.num_outputs, "f" if noise is None else "y")
         factor, mean = self._factor(x, noise), self._mean(x)
         residual = jnp.asarray(f - (mean if isinstance(f, np.ndarray) else jnp.asarray(mean, f.dtype)))  # in float64
         white = factor.whiten(as_columns(residual, factor.shape))
-        square = jnp.sum(white**2, axis=-2)
-        half_log_det = jnp.broadcast_to(jnp.asarray(factor.half_log_det, white.dtype)[:, None], square.shape)
-        return square.ravel(), half_log_det.ravel()
+        shape = (*white.shape[:-2], white.shape[-1])
+        return white, jnp.broadcast_to(jnp.asarray(factor.half_log_det, white.dtype)[:, None], shape)
 
     def _log_density(self, x, f, noise) -> Float[Array, ""]:
-        square, half_log_det = self.whitened_square(x, f, noise)
-        num_values = len(x) * (self.num_outputs or 1)
-        return -(0.5 * square + half_log_det).sum() - 0.5 * math.log(2 * math.pi) * num_values
+        white, half_log_det = self.whitened(x, f, noise)
+        return -(0.5 * jnp.sum(white**2) + half_log_det.sum()) - 0.5 * math.log(2 * math.pi) * white.size
 
     def _mean(self, x) -> Float[AnyArray, "M K"]:
         mean = self._memory.once(("mean", x), lambda: at_compile_time(self.mean_function, x, exact=self.exact))

@@ -75,7 +75,8 @@ class StudentTPrior:
     def log_prob(self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]) -> Float[Array, ""]:
         """log t_df(f; m(x), k(x, x) + nugget · I), summed over outputs; shapes and errors as for ``GPPrior``."""
         x = as_inputs(x)
-        square, half_log_det = self.gaussian.whitened_square(x, f)
+        white, half_log_det = self.gaussian.whitened(x, f)
+        square, half_log_det = jnp.sum(white**2, axis=-2).ravel(), half_log_det.ravel()
         df, size = jnp.asarray(self.df, square.dtype), len(x) * (self.num_outputs or 1) // len(square)
         # log Γ((df + M) / 2) - log Γ(df / 2), whose terms are large and nearly equal if df is large.
         ratio = gammaln(size / 2) - betaln(df / 2, size / 2)

@@ -160,12 +160,19 @@ def ranks(problem, kernel, num, seed=0, num_samples=200, num_chains=2):
 
 
 def judged(problem, kernel=None, num=NIGHTLY[0], faults=HEALTHY):
-    """Ranks of a sampler with these faults, whose thinned draws are nearly independent; by default fSGHMC."""
-    kernel = kernel or partial(fs.fSGHMC, num_steps=problem.num_steps)
+    """Ranks of a sampler with these faults, whose thinned draws are nearly independent; by default fSGHMC.
+
+    It samples all weights: of the linear problem only the noise would be left if they were integrated out.
+    """
+    kernel = kernel or all_weights(problem)
     with broken(faults, Diagonal(1.0)):
         found, ess = ranks(problem, kernel, num)
     assert ess > 0.5, "every fourth draw is not nearly independent"
     return found
+
+
+def all_weights(problem, **settings):
+    return partial(fs.fSGHMC, num_steps=problem.num_steps, marginalize=False, **settings)
 
 
 def joint_p(*args, size=NIGHTLY, **kwargs):
@@ -207,7 +214,7 @@ def test_rates_of_the_judge():
 def test_quick():
     """Sixty simulations see a sampler whose noise is √ε in place of √(2ε), if no Metropolis test corrects it."""
     assert joint_p(LINEAR, size=QUICK) > FALSE_ALARM
-    untested = partial(fs.fSGHMC, num_steps=LINEAR.num_steps, metropolis=False)
+    untested = all_weights(LINEAR, metropolis=False)
     assert joint_p(LINEAR, untested, size=QUICK, faults=Faults(noise=2.0**-0.5)) < REJECTED
 
 
@@ -217,13 +224,19 @@ def test_calibrated(problem):
     assert joint_p(problem) > FALSE_ALARM
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("problem", [LINEAR, NETWORK], ids=["linear", "network"])
+def test_calibrated_with_the_last_layer_integrated_out(problem):
+    assert joint_p(problem, partial(fs.fSGHMC, num_steps=problem.num_steps, marginalize=True)) > FALSE_ALARM
+
+
 @WARNS
 @pytest.mark.nightly
 @pytest.mark.parametrize("noise", WRONG_NOISE)
 @pytest.mark.parametrize("problem", [LINEAR, NETWORK], ids=["linear", "network"])
 def test_wrong_noise_is_seen(problem, noise):
     """Without a Metropolis test, which would reject nearly all proposals of such a sampler: its chains would stand."""
-    untested = partial(fs.fSGHMC, num_steps=problem.num_steps, metropolis=False)
+    untested = all_weights(problem, metropolis=False)
     assert joint_p(problem, untested, faults=Faults(noise=WRONG_NOISE[noise])) < REJECTED
 
 
@@ -238,9 +251,9 @@ def main(path):
     import matplotlib.pyplot as plt
 
     samplers = {
-        "fSGHMC": (fs.fSGHMC, HEALTHY),
-        "fSGLD": (fs.fSGLD, HEALTHY),
-        "noise 20 % too large": (partial(fs.fSGHMC, metropolis=False), Faults(noise=1.2)),
+        "fSGHMC": (partial(fs.fSGHMC, marginalize=False), HEALTHY),
+        "fSGLD": (partial(fs.fSGLD, marginalize=False), HEALTHY),
+        "noise 20 % too large": (partial(fs.fSGHMC, marginalize=False, metropolis=False), Faults(noise=1.2)),
         "functional prior left out": (without_functional_prior, HEALTHY),
     }
     labels = [*(f"f({x:.1f})" for x in X_NEW[:, 0]), "new y", "σ", "log density"]

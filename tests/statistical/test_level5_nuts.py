@@ -6,6 +6,8 @@ the full data make the model a density that both sample.
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,7 +68,9 @@ def compare(f, oracle, bias):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [fs.fSGHMC, fs.fMCLMC])
+@pytest.mark.parametrize(
+    "kernel", [fs.fSGHMC, partial(fs.fSGHMC, marginalize=False), fs.fMCLMC], ids=["marginal", "all weights", "fMCLMC"]
+)
 def test_it_agrees_with_nuts(oracle, kernel):
     mean_error, sd_error = compare(functions(kernel(model), 200, 800, 10), oracle, bias=0.03)
     assert mean_error < 1
@@ -84,6 +88,8 @@ def test_without_the_functional_prior_it_does_not(oracle):
 @pytest.mark.nightly
 def test_fsgld_agrees_with_nuts(oracle):
     """SGLD's second moments are off by ελ/2 ≤ 20 % in the stiffest direction, by far less in f."""
-    mean_error, sd_error = compare(functions(fs.fSGLD(model, num_steps=200), 200, 800, 30), oracle, bias=0.1)
+    mean_error, sd_error = compare(
+        functions(fs.fSGLD(model, num_steps=200, marginalize=False), 200, 800, 30), oracle, bias=0.1
+    )
     assert mean_error < 1
     assert sd_error < 1
