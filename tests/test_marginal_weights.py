@@ -265,6 +265,15 @@ def test_a_masked_functional_prior_is_not_integrated():
     assert fs.fSGHMC(masked)._integrated_out((X, Y), {}) == ()
 
 
+def test_on_a_gpu_only_the_last_layer_of_a_gp_network_is_integrated_out_unasked(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert fs.SGHMC(of_weights)._integrated_out((X, Y), {}) == ()
+    assert set(fs.SGHMC(of_weights, marginalize=True)._integrated_out((X, Y), {})) == set(LAST)
+    with pytest.warns(RuntimeWarning, match="gp_network"):
+        block = fs.SGHMC(beside_a_gp_network)._integrated_out((X, Y), {})
+    assert {site.partition(".")[0] for site in block} == {"f"}
+
+
 # ---- the decomposition of log densities --------------------------------------------------------
 
 

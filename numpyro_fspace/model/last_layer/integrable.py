@@ -30,7 +30,9 @@ from numpyro_fspace.model.sites import (
 MAX_PARAMETERS, MAX_ENTRIES = 512, 2**22
 
 
-def find_block(potential: ModelPotential, least: int = 1) -> tuple[tuple[str, ...], str | None]:
+def find_block(
+    potential: ModelPotential, least: int = 1, *, only_gp_networks: bool = False
+) -> tuple[tuple[str, ...], str | None]:
     """The sites of the last layers that can be integrated out together, and if there are none, why.
 
     The networks are taken in the order of the program, each if the observations stay affine in its last layer and in
@@ -43,6 +45,8 @@ def find_block(potential: ModelPotential, least: int = 1) -> tuple[tuple[str, ..
     if why is not None:
         return (), why
     gp_networks, networks = last_layers(trace), weights_by_network(trace)
+    if only_gp_networks:
+        networks = {name: sites for name, sites in networks.items() if name in gp_networks}
     if not networks:
         return (), "the model has no network"
     candidates = {name: _candidates(trace, name, sites) for name, sites in networks.items()}
