@@ -202,6 +202,51 @@ def of_squares(x, y=None):
     observe(network()(x)[:, 0] ** 2, y)
 
 
+def step(x, y=None):
+    levels = numpyro.sample("levels", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    observe(jnp.where(network()(x)[:, 0] > 0, levels[0], levels[1]), y)
+
+
+@jax.custom_jvp
+def straight_through(f):
+    return jnp.sign(f)
+
+
+straight_through.defjvp(lambda primals, tangents: (jnp.sign(primals[0]), tangents[0]))
+
+
+@jax.custom_vjp
+def unchanged(f):
+    return f
+
+
+unchanged.defvjp(lambda f: (f, None), lambda _, slope: (slope,))
+
+#: Functions of the network whose derivative is constant where it exists, or cannot be linearized.
+NOT_AFFINE = {
+    "step": step,
+    "sign": lambda x, y=None: observe(jnp.sign(network()(x)[:, 0]), y),
+    "phase": lambda x, y=None: observe(network()(x)[:, 0] - 2 * jnp.round(network("b")(x)[:, 0] / 2), y),
+    "remainder": lambda x, y=None: observe(jnp.fmod(network()(x)[:, 0], 2.0), y),
+    "stopped": lambda x, y=None: observe((f := network()(x)[:, 0]) + jax.lax.stop_gradient(f) ** 2, y),
+    "straight through": lambda x, y=None: observe(straight_through(network()(x)[:, 0]), y),
+    "reverse derivative": lambda x, y=None: observe(unchanged(network()(x)[:, 0]), y),
+    "choice": lambda x, y=None: observe(jnp.array([0.0, 1.0])[jnp.argmax(network(num_outputs=2)(x), -1)], y),
+    "loop": lambda x, y=None: observe(jax.lax.scan(lambda c, f: (c * f, c * f), 1.0, network()(x)[:, 0])[1], y),
+}
+
+
+class Robust(dist.Normal):
+    """A normal distribution in name only."""
+
+    def log_prob(self, value):
+        return dist.StudentT(3.0, self.loc, self.scale).log_prob(value)
+
+
+def robust(x, y=None):
+    numpyro.sample("y", Robust(network()(x)[:, 0], 0.3), obs=y)
+
+
 def of_its_own_noise(x, y=None):
     f = network(num_outputs=2)(x)
     numpyro.sample("y", dist.Normal(f[:, 0], jnp.exp(f[:, 1])), obs=y)
@@ -218,10 +263,71 @@ REFUSED = {
     "the functional prior 'f' is not a plain Gaussian process": under(
         fs.priors.StudentTPrior(tinygp.kernels.ExpSquared(0.5), df=4.0)
     ),
+    "'y' is not a plain Normal likelihood": robust,
     "minibatches or random numbers": lambda x, y=None: observe(
         fs.functional_prior("f", network(), GP, fs.measurement.uniform(-1.0, 1.0, 4))(x)[:, 0], y
     ),
 }
+
+
+@pytest.mark.parametrize("name", NOT_AFFINE)
+def test_operations_that_are_not_known_to_be_affine(name):
+    """Nothing of a network enters the block but what is added without them: of "phase" the first network."""
+    block = fs.SGHMC(NOT_AFFINE[name])._integrated_out((X, Y), {})
+    assert set(block) == (set(LAST) if name == "phase" else set())
+
+
+def test_the_weight_prior_must_be_normal_too():
+    def model(x, y=None):
+        observe(network(prior=lambda path, shape: Robust(0.0, 1.0).expand(shape).to_event())(x)[:, 0], y)
+
+    assert fs.SGHMC(model)._integrated_out((X, Y), {}) == ()
+
+
+def under_a_scope(x, y=None):
+    f = network()
+    sigma = handlers.scope(lambda: numpyro.sample("sigma", dist.HalfNormal(0.3)), prefix="noise")()
+    numpyro.sample("y", dist.Normal(f(x)[:, 0], sigma), obs=y)
+
+
+@pytest.mark.parametrize("model", [under_a_scope, handlers.scope(of_weights, prefix="all")], ids=["inner", "outer"])
+def test_constrained_sites_under_a_scope_keep_their_jacobian(model, x64):
+    full, marginal = potentials(model, X, Y)
+    z = moved(marginal, 1)
+    np.testing.assert_allclose(marginal(z, None)[0], integrated(full, z, marginal.block)[0], rtol=1e-8)
+
+
+def test_networks_of_names_that_begin_alike(x64):
+    def model(x, y=None):
+        observe(network("net")(x)[:, 0] + network("net.a")(x)[:, 0], y)
+
+    full, marginal = potentials(model, X, Y)
+    z = moved(marginal, 1)
+    np.testing.assert_allclose(marginal(z, None)[0], integrated(full, z, marginal.block)[0], rtol=1e-8)
+
+
+def test_targets_far_from_the_initial_noise_do_not_overflow():
+    """Squares of 1e6 over the initial noise, of which a chain must come down."""
+    _, marginal = potentials(of_weights, X, 1e6 * (1.5 + Y))
+    z = marginal.init_params()
+    value, slope = jax.value_and_grad(lambda z: marginal(z, None)[0])(z)
+    assert np.isfinite(value)
+    assert slope["sigma"] < -1e10
+    below = {"sigma": jnp.asarray(-60.0)}
+    assert marginal(z | below, None)[0] == jnp.inf
+
+
+def test_what_would_take_most_of_the_time_is_sampled_unless_asked_for():
+    """Ten outputs of fifty features are ten times as many columns as their products have."""
+    x, y = np.zeros((200, 1), np.float32), np.zeros((200, 10), np.float32)
+
+    def model(x, y=None):
+        net = nn.Sequential([nn.Dense(50), nn.tanh, nn.Dense(10)])
+        observe(fs.random_module("net", net, input_shape=1)(x), y)
+
+    assert fs.SGHMC(model)._integrated_out((x, y), {}) == ()
+    assert fs.SGHMC(model, marginalize=True)._integrated_out((x, y), {}) != ()
+    assert fs.SGHMC(of_weights)._integrated_out((X, Y), {}) != ()
 
 
 @pytest.mark.parametrize("why", REFUSED)
@@ -240,20 +346,37 @@ class Tempered(fs.GPPrior):
         return 0.5 * super().log_prob(x, f)
 
 
-class TemperedResiduals(Tempered):
-    """The residuals of that density."""
+class TemperedResiduals(fs.GPPrior):
+    """The same density with its residuals."""
 
-    def residuals(self, x, f):
-        r, constant = super().residuals(x, f)
+    def log_prob(self, x, f):
+        return 0.5 * super().log_prob(x, f)
+
+    def gaussian_residuals(self, x, f):
+        r, constant = super().gaussian_residuals(x, f)
         return math.sqrt(0.5) * r, 0.5 * constant
+
+
+class WithoutOutputs:
+    """A prior with the methods that are documented, and no others."""
+
+    def log_prob(self, x, f):
+        return GP.log_prob(x, f)
+
+    def gaussian_residuals(self, x, f):
+        return GP.gaussian_residuals(x, f)
+
+    def sample(self, key, x, sample_shape=()):
+        return GP.sample(key, x, sample_shape)
 
 
 def test_residuals_that_do_not_belong_to_the_density_are_not_used(x64):
     kernel = tinygp.kernels.ExpSquared(0.5)
     assert fs.fSGHMC(under(Tempered(kernel, nugget=0.01)))._integrated_out((X, Y), {}) == ()
-    full, marginal = potentials(under(TemperedResiduals(kernel, nugget=0.01)), X, Y)
-    z = moved(marginal, 1)
-    np.testing.assert_allclose(marginal(z, None)[0], integrated(full, z, marginal.block)[0], rtol=1e-8)
+    for prior in (TemperedResiduals(kernel, nugget=0.01), WithoutOutputs()):
+        full, marginal = potentials(under(prior), X, Y)
+        z = moved(marginal, 1)
+        np.testing.assert_allclose(marginal(z, None)[0], integrated(full, z, marginal.block)[0], rtol=1e-8)
 
 
 def test_a_masked_functional_prior_is_not_integrated():
@@ -280,8 +403,8 @@ def test_on_a_gpu_only_the_last_layer_of_a_gp_network_is_integrated_out_unasked(
 @pytest.mark.parametrize("prior", [GP, calibrated()], ids=["gp", "calibrated"])
 def test_residuals_are_affine_and_have_the_log_density(prior, x64):
     f = np.random.default_rng(0).normal(size=(3, 5))
-    r, c = zip(*(prior.residuals(POINTS, values) for values in f), strict=True)
+    r, c = zip(*(prior.gaussian_residuals(POINTS, values) for values in f), strict=True)
     for values, residual, constant in zip(f, r, c, strict=True):
         np.testing.assert_allclose(constant - 0.5 * residual @ residual, prior.log_prob(POINTS, values), rtol=1e-9)
-    np.testing.assert_allclose(prior.residuals(POINTS, f[0] + f[1] - f[2])[0], r[0] + r[1] - r[2], atol=1e-8)
+    np.testing.assert_allclose(prior.gaussian_residuals(POINTS, f[0] + f[1] - f[2])[0], r[0] + r[1] - r[2], atol=1e-8)
     assert c[0] == c[1]

@@ -238,8 +238,9 @@ class SGMCMCKernel(MCMCKernel):
             is_cold = is_traced(self.temperature) or self.temperature != 1.0
             cold: tuple = (), f"temperature={self.temperature} is not 1"
             # Small factorizations are slow on accelerators, and only a gp_network needs them in any case.
-            only = self.marginalize is None and jax.default_backend() != "cpu"
-            block, why = cold if is_cold else find_block(potential, self.min_parameters, only_gp_networks=only)
+            unasked, on_cpu = self.marginalize is None, jax.default_backend() == "cpu"
+            limits = {"only_gp_networks": unasked and not on_cpu, "only_cheap": unasked}
+            block, why = cold if is_cold else find_block(potential, self.min_parameters, **limits)
             if why is not None and self.marginalize:
                 raise ValueError(f"marginalize=True, but {why}: leave marginalize out, or change that.")
             found["block"] = block

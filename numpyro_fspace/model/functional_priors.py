@@ -123,7 +123,7 @@ def functional_prior(
         return scale * jnp.asarray(log_prob)
 
     def residuals():
-        r, constant = at_points.residuals(where, one_pass.values())
+        r, constant = at_points.gaussian_residuals(where, one_pass.values())
         return jnp.sqrt(scale) * r, scale * constant
 
     is_quadratic = has_residuals(at_points)

@@ -170,13 +170,19 @@ def parts_of_plates(fn, part, num_parts: int):
 
 
 class without_data(Messenger):
-    """Runs a model without the log densities of observations and factors, except the Jacobians of constrained sites."""
+    """Runs a model without the log densities of observations and factors, except the Jacobians of constrained sites.
+
+    NumPyro adds the Jacobian of a site "a" as a factor "_a_log_det" while it processes the site. Scopes add prefixes.
+    """
+
+    latest = ""
 
     def process_message(self, msg):
-        if msg["type"] != "sample" or not msg["is_observed"] or is_functional_prior(msg):
+        if msg["type"] != "sample" or is_functional_prior(msg):
             return
-        is_jacobian = msg["name"].startswith("_") and msg["name"].endswith("_log_det")  # NumPyro adds this factor
-        if not is_jacobian:
+        if not msg["is_observed"]:
+            self.latest = msg["name"]
+        elif not msg["name"].endswith(f"_{self.latest}_log_det"):
             msg["fn"] = msg["fn"].mask(False)
 
 

@@ -146,15 +146,25 @@ def weights_of(trace) -> tuple[str, ...]:
     """
     ours = tuple(f"{k}.{path}" for k, s in trace.items() if s["type"] == "network" for path in s["weights"])
     names = ours + module_weights(trace)
-    replaced = tuple(f"{k}_" for k in names if k in trace and trace[k]["type"] == "deterministic")
+    replaced = _replaced(trace, names)
     return names + tuple(k for k in trace if k.startswith(replaced) and k not in names)
+
+
+def _replaced(trace, names) -> tuple[str, ...]:
+    """What the names of sites begin with that take the place of reparametrized ones."""
+    return tuple(f"{k}_" for k in names if k in trace and trace[k]["type"] == "deterministic")
 
 
 def weights_by_network(trace) -> dict[str, tuple[str, ...]]:
     """The latent weights of each ``random_module`` and ``gp_network``, by name, in the order of the program."""
-    weights, latent = weights_of(trace), latent_sites(trace)
-    networks = [k for k, s in trace.items() if s["type"] == "network"]
-    return {name: tuple(k for k in latent if k in weights and k.startswith(f"{name}.")) for name in networks}
+    latent = latent_sites(trace)
+
+    def weights(name):
+        own = tuple(f"{name}.{path}" for path in trace[name]["weights"])
+        replaced = _replaced(trace, own)
+        return tuple(k for k in latent if k in own or k.startswith(replaced))
+
+    return {name: weights(name) for name, site in trace.items() if site["type"] == "network"}
 
 
 def module_weights(trace) -> tuple[str, ...]:

@@ -29,8 +29,8 @@ class FunctionalPrior(Protocol):
     function under the prior returns: [M, K] for K outputs, or [M] for a single one.
 
     A prior whose ``log_prob(x, f)`` is c - rᵀ r / 2, with r affine in f, may define a third method beside it,
-    ``residuals(x, f)``, which returns r [n] and the constant c. The kernels can then integrate a network's last layer
-    out.
+    ``gaussian_residuals(x, f)``, which returns r [n] and the constant c. The kernels can then integrate a network's
+    last layer out.
     """
 
     def log_prob(self, x: Float[Array, "M D"], f: Float[Array, "M K"]) -> Float[Array, ""]:
@@ -63,9 +63,10 @@ def check_prior(prior) -> FunctionalPrior:
 
 
 def has_residuals(prior) -> bool:
-    """Whether a prior has a method ``residuals`` that belongs to its ``log_prob``, not to one that is overridden."""
-    defining = [vars(kind) for kind in type(prior).__mro__ if {"log_prob", "residuals"} & vars(kind).keys()]
-    return bool(defining) and "residuals" in defining[0] and "log_prob" not in vars(prior)
+    """Whether a prior has ``gaussian_residuals`` of its own ``log_prob``, not of one that is overridden."""
+    defining = [vars(kind) for kind in type(prior).__mro__ if {"log_prob", "gaussian_residuals"} & vars(kind).keys()]
+    of_both = bool(defining) and {"log_prob", "gaussian_residuals"} <= defining[0].keys()
+    return of_both and "log_prob" not in vars(prior)
 
 
 def as_real(value, name: str) -> AnyArray:

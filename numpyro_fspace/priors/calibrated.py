@@ -116,7 +116,7 @@ class CalibratedPrior:
         ratio = jnp.log(wide) + (v - shift) ** 2 / wide - v**2
         return 0.5 * jnp.where(variance > 1.0, ratio, 0.0).sum()
 
-    def residuals(
+    def gaussian_residuals(
         self, x: Float[ArrayLike, "M D"], f: Float[ArrayLike, "M K"]
     ) -> tuple[Float[Array, " n"], Float[Array, ""]]:
         """r, which is affine in f, and a constant c, with ``log_prob(x, f)`` = c - rᵀ r / 2.
@@ -126,7 +126,7 @@ class CalibratedPrior:
         v, shift, variance = self._coordinates(x, f)
         is_wide = variance > 1.0
         wide = jnp.where(is_wide, variance, 2.0)
-        r = jnp.where(is_wide, jnp.sqrt(1.0 - 1.0 / wide) * (v + shift / (wide - 1.0)), 0.0)
+        r = jnp.where(is_wide, jnp.sqrt((wide - 1.0) / wide) * (v + shift / (wide - 1.0)), 0.0)
         constant = 0.5 * jnp.where(is_wide, jnp.log(wide) + shift**2 / (wide - 1.0), 0.0)
         return r.ravel(), constant.sum()
 

@@ -183,7 +183,7 @@ class GaussianProcess(ABC):
         """Raise a ValueError if k(x, x) + nugget · I is concrete and has no Cholesky factor."""
         self._factor(as_inputs(x))
 
-    def residuals(self, x, f) -> tuple[Float[Array, " n"], Float[Array, ""]]:
+    def gaussian_residuals(self, x, f) -> tuple[Float[Array, " n"], Float[Array, ""]]:
         """r, which is affine in f, and a constant c, with ``log_prob(x, f)`` = c - rᵀ r / 2."""
         white, half_log_det = self.whitened(x, f)
         return white.ravel(), -half_log_det.sum() - 0.5 * math.log(2 * math.pi) * white.size

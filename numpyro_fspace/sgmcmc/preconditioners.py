@@ -270,7 +270,8 @@ class diagonal(Preconditioner):
         if self.values.ndim and self.values.shape != prior_scale.shape:
             raise ValueError(
                 f"diagonal(scale): scale has shape {self.values.shape}, the model has {prior_scale.size} "
-                "unconstrained parameters; give a number or a vector of that length."
+                "unconstrained parameters (without last layers that are integrated out; marginalize=False samples "
+                "them): give a number or a vector of that length."
             )
         return Diagonal(jnp.broadcast_to(self.values, prior_scale.shape).astype(prior_scale.dtype))
 

@@ -9,12 +9,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from numpyro.distributions.util import is_identically_one
 
 from numpyro_fspace.model.checks.sites import check_observations
 from numpyro_fspace.model.last_layer.given_features import LastLayerPrior
 from numpyro_fspace.model.potential import ModelPotential
+from numpyro_fspace.model.programs.affine import AFFINE, CONSTANT, kinds, num_operations
 from numpyro_fspace.model.programs.jaxpr_analysis import sources
 from numpyro_fspace.model.site_transforms import has_dynamic_support
 from numpyro_fspace.model.sites import (
@@ -28,17 +29,24 @@ from numpyro_fspace.model.sites import (
 
 #: Maximum numbers of weights of all last layers together, and of weights times observations.
 MAX_PARAMETERS, MAX_ENTRIES = 512, 2**22
+#: Where it is not asked for, operations of the factorization relative to those of a gradient with all weights sampled.
+MAX_COST = 5.0
 
 
 def find_block(
-    potential: ModelPotential, least: int = 1, *, only_gp_networks: bool = False
+    potential: ModelPotential, least: int = 1, *, only_gp_networks: bool = False, only_cheap: bool = False
 ) -> tuple[tuple[str, ...], str | None]:
     """The sites of the last layers that can be integrated out together, and if there are none, why.
 
     The networks are taken in the order of the program, each if the observations stay affine in its last layer and in
     those before it: of a mean and a noise that depends on the inputs it is the mean. The last layer of a ``gp_network``
-    is known. That of another network are the weights with normal priors in which the observations are affine. At
-    least ``least`` numbers must remain to be sampled.
+    is known. That of another network are the weights with normal priors in which the observations are affine.
+
+    Args:
+        potential: of all sites.
+        least: numbers that must remain to be sampled.
+        only_gp_networks: whether layers of other networks are sampled.
+        only_cheap: whether they are if the factorization takes ``MAX_COST`` times as many operations as a gradient.
     """
     trace = potential.trace
     why = _why_no_last_layer(potential)
@@ -53,11 +61,14 @@ def find_block(
     found = _dependences(potential, [site for sites in candidates.values() for site in sites])
     block: tuple[str, ...] = ()
     num, size, reasons = num_observations(trace), 0, []
+    cost = 3 * num_operations(found.program)  # of a gradient
     for name, sites in candidates.items():
         layer, why = _layer(found, block, sites, is_whole=name in gp_networks)
         total = size + gp_networks.get(name, sum(jnp.size(trace[site]["value"]) for site in layer))
         if why is None and (total > MAX_PARAMETERS or total * num > MAX_ENTRIES):
             why = f"{total} last-layer parameters and {num} observations are too many for one factor"
+        if why is None and only_cheap and name not in gp_networks and _cost(total, num) > MAX_COST * cost:
+            why = "its factorization would take most of the time"
         if why is None:
             block, size = (*block, *layer), total
         else:
@@ -70,6 +81,11 @@ def find_block(
         few = f"it would leave too few parameters ({num_left})"
         return (), few if num_left else "there is no other site to sample"
     return block, None
+
+
+def _cost(size, num):
+    """Operations of a factorization of observations that are linear in ``size`` weights, and of its derivative."""
+    return 8 * min(size, num) ** 2 * max(size, num)
 
 
 def _layer(found, block, sites, *, is_whole) -> tuple[tuple[str, ...], str | None]:
@@ -128,19 +144,22 @@ class Dependences(NamedTuple):
     """How the density of a model depends on sites with normal priors.
 
     Attributes:
-        slopes: by site, on which sites the derivatives of the observations' means with respect to it depend.
+        names: these sites.
+        program: the program of the observations' means as a function of the sites.
         scales: the sites on which standard deviations or values of observations depend.
         priors: by latent site, on which sites the parameters of its prior depend.
     """
 
-    slopes: dict[str, set]
+    names: list[str]
+    program: ClosedJaxpr
     scales: set
     priors: dict[str, set]
 
     def why_not(self, block: Iterable[str]) -> str | None:
         """Why the means are not affine in the block, or what else depends on it; None if neither is the case."""
         block = set(block)
-        if any(self.slopes[site] & block for site in block):
+        given = [AFFINE if name in block else CONSTANT for name in self.names]
+        if max(kinds(self.program, given)) > AFFINE:
             return "the mean of an observation is not affine in a function"
         if self.scales & block or any(sites & block for sites in self.priors.values()):
             return "the scale of an observation, or the prior of another site, depends on a function"
@@ -164,22 +183,16 @@ def _dependences(potential, names) -> Dependences:
     def run(inside):
         return jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(program)(*jax.tree.leaves(inside)))
 
-    def slopes(inside):
-        def slope(site):
-            ones = (jnp.ones_like(inside[site]),)
-            return jax.jvp(lambda value: run(inside | {site: value})[0], (inside[site],), ones)[1]
-
-        return {site: slope(site) for site in inside}
-
     other = sources(lambda inside: run(inside)[1], inside)
-    return Dependences(sources(slopes, inside), other.pop(""), other)
+    means = jax.make_jaxpr(lambda inside: run(inside)[0])(inside)
+    return Dependences(sorted(inside), means, other.pop(""), other)
 
 
 def num_observations(trace) -> int:
     """The number of observed values, and of values under functional priors."""
     observed = observed_sites(trace, factors=True, weights=True).values()
     priors = [site["fn"] for site in active_functional_priors(trace).values()]
-    num_values = sum(len(site.x) * (site.prior.num_outputs or 1) for site in priors)
+    num_values = sum(len(site.x) * (getattr(site.prior, "num_outputs", None) or 1) for site in priors)
     return sum(jnp.size(site["value"]) for site in observed) + num_values
 
 
@@ -207,7 +220,7 @@ def log_constant(trace) -> jax.Array:
 
 
 def _is_normal(distribution) -> bool:
-    return isinstance(base_distribution(distribution), dist.Normal) and not is_masked(distribution)
+    return type(base_distribution(distribution)) is dist.Normal and not is_masked(distribution)
 
 
 def _is_plain_normal(site) -> bool:

@@ -19,8 +19,6 @@ from numpyro_fspace.priors.lapack import root_and_inverse
 
 #: Refinement steps of each solution, because the error of one by R alone grows with cond(R)².
 NUM_REFINEMENTS = 2
-#: Log densities below minus this number are replaced by minus infinity.
-LARGEST = 1e12
 
 
 class ByRows(NamedTuple):
@@ -156,7 +154,8 @@ def _forward(jacobian, residual, sd):
     value = -0.5 * square - factor.half_log_det() - 0.5 * len(residual) * jnp.log(2 * jnp.pi)
     # If the noise is so small that the density or its derivative overflows, no Metropolis test may accept the state.
     given = (jacobian, residual, sd)
-    is_beyond = ~(value > -LARGEST) & jnp.all(jnp.array([jnp.all(jnp.isfinite(part)) for part in given]))
+    overflows = ~(jnp.isfinite(value) & jnp.all(jnp.isfinite(pull**2)))
+    is_beyond = overflows & jnp.all(jnp.array([jnp.all(jnp.isfinite(part)) for part in given]))
     return jnp.where(is_beyond, -jnp.inf, value), (factor, pull, mean)
 
 
