@@ -57,9 +57,10 @@ class SGLD(SGMCMCKernel):
             where it can: no minibatches, no random points, Normal likelihoods whose means are affine in the last layer
             and whose scales do not depend on it, functional priors that are Gaussian processes or calibrated, T = 1,
             and R ≤ 512 last-layer weights with Normal priors, R · N ≤ 2²² for N observations and values at measurement
-            points. Of several networks it takes those for which this holds; on a GPU only each ``fs.gp_network``,
-            because small factorizations are slow there. True raises an error if there are none. ``init_params`` may
-            leave the sites of these layers out.
+            points. Of several networks it takes those for which this holds. The layer of a network that is no
+            ``fs.gp_network`` must also be cheap: no GPU, on which small factorizations are slow, and at most five times
+            the operations of a gradient. True ignores the cost, and raises an error if no layer can be integrated out.
+            ``init_params`` may leave the sites of these layers out.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts sampling at the initial values.
         init_strategy: where chains start; by default networks at their own initial values, other sites at prior
             medians.
@@ -138,9 +139,10 @@ class SGHMC(SGMCMCKernel):
             where it can: no minibatches, no random points, Normal likelihoods whose means are affine in the last layer
             and whose scales do not depend on it, functional priors that are Gaussian processes or calibrated, T = 1,
             and R ≤ 512 last-layer weights with Normal priors, R · N ≤ 2²² for N observations and values at measurement
-            points. Of several networks it takes those for which this holds; on a GPU only each ``fs.gp_network``,
-            because small factorizations are slow there. True raises an error if there are none. ``init_params`` may
-            leave the sites of these layers out.
+            points. Of several networks it takes those for which this holds. The layer of a network that is no
+            ``fs.gp_network`` must also be cheap: no GPU, on which small factorizations are slow, and at most five times
+            the operations of a gradient. True ignores the cost, and raises an error if no layer can be integrated out.
+            ``init_params`` may leave the sites of these layers out.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts sampling at the initial values.
         init_strategy: where chains start; by default networks at their own initial values, other sites at prior
             medians.
