@@ -215,6 +215,14 @@ def straight_through(f):
 straight_through.defjvp(lambda primals, tangents: (jnp.sign(primals[0]), tangents[0]))
 
 
+@jax.custom_jvp
+def with_half_the_slope(f):
+    return 1.0 * f
+
+
+with_half_the_slope.defjvp(lambda primals, tangents: (primals[0], 0.5 * tangents[0]))
+
+
 @jax.custom_vjp
 def unchanged(f):
     return f
@@ -230,6 +238,7 @@ NOT_AFFINE = {
     "remainder": lambda x, y=None: observe(jnp.fmod(network()(x)[:, 0], 2.0), y),
     "stopped": lambda x, y=None: observe((f := network()(x)[:, 0]) + jax.lax.stop_gradient(f) ** 2, y),
     "straight through": lambda x, y=None: observe(straight_through(network()(x)[:, 0]), y),
+    "other derivative": lambda x, y=None: observe(with_half_the_slope(network()(x)[:, 0]), y),
     "reverse derivative": lambda x, y=None: observe(unchanged(network()(x)[:, 0]), y),
     "choice": lambda x, y=None: observe(jnp.array([0.0, 1.0])[jnp.argmax(network(num_outputs=2)(x), -1)], y),
     "loop": lambda x, y=None: observe(jax.lax.scan(lambda c, f: (c * f, c * f), 1.0, network()(x)[:, 0])[1], y),

@@ -26,9 +26,9 @@ OPERANDS = {
     "scatter-add": (0, 2),
     "triangular_solve": (1,),
 }
-#: Operations that call another program with their operands. Those with a reverse derivative of their own cannot be
-#: linearized.
-CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vmap_call"}
+#: Operations that call another program with their operands. Functions with a derivative of their own are not among them:
+#: it may differ from that of the program.
+CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_vmap_call"}
 
 
 def kinds(program, given: list[int]) -> list[int]:
