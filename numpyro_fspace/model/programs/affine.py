@@ -26,8 +26,8 @@ OPERANDS = {
     "scatter-add": (0, 2),
     "triangular_solve": (1,),
 }
-#: Operations that call another program with their operands. Functions with a derivative of their own are not among them:
-#: it may differ from that of the program.
+#: Operations that call another program with their operands. Functions with a derivative of their own are left out,
+#: because it may differ from that of the program.
 CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_vmap_call"}
 
 
