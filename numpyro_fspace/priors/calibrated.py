@@ -131,11 +131,16 @@ class CalibratedPrior:
         return r.ravel(), constant.sum()
 
     def _coordinates(self, x, f):
-        """``(v, β, g)`` of values f at x, as columns."""
+        """``(v, β, g)`` of values f at x, as columns, without directions that are known not to be wide."""
         x = as_inputs(x)
         f = jnp.asarray(as_values(f, len(x), self.num_outputs, "f"))
         basis = self._basis(x)
-        to, shift, variance = (jnp.asarray(part, f.dtype) for part in (basis.to, basis.shift, basis.variance))
+        num_wide = basis.variance.shape[-2]
+        if isinstance(basis.variance, np.ndarray):
+            num_wide = int(np.max(np.sum(basis.variance > 1.0, axis=-2)))
+        first = basis.variance.shape[-2] - num_wide  # g increases
+        parts = basis.to[..., first:], basis.shift[..., first:, :], basis.variance[..., first:, :]
+        to, shift, variance = (jnp.asarray(part, f.dtype) for part in parts)
         v = product(to.swapaxes(-1, -2), as_columns(f - jnp.asarray(basis.mean, f.dtype), to.shape))
         return v, shift, jnp.broadcast_to(variance, v.shape)
 
