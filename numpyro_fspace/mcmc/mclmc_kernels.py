@@ -39,7 +39,7 @@ class MCLMC(SGMCMCKernel):
         temperature: T > 0.
         preconditioner: S, as for ``SGHMC``.
         metropolis: whether a Metropolis test accepts or rejects each draw, which makes exp(-U/T) the exact target.
-        marginalize: whether the last layers of networks are integrated out, as for ``SGHMC``.
+        marginalize: whether the last layers of networks are integrated out, as for ``SGLD``.
         refresh_every: steps between partial refreshes of the direction; divides ``num_steps``.
         warmup: ``fs.Warmup`` settings.
         init_strategy: where chains start; by default networks at their own initial values, other sites at prior

@@ -134,15 +134,7 @@ class SGHMC(SGMCMCKernel):
             exact target. None tests if U is known exactly (no minibatches, no random measurement points, no random
             numbers in the model), the step size is not a schedule and the integrator is ``"baoab"``. True raises an
             error otherwise.
-        marginalize: whether the last layers of networks are integrated out. The chain then samples the marginal
-            density of all other sites, and each draw that is kept gets an exact draw of the last layers. None does so
-            where it can: no minibatches, no random points, Normal likelihoods whose means are affine in the last layer
-            and whose scales do not depend on it, functional priors that are Gaussian processes or calibrated, T = 1,
-            and R ≤ 512 last-layer weights with Normal priors, R · N ≤ 2²² for N observations and values at measurement
-            points. Of several networks it takes those for which this holds. The layer of a network that is no
-            ``fs.gp_network`` must also be cheap: no GPU, on which small factorizations are slow, and at most five times
-            the operations of a gradient. True ignores the cost, and raises an error if no layer can be integrated out.
-            ``init_params`` may leave the sites of these layers out.
+        marginalize: whether the last layers of networks are integrated out, as for ``SGLD``.
         warmup: ``fs.Warmup`` settings; ``fs.Warmup(warm_start=0.0)`` starts sampling at the initial values.
         init_strategy: where chains start; by default networks at their own initial values, other sites at prior
             medians.

@@ -12,6 +12,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from numpyro_fspace.model.programs import affine
+
 
 def depends_on(fn, values: dict) -> set:
     """Names of the ``values`` on which the program of ``fn(values)`` depends; possibly too many, never too few."""
@@ -32,11 +34,9 @@ def sources(fn, values: dict) -> dict:
 
 
 #: Operations whose result is zero if one operand is zero, and operations whose result is zero if all operands are.
-PRODUCTS = {"mul", "dot_general", "conv_general_dilated"}
-SUMS = {"add", "add_any", "sub", "neg", "reduce_sum", "reshape", "transpose", "broadcast_in_dim", "squeeze"}
-SUMS |= {"convert_element_type", "concatenate", "slice", "copy"}
+PRODUCTS, SUMS = affine.PRODUCTS, affine.SUMS | {"convert_element_type"}
 #: Operations that are affine in their first operand if the others are constant.
-MOVES = {"div", "gather", "dynamic_slice", "pad", "rev", "split", "cumsum", "expand_dims"}
+MOVES = {"div", "gather", "dynamic_slice"}
 #: Operations that call another program with their operands.
 CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}
 
